@@ -151,7 +151,7 @@ GUESSES = {
     "the most there is": "mov.b32 %guess, 0x7fffffff;",
     "other warps' are wrong": WRONG_BY_WARPS,
     "warp 0's are wrong": WRONG_IN_WARP_0,
-    "the sending warp's are wrong": wrong_in_warp(6),
+    "the sending warp's are wrong": wrong_in_warp(13),
 }
 
 
@@ -198,11 +198,12 @@ def test_more_rows_than_a_cluster_serves_are_refused() -> None:
         ("b1 s1:1024 h32:8 d128 bf16 decode canonical", 8),
         ("b1 s1:8192 h32:8 d128 bf16 decode canonical", 4),
         ("b16 s1:4096 h8:1 d64 bf16 decode canonical", 4),
-        # Enough chunks, more than eight rows, few keys, a d at which nothing is gained.
+        ("b1 s1:4096 h16:2 d256 bf16 decode canonical", 8),
+        # Enough chunks, more than eight rows, few keys, enough chunks of a larger d.
         ("b64 s1:4096 h32:8 d128 bf16 decode canonical", 0),
         ("b1 s4:4096 h32:8 d128 bf16 causal decode canonical", 0),
         ("b1 s1:512 h32:8 d128 bf16 decode canonical", 0),
-        ("b1 s1:4096 h16:2 d256 bf16 decode canonical", 0),
+        ("b16 s1:4096 h16:2 d256 bf16 decode canonical", 0),
     ],
 )
 def test_calls_with_few_chunks_get_clusters(problem: str, ctas: int) -> None:

@@ -3,9 +3,12 @@
 //
 // In a round, CTA i of n computes the scores of the i-th of n tiles and copies them to the others.
 // Each CTA then has the scores of all n tiles. It turns them into probabilities and multiplies
-// these by its own columns of V. Some warps of a CTA compute scores and probabilities, and others P
-// V, behind them: P V is one chain of MMAs, which limits a chunk's speed. The last warp sends: the
-// fence before that would make the others wait for their copies of keys or values.
+// these by its own columns of V.
+//
+// A round is as long as the longest list of instructions of one warp, so each warp has one task:
+// scores, sending them, probabilities, P V (one chain of MMAs, which limits a chunk's speed), or
+// copies of V. The sender is a warp of its own also because of the fence before a copy, for which
+// other warps would wait for their copies in flight.
 //
 // Tiles have at most eight rows. Of the sixteen rows of an MMA the others are zero.
 #pragma once
@@ -22,8 +25,9 @@ namespace flashsmith {
 template <class Kernel>
 struct ChunkClusterLayout {
     static constexpr int kCtas = Kernel::chunk_cluster;
-    static constexpr int kScoreWarps = Kernel::n_warps;
+    static constexpr int kScoreWarps = Kernel::n_warps;  // and as many for probabilities
     static constexpr int kColumnWarps = Kernel::CFG.column_warps();
+    static constexpr int kValueWarps = Kernel::CFG.value_warps();
     static constexpr int kTileGroups = Kernel::B_c / 16;  // groups of 16 keys in a tile
     static constexpr int kGroups = kCtas * kTileGroups;   // in a round
     // Each score warp has every n-th tile of a round: one in each wave.
@@ -46,7 +50,7 @@ struct ChunkClusterLayout {
     static constexpr int P_sums = kGroups * 256, P_factors = P_sums + kCtas * 128;
     static constexpr int P_maxima = P_factors + kCtas * 32, P_bytes = P_maxima + kCtas * 32;
     static constexpr int barriers_offset = P_offset + 2 * P_bytes;
-    static constexpr int kBarriers = 6 + 2 * kWaves;
+    static constexpr int kBarriers = 6 + 2 * kWaves + 2 * Kernel::stages;
     static constexpr int target_offset = barriers_offset + 8 * kBarriers;
     static_assert(target_offset + 48 == Kernel::CFG.smem_bytes());
 };
@@ -66,7 +70,13 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     static constexpr int kCtas = Places::kCtas, kStages = Kernel::stages;
     static constexpr int kWarpKeys = Kernel::warp_keys, kTileGroups = Places::kTileGroups;
     static constexpr int kMostRows = 8, kWaves = Places::kWaves;
+    static constexpr int kScoreWarps = Places::kScoreWarps, kColumnWarps = Places::kColumnWarps;
+    static constexpr int kFirstColumnWarp = 2 * kScoreWarps;
+    static constexpr int kFirstValueWarp = kFirstColumnWarp + kColumnWarps;
     static constexpr int kWarps = Kernel::n_threads / kWarpSize;
+    static_assert(kWarps == kFirstValueWarp + Places::kValueWarps + 1);
+    // The warps that copy the values of a stage: every kStages-th.
+    static constexpr int kStageWarps = Places::kValueWarps / kStages;
 
     const int rank = cluster_rank();
     int first_step, steps;  // in tiles, from the run's first key
@@ -86,6 +96,10 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                 mbarrier_init(P_full(smem, i, wave), Places::kScoreWarps);
             mbarrier_init(P_free(smem, i), Places::kColumnWarps);
         }
+        for (int i = 0; i < kStages; ++i) {
+            mbarrier_init(V_full(smem, i), kStageWarps);
+            mbarrier_init(V_free(smem, i), kColumnWarps);
+        }
         mbarrier_init_fence();
     }
 
@@ -96,36 +110,37 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         flashsmith::materialize(full_begin, full_end);
         flashsmith::materialize(k_head, v_head);
     }
-    // Starts the copies of the first stages. Returns the first step of which the warp has none.
-    FS_DEVICE int start() const {
-        Copies copies{first_step, 0};
-        if (warp < Places::kScoreWarps) {
+    // Starts the copies of the first stages.
+    FS_DEVICE void start() const {
+        if (warp < kScoreWarps) {
+            Copies copies{first_step, 0};
 #pragma unroll 1
             for (int i = 0; i < kStages; ++i) start_next_keys(copies);
-            return copies.step;
+            return;
         }
         start_queries();
         cp_async_commit();
-        if (warp == kWarps - 1) return 0;
-#pragma unroll 1
-        for (int i = 0; i < kStages; ++i) start_next_values(copies);
-        return copies.step;
+        if (is_value_warp()) start_values(first_step_of_stage(), value_stage());
+        cp_async_commit();
     }
-    // `copied`: the result of start().
-    FS_DEVICE void run(int copied) const {
+    FS_DEVICE void run() const {
         if (thread_index() == 0)
             RunInfo::save(smem + Places::target_offset, item, args.heads_per_group);
-        if (warp < Places::kScoreWarps)
-            compute_probabilities({copied, 0});
-        else if (warp < kWarps - 1)
-            multiply_values({copied, 0});
+        if (warp < kScoreWarps)
+            compute_scores();
+        else if (warp < kFirstColumnWarp && rows <= 4)
+            compute_probabilities<true>();
+        else if (warp < kFirstColumnWarp)
+            compute_probabilities<false>();
+        else if (warp < kFirstValueWarp)
+            multiply_values();
+        else if (is_value_warp())
+            copy_values();
         else
             send_scores();
     }
 
   private:
-    struct Copies;
-
     // ---- rounds ----
 
     // Tiles of a round that begins at `step`: a round does not cross the end of a chunk.
@@ -142,6 +157,17 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     FS_DEVICE static uint32_t P_free(uint32_t smem, int i) { return barrier(smem, 4 + i); }
     FS_DEVICE static uint32_t P_full(uint32_t smem, int i, int wave) {
         return barrier(smem, 6 + i * kWaves + wave);
+    }
+    FS_DEVICE static uint32_t V_full(uint32_t smem, int i) {
+        return barrier(smem, 6 + 2 * kWaves + i);
+    }
+    FS_DEVICE static uint32_t V_free(uint32_t smem, int i) {
+        return barrier(smem, 6 + 2 * kWaves + kStages + i);
+    }
+    // The next stage; `wraps` changes when the stages begin again.
+    FS_DEVICE static void next_stage(int& stage, int& wraps) {
+        stage = stage == kStages - 1 ? 0 : stage + 1;
+        wraps ^= stage == 0 ? 1 : 0;
     }
     FS_DEVICE uint32_t P_buffer(int i) const {
         return smem + Places::P_offset + i * Places::P_bytes;
@@ -258,87 +284,67 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         return smem + Places::K_offset + (warp * kStages + stage) * Places::K_stage;
     }
 
-    // Copies this CTA's columns of all values of a round: 32 keys at a time.
-    FS_DEVICE void start_values(int step, int stage) const {
-        constexpr int kChunks = Places::kColumnWarps;
-        const int index = column_warp() * kWarpSize + lane, chunk = index % kChunks;
-        const int element = 8 * (rank * kChunks + chunk), key = index / kChunks;
-        if (tiles_at(step) == 0) return;
-        copy_column<32, 32 * 16, 0>(v_head, args.v_cache_strides, element,
-                                    run_begin + step * Kernel::B_c, key,
-                                    tiles_at(step) * Kernel::B_c, V_tile(stage, chunk) + key * 16,
-                                    !SEMANTICS.uneven || element < args.d);
-    }
-    // The next round whose keys or values are copied, and the stage for them.
+    // The next round whose keys are copied, and the stage for them.
     struct Copies {
         int step, stage;
     };
     FS_DEVICE void start_next_keys(Copies& copies) const {
         start_keys(copies.step, copies.stage);
-        go_on(copies);
-    }
-    FS_DEVICE void start_next_values(Copies& copies) const {
-        start_values(copies.step, copies.stage);
-        go_on(copies);
-    }
-    FS_DEVICE void go_on(Copies& copies) const {
         copies.step += tiles_at(copies.step);
-        copies.stage = next_stage(copies.stage);
+        copies.stage = copies.stage == kStages - 1 ? 0 : copies.stage + 1;
         cp_async_commit();
     }
-    FS_DEVICE static int next_stage(int stage) { return stage == kStages - 1 ? 0 : stage + 1; }
-    FS_DEVICE int column_warp() const { return warp - Places::kScoreWarps; }
-    FS_DEVICE int first_column() const { return 8 * (rank * Places::kColumnWarps + column_warp()); }
+    FS_DEVICE bool is_value_warp() const { return kFirstValueWarp <= warp && warp < kWarps - 1; }
+    FS_DEVICE int value_stage() const { return (warp - kFirstValueWarp) % kStages; }
+    FS_DEVICE int first_step_of_stage() const {
+        int step = first_step;
+        for (int i = 0; i < value_stage(); ++i) step += tiles_at(step);
+        return step;
+    }
+    // Copies this CTA's columns of all values of a round.
+    FS_DEVICE void start_values(int step, int stage) const {
+        constexpr int kChunks = kColumnWarps, kKeys = kStageWarps * kWarpSize / kChunks;
+        const int index = (warp - kFirstValueWarp) / kStages * kWarpSize + lane;
+        const int chunk = index % kChunks, key = index / kChunks;
+        const int element = 8 * (rank * kChunks + chunk);
+        if (tiles_at(step) == 0) return;
+        copy_column<kKeys, kKeys * 16, 0>(
+            v_head, args.v_cache_strides, element, run_begin + step * Kernel::B_c, key,
+            tiles_at(step) * Kernel::B_c, V_tile(stage, chunk) + key * 16,
+            !SEMANTICS.uneven || element < args.d);
+    }
+    FS_DEVICE int column_warp() const { return warp - kFirstColumnWarp; }
+    FS_DEVICE int first_column() const { return 8 * (rank * kColumnWarps + column_warp()); }
     FS_DEVICE uint32_t V_tile(int stage, int column_warp) const {
         return smem + Places::V_offset + stage * Places::V_stage + column_warp * Places::V_columns;
     }
 
-    // ---- warps that compute scores and probabilities ----
+    // ---- warps that compute scores ----
 
-    FS_DEVICE void compute_probabilities(Copies copies) const {
+    FS_DEVICE void compute_scores() const {
         __syncthreads();  // the queries have arrived
         const RowsA<typename Kernel::QueriesLayout, 1> queries(smem + Kernel::queries_offset, lane,
                                                                0);
         const KeyRange seen = keys_of_row(min(row(), rows - 1));
-        Rows all_rows(args.scale_log2);
         float scores[1][Kernel::key_tiles][4];
         cluster_wait();  // the other CTAs' barriers are initialised
-        // With two buffers, a round's scores are sent before the preceding ones are used.
         const bool has_two = has_two_buffers();
-        int next = first_step, round = -1;  // the next round's scores are computed first
-        const auto store_next = [&] {
-            store_scores(scores, tiles_at(next), round + 1, has_two);
-            next += tiles_at(next);
-        };
-        for (int step = first_step; step < steps; ++round) {
-            const bool has_next = next < steps, stores_first = has_two || round < 0;
-            if (has_next) {
-                cp_async_wait<kStages - 1>();
-                __syncwarp();
-                if (rank < tiles_at(next)) {
-                    multiply_keys(next + rank, copies.stage, queries, seen, scores);
-                    __syncwarp();  // all lanes have read the stage
-                }
-                if (stores_first) store_next();
-                start_next_keys(copies);
-            }
-            if (round < 0) continue;
+        Copies copies{first_step, 0};
+#pragma unroll 1
+        for (int i = 0; i < kStages; ++i) copies.step += tiles_at(copies.step);
+        for (int step = first_step, round = 0; step < steps; ++round) {
             const int tiles = tiles_at(step);
-            if (step % kChunkSteps == 0) all_rows.reset();
-            const int buffer = has_two ? round & 1 : 0;
-            mbarrier_wait(scores_full(smem, buffer), (has_two ? round / 2 : round) & 1);
-            exponentiate(all_rows, tiles, buffer, round);
+            cp_async_wait<kStages - 1>();
             __syncwarp();
-            if (lane < kCtas)
-                mbarrier_arrive_remote(cluster_address(scores_free(smem, buffer), lane));
-            if (has_next && !stores_first) store_next();
+            if (rank < tiles) {
+                multiply_keys(step + rank, copies.stage, queries, seen, scores);
+                __syncwarp();  // all lanes have read the stage
+            }
+            store_scores(scores, tiles, round, has_two);
+            start_next_keys(copies);
             step += tiles;
         }
         cp_async_wait<0>();
-        // Shared memory must exist until no CTA copies from it, and all arrivals have come.
-        if (warp == 0)
-            for (int i = max(round - (has_two ? 2 : 1), 0); i < round; ++i)
-                wait_for_free(i, has_two);
     }
 
     FS_DEVICE void multiply_keys(int tile, int stage,
@@ -399,23 +405,64 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         return {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
     }
 
+    // ---- warps that compute probabilities ----
+
+    // `kPacked`: there are at most four rows, and the upper half of the lanes has the last keys of
+    // a tile instead of other rows.
+    template <bool kPacked>
+    FS_DEVICE void compute_probabilities() const {
+        zero_P();
+        cp_async_wait<0>();
+        __syncthreads();  // the queries have arrived
+        cluster_wait();
+        Rows all_rows(args.scale_log2);
+        const bool has_two = has_two_buffers();
+        int round = 0;
+        for (int step = first_step; step < steps; ++round) {
+            const int tiles = tiles_at(step), buffer = has_two ? round & 1 : 0;
+            if (step % kChunkSteps == 0) all_rows.reset();
+            mbarrier_wait(scores_full(smem, buffer), (has_two ? round / 2 : round) & 1);
+            exponentiate<kPacked>(all_rows, tiles, buffer, round);
+            __syncwarp();
+            if (lane < kCtas)
+                mbarrier_arrive_remote(cluster_address(scores_free(smem, buffer), lane));
+            step += tiles;
+        }
+        // Shared memory must exist until no CTA copies from it, and all arrivals have come.
+        if (probability_warp() == 0)
+            for (int i = max(round - (has_two ? 2 : 1), 0); i < round; ++i)
+                wait_for_free(i, has_two);
+    }
+    FS_DEVICE int probability_warp() const { return warp - kScoreWarps; }
+    template <bool kPacked>
+    FS_DEVICE int packed_row() const {
+        return kPacked ? lane % 16 / 4 : row();
+    }
+    // P of rows that the tile does not have stays zero.
+    FS_DEVICE void zero_P() const {
+        for (int i = probability_warp() * kWarpSize + lane; i < 2 * Places::P_bytes / 16;
+             i += kScoreWarps * kWarpSize)
+            store_shared_16B(smem + Places::P_offset + i * 16, {0, 0, 0, 0});
+    }
+
     // Turns the scores of a round into P: each warp those of every n-th tile. All warps follow the
     // maxima. There is one copy of the code for a tile: instructions that a short kernel fetches
     // take longer than their execution.
+    template <bool kPacked>
     FS_DEVICE void exponentiate(Rows& all_rows, int tiles, int buffer, int round) const {
-        const int P_index = round & 1;
+        const int P_index = round & 1, its_row = packed_row<kPacked>();
         const uint32_t P = P_buffer(P_index);
         float& row_max = all_rows.row_max[0][0];
         const float first_max = row_max;
         float maxima[kCtas];
+        // Tiles that a round does not have repeat the last one.
 #pragma unroll
-        for (int tile = 0; tile < kCtas;
-             ++tile)  // tiles that a round does not have repeat the last
-            maxima[tile] = maximum_of(scores_of(min(tile, tiles - 1), buffer));
+        for (int tile = 0; tile < kCtas; ++tile)
+            maxima[tile] = maximum_of(scores_of(min(tile, tiles - 1), buffer), its_row);
         if (round > 1) mbarrier_wait(P_free(smem, P_index), (round / 2 - 1) & 1);
 #pragma unroll 1
         for (int wave = 0; wave < kWaves; ++wave) {
-            const int tile = wave * Places::kScoreWarps + warp;
+            const int tile = wave * kScoreWarps + probability_warp();
             if (tile < tiles) {
                 float both[1][2] = {{-INFINITY, -INFINITY}}, factors[1][2];
                 row_max = first_max;
@@ -425,12 +472,12 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                     if (t == tile) both[0][0] = maxima[t];
                 }
                 all_rows.raise_to(both, factors);
-                if (lane % 4 == 0) {
-                    const uint32_t at = P + (tile * kMostRows + row()) * 4;
+                if (lane % 4 == 0 && (!kPacked || lane < 16)) {
+                    const uint32_t at = P + (tile * kMostRows + its_row) * 4;
                     store_shared_4B(at + Places::P_factors, __float_as_uint(factors[0][0]));
                     store_shared_4B(at + Places::P_maxima, __float_as_uint(row_max));
                 }
-                exponentiate_tile(all_rows, tile, scores_of(tile, buffer), P);
+                exponentiate_tile<kPacked>(all_rows, tile, scores_of(tile, buffer), P);
             }
             __syncwarp();
             if (lane == 0) mbarrier_arrive(P_full(smem, P_index, wave));
@@ -439,45 +486,53 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 #pragma unroll
         for (int tile = 0; tile < kCtas; ++tile) row_max = fmaxf(row_max, maxima[tile]);
     }
-    // The maximum of the lane's row over a tile.
-    FS_DEVICE float maximum_of(uint32_t tile) const {
-        const uint32_t at = maxima_of(tile, min(row(), rows - 1));
+    // The maximum of a row over a tile.
+    FS_DEVICE float maximum_of(uint32_t tile, int of_row) const {
+        const uint32_t at = maxima_of(tile, min(of_row, rows - 1));
         float maximum = -INFINITY;
 #pragma unroll
-        for (int w = 0; w < Places::kScoreWarps; w += 2) {
+        for (int w = 0; w < kScoreWarps; w += 2) {
             const float2 two = load_shared_float2(at + w * 4);
             maximum = fmaxf(maximum, fmaxf(two.x, two.y));
         }
         return maximum;
     }
+    template <bool kPacked>
     FS_DEVICE void exponentiate_tile(const Rows& all_rows, int tile, uint32_t tile_scores,
                                      uint32_t P) const {
-        const int first = tile * kTileGroups * 32 + lane;
-        uint4 scores[kTileGroups];  // all loads precede the stores, which might alias them
-        if (row() < rows) {
+        constexpr int kMine = kPacked ? kTileGroups / 2 : kTileGroups;
+        const int first = kPacked ? lane / 16 * kMine : 0;  // group of 16 keys
+        const int its_lane = kPacked ? lane % 16 : lane;    // in a fragment of all rows
+        const bool has_row = packed_row<kPacked>() < rows;
+        float sums[kMine] = {};
+        if (has_row) {
+            uint4 scores[kMine];  // all loads precede the stores, which might alias them
 #pragma unroll
-            for (int g = 0; g < kTileGroups; ++g)
-                scores[g] = load_shared_16B(tile_scores + (g * rows * 4 + lane) * 16);
-        }
-        float sum = 0.0f;
+            for (int g = 0; g < kMine; ++g)
+                scores[g] = load_shared_16B(tile_scores + ((first + g) * rows * 4 + its_lane) * 16);
 #pragma unroll
-        for (int g = 0; g < kTileGroups; ++g) {
-            uint2 p{0, 0};
-            if (row() < rows) {
-                const uint4& its = scores[g];
+            for (int g = 0; g < kMine; ++g) {
+                uint4& its = scores[g];
                 float left[4] = {__uint_as_float(its.x), __uint_as_float(its.y), 0.0f, 0.0f};
                 float right[4] = {__uint_as_float(its.z), __uint_as_float(its.w), 0.0f, 0.0f};
-                const float of_group = all_rows.exponentiate_16_keys(left, right, 0, 0);
-                sum = g == 0 ? of_group : __fadd_rn(sum, of_group);
-                p = {pack_16bit<value_t>(left[0], left[1]),
-                     pack_16bit<value_t>(right[0], right[1])};
+                sums[g] = all_rows.exponentiate_16_keys(left, right, 0, 0);
+                its.x = pack_16bit<value_t>(left[0], left[1]);
+                its.y = pack_16bit<value_t>(right[0], right[1]);
             }
-            scores[g].x = p.x, scores[g].y = p.y;
-        }
+            const uint32_t at = P + ((tile * kTileGroups + first) * 32 + its_lane) * 8;
 #pragma unroll
-        for (int g = 0; g < kTileGroups; ++g)
-            store_shared_8B(P + (first + g * 32) * 8, {scores[g].x, scores[g].y});
-        store_shared_4B(P + Places::P_sums + (tile * 32 + lane) * 4, __float_as_uint(sum));
+            for (int g = 0; g < kMine; ++g)
+                store_shared_8B(at + g * 256, {scores[g].x, scores[g].y});
+        }
+        float sum = sums[0];
+#pragma unroll
+        for (int g = 1; g < kMine; ++g) sum = __fadd_rn(sum, sums[g]);
+        if constexpr (kPacked)
+#pragma unroll
+            for (int g = 0; g < kMine; ++g)
+                sum = __fadd_rn(sum, __shfl_sync(kWholeWarp, sums[g], 16 + its_lane));
+        if (has_row && (!kPacked || lane < 16))
+            store_shared_4B(P + Places::P_sums + (tile * 32 + its_lane) * 4, __float_as_uint(sum));
     }
 
     // ---- the warp that sends ----
@@ -510,31 +565,60 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         }
     }
 
-    // ---- warps that multiply P by V ----
+    // ---- warps that copy V ----
 
-    FS_DEVICE void multiply_values(Copies copies) const {
-        cp_async_wait<kStages>();
+    // Each group of warps has a stage, and waits for its copies before it starts others.
+    FS_DEVICE void copy_values() const {
+        cp_async_wait<1>();
         __syncthreads();  // the queries have arrived
         cluster_wait();
+        int step = first_step, stage = 0, wraps = 0;
+        for (bool is_first = true; step < steps;) {
+            const int tiles = tiles_at(step);
+            if (stage == value_stage()) {
+                if (!is_first) {
+                    mbarrier_wait(V_free(smem, stage), wraps ^ 1);
+                    start_values(step, stage);
+                    cp_async_commit();
+                }
+                is_first = false;
+                cp_async_wait<0>();
+                __syncwarp();
+                if (lane == 0) mbarrier_arrive(V_full(smem, stage));
+            }
+            step += tiles;
+            next_stage(stage, wraps);
+        }
+    }
+
+    // ---- warps that multiply P by V ----
+
+    FS_DEVICE void multiply_values() const {
+        cp_async_wait<0>();
+        __syncthreads();  // the queries have arrived
+        cluster_wait();
+        const RowTarget target = row_target();
         Rows all(args.scale_log2), chunk(args.scale_log2);
         Sums all_o = {}, o = {};
-        int stage = copies.stage;
+        int stage = 0, wraps = 0;
         for (int step = first_step, round = 0; step < steps; ++round) {
             const int tiles = tiles_at(step), buffer = round & 1;
-            cp_async_wait<kStages - 1>();
-            sync_column_warps();  // the copies of all these warps have arrived
+            mbarrier_wait(V_full(smem, stage), wraps);
 #pragma unroll 1
             for (int wave = 0; wave < kWaves; ++wave) {
                 mbarrier_wait(P_full(smem, buffer, wave), (round / 2) & 1);
-                const int first = wave * Places::kScoreWarps;
-                for (int tile = first; tile < min(first + Places::kScoreWarps, tiles); ++tile)
+                const int first = wave * kScoreWarps;
+#pragma unroll 4
+                for (int tile = first; tile < min(first + kScoreWarps, tiles); ++tile)
                     multiply_tile(chunk, o, tile, V_tile(stage, column_warp()), P_buffer(buffer));
             }
             chunk.row_max[0][0] = load_shared_float(P_buffer(buffer) + Places::P_maxima +
                                                     ((tiles - 1) * kMostRows + row()) * 4);
-            sync_column_warps();  // all lanes have read P and the stage
-            if (lane == 0) mbarrier_arrive(P_free(smem, buffer));
-            start_next_values(copies);
+            __syncwarp();  // all lanes have read P and the stage
+            if (lane == 0) {
+                mbarrier_arrive(P_free(smem, buffer));
+                mbarrier_arrive(V_free(smem, stage));
+            }
             step += tiles;
             if (step % kChunkSteps == 0 || step >= steps) {
                 chunk.finish_chunk();
@@ -542,13 +626,9 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                 chunk.reset();
                 o[0] = o[1] = 0.0f;
             }
-            stage = next_stage(stage);
+            next_stage(stage, wraps);
         }
-        cp_async_wait<0>();
-        finish(all, all_o);
-    }
-    FS_DEVICE static void sync_column_warps() {
-        named_barrier_wait(1, kWarpSize * Places::kColumnWarps);
+        store(target, all, all_o);
     }
 
     FS_DEVICE void multiply_tile(Rows& chunk, Sums& o, int tile, uint32_t V, uint32_t P) const {
@@ -583,32 +663,55 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         all_o[1] = merge.merged(all_o[1], o[1]);
     }
 
-    // Stores the warp's columns of the output, or of a chunk's state for the merge kernel.
-    FS_DEVICE void finish(const Rows& all, const Sums& o) const {
-        if (row() >= rows) return;
+    // Where a lane stores its columns of the output, or of a chunk's state for the merge kernel.
+    // This is computed while the first keys arrive.
+    struct RowTarget {
+        char* columns;
+        char* statistics;  // of a chunk's state
+        const float* sink;
+        bool has_all_parts;
+    };
+    FS_DEVICE RowTarget row_target() const {
         const RunInfo run(smem + Places::target_offset);
-        const int of_head = run.tile * Kernel::B_r + row();
-        const RowStatistics statistics{all.offset(0, 0), all.row_sum[0][0]};
-        const bool is_first = first_column() == 0 && lane % 4 == 0;
+        const int of_head = run.tile * Kernel::B_r + min(row(), rows - 1);
         const int column = first_column() + lane % 4 * 2;
-        if (!run.has_all_parts()) {
+        RowTarget target{nullptr, nullptr, nullptr, run.has_all_parts()};
+        if (target.has_all_parts) {
+            const int query = args.by_group.divide(of_head), head = head_of(run, of_head, query);
+            target.columns = row_of_o(args, run.batch, run.first_query, query, head, column);
+            if (args.sinks != nullptr) target.sink = args.sinks + head;
+        } else {
             const PartStates<Kernel> memory = states(run);
-            store_global_8B(memory.sums(run.first_part, of_head) + column,
-                            {__float_as_uint(o[0]), __float_as_uint(o[1])});
-            if (is_first)
-                store_global_8B(
-                    memory.statistics(run.first_part, of_head),
-                    {__float_as_uint(statistics.offset), __float_as_uint(statistics.sum)});
+            target.columns = reinterpret_cast<char*>(memory.sums(run.first_part, of_head) + column);
+            target.statistics = reinterpret_cast<char*>(memory.statistics(run.first_part, of_head));
+        }
+        flashsmith::materialize(target.columns, target.statistics);
+        return target;
+    }
+    FS_DEVICE int head_of(const RunInfo& run, int of_head, int query) const {
+        return run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
+    }
+    FS_DEVICE void store(const RowTarget& target, const Rows& all, const Sums& o) const {
+        if (row() >= rows) return;
+        const RowStatistics statistics{all.offset(0, 0), all.row_sum[0][0]};
+        const int column = first_column() + lane % 4 * 2;
+        if (!target.has_all_parts) {
+            store_global_8B(target.columns, {__float_as_uint(o[0]), __float_as_uint(o[1])});
+            if (column == 0)
+                store_global_8B(target.statistics, {__float_as_uint(statistics.offset),
+                                                    __float_as_uint(statistics.sum)});
             return;
         }
-        const int query = args.by_group.divide(of_head);
-        const int head = run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
-        const CanonicalEnd row_end(statistics, args.sinks == nullptr ? nullptr : args.sinks + head);
+        const CanonicalEnd row_end(statistics, target.sink);
         if (column < args.d)
-            store_global_4B(row_of_o(args, run.batch, run.first_query, query, head, column),
+            store_global_4B(target.columns,
                             pack_16bit<value_t>(CanonicalEnd::scaled(o[0], row_end.factor),
                                                 CanonicalEnd::scaled(o[1], row_end.factor)));
-        if (is_first) store_lse(args, row_end.lse, run.batch, run.first_query, query, head);
+        if (column != 0 || args.lse == nullptr) return;
+        const RunInfo run(smem + Places::target_offset);
+        const int of_head = run.tile * Kernel::B_r + row(), query = args.by_group.divide(of_head);
+        store_lse(args, row_end.lse, run.batch, run.first_query, query,
+                  head_of(run, of_head, query));
     }
 };
 
@@ -646,7 +749,7 @@ FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t 
             if (lengths.are_guessed) wait_for_launch_before();
             allow_next_launch();
         }
-        const int copied = found ? cluster.start() : 0;
+        if (found) cluster.start();
         if (lengths.are_guessed) {
             lengths.are_guessed = false;
             // The length is loaded while the first keys arrive. A thread's new copies overwrite
@@ -658,7 +761,7 @@ FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t 
             }
         }
         if (found)
-            cluster.run(copied);
+            cluster.run();
         else
             cluster_wait();
         return;

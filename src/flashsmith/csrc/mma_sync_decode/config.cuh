@@ -39,9 +39,14 @@ struct FlashDecodeKernelConfig {
     constexpr int column_warps() const {
         return chunk_cluster > 0 ? d_head / (8 * chunk_cluster) : 0;
     }
-    // And one warp that sends scores.
+    // Warps that copy values for them: as many for each stage, four in all if possible.
+    constexpr int value_warps() const {
+        return chunk_cluster > 0 ? stages * (stages < 4 ? 4 / stages : 1) : 0;
+    }
+    // Besides these, a cluster's CTA has n_warps for probabilities, and one that sends scores.
     constexpr int n_threads() const {
-        return 32 * (n_warps + column_warps() + (chunk_cluster > 0 ? 1 : 0));
+        const int more = chunk_cluster > 0 ? n_warps + column_warps() + value_warps() + 1 : 0;
+        return 32 * (n_warps + more);
     }
     // Keys of a stage that one warp copies. Unless each warp has its own rows, the warp also
     // multiplies them alone.
@@ -88,10 +93,10 @@ struct FlashDecodeKernelConfig {
         const int buffers = 2 * cluster_buffered_rows() / 8;
         return buffers * 32 * (keys + chunk_cluster * n_warps) +
                2 * (keys * 16 + chunk_cluster * 192) + 64 * stages * column_warps() +
-               16 * (1 + cluster_waves());
+               16 * (1 + cluster_waves() + stages);
     }
-    // The most rows for which there is room for the scores of two rounds. Of eight rows there is
-    // none beside the stages if a round has more keys.
+    // The most rows for which there is room for the scores of two rounds. If a round has more keys,
+    // the stages leave no room for eight rows.
     constexpr int cluster_buffered_rows() const { return chunk_cluster * B_c <= 512 ? 8 : 4; }
     // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
     // stages, three CTAs per SM have no registers for that.

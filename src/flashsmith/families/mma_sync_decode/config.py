@@ -202,8 +202,11 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def n_threads(self) -> int:
-        """Threads of a CTA. If a cluster computes a chunk together, one more warp sends scores."""
-        warps = self.n_warps + self.column_warps + bool(self.chunk_cluster)
+        """Threads of a CTA. If a cluster computes a chunk together, n_warps compute scores, as many
+        probabilities, and others multiply P by V, copy V and send scores."""
+        warps = self.n_warps
+        if self.chunk_cluster:
+            warps += self.n_warps + self.column_warps + self.value_warps + 1
         return warps * THREADS_PER_WARP
 
     @property
@@ -211,6 +214,12 @@ class FlashDecodeKernelConfig(KernelConfig):
         """Warps besides n_warps that multiply P by V, each with 8 columns, if a cluster computes a
         chunk together."""
         return self.d_head // (8 * self.chunk_cluster) if self.chunk_cluster else 0
+
+    @property
+    def value_warps(self) -> int:
+        """Warps that copy V, if a cluster computes a chunk together: as many for each stage, four
+        in all if possible."""
+        return self.stages * max(1, 4 // self.stages) if self.chunk_cluster else 0
 
     @property
     def cluster_waves(self) -> int:
@@ -317,7 +326,7 @@ class FlashDecodeKernelConfig(KernelConfig):
                 (2 if keys <= 512 else 1) * 32 * (keys + self.chunk_cluster * self.n_warps)
                 + 2 * (keys * 16 + self.chunk_cluster * 192)
                 + 64 * self.stages * self.column_warps
-                + 16 * (1 + self.cluster_waves)
+                + 16 * (1 + self.cluster_waves + self.stages)
             )
         elif self.canonical:
             # The data of a tile that warps exchange: maxima, sums of 16 keys, and P.

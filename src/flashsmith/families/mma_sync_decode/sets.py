@@ -70,9 +70,9 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
 
 
 # Where the CTAs of a cluster compute a chunk together, as measured on an H200: with fewer keys or
-# more CTAs in all, or at larger d_head, one CTA computes it as fast. See docs/log/bits.md.
+# more CTAs in all, one CTA computes it as fast. See docs/log/bits.md.
 _CLUSTERS, _CLUSTER_ROWS = (8, 4), 8
-_LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS, _MOST_CLUSTER_D_HEAD = 1024, 64, 128
+_LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS = 1024, 64
 
 
 def _in_clusters(
@@ -80,7 +80,7 @@ def _in_clusters(
 ) -> FlashDecodeKernelConfig | None:
     """The config whose clusters share the chunks of a canonical problem that has few of them; None
     if it has enough. The bits are the same."""
-    if problem.seq_k < _LEAST_CLUSTER_KEYS or cfg.d_head > _MOST_CLUSTER_D_HEAD:
+    if problem.seq_k < _LEAST_CLUSTER_KEYS:
         return None
     chunks = problem.batch * problem.heads_k * -(-problem.seq_k // CHUNK)
     made = (
