@@ -13,6 +13,8 @@
 // Tiles have at most eight rows. Of the sixteen rows of an MMA the others are zero.
 #pragma once
 
+#include <bit>
+
 #include "common/barrier.cuh"
 #include "common/canonical.cuh"
 #include "common/changed_scores.cuh"
@@ -77,6 +79,9 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     static_assert(kWarps == kFirstValueWarp + Places::kValueWarps + 1);
     // The warps that copy the values of a stage: every kStages-th.
     static constexpr int kStageWarps = Places::kValueWarps / kStages;
+    // Keys of which these have a copy at once: a power of two, which divides a tile's keys.
+    static constexpr int kValueKeys =
+        std::bit_floor(uint32_t{kStageWarps * kWarpSize / kColumnWarps});
 
     const int rank = cluster_rank();
     int first_step, steps;  // in tiles, from the run's first key
@@ -303,11 +308,11 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     }
     // Copies this CTA's columns of all values of a round.
     FS_DEVICE void start_values(int step, int stage) const {
-        constexpr int kChunks = kColumnWarps, kKeys = kStageWarps * kWarpSize / kChunks;
+        constexpr int kChunks = kColumnWarps, kKeys = kValueKeys;
         const int index = (warp - kFirstValueWarp) / kStages * kWarpSize + lane;
         const int chunk = index % kChunks, key = index / kChunks;
         const int element = 8 * (rank * kChunks + chunk);
-        if (tiles_at(step) == 0) return;
+        if (tiles_at(step) == 0 || key >= kKeys) return;
         copy_column<kKeys, kKeys * 16, 0>(
             v_head, args.v_cache_strides, element, run_begin + step * Kernel::B_c, key,
             tiles_at(step) * Kernel::B_c, V_tile(stage, chunk) + key * 16,
