@@ -27,12 +27,13 @@ namespace flashsmith {
 template <class Kernel>
 struct ChunkClusterLayout {
     static constexpr int kCtas = Kernel::chunk_cluster;
-    static constexpr int kScoreWarps = Kernel::n_warps;  // and as many for probabilities
+    static constexpr int kScoreWarps = Kernel::n_warps;
+    static constexpr int kProbabilityWarps = Kernel::CFG.probability_warps();
     static constexpr int kColumnWarps = Kernel::CFG.column_warps();
     static constexpr int kValueWarps = Kernel::CFG.value_warps();
     static constexpr int kTileGroups = Kernel::B_c / 16;  // groups of 16 keys in a tile
     static constexpr int kGroups = kCtas * kTileGroups;   // in a round
-    // Each score warp has every n-th tile of a round: one in each wave.
+    // Each probability warp has every n-th tile of a round: one in each wave.
     static constexpr int kWaves = Kernel::CFG.cluster_waves();
 
     static constexpr int K_stage = Kernel::KeysLayout::kBytes;  // of one warp
@@ -73,7 +74,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     static constexpr int kWarpKeys = Kernel::warp_keys, kTileGroups = Places::kTileGroups;
     static constexpr int kMostRows = 8, kWaves = Places::kWaves;
     static constexpr int kScoreWarps = Places::kScoreWarps, kColumnWarps = Places::kColumnWarps;
-    static constexpr int kFirstColumnWarp = 2 * kScoreWarps;
+    static constexpr int kProbabilityWarps = Places::kProbabilityWarps;
+    static constexpr int kFirstColumnWarp = kScoreWarps + kProbabilityWarps;
     static constexpr int kFirstValueWarp = kFirstColumnWarp + kColumnWarps;
     static constexpr int kWarps = Kernel::n_threads / kWarpSize;
     static_assert(kWarps == kFirstValueWarp + Places::kValueWarps + 1);
@@ -96,10 +98,10 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     FS_DEVICE static void init_barriers(uint32_t smem) {
         for (int i = 0; i < 2; ++i) {
             mbarrier_init(scores_full(smem, i), 1);
-            mbarrier_init(scores_free(smem, i), kCtas * Places::kScoreWarps);
+            mbarrier_init(scores_free(smem, i), kCtas * kProbabilityWarps);
             for (int wave = 0; wave < kWaves; ++wave)
-                mbarrier_init(P_full(smem, i, wave), Places::kScoreWarps);
-            mbarrier_init(P_free(smem, i), Places::kColumnWarps);
+                mbarrier_init(P_full(smem, i, wave), kProbabilityWarps);
+            mbarrier_init(P_free(smem, i), kColumnWarps);
         }
         for (int i = 0; i < kStages; ++i) {
             mbarrier_init(V_full(smem, i), kStageWarps);
@@ -184,11 +186,11 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // The threads that copy no keys copy the queries of the tile. Rows that it does not have are
     // zero-filled.
     FS_DEVICE void start_queries() const {
-        constexpr int kThreads = kWarpSize * (kWarps - Places::kScoreWarps);
+        constexpr int kThreads = kWarpSize * (kWarps - kScoreWarps);
         constexpr int kChunks = Kernel::d_head / kChunkElements;
         using QueriesLayout = typename Kernel::QueriesLayout;
         const int head_q = item.head_k * args.heads_per_group;
-        for (int i = thread_index() - kWarpSize * Places::kScoreWarps; i < Kernel::B_r * kChunks;
+        for (int i = thread_index() - kWarpSize * kScoreWarps; i < Kernel::B_r * kChunks;
              i += kThreads) {
             const int row = i / kChunks, chunk = i % kChunks;
             const int query = this->query_of_row(row);
@@ -256,8 +258,37 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // Copies this warp's keys of this CTA's tile of a round.
     FS_DEVICE void start_keys(int step, int stage) const {
         if (rank >= tiles_at(step)) return;
-        if constexpr (Layout::kWidePanels > 0) start_panels<false>(step + rank, stage);
+        const int first = first_key(step + rank);
+        if (!kPaged && begin <= first && first + kWarpKeys <= end)
+            start_visible_panels(first, stage);
+        else if constexpr (Layout::kWidePanels > 0)
+            start_panels<false>(step + rank, stage);
         if constexpr (Layout::kHasNarrowPanel) start_panels<true>(step + rank, stage);
+    }
+    // The panels of 64 columns of keys that all have a visible row, in a dense cache: with the
+    // fewest instructions, which delay a call's first scores.
+    FS_DEVICE void start_visible_panels(int first, int stage) const {
+        using Panel = typename Layout::template Panel<false>;
+        constexpr int kRowsAtOnce = kWarpSize / 8;
+        const uint64_t hint = cache_hint(args.passes != 0);
+        const int row = lane / 8, chunk = lane % 8;
+        const char* source =
+            k_head + (first + row) * args.k_cache_strides.row * kElementBytes + chunk * 16;
+        const int64_t source_step = kRowsAtOnce * kElementBytes * args.k_cache_strides.row;
+        // The swizzle of a row repeats after eight.
+        const uint32_t target = K_tile(stage),
+                       of_rows[2] = {target + Panel::offset(row, chunk),
+                                     target + Panel::offset(row + kRowsAtOnce, chunk)};
+#pragma unroll
+        for (int i = 0; i < kWarpKeys / kRowsAtOnce; ++i) {
+#pragma unroll
+            for (int p = 0; p < Layout::kWidePanels; ++p)
+                cp_async_16B_or_zeros(
+                    of_rows[i % 2] + p * Panel::kBytes + i / 2 * 8 * Panel::kRowBytes,
+                    source + p * 128, !SEMANTICS.uneven || 64 * p + chunk * kChunkElements < args.d,
+                    hint);
+            source += source_step;
+        }
     }
     template <bool kNarrow>
     FS_DEVICE void start_panels(int tile, int stage) const {
@@ -401,10 +432,10 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         }
         named_barrier_arrive(stored_barrier(round), kStoredThreads);
     }
-    static constexpr int kStoredThreads = kWarpSize * (Places::kScoreWarps + 1);
+    static constexpr int kStoredThreads = kWarpSize * (kScoreWarps + 1);
     FS_DEVICE static int stored_barrier(int round) { return 2 + (round & 1); }
     FS_DEVICE uint32_t maxima_of(uint32_t tile, int row) const {
-        return tile + rows * Places::row_scores + row * Places::kScoreWarps * 4;
+        return tile + rows * Places::row_scores + row * kScoreWarps * 4;
     }
     FS_DEVICE static uint4 words(float a, float b, float c, float d) {
         return {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
@@ -446,7 +477,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // P of rows that the tile does not have stays zero.
     FS_DEVICE void zero_P() const {
         for (int i = probability_warp() * kWarpSize + lane; i < 2 * Places::P_bytes / 16;
-             i += kScoreWarps * kWarpSize)
+             i += kProbabilityWarps * kWarpSize)
             store_shared_16B(smem + Places::P_offset + i * 16, {0, 0, 0, 0});
     }
 
@@ -467,7 +498,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         if (round > 1) mbarrier_wait(P_free(smem, P_index), (round / 2 - 1) & 1);
 #pragma unroll 1
         for (int wave = 0; wave < kWaves; ++wave) {
-            const int tile = wave * kScoreWarps + probability_warp();
+            const int tile = wave * kProbabilityWarps + probability_warp();
             if (tile < tiles) {
                 float both[1][2] = {{-INFINITY, -INFINITY}}, factors[1][2];
                 row_max = first_max;
@@ -612,9 +643,9 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 #pragma unroll 1
             for (int wave = 0; wave < kWaves; ++wave) {
                 mbarrier_wait(P_full(smem, buffer, wave), (round / 2) & 1);
-                const int first = wave * kScoreWarps;
+                const int first = wave * kProbabilityWarps;
 #pragma unroll 4
-                for (int tile = first; tile < min(first + kScoreWarps, tiles); ++tile)
+                for (int tile = first; tile < min(first + kProbabilityWarps, tiles); ++tile)
                     multiply_tile(chunk, o, tile, V_tile(stage, column_warp()), P_buffer(buffer));
             }
             chunk.row_max[0][0] = load_shared_float(P_buffer(buffer) + Places::P_maxima +

@@ -43,10 +43,10 @@ struct FlashDecodeKernelConfig {
     constexpr int value_warps() const {
         return chunk_cluster > 0 ? stages * (stages < 4 ? 4 / stages : 1) : 0;
     }
-    // Besides these, a cluster's CTA has n_warps for probabilities, and one that sends scores.
+    // Besides n_warps for scores and these, a cluster's CTA has one warp that sends scores.
     constexpr int n_threads() const {
-        const int more = chunk_cluster > 0 ? n_warps + column_warps() + value_warps() + 1 : 0;
-        return 32 * (n_warps + more);
+        const int more = probability_warps() + column_warps() + value_warps();
+        return 32 * (n_warps + (chunk_cluster > 0 ? more + 1 : 0));
     }
     // Keys of a stage that one warp copies. Unless each warp has its own rows, the warp also
     // multiplies them alone.
@@ -83,8 +83,13 @@ struct FlashDecodeKernelConfig {
     constexpr int exchange_bytes() const {
         return maxima_bytes() + sums_bytes() + B_r * B_c * element_bytes();
     }
-    // The tiles of a round that each warp for scores has.
-    constexpr int cluster_waves() const { return (chunk_cluster + n_warps - 1) / n_warps; }
+    // Warps that compute probabilities: each has a tile in each of a round's waves.
+    constexpr int probability_warps() const {
+        return n_warps < chunk_cluster ? n_warps : chunk_cluster;
+    }
+    constexpr int cluster_waves() const {
+        return (chunk_cluster + probability_warps() - 1) / probability_warps();
+    }
     // What the CTAs of a cluster that computes a chunk together, and their warps, exchange per
     // round: scores of eight rows with maxima, two buffers of P with its sums, factors and maxima,
     // and barriers. A warp's columns of V begin 64 bytes behind the preceding warp's last ones.

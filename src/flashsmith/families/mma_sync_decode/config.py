@@ -202,11 +202,11 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def n_threads(self) -> int:
-        """Threads of a CTA. If a cluster computes a chunk together, n_warps compute scores, as many
-        probabilities, and others multiply P by V, copy V and send scores."""
+        """Threads of a CTA. If a cluster computes a chunk together, n_warps compute scores, and
+        others compute probabilities, multiply P by V, copy V and send scores."""
         warps = self.n_warps
         if self.chunk_cluster:
-            warps += self.n_warps + self.column_warps + self.value_warps + 1
+            warps += self.probability_warps + self.column_warps + self.value_warps + 1
         return warps * THREADS_PER_WARP
 
     @property
@@ -222,10 +222,14 @@ class FlashDecodeKernelConfig(KernelConfig):
         return self.stages * max(1, 4 // self.stages) if self.chunk_cluster else 0
 
     @property
+    def probability_warps(self) -> int:
+        """Warps that compute probabilities, if a cluster computes a chunk together."""
+        return min(self.n_warps, self.chunk_cluster)
+
+    @property
     def cluster_waves(self) -> int:
-        """Tiles of a round whose probabilities one warp computes, if a cluster computes a chunk
-        together."""
-        return -(-self.chunk_cluster // self.n_warps)
+        """Tiles of a round whose probabilities one of these warps computes."""
+        return -(-self.chunk_cluster // self.probability_warps) if self.chunk_cluster else 0
 
     @property
     def keys_per_warp(self) -> int:
