@@ -199,11 +199,14 @@ def test_more_rows_than_a_cluster_serves_are_refused() -> None:
         ("b1 s1:8192 h32:8 d128 bf16 decode canonical", 4),
         ("b16 s1:4096 h8:1 d64 bf16 decode canonical", 4),
         ("b1 s1:4096 h16:2 d256 bf16 decode canonical", 8),
-        # Enough chunks, more than eight rows, few keys, enough chunks of a larger d.
+        ("b1 s1:512 h32:8 d128 bf16 decode canonical", 4),
+        ("b4 s1:4096 h32:8 d128 bf16 decode canonical", 2),
+        ("b16 s1:4096 h16:2 d256 bf16 decode canonical", 2),
+        # Enough chunks, more than eight rows, few keys.
+        ("b8 s1:1024 h32:8 d128 bf16 decode canonical", 0),
         ("b64 s1:4096 h32:8 d128 bf16 decode canonical", 0),
         ("b1 s4:4096 h32:8 d128 bf16 causal decode canonical", 0),
-        ("b1 s1:512 h32:8 d128 bf16 decode canonical", 0),
-        ("b16 s1:4096 h16:2 d256 bf16 decode canonical", 0),
+        ("b1 s1:511 h32:8 d128 bf16 decode canonical", 0),
     ],
 )
 def test_calls_with_few_chunks_get_clusters(problem: str, ctas: int) -> None:
