@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import shared_kernels
+from guessed_lengths import WRONG_BY_WARPS, WRONG_IN_WARP_0, guessing, wrong_in_warp
 
 from flashsmith import attention_with_cache
 from flashsmith.chooser import choose
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics, device_spec
 from flashsmith.families import parse_kernel_name_into_config as parse
+from flashsmith.runtime import emulation
+from flashsmith.runtime.emulation import run_in_emulator
+from flashsmith.runtime.launch_plan import LaunchPlan
 from flashsmith.verify import prove
+from ptxlab.checks import all_checks
+from ptxlab.interface import EmulationResult
 
+RELAXED = "ld.relaxed.gpu.global.s32"
 CAUSAL = Semantics(mask="causal")
 CAPPED = Semantics(mask="window", softcap=True)
 
 
-def short_form(d_head: int, warps: int = 4, stages: int = 2, ctas: int = 0) -> str:
+def short_form(
+    d_head: int, warps: int = 4, stages: int = 2, ctas: int = 0, early: bool = False
+) -> str:
     keys = 128 if d_head <= 128 else 64
     cluster = f"+chunk_cluster_{ctas}" if ctas else ""
     return (
         f"(FP16, {d_head}, 16, {keys}, {warps}): decode+stages_{stages}+least_128+parts_1"
-        f"+canonical_1{cluster}"
+        f"{'+early' * early}+canonical_1{cluster}"
     )
 
 
 EIGHT, FOUR, TWO = (short_form(128, ctas=ctas) for ctas in (8, 4, 2))
+EARLY = short_form(64, stages=3, ctas=4, early=True)
 NARROW = short_form(64, warps=8, stages=3, ctas=4)
 PANELS, WIDE = short_form(96, ctas=2), short_form(256, ctas=8)
-for text in (EIGHT, NARROW):
+for text in (EIGHT, NARROW, EARLY):
     shared_kernels.want([parse(text)], CAUSAL, arch=90)
 for d_head in (64, 128):
     shared_kernels.want([parse(short_form(d_head))], CAUSAL, arch=90)
@@ -135,6 +145,48 @@ def test_ctas_exchange_scores_without_races(text: str, problem: str) -> None:
     assert verdict.ok, str(verdict)
 
 
+#: What a length seems to be before the preceding launch is over.
+GUESSES = {
+    "nothing": "mov.b32 %guess, 0;",
+    "the most there is": "mov.b32 %guess, 0x7fffffff;",
+    "other warps' are wrong": WRONG_BY_WARPS,
+    "warp 0's are wrong": WRONG_IN_WARP_0,
+    "the sending warp's are wrong": wrong_in_warp(13),
+}
+
+
+@pytest.mark.parametrize(
+    ("guess", "page"),
+    [
+        ("other warps' are wrong", 0),
+        *(
+            pytest.param(guess, page, marks=pytest.mark.full)
+            for guess in GUESSES
+            for page in (0, 48)
+        ),
+    ],
+)
+def test_wrong_guesses_of_lengths_change_no_bit(
+    guess: str, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of a guessed run are started before the lengths are known."""
+    launched = []
+
+    def run_guessing(ptx: Mapping[str, str], plan: LaunchPlan, **how: Any) -> EmulationResult:
+        main = plan.launches[0].kernel
+        changed = guessing(ptx[main], GUESSES[guess]) if plan.launches[0].cluster[0] > 1 else ""
+        modules = {**ptx, main: changed} if changed else ptx
+        found = run_in_emulator(modules, plan, **how | {"observers": all_checks()})
+        launched.append((bool(changed), found.instructions.get(RELAXED, 0)))
+        assert not found.findings, found.findings
+        return found
+
+    monkeypatch.setattr(emulation, "run_in_emulator", run_guessing)
+    assert differing(EARLY, (700, 130), d=64, page=page) == 0
+    assert [clusters for clusters, _ in launched] == [False, True]
+    assert launched[1][1] > 0, "lengths are guessed"
+
+
 def test_more_rows_than_a_cluster_serves_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"chunk_cluster: a sequence may have at most 8 rows"):
         differing(EIGHT, (300,), d=128, queries=3)
@@ -146,11 +198,15 @@ def test_more_rows_than_a_cluster_serves_are_refused() -> None:
         ("b1 s1:1024 h32:8 d128 bf16 decode canonical", 8),
         ("b1 s1:8192 h32:8 d128 bf16 decode canonical", 4),
         ("b16 s1:4096 h8:1 d64 bf16 decode canonical", 4),
-        # Enough chunks, more than eight rows, few keys, a d at which nothing is gained.
+        ("b1 s1:4096 h16:2 d256 bf16 decode canonical", 8),
+        ("b1 s1:512 h32:8 d128 bf16 decode canonical", 4),
+        ("b4 s1:4096 h32:8 d128 bf16 decode canonical", 2),
+        ("b16 s1:4096 h16:2 d256 bf16 decode canonical", 2),
+        # Enough chunks, more than eight rows, few keys.
+        ("b8 s1:1024 h32:8 d128 bf16 decode canonical", 0),
         ("b64 s1:4096 h32:8 d128 bf16 decode canonical", 0),
         ("b1 s4:4096 h32:8 d128 bf16 causal decode canonical", 0),
-        ("b1 s1:512 h32:8 d128 bf16 decode canonical", 0),
-        ("b1 s1:4096 h16:2 d256 bf16 decode canonical", 0),
+        ("b1 s1:511 h32:8 d128 bf16 decode canonical", 0),
     ],
 )
 def test_calls_with_few_chunks_get_clusters(problem: str, ctas: int) -> None:

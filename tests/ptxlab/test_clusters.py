@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from ptx_programs import STORE_R1, aligned, map_of, map_program, program, run
@@ -254,3 +256,111 @@ def test_words_without_a_wait_or_too_few(old: str, new: str, kind: str) -> None:
     body = LETTER.replace(old, new, 1).replace("ld.shared", "END: ld.shared")
     _, kinds, error = kinds_of(program(body + MEET + STORE_R1 + "ret;", 1, SHARED), 1)
     assert kind in kinds or kind in error
+
+
+#: All threads fill half of the memory; thread 0 of each CTA copies it to the peer's other half.
+PARCEL = (
+    """
+mov.u32 %r9, s; add.u32 %r20, %r9, 4096; setp.ne.u32 %p7, %r60, 0;
+mov.u32 %r21, %cluster_ctarank; xor.b32 %r22, %r21, 1;
+shl.b32 %r2, %r60, 4; add.u32 %r2, %r2, %r9;
+mad.lo.u32 %r4, %r21, 1000, %r60;
+@!%p7 mbarrier.init.shared::cta.b64 [%r20], 1;
+@!%p7 fence.mbarrier_init.release.cluster;
+st.shared.v4.u32 [%r2], {%r21, %r60, %r21, %r4};
+fence.proxy.async.shared::cta;
+"""
+    + MEET
+    + """
+add.u32 %r25, %r9, 2048;
+mapa.shared::cluster.u32 %r23, %r20, %r22; mapa.shared::cluster.u32 %r24, %r25, %r22;
+@!%p7 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r20], 1024;
+@!%p7 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r24], [%r9], 1024,
+    [%r23];
+WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p6, [%r20], 0;
+@!%p6 bra WAIT;
+ld.shared.v4.u32 {%r5, %r6, %r7, %r1}, [%r2+2048];
+"""
+)
+SENT = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r24], [%r9], 1024"
+
+
+def parcels(old: str = "", new: str = "", end: str = MEET, **options: object) -> Any:
+    assert old in PARCEL
+    body = PARCEL.replace(old, new, 1) + end + STORE_R1 + "ret;"
+    return kinds_of(program(body, 1, SHARED), 1, **options)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_a_copy_to_the_other_cta(seed: int | None) -> None:
+    got, kinds, error = parcels(seed=seed)
+    one, other = [1000 + i for i in range(64)], list(range(64))
+    assert (got, kinds, error) == ((one + other) * 2, set(), "")
+
+
+def test_a_copy_within_the_own_cta() -> None:
+    got, kinds, error = parcels("xor.b32 %r22, %r21, 1;", "mov.u32 %r22, %r21;")
+    one, other = [1000 + i for i in range(64)], list(range(64))
+    assert (got, kinds, error) == ((other + one) * 2, set(), "")
+
+
+#: Overwrites what the copy reads. If all CTAs meet before that, it is over.
+OVERWRITES = "st.shared.u32 [%r2], %r60;\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        # The reader does not wait; expects too much; expects too little.
+        ("WAIT: mbar", "bra END;\nWAIT: mbar", "race-raw"),
+        ("_, [%r20], 1024;", "_, [%r20], 1040;", "deadlock"),
+        ("_, [%r20], 1024;", "_, [%r20], 1008;", "mbarrier-bytes"),
+        # Addresses and sizes that are no multiples of 16.
+        ("[%r24], [%r9], 1024", "[%r24+8], [%r9], 1024", "bulk-alignment"),
+        ("[%r24], [%r9], 1024", "[%r24], [%r9+8], 1024", "bulk-alignment"),
+        ("[%r24], [%r9], 1024", "[%r24], [%r9], 1020", "bulk-alignment"),
+        # The target's end, the source's end, the rank.
+        ("[%r24], [%r9], 1024", "[%r24+1104], [%r9], 1024", "access of 16 bytes at shared address"),
+        ("[%r24], [%r9], 1024", "[%r24], [%r9+3104], 1024", "access of 16 bytes at shared address"),
+        ("%r24, %r25, %r22;", "%r24, %r25, %r21;", "different CTAs"),
+        # The source was written without a proxy fence, or by threads that no barrier orders.
+        ("fence.proxy.async.shared::cta;\n", "", "proxy-fence"),
+        ("fence.proxy.async.shared::cta;\n" + MEET, MEET + OVERWRITES, "race-raw"),
+        # It is overwritten while only the peer knows that the copy has read it.
+        ("WAIT: mbar", OVERWRITES + "WAIT: mbar", "race-war"),
+        ("ld.shared.v4", OVERWRITES + "ld.shared.v4", "race-war"),
+        # The target is still in use when the copy is issued.
+        ("WAIT: mbar", "ld.shared.u32 %r8, [%r2+2048];\nWAIT: mbar", "in-flight-read"),
+        ("WAIT: mbar", "st.shared.u32 [%r2+2048], %r8;\nWAIT: mbar", "in-flight-write"),
+    ],
+)
+def test_mistakes_with_copies_between_ctas(old: str, new: str, kind: str) -> None:
+    changed = new.replace("WAIT: mbar", "WAIT: mbar")
+    body = PARCEL.replace(old, changed, 1).replace("ld.shared.v4", "END: ld.shared.v4", 1)
+    assert old in PARCEL
+    _, kinds, error = kinds_of(program(body + MEET + STORE_R1 + "ret;", 1, SHARED), 1)
+    assert kind in kinds or kind in error, (kinds, error)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_a_source_may_be_overwritten_when_the_peer_has_its_copy(seed: int | None) -> None:
+    _, kinds, error = parcels(end=MEET + OVERWRITES, seed=seed)
+    assert (kinds, error) == (set(), "")
+
+
+def test_late_overwriting_changes_what_arrives() -> None:
+    """The emulator reads the source as late as it may."""
+    got, kinds, _ = parcels("WAIT: mbar", "st.shared.u32 [%r2+12], 77;\nWAIT: mbar")
+    assert "race-war" in kinds
+    assert set(got) == {77}
+
+
+def test_the_sender_must_not_exit_before_the_copy() -> None:
+    _, kinds, _ = parcels(end="")
+    assert kinds == {"cluster-exit"}
+
+
+def test_other_forms_of_the_copy_are_refused() -> None:
+    for word in (".multicast::cluster", ".L2::cache_hint"):
+        _, _, error = parcels(SENT, SENT.replace("::bytes", "::bytes" + word))
+        assert "is not supported" in error

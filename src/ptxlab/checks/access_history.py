@@ -385,7 +385,7 @@ class AccessHistory:
     def _engines(
         self, cells: np.ndarray, columns: np.ndarray, threads: np.ndarray, order: HappensBefore
     ) -> np.ndarray:
-        """Actors of engine columns; a cell's bank identifies the engine's CTA."""
+        """Actors of engine columns; a cell's bank is the CTA that owns the memory."""
         assert self._engine_reads is not None
         banks = cells // self._writes.cells_per_bank + order.first_cta
         actors = np.zeros(cells.size, np.int64)
@@ -417,7 +417,7 @@ class AccessHistory:
         if event.kind == "read":
             if self._engine_reads is None:
                 self._engine_reads = EngineReads(self._banks, self._size, self._writes.granule)
-            self._engine_reads.record(cells, event.engine, event.clock, event.site.index)
+            self._engine_reads.record(cells, event.engine, event.cta, event.clock, event.site.index)
             return
         yield from self._engine_after_reads(cells, event, order, known)
         self._engines_write = True

@@ -12,11 +12,12 @@ _MORE = 4
 
 
 class EngineReads:
-    """Per cell, one column for each engine of the CTA that owns the memory."""
+    """Per cell, one column for each engine that reads the memory of a CTA: its kind, its number,
+    and the distance of its CTA from the memory's, which is 0 except for copies between CTAs."""
 
     def __init__(self, banks: int, size: int, granule: int) -> None:
         self._banks, self._size = banks, size
-        self._columns: dict[tuple[str, int], int] = {}
+        self._columns: dict[tuple[str, int, int], int] = {}
         self._shadow = self._empty(_MORE)
         if granule == 1:
             self.refine()
@@ -29,9 +30,10 @@ class EngineReads:
         """Switches to one cell per byte."""
         self._shadow.refine()
 
-    def record(self, cells: np.ndarray, engine: Engine, clock: int, site: int) -> None:
-        """Records a read issued to an engine, which executes its work in order."""
-        key = (engine.kind, engine.number)
+    def record(self, cells: np.ndarray, engine: Engine, cta: int, clock: int, site: int) -> None:
+        """Records a read of a CTA's memory issued to an engine, which executes its work in
+        order."""
+        key = (engine.kind, engine.number, engine.cta - cta)
         column = self._columns.setdefault(key, len(self._columns))
         fields = self._shadow.fields
         if column >= fields["clock"].shape[1]:
@@ -52,5 +54,5 @@ class EngineReads:
 
     def engine(self, column: int, cta: int) -> Engine:
         """The engine of a column in the memory of a CTA."""
-        kind, number = next(key for key, place in self._columns.items() if place == column)
-        return Engine(kind, cta, number)
+        kind, number, away = next(key for key, place in self._columns.items() if place == column)
+        return Engine(kind, cta + away, number)

@@ -249,7 +249,9 @@ class Races(Check):
         """Checks and records an engine's access at its issue."""
         self._sites[event.site.index] = event.site
         cta = event.cta - self._first_cta
-        if event.cta != int(event.threads[0]) // self._threads_per_cta:
+        own = event.cta == int(event.threads[0]) // self._threads_per_cta
+        # A copy to another CTA may still read its own CTA's memory when that CTA exits.
+        if not own or event.engine.cta != event.cta:
             actor = self._order.actor(event.engine)
             self._remote.append(
                 _Remote(event.site, int(event.threads[0]), actor, event.cta, event.clock)

@@ -1,6 +1,7 @@
 """Bulk copies: tensor boxes and plain ranges between global and shared memory, asynchronously.
 
-A load is under way until the scheduler lets it arrive. A store, or a reduction (fp32 sums in global
+A load is under way until the scheduler lets it arrive. So is a copy to another CTA's shared memory,
+which also reads its source only then. A store, or a reduction (fp32 sums in global
 memory), stays in its thread's bulk groups and is executed as late as allowed. wait_group.read makes
 the store read shared memory, and only wait_group makes it write global memory.
 """
@@ -27,7 +28,7 @@ from ptxlab.machine.geometry import WARP
 from ptxlab.machine.group import Group
 from ptxlab.machine.layouts import PIECE
 from ptxlab.machine.mbarriers import Mbarrier, Mbarriers
-from ptxlab.machine.memory import GlobalMemory
+from ptxlab.machine.memory import BankedMemory, GlobalMemory
 from ptxlab.machine.protocols import HoldsMemories
 from ptxlab.machine.random_schedule import RandomSchedule
 from ptxlab.machine.tensor_maps import TensorMap
@@ -101,6 +102,34 @@ class Words:
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
         """Raises an error: a bulk copy cannot write registers."""
         raise EmulatorError("a bulk store into registers")
+
+
+@dataclass(frozen=True)
+class OtherShared:
+    """Contiguous bytes of a CTA's shared memory; their address there is the only coordinate.
+    ``base``: the first byte of that CTA's memory among those of all CTAs."""
+
+    memory: BankedMemory
+    base: int
+    box_bytes: int
+
+    def pieces(self, address: int) -> np.ndarray:
+        """Shared addresses of the 16-byte pieces."""
+        return np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
+
+    def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
+        """No row in global memory."""
+        return np.zeros(0, np.int64), self.box_bytes
+
+    def read(self, coordinates: Sequence[int]) -> np.ndarray:
+        """The bytes."""
+        pieces = self.memory.views[PIECE]
+        words: np.ndarray = pieces[(self.base + self.pieces(coordinates[0])) // PIECE]
+        return words.view(np.uint8)
+
+    def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
+        """Raises an error: bulk groups do not write shared memory."""
+        raise EmulatorError("a bulk store into shared memory")
 
 
 @dataclass(eq=False)
@@ -223,6 +252,52 @@ class BulkCopies:
             )
             if together:
                 self.loads.append(together)
+
+    def copy_shared(
+        self,
+        group: Group,
+        site: Site,
+        target: Any,
+        source: Any,
+        size: Any,
+        barrier: Any,
+        mask: Any,
+    ) -> None:
+        """cp.async.bulk from a CTA's shared memory into that of a CTA of its cluster."""
+        shared, pitch = self.wave.shared, self.geometry.shared_pitch
+        for position in group.active(mask).tolist():
+            where, bytes_ = _of(source, position), _of(size, position)
+            to, at = _of(target, position), _of(barrier, position)
+            if bytes_ % PIECE:
+                self.wave.misuse(
+                    "bulk-alignment", site, group.threads[position : position + 1],
+                    f"{bytes_} bytes from shared address {where}: not a multiple of 16", where,
+                )  # fmt: skip
+                bytes_ -= bytes_ % PIECE
+            for address in (where, to):
+                self._check_alignment(group, site, position, address, PIECE)
+            shared.check(np.array([where, where + bytes_ - PIECE]), PIECE, PIECE)
+            body = OtherShared(shared, int(group.cta[position]) * pitch, bytes_)
+            together = self._load(group, site, position, body, (where,), to, at, None)
+            for load in together:
+                self._notify_source(group, site, position, load, where)
+            if together:
+                self.loads.append(together)
+
+    def _notify_source(
+        self, group: Group, site: Site, position: int, load: _Load, source: int
+    ) -> None:
+        """The read of a copy between shared memories, which ends when the copy arrives."""
+        if not self.wave.observers:
+            return
+        first = self.geometry.first_cta
+        engine = Engine("mbarrier", load.cta + first, load.barrier.address)
+        event = EngineAccess(
+            site, engine, "read", group.threads[position : position + 1],
+            int(group.cta[position]) + first, load.body.pieces(source), PIECE, load.clock,
+        )  # fmt: skip
+        for observer in self.wave.observers:
+            observer.engine_access(event)
 
     def _load(
         self,

@@ -69,6 +69,8 @@ def _copy(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
             raise t.error(f"{i.mnemonic} is not supported")
         ranks = t.use(operands.pop(), "u16") if _MULTICAST in modifiers else "None"
         _load(t, operands, dimensions, ranks)
+    elif spaces == ["shared::cluster", "shared::cta"] and modifiers == [*spaces, *_TO_SHARED]:
+        _copy_shared(t, operands)
     elif spaces == ["global", "shared::cta"] and completion == ["bulk_group"]:
         _store(t, operands, dimensions, add=False)
     else:
@@ -90,6 +92,16 @@ def _load(t: Emitter, operands: list[Operand], dimensions: int, ranks: str) -> N
         t.emit(
             f"W.bulk.load_range(G, {t.site()}, {to}, {source}, {size}, {barrier}, {on}, {ranks})"
         )
+
+
+def _copy_shared(t: Emitter, operands: list[Operand]) -> None:
+    """Plain bytes to another CTA's shared memory, signalling an mbarrier there."""
+    to, source, barrier = (t.address(operands[i])[0] for i in (0, 1, 3))
+    size = t.use(operands[2], "u32")
+    t.emit(
+        f"W.bulk.copy_shared(G, {t.site()}, {to}, {source}, {size}, {barrier}, "
+        f"{t.mask() or 'None'})"
+    )
 
 
 def _store(t: Emitter, operands: list[Operand], dimensions: int, *, add: bool) -> None:

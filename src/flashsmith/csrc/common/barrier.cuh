@@ -93,6 +93,28 @@ FS_DEVICE void store_remote_16B(uint32_t there, uint32_t barrier, uint4 x) {
         "r"(barrier), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
         : "memory");
 }
+// Copies `bytes` of this CTA's shared memory to another CTA's; an mbarrier there counts them.
+// Threads that have written them must have called fence_for_copies() before.
+FS_DEVICE void copy_shared(uint32_t there, uint32_t smem, uint32_t bytes, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(there),
+        "r"(smem), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+FS_DEVICE void fence_for_copies() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// Whether this is the one lane of a warp that does something for all. With this instruction the
+// compiler knows that one lane is active, and needs no loop over lanes around bulk copies.
+FS_DEVICE bool elect_lane() {
+    uint32_t is_elected;
+    asm volatile(
+        "{\n.reg .pred elected;\nelect.sync _|elected, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, elected;\n}"
+        : "=r"(is_elected));
+    return is_elected != 0;
+}
 // The two halves of a cluster barrier: no thread leaves cluster_wait() before all CTAs have
 // arrived. The relaxed arrival orders only mbarriers that were initialised before a fence for them:
 // a release would stall about 0.8 us on the thread's outstanding loads.

@@ -1,13 +1,19 @@
 // Canonical chunks that the CTAs of a cluster compute together, for calls with too few tiles to
 // fill the GPU (docs/bits.md).
 //
-// In a round, CTA i of n computes the scores of the i-th of n tiles and sends them to all CTAs.
+// In a round, CTA i of n computes the scores of the i-th of n tiles and copies them to the others.
 // Each CTA then has the scores of all n tiles. It turns them into probabilities and multiplies
-// these by its own columns of V. Some warps of a CTA compute scores and probabilities, and others P
-// V, one round behind: P V is one chain of MMAs, which limits a chunk's speed.
+// these by its own columns of V.
+//
+// A round is as long as the longest list of instructions of one warp, so each warp has one task:
+// scores, sending them, probabilities, P V (one chain of MMAs, which limits a chunk's speed), or
+// copies of V. The sender is a warp of its own also because of the fence before a copy, for which
+// other warps would wait for their copies in flight.
 //
 // Tiles have at most eight rows. Of the sixteen rows of an MMA the others are zero.
 #pragma once
+
+#include <bit>
 
 #include "common/barrier.cuh"
 #include "common/canonical.cuh"
@@ -22,9 +28,13 @@ template <class Kernel>
 struct ChunkClusterLayout {
     static constexpr int kCtas = Kernel::chunk_cluster;
     static constexpr int kScoreWarps = Kernel::n_warps;
+    static constexpr int kProbabilityWarps = Kernel::CFG.probability_warps();
     static constexpr int kColumnWarps = Kernel::CFG.column_warps();
+    static constexpr int kValueWarps = Kernel::CFG.value_warps();
     static constexpr int kTileGroups = Kernel::B_c / 16;  // groups of 16 keys in a tile
     static constexpr int kGroups = kCtas * kTileGroups;   // in a round
+    // Each probability warp has every n-th tile of a round: one in each wave.
+    static constexpr int kWaves = Kernel::CFG.cluster_waves();
 
     static constexpr int K_stage = Kernel::KeysLayout::kBytes;  // of one warp
     static constexpr int K_offset = Kernel::ring_offset;
@@ -32,17 +42,19 @@ struct ChunkClusterLayout {
     static constexpr int V_columns = kGroups * 16 * 16 + 64;
     static constexpr int V_stage = kColumnWarps * V_columns;
     static constexpr int V_offset = K_offset + kScoreWarps * Kernel::stages * K_stage;
-    // A lane's four scores of its row and of each 16 keys.
+    // The scores of two rounds with up to kBufferedRows rows, or of one with eight. A row of a tile
+    // has a lane's four scores of each 16 keys, and the maxima over each score warp's keys.
     static constexpr int scores_offset = V_offset + Kernel::stages * V_stage;
-    // Eight rows' maxima over a score warp's keys, by tile and warp.
-    static constexpr int maxima_offset = scores_offset + kGroups * 512;
+    static constexpr int row_scores = kTileGroups * 64, row_bytes = row_scores + kScoreWarps * 4;
+    static constexpr int kBufferedRows = Kernel::CFG.cluster_buffered_rows();
     // Two buffers of P. Each also has the tiles' sums by lane, and of each row and tile the factor
     // for earlier sums and the maximum so far.
-    static constexpr int P_offset = maxima_offset + kCtas * kScoreWarps * 32;
+    static constexpr int P_offset = scores_offset + 2 * kBufferedRows * kCtas * row_bytes;
     static constexpr int P_sums = kGroups * 256, P_factors = P_sums + kCtas * 128;
     static constexpr int P_maxima = P_factors + kCtas * 32, P_bytes = P_maxima + kCtas * 32;
     static constexpr int barriers_offset = P_offset + 2 * P_bytes;
-    static constexpr int target_offset = barriers_offset + 48;
+    static constexpr int kBarriers = 6 + 2 * kWaves + 2 * Kernel::stages;
+    static constexpr int target_offset = barriers_offset + 8 * kBarriers;
     static_assert(target_offset + 48 == Kernel::CFG.smem_bytes());
 };
 
@@ -60,37 +72,79 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kCtas = Places::kCtas, kStages = Kernel::stages;
     static constexpr int kWarpKeys = Kernel::warp_keys, kTileGroups = Places::kTileGroups;
-    static constexpr int kMostRows = 8;
+    static constexpr int kMostRows = 8, kWaves = Places::kWaves;
+    static constexpr int kScoreWarps = Places::kScoreWarps, kColumnWarps = Places::kColumnWarps;
+    static constexpr int kProbabilityWarps = Places::kProbabilityWarps;
+    static constexpr int kFirstColumnWarp = kScoreWarps + kProbabilityWarps;
+    static constexpr int kFirstValueWarp = kFirstColumnWarp + kColumnWarps;
+    static constexpr int kWarps = Kernel::n_threads / kWarpSize;
+    static_assert(kWarps == kFirstValueWarp + Places::kValueWarps + 1);
+    // The warps that copy the values of a stage: every kStages-th.
+    static constexpr int kStageWarps = Places::kValueWarps / kStages;
+    // Keys of which these have a copy at once: a power of two, which divides a tile's keys.
+    static constexpr int kValueKeys =
+        std::bit_floor(uint32_t{kStageWarps * kWarpSize / kColumnWarps});
 
     const int rank = cluster_rank();
-    const int first_step, steps, steps_of_chunk;  // in tiles, from the run's first key
+    int first_step, steps;  // in tiles, from the run's first key
+    static constexpr int kChunkSteps = kCanonicalChunk / Kernel::B_c;
 
     FS_DEVICE ChunkCluster(const DecodeKernelArgs& args, const DecodeItem& item, uint32_t smem)
         : Tile(args, item, smem),
           first_step(begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0),
-          steps(end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0),
-          steps_of_chunk(item.sequence.chunk / Kernel::B_c) {}
+          steps(end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0) {}
 
     // Before any CTA sends. The cluster must synchronise after it.
     FS_DEVICE static void init_barriers(uint32_t smem) {
-        mbarrier_init(scores_full(smem), 1);
-        mbarrier_init(scores_free(smem), kCtas * Places::kScoreWarps);
         for (int i = 0; i < 2; ++i) {
-            mbarrier_init(P_full(smem, i), Places::kScoreWarps);
-            mbarrier_init(P_free(smem, i), Places::kColumnWarps);
+            mbarrier_init(scores_full(smem, i), 1);
+            mbarrier_init(scores_free(smem, i), kCtas * kProbabilityWarps);
+            for (int wave = 0; wave < kWaves; ++wave)
+                mbarrier_init(P_full(smem, i, wave), kProbabilityWarps);
+            mbarrier_init(P_free(smem, i), kColumnWarps);
+        }
+        for (int i = 0; i < kStages; ++i) {
+            mbarrier_init(V_full(smem, i), kStageWarps);
+            mbarrier_init(V_free(smem, i), kColumnWarps);
         }
         mbarrier_init_fence();
     }
 
+    // Keeps the compiler from deferring the computations behind these values.
+    FS_DEVICE void materialize() {
+        flashsmith::materialize(run_begin, begin);
+        flashsmith::materialize(end, first_step);
+        flashsmith::materialize(full_begin, full_end);
+        flashsmith::materialize(k_head, v_head);
+    }
+    // Starts the copies of the first stages.
+    FS_DEVICE void start() const {
+        if (warp < kScoreWarps) {
+            Copies copies{first_step, 0};
+#pragma unroll 1
+            for (int i = 0; i < kStages; ++i) start_next_keys(copies);
+            return;
+        }
+        start_queries();
+        cp_async_commit();
+        if (is_value_warp()) start_values(first_step_of_stage(), value_stage());
+        cp_async_commit();
+    }
     FS_DEVICE void run() const {
         if (thread_index() == 0)
             RunInfo::save(smem + Places::target_offset, item, args.heads_per_group);
-        start_queries();
-        cp_async_commit();
-        if (warp < Places::kScoreWarps)
-            compute_probabilities();
-        else
+        if (warp < kScoreWarps)
+            compute_scores();
+        else if (warp < kFirstColumnWarp && rows <= 4)
+            compute_probabilities<true>();
+        else if (warp < kFirstColumnWarp)
+            compute_probabilities<false>();
+        else if (warp < kFirstValueWarp)
             multiply_values();
+        else if (is_value_warp())
+            copy_values();
+        else
+            send_scores();
     }
 
   private:
@@ -98,17 +152,30 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 
     // Tiles of a round that begins at `step`: a round does not cross the end of a chunk.
     FS_DEVICE int tiles_at(int step) const {
-        const int chunk_end = (step / steps_of_chunk + 1) * steps_of_chunk;
+        const int chunk_end = (step | (kChunkSteps - 1)) + 1;
         return max(min(kCtas, min(steps, chunk_end) - step), 0);
     }
 
     FS_DEVICE static uint32_t barrier(uint32_t smem, int index) {
         return smem + Places::barriers_offset + 8 * index;
     }
-    FS_DEVICE static uint32_t scores_full(uint32_t smem) { return barrier(smem, 0); }
-    FS_DEVICE static uint32_t scores_free(uint32_t smem) { return barrier(smem, 1); }
-    FS_DEVICE static uint32_t P_full(uint32_t smem, int i) { return barrier(smem, 2 + i); }
+    FS_DEVICE static uint32_t scores_full(uint32_t smem, int i) { return barrier(smem, i); }
+    FS_DEVICE static uint32_t scores_free(uint32_t smem, int i) { return barrier(smem, 2 + i); }
     FS_DEVICE static uint32_t P_free(uint32_t smem, int i) { return barrier(smem, 4 + i); }
+    FS_DEVICE static uint32_t P_full(uint32_t smem, int i, int wave) {
+        return barrier(smem, 6 + i * kWaves + wave);
+    }
+    FS_DEVICE static uint32_t V_full(uint32_t smem, int i) {
+        return barrier(smem, 6 + 2 * kWaves + i);
+    }
+    FS_DEVICE static uint32_t V_free(uint32_t smem, int i) {
+        return barrier(smem, 6 + 2 * kWaves + kStages + i);
+    }
+    // The next stage; `wraps` changes when the stages begin again.
+    FS_DEVICE static void next_stage(int& stage, int& wraps) {
+        stage = stage == kStages - 1 ? 0 : stage + 1;
+        wraps ^= stage == 0 ? 1 : 0;
+    }
     FS_DEVICE uint32_t P_buffer(int i) const {
         return smem + Places::P_offset + i * Places::P_bytes;
     }
@@ -116,12 +183,15 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 
     // ---- copies ----
 
-    // All threads copy the queries of the tile. Rows that it does not have are zero-filled.
+    // The threads that copy no keys copy the queries of the tile. Rows that it does not have are
+    // zero-filled.
     FS_DEVICE void start_queries() const {
+        constexpr int kThreads = kWarpSize * (kWarps - kScoreWarps);
         constexpr int kChunks = Kernel::d_head / kChunkElements;
         using QueriesLayout = typename Kernel::QueriesLayout;
         const int head_q = item.head_k * args.heads_per_group;
-        for (int i = thread_index(); i < Kernel::B_r * kChunks; i += Kernel::n_threads) {
+        for (int i = thread_index() - kWarpSize * kScoreWarps; i < Kernel::B_r * kChunks;
+             i += kThreads) {
             const int row = i / kChunks, chunk = i % kChunks;
             const int query = this->query_of_row(row);
             const int head = head_q + this->first_row + row - query * args.heads_per_group;
@@ -155,12 +225,15 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         return min(max(entry, 0), args.blocks - 1) * strides.batch + slot * strides.row;
     }
 
-    // Copies 16 bytes of every kStep-th of `keys` keys from `key` on, to `target` and each
-    // kTargetStep bytes behind it. Keys that no row sees are zero-filled. A dense cache needs one
-    // address, and keys that are all visible need no comparison: each instruction counts here.
+    // Of `keys` keys from `first` on, which the warp copies, copies 16 bytes of every kStep-th from
+    // the `lane_key`-th on, to `target` and each kTargetStep bytes behind it. Keys that no row sees
+    // are zero-filled. A dense cache needs one address, and keys that are all visible need no
+    // comparison: each instruction counts here.
     template <int kStep, int kTargetStep, int kKeys>
-    FS_DEVICE void copy_column(const char* head, const DecodeStrides& strides, int element, int key,
-                               int keys, uint32_t target, bool exists) const {
+    FS_DEVICE void copy_column(const char* head, const DecodeStrides& strides, int element,
+                               int first, int lane_key, int keys, uint32_t target,
+                               bool exists) const {
+        const int key = first + lane_key;
         const uint64_t hint = cache_hint(args.passes != 0);
         const char* source = head + (row_offset(key, strides) + element) * kElementBytes;
         const int64_t source_step = kStep * kElementBytes * strides.row;
@@ -176,7 +249,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                     source += source_step;
             }
         };
-        if (!kPaged && begin <= key - kWarpSize && key + keys + kWarpSize <= end)
+        if (!kPaged && begin <= first && first + keys <= end)
             copy(true);
         else
             copy(false);
@@ -185,8 +258,37 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // Copies this warp's keys of this CTA's tile of a round.
     FS_DEVICE void start_keys(int step, int stage) const {
         if (rank >= tiles_at(step)) return;
-        if constexpr (Layout::kWidePanels > 0) start_panels<false>(step + rank, stage);
+        const int first = first_key(step + rank);
+        if (!kPaged && begin <= first && first + kWarpKeys <= end)
+            start_visible_panels(first, stage);
+        else if constexpr (Layout::kWidePanels > 0)
+            start_panels<false>(step + rank, stage);
         if constexpr (Layout::kHasNarrowPanel) start_panels<true>(step + rank, stage);
+    }
+    // The panels of 64 columns of keys that all have a visible row, in a dense cache: with the
+    // fewest instructions, which delay a call's first scores.
+    FS_DEVICE void start_visible_panels(int first, int stage) const {
+        using Panel = typename Layout::template Panel<false>;
+        constexpr int kRowsAtOnce = kWarpSize / 8;
+        const uint64_t hint = cache_hint(args.passes != 0);
+        const int row = lane / 8, chunk = lane % 8;
+        const char* source =
+            k_head + (first + row) * args.k_cache_strides.row * kElementBytes + chunk * 16;
+        const int64_t source_step = kRowsAtOnce * kElementBytes * args.k_cache_strides.row;
+        // The swizzle of a row repeats after eight.
+        const uint32_t target = K_tile(stage),
+                       of_rows[2] = {target + Panel::offset(row, chunk),
+                                     target + Panel::offset(row + kRowsAtOnce, chunk)};
+#pragma unroll
+        for (int i = 0; i < kWarpKeys / kRowsAtOnce; ++i) {
+#pragma unroll
+            for (int p = 0; p < Layout::kWidePanels; ++p)
+                cp_async_16B_or_zeros(
+                    of_rows[i % 2] + p * Panel::kBytes + i / 2 * 8 * Panel::kRowBytes,
+                    source + p * 128, !SEMANTICS.uneven || 64 * p + chunk * kChunkElements < args.d,
+                    hint);
+            source += source_step;
+        }
     }
     template <bool kNarrow>
     FS_DEVICE void start_panels(int tile, int stage) const {
@@ -205,7 +307,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             for (int p = 0; p < kPanels; ++p) {
                 const int element = kFirst + 64 * p + chunk * kChunkElements;
                 copy_column<kRowStep, kRowStep * Panel::kRowBytes, kWarpKeys>(
-                    k_head, args.k_cache_strides, element, first_key(tile) + row, kWarpKeys,
+                    k_head, args.k_cache_strides, element, first_key(tile), row, kWarpKeys,
                     target + p * Panel::kBytes + Panel::offset(row, chunk),
                     !SEMANTICS.uneven || element < args.d);
             }
@@ -218,79 +320,67 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         return smem + Places::K_offset + (warp * kStages + stage) * Places::K_stage;
     }
 
-    // Copies this CTA's columns of all values of a round: 32 keys at a time.
-    FS_DEVICE void start_values(int step, int stage) const {
-        constexpr int kChunks = Places::kColumnWarps;
-        const int index = column_warp() * kWarpSize + lane, chunk = index % kChunks;
-        const int element = 8 * (rank * kChunks + chunk), key = index / kChunks;
-        if (tiles_at(step) == 0) return;
-        copy_column<32, 32 * 16, 0>(v_head, args.v_cache_strides, element,
-                                    run_begin + step * Kernel::B_c + key,
-                                    tiles_at(step) * Kernel::B_c, V_tile(stage, chunk) + key * 16,
-                                    !SEMANTICS.uneven || element < args.d);
-    }
-    FS_DEVICE int column_warp() const { return warp - Places::kScoreWarps; }
-    FS_DEVICE int first_column() const { return 8 * (rank * Places::kColumnWarps + column_warp()); }
-    FS_DEVICE uint32_t V_tile(int stage, int column_warp) const {
-        return smem + Places::V_offset + stage * Places::V_stage + column_warp * Places::V_columns;
-    }
-
-    // ---- warps that compute scores and probabilities ----
-
-    FS_DEVICE void compute_probabilities() const {
-        KeyCopies copies{first_step, 0};
-#pragma unroll 1
-        for (int i = 0; i < kStages; ++i) start_next_keys(copies);
-        cp_async_wait<kStages>();
-        __syncthreads();  // the queries have arrived
-        const RowsA<typename Kernel::QueriesLayout, 1> queries(smem + Kernel::queries_offset, lane,
-                                                               0);
-        const KeyRange seen = keys_of_row(min(row(), rows - 1));
-        Rows all_rows(args.scale_log2);
-        float scores[1][Kernel::key_tiles][4];
-        // The scores of a round are computed while those of the preceding round arrive.
-        for (int step = first_step, next = first_step, round = -1; step < steps; ++round) {
-            const int tiles = tiles_at(step);
-            if (round >= 0) {
-                if (warp == 0 && lane == 0)
-                    mbarrier_arrive_expect(scores_full(smem), tiles * bytes_of_tile());
-                // All CTAs have read the scores of the preceding round.
-                if (round > 0) mbarrier_wait(scores_free(smem), (round - 1) & 1);
-                if (rank < tiles) send_scores(scores);
-                next = step + tiles;
-            }
-            if (next < steps) {
-                cp_async_wait<kStages - 1>();
-                __syncwarp();
-                if (rank < tiles_at(next)) {
-                    multiply_keys(next + rank, copies.stage, queries, seen, scores);
-                    __syncwarp();  // all lanes have read the stage
-                }
-                start_next_keys(copies);
-            }
-            if (round < 0) continue;
-            if (step % steps_of_chunk == 0) all_rows.reset();
-            const int buffer = round & 1;
-            mbarrier_wait(scores_full(smem), buffer);
-            if (round > 1) mbarrier_wait(P_free(smem, buffer), (round / 2 - 1) & 1);
-            exponentiate(all_rows, tiles, P_buffer(buffer));
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(P_full(smem, buffer));
-            if (lane < kCtas) mbarrier_arrive_remote(cluster_address(scores_free(smem), lane));
-            step = next;
-        }
-        cp_async_wait<0>();
-    }
-
     // The next round whose keys are copied, and the stage for them.
-    struct KeyCopies {
+    struct Copies {
         int step, stage;
     };
-    FS_DEVICE void start_next_keys(KeyCopies& copies) const {
+    FS_DEVICE void start_next_keys(Copies& copies) const {
         start_keys(copies.step, copies.stage);
         copies.step += tiles_at(copies.step);
         copies.stage = copies.stage == kStages - 1 ? 0 : copies.stage + 1;
         cp_async_commit();
+    }
+    FS_DEVICE bool is_value_warp() const { return kFirstValueWarp <= warp && warp < kWarps - 1; }
+    FS_DEVICE int value_stage() const { return (warp - kFirstValueWarp) % kStages; }
+    FS_DEVICE int first_step_of_stage() const {
+        int step = first_step;
+        for (int i = 0; i < value_stage(); ++i) step += tiles_at(step);
+        return step;
+    }
+    // Copies this CTA's columns of all values of a round.
+    FS_DEVICE void start_values(int step, int stage) const {
+        constexpr int kChunks = kColumnWarps, kKeys = kValueKeys;
+        const int index = (warp - kFirstValueWarp) / kStages * kWarpSize + lane;
+        const int chunk = index % kChunks, key = index / kChunks;
+        const int element = 8 * (rank * kChunks + chunk);
+        if (tiles_at(step) == 0 || key >= kKeys) return;
+        copy_column<kKeys, kKeys * 16, 0>(
+            v_head, args.v_cache_strides, element, run_begin + step * Kernel::B_c, key,
+            tiles_at(step) * Kernel::B_c, V_tile(stage, chunk) + key * 16,
+            !SEMANTICS.uneven || element < args.d);
+    }
+    FS_DEVICE int column_warp() const { return warp - kFirstColumnWarp; }
+    FS_DEVICE int first_column() const { return 8 * (rank * kColumnWarps + column_warp()); }
+    FS_DEVICE uint32_t V_tile(int stage, int column_warp) const {
+        return smem + Places::V_offset + stage * Places::V_stage + column_warp * Places::V_columns;
+    }
+
+    // ---- warps that compute scores ----
+
+    FS_DEVICE void compute_scores() const {
+        __syncthreads();  // the queries have arrived
+        const RowsA<typename Kernel::QueriesLayout, 1> queries(smem + Kernel::queries_offset, lane,
+                                                               0);
+        const KeyRange seen = keys_of_row(min(row(), rows - 1));
+        float scores[1][Kernel::key_tiles][4];
+        cluster_wait();  // the other CTAs' barriers are initialised
+        const bool has_two = has_two_buffers();
+        Copies copies{first_step, 0};
+#pragma unroll 1
+        for (int i = 0; i < kStages; ++i) copies.step += tiles_at(copies.step);
+        for (int step = first_step, round = 0; step < steps; ++round) {
+            const int tiles = tiles_at(step);
+            cp_async_wait<kStages - 1>();
+            __syncwarp();
+            if (rank < tiles) {
+                multiply_keys(step + rank, copies.stage, queries, seen, scores);
+                __syncwarp();  // all lanes have read the stage
+            }
+            store_scores(scores, tiles, round, has_two);
+            start_next_keys(copies);
+            step += tiles;
+        }
+        cp_async_wait<0>();
     }
 
     FS_DEVICE void multiply_keys(int tile, int stage,
@@ -305,156 +395,276 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             mask_keys<SEMANTICS>(scores, lane, key, [&](int, int) { return seen; }, -INFINITY);
     }
 
-    // Whether the lane's row is among the first four, or all eight: maxima go by four rows.
-    FS_DEVICE int maxima_sent() const { return rows > 4 ? 2 : 1; }
-    FS_DEVICE uint32_t bytes_of_tile() const {
-        return kTileGroups * rows * 64 + Places::kScoreWarps * maxima_sent() * 16;
+    FS_DEVICE bool has_two_buffers() const { return rows <= Places::kBufferedRows; }
+    // A round's scores of a tile in this CTA, and their bytes.
+    FS_DEVICE int tile_bytes() const { return rows * Places::row_bytes; }
+    FS_DEVICE uint32_t scores_of(int tile, int buffer) const {
+        return smem + Places::scores_offset + (buffer * kCtas + tile) * tile_bytes();
+    }
+    // Waits until all CTAs have the scores of a round and no longer use them.
+    FS_DEVICE void wait_for_free(int round, bool has_two) const {
+        if (has_two)
+            mbarrier_wait(scores_free(smem, round & 1), (round / 2) & 1);
+        else
+            mbarrier_wait(scores_free(smem, 0), round & 1);
     }
 
-    // Sends the scores of the lane's row to all CTAs, and the warp's maxima.
-    FS_DEVICE void send_scores(const float (&scores)[1][Kernel::key_tiles][4]) const {
-        float maxima[4];
-        const float own = quad_max(Rows::largest(scores, 0, 0));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) maxima[i] = __shfl_sync(kWholeWarp, own, lane % 2 * 16 + i * 4);
-        const uint32_t at = smem + Places::scores_offset +
-                            ((rank * kTileGroups + warp * (kWarpKeys / 16)) * 32 + lane) * 16;
-        const uint32_t maxima_at =
-            smem + Places::maxima_offset + (rank * Places::kScoreWarps + warp) * 32 + lane % 2 * 16;
-#pragma unroll
-        for (int cta = 0; cta < kCtas; ++cta) {
-            const uint32_t there = cluster_address(smem, cta) - smem;
-            const uint32_t full = scores_full(smem) + there;
+    // Stores the scores of this CTA's tile of a round with the warp's maxima, for the warp that
+    // sends.
+    FS_DEVICE void store_scores(const float (&scores)[1][Kernel::key_tiles][4], int tiles,
+                                int round, bool has_two) const {
+        const int before = round - (has_two ? 2 : 1);
+        if (before >= 0) wait_for_free(before, has_two);
+        if (rank < tiles) {
+            const uint32_t tile = scores_of(rank, has_two ? round & 1 : 0);
+            const float own = quad_max(Rows::largest(scores, 0, 0));
             if (row() < rows) {
+                const uint32_t at = tile + (warp * (kWarpKeys / 16) * rows * 4 + lane) * 16;
 #pragma unroll
                 for (int g = 0; g < kWarpKeys / 16; ++g) {
                     const float (&left)[4] = scores[0][2 * g], (&right)[4] = scores[0][2 * g + 1];
-                    store_remote_16B(at + g * 512 + there, full,
+                    store_shared_16B(at + g * rows * 64,
                                      words(left[0], left[1], right[0], right[1]));
                 }
+                if (lane % 4 == 0)
+                    store_shared_4B(maxima_of(tile, row()) + warp * 4, __float_as_uint(own));
             }
-            if (lane < maxima_sent())
-                store_remote_16B(maxima_at + there, full,
-                                 words(maxima[0], maxima[1], maxima[2], maxima[3]));
         }
+        named_barrier_arrive(stored_barrier(round), kStoredThreads);
+    }
+    static constexpr int kStoredThreads = kWarpSize * (kScoreWarps + 1);
+    FS_DEVICE static int stored_barrier(int round) { return 2 + (round & 1); }
+    FS_DEVICE uint32_t maxima_of(uint32_t tile, int row) const {
+        return tile + rows * Places::row_scores + row * kScoreWarps * 4;
     }
     FS_DEVICE static uint4 words(float a, float b, float c, float d) {
         return {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
     }
 
+    // ---- warps that compute probabilities ----
+
+    // `kPacked`: there are at most four rows, and the upper half of the lanes has the last keys of
+    // a tile instead of other rows.
+    template <bool kPacked>
+    FS_DEVICE void compute_probabilities() const {
+        zero_P();
+        cp_async_wait<0>();
+        __syncthreads();  // the queries have arrived
+        cluster_wait();
+        Rows all_rows(args.scale_log2);
+        const bool has_two = has_two_buffers();
+        int round = 0;
+        for (int step = first_step; step < steps; ++round) {
+            const int tiles = tiles_at(step), buffer = has_two ? round & 1 : 0;
+            if (step % kChunkSteps == 0) all_rows.reset();
+            mbarrier_wait(scores_full(smem, buffer), (has_two ? round / 2 : round) & 1);
+            exponentiate<kPacked>(all_rows, tiles, buffer, round);
+            __syncwarp();
+            if (lane < kCtas)
+                mbarrier_arrive_remote(cluster_address(scores_free(smem, buffer), lane));
+            step += tiles;
+        }
+        // Shared memory must exist until no CTA copies from it, and all arrivals have come.
+        if (probability_warp() == 0)
+            for (int i = max(round - (has_two ? 2 : 1), 0); i < round; ++i)
+                wait_for_free(i, has_two);
+    }
+    FS_DEVICE int probability_warp() const { return warp - kScoreWarps; }
+    template <bool kPacked>
+    FS_DEVICE int packed_row() const {
+        return kPacked ? lane % 16 / 4 : row();
+    }
+    // P of rows that the tile does not have stays zero.
+    FS_DEVICE void zero_P() const {
+        for (int i = probability_warp() * kWarpSize + lane; i < 2 * Places::P_bytes / 16;
+             i += kProbabilityWarps * kWarpSize)
+            store_shared_16B(smem + Places::P_offset + i * 16, {0, 0, 0, 0});
+    }
+
     // Turns the scores of a round into P: each warp those of every n-th tile. All warps follow the
     // maxima. There is one copy of the code for a tile: instructions that a short kernel fetches
     // take longer than their execution.
-    FS_DEVICE void exponentiate(Rows& all_rows, int tiles, uint32_t P) const {
+    template <bool kPacked>
+    FS_DEVICE void exponentiate(Rows& all_rows, int tiles, int buffer, int round) const {
+        const int P_index = round & 1, its_row = packed_row<kPacked>();
+        const uint32_t P = P_buffer(P_index);
         float& row_max = all_rows.row_max[0][0];
         const float first_max = row_max;
         float maxima[kCtas];
+        // Tiles that a round does not have repeat the last one.
 #pragma unroll
         for (int tile = 0; tile < kCtas; ++tile)
-            maxima[tile] = tile < tiles ? maximum_of(tile) : -INFINITY;
+            maxima[tile] = maximum_of(scores_of(min(tile, tiles - 1), buffer), its_row);
+        if (round > 1) mbarrier_wait(P_free(smem, P_index), (round / 2 - 1) & 1);
 #pragma unroll 1
-        for (int tile = warp; tile < tiles; tile += Places::kScoreWarps) {
-            float both[1][2] = {{-INFINITY, -INFINITY}}, factors[1][2];
-            row_max = first_max;
+        for (int wave = 0; wave < kWaves; ++wave) {
+            const int tile = wave * kProbabilityWarps + probability_warp();
+            if (tile < tiles) {
+                float both[1][2] = {{-INFINITY, -INFINITY}}, factors[1][2];
+                row_max = first_max;
 #pragma unroll
-            for (int t = 0; t < kCtas; ++t) {
-                if (t < tile) row_max = fmaxf(row_max, maxima[t]);
-                if (t == tile) both[0][0] = maxima[t];
+                for (int t = 0; t < kCtas; ++t) {
+                    if (t < tile) row_max = fmaxf(row_max, maxima[t]);
+                    if (t == tile) both[0][0] = maxima[t];
+                }
+                all_rows.raise_to(both, factors);
+                if (lane % 4 == 0 && (!kPacked || lane < 16)) {
+                    const uint32_t at = P + (tile * kMostRows + its_row) * 4;
+                    store_shared_4B(at + Places::P_factors, __float_as_uint(factors[0][0]));
+                    store_shared_4B(at + Places::P_maxima, __float_as_uint(row_max));
+                }
+                exponentiate_tile<kPacked>(all_rows, tile, scores_of(tile, buffer), P);
             }
-            all_rows.raise_to(both, factors);
-            if (lane % 4 == 0) {
-                const uint32_t at = P + (tile * kMostRows + row()) * 4;
-                store_shared_4B(at + Places::P_factors, __float_as_uint(factors[0][0]));
-                store_shared_4B(at + Places::P_maxima, __float_as_uint(row_max));
-            }
-            exponentiate_tile(all_rows, tile, P);
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(P_full(smem, P_index, wave));
         }
         row_max = first_max;
 #pragma unroll
         for (int tile = 0; tile < kCtas; ++tile) row_max = fmaxf(row_max, maxima[tile]);
     }
-    // The maximum of the lane's row over a tile.
-    FS_DEVICE float maximum_of(int tile) const {
+    // The maximum of a row over a tile.
+    FS_DEVICE float maximum_of(uint32_t tile, int of_row) const {
+        const uint32_t at = maxima_of(tile, min(of_row, rows - 1));
         float maximum = -INFINITY;
 #pragma unroll
-        for (int w = 0; w < Places::kScoreWarps; ++w) {
-            const int at = (tile * Places::kScoreWarps + w) * kMostRows + min(row(), rows - 1);
-            maximum = fmaxf(maximum, load_shared_float(smem + Places::maxima_offset + at * 4));
+        for (int w = 0; w < kScoreWarps; w += 2) {
+            const float2 two = load_shared_float2(at + w * 4);
+            maximum = fmaxf(maximum, fmaxf(two.x, two.y));
         }
         return maximum;
     }
-    FS_DEVICE void exponentiate_tile(const Rows& all_rows, int tile, uint32_t P) const {
-        const int first = tile * kTileGroups * 32 + lane;
-        uint4 scores[kTileGroups];  // all loads precede the stores, which might alias them
-        if (row() < rows) {
+    template <bool kPacked>
+    FS_DEVICE void exponentiate_tile(const Rows& all_rows, int tile, uint32_t tile_scores,
+                                     uint32_t P) const {
+        constexpr int kMine = kPacked ? kTileGroups / 2 : kTileGroups;
+        const int first = kPacked ? lane / 16 * kMine : 0;  // group of 16 keys
+        const int its_lane = kPacked ? lane % 16 : lane;    // in a fragment of all rows
+        const bool has_row = packed_row<kPacked>() < rows;
+        float sums[kMine] = {};
+        if (has_row) {
+            uint4 scores[kMine];  // all loads precede the stores, which might alias them
 #pragma unroll
-            for (int g = 0; g < kTileGroups; ++g)
-                scores[g] = load_shared_16B(smem + Places::scores_offset + (first + g * 32) * 16);
-        }
-        float sum = 0.0f;
+            for (int g = 0; g < kMine; ++g)
+                scores[g] = load_shared_16B(tile_scores + ((first + g) * rows * 4 + its_lane) * 16);
 #pragma unroll
-        for (int g = 0; g < kTileGroups; ++g) {
-            uint2 p{0, 0};
-            if (row() < rows) {
-                const uint4& its = scores[g];
+            for (int g = 0; g < kMine; ++g) {
+                uint4& its = scores[g];
                 float left[4] = {__uint_as_float(its.x), __uint_as_float(its.y), 0.0f, 0.0f};
                 float right[4] = {__uint_as_float(its.z), __uint_as_float(its.w), 0.0f, 0.0f};
-                const float of_group = all_rows.exponentiate_16_keys(left, right, 0, 0);
-                sum = g == 0 ? of_group : __fadd_rn(sum, of_group);
-                p = {pack_16bit<value_t>(left[0], left[1]),
-                     pack_16bit<value_t>(right[0], right[1])};
+                sums[g] = all_rows.exponentiate_16_keys(left, right, 0, 0);
+                its.x = pack_16bit<value_t>(left[0], left[1]);
+                its.y = pack_16bit<value_t>(right[0], right[1]);
             }
-            scores[g].x = p.x, scores[g].y = p.y;
-        }
+            const uint32_t at = P + ((tile * kTileGroups + first) * 32 + its_lane) * 8;
 #pragma unroll
-        for (int g = 0; g < kTileGroups; ++g)
-            store_shared_8B(P + (first + g * 32) * 8, {scores[g].x, scores[g].y});
-        store_shared_4B(P + Places::P_sums + (tile * 32 + lane) * 4, __float_as_uint(sum));
+            for (int g = 0; g < kMine; ++g)
+                store_shared_8B(at + g * 256, {scores[g].x, scores[g].y});
+        }
+        float sum = sums[0];
+#pragma unroll
+        for (int g = 1; g < kMine; ++g) sum = __fadd_rn(sum, sums[g]);
+        if constexpr (kPacked)
+#pragma unroll
+            for (int g = 0; g < kMine; ++g)
+                sum = __fadd_rn(sum, __shfl_sync(kWholeWarp, sums[g], 16 + its_lane));
+        if (has_row && (!kPacked || lane < 16))
+            store_shared_4B(P + Places::P_sums + (tile * 32 + its_lane) * 4, __float_as_uint(sum));
+    }
+
+    // ---- the warp that sends ----
+
+    // Copies the scores of this CTA's tiles to the other CTAs.
+    FS_DEVICE void send_scores() const {
+        cp_async_wait<0>();
+        __syncthreads();  // the queries have arrived
+        cluster_wait();
+        const bool has_two = has_two_buffers();
+        for (int step = first_step, round = 0; step < steps; ++round) {
+            const int tiles = tiles_at(step), buffer = has_two ? round & 1 : 0;
+            const bool sends = rank < tiles;
+            named_barrier_wait(stored_barrier(round), kStoredThreads);
+            if (elect_lane()) {
+                const uint32_t full = scores_full(smem, buffer), tile = scores_of(rank, buffer);
+                fence_for_copies();
+                mbarrier_arrive_expect(full, (tiles - sends) * tile_bytes());
+                if (sends) {
+#pragma unroll
+                    for (int i = 1; i < kCtas; ++i) {  // not all CTAs to one at the same time
+                        const int cta = (rank + i) % kCtas;
+                        copy_shared(cluster_address(tile, cta), tile, tile_bytes(),
+                                    cluster_address(full, cta));
+                    }
+                }
+            }
+            __syncwarp();
+            step += tiles;
+        }
+    }
+
+    // ---- warps that copy V ----
+
+    // Each group of warps has a stage, and waits for its copies before it starts others.
+    FS_DEVICE void copy_values() const {
+        cp_async_wait<1>();
+        __syncthreads();  // the queries have arrived
+        cluster_wait();
+        int step = first_step, stage = 0, wraps = 0;
+        for (bool is_first = true; step < steps;) {
+            const int tiles = tiles_at(step);
+            if (stage == value_stage()) {
+                if (!is_first) {
+                    mbarrier_wait(V_free(smem, stage), wraps ^ 1);
+                    start_values(step, stage);
+                    cp_async_commit();
+                }
+                is_first = false;
+                cp_async_wait<0>();
+                __syncwarp();
+                if (lane == 0) mbarrier_arrive(V_full(smem, stage));
+            }
+            step += tiles;
+            next_stage(stage, wraps);
+        }
     }
 
     // ---- warps that multiply P by V ----
 
     FS_DEVICE void multiply_values() const {
-        int copied = first_step;
-#pragma unroll 1
-        for (int i = 0; i < kStages; ++i) {
-            start_values(copied, i);
-            copied += tiles_at(copied);
-            cp_async_commit();
-        }
-        cp_async_wait<kStages>();
+        cp_async_wait<0>();
         __syncthreads();  // the queries have arrived
+        cluster_wait();
+        const RowTarget target = row_target();
         Rows all(args.scale_log2), chunk(args.scale_log2);
         Sums all_o = {}, o = {};
-        int stage = 0;
+        int stage = 0, wraps = 0;
         for (int step = first_step, round = 0; step < steps; ++round) {
             const int tiles = tiles_at(step), buffer = round & 1;
-            cp_async_wait<kStages - 1>();
-            sync_column_warps();  // the copies of all these warps have arrived
-            mbarrier_wait(P_full(smem, buffer), (round / 2) & 1);
-            for (int tile = 0; tile < tiles; ++tile)
-                multiply_tile(chunk, o, tile, V_tile(stage, column_warp()), P_buffer(buffer));
+            mbarrier_wait(V_full(smem, stage), wraps);
+#pragma unroll 1
+            for (int wave = 0; wave < kWaves; ++wave) {
+                mbarrier_wait(P_full(smem, buffer, wave), (round / 2) & 1);
+                const int first = wave * kProbabilityWarps;
+#pragma unroll 4
+                for (int tile = first; tile < min(first + kProbabilityWarps, tiles); ++tile)
+                    multiply_tile(chunk, o, tile, V_tile(stage, column_warp()), P_buffer(buffer));
+            }
             chunk.row_max[0][0] = load_shared_float(P_buffer(buffer) + Places::P_maxima +
                                                     ((tiles - 1) * kMostRows + row()) * 4);
-            sync_column_warps();  // all lanes have read P and the stage
-            if (lane == 0) mbarrier_arrive(P_free(smem, buffer));
-            start_values(copied, stage);
-            copied += tiles_at(copied);
-            cp_async_commit();
+            __syncwarp();  // all lanes have read P and the stage
+            if (lane == 0) {
+                mbarrier_arrive(P_free(smem, buffer));
+                mbarrier_arrive(V_free(smem, stage));
+            }
             step += tiles;
-            if (step % steps_of_chunk == 0 || step >= steps) {
+            if (step % kChunkSteps == 0 || step >= steps) {
                 chunk.finish_chunk();
                 merge(all, all_o, chunk, o);
                 chunk.reset();
                 o[0] = o[1] = 0.0f;
             }
-            stage = stage == kStages - 1 ? 0 : stage + 1;
+            next_stage(stage, wraps);
         }
-        cp_async_wait<0>();
-        finish(all, all_o);
-    }
-    FS_DEVICE static void sync_column_warps() {
-        named_barrier_wait(1, kWarpSize * Places::kColumnWarps);
+        store(target, all, all_o);
     }
 
     FS_DEVICE void multiply_tile(Rows& chunk, Sums& o, int tile, uint32_t V, uint32_t P) const {
@@ -489,48 +699,109 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         all_o[1] = merge.merged(all_o[1], o[1]);
     }
 
-    // Stores the warp's columns of the output, or of a chunk's state for the merge kernel.
-    FS_DEVICE void finish(const Rows& all, const Sums& o) const {
-        if (row() >= rows) return;
+    // Where a lane stores its columns of the output, or of a chunk's state for the merge kernel.
+    // This is computed while the first keys arrive.
+    struct RowTarget {
+        char* columns;
+        char* statistics;  // of a chunk's state
+        const float* sink;
+        bool has_all_parts;
+    };
+    FS_DEVICE RowTarget row_target() const {
         const RunInfo run(smem + Places::target_offset);
-        const int of_head = run.tile * Kernel::B_r + row();
-        const RowStatistics statistics{all.offset(0, 0), all.row_sum[0][0]};
-        const bool is_first = first_column() == 0 && lane % 4 == 0;
+        const int of_head = run.tile * Kernel::B_r + min(row(), rows - 1);
         const int column = first_column() + lane % 4 * 2;
-        if (!run.has_all_parts()) {
+        RowTarget target{nullptr, nullptr, nullptr, run.has_all_parts()};
+        if (target.has_all_parts) {
+            const int query = args.by_group.divide(of_head), head = head_of(run, of_head, query);
+            target.columns = row_of_o(args, run.batch, run.first_query, query, head, column);
+            if (args.sinks != nullptr) target.sink = args.sinks + head;
+        } else {
             const PartStates<Kernel> memory = states(run);
-            store_global_8B(memory.sums(run.first_part, of_head) + column,
-                            {__float_as_uint(o[0]), __float_as_uint(o[1])});
-            if (is_first)
-                store_global_8B(
-                    memory.statistics(run.first_part, of_head),
-                    {__float_as_uint(statistics.offset), __float_as_uint(statistics.sum)});
+            target.columns = reinterpret_cast<char*>(memory.sums(run.first_part, of_head) + column);
+            target.statistics = reinterpret_cast<char*>(memory.statistics(run.first_part, of_head));
+        }
+        flashsmith::materialize(target.columns, target.statistics);
+        return target;
+    }
+    FS_DEVICE int head_of(const RunInfo& run, int of_head, int query) const {
+        return run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
+    }
+    FS_DEVICE void store(const RowTarget& target, const Rows& all, const Sums& o) const {
+        if (row() >= rows) return;
+        const RowStatistics statistics{all.offset(0, 0), all.row_sum[0][0]};
+        const int column = first_column() + lane % 4 * 2;
+        if (!target.has_all_parts) {
+            store_global_8B(target.columns, {__float_as_uint(o[0]), __float_as_uint(o[1])});
+            if (column == 0)
+                store_global_8B(target.statistics, {__float_as_uint(statistics.offset),
+                                                    __float_as_uint(statistics.sum)});
             return;
         }
-        const int query = args.by_group.divide(of_head);
-        const int head = run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
-        const CanonicalEnd row_end(statistics, args.sinks == nullptr ? nullptr : args.sinks + head);
+        const CanonicalEnd row_end(statistics, target.sink);
         if (column < args.d)
-            store_global_4B(row_of_o(args, run.batch, run.first_query, query, head, column),
+            store_global_4B(target.columns,
                             pack_16bit<value_t>(CanonicalEnd::scaled(o[0], row_end.factor),
                                                 CanonicalEnd::scaled(o[1], row_end.factor)));
-        if (is_first) store_lse(args, row_end.lse, run.batch, run.first_query, query, head);
+        if (column != 0 || args.lse == nullptr) return;
+        const RunInfo run(smem + Places::target_offset);
+        const int of_head = run.tile * Kernel::B_r + row(), query = args.by_group.divide(of_head);
+        store_lse(args, row_end.lse, run.batch, run.first_query, query,
+                  head_of(run, of_head, query));
     }
 };
 
-// The whole kernel: a cluster has one run.
+// The whole kernel: a cluster has one run. It is found before the preceding launch is over, if
+// lengths may be guessed (see compute_parts()).
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t smem) {
-    if (thread_index() == 0) ChunkCluster<Kernel, kPaged>::init_barriers(smem);
-    wait_for_launch_before();
-    WorkCursor cursor(share_of_cta<Kernel>(args), block_index() / Kernel::chunk_cluster);
+    using Cluster = ChunkCluster<Kernel, kPaged>;
+    if (thread_index() == 0) Cluster::init_barriers(smem);
+    __syncwarp();
+    cluster_arrive();
+    Lengths lengths;
+    if constexpr (Kernel::uses_pdl && !Kernel::SEMANTICS.packed)
+        lengths.are_guessed = (args.flags & kGuessesLengths) != 0;
+    const int32_t* const own_length = args.cache_lens + min(lane_index(), args.batch - 1);
+    if (lengths.are_guessed)
+        lengths.guess = load_relaxed(own_length);
+    else
+        prefetch_lengths<Kernel>(args);
+    if constexpr (Kernel::uses_pdl && !Kernel::SEMANTICS.hides_earlier)
+        if (args.log2_prefetched_keys > 0) prefetch_first_keys<Kernel, kPaged>(args);
+    if (!lengths.are_guessed) wait_for_launch_before();
     DecodeItem item{};
-    const bool found = find_item<Kernel>(args, cursor, item);  // alike in all CTAs of a cluster
-    allow_next_launch();
-    if (!found) return;
-    cluster_barrier();  // barriers are initialised before any CTA uses them
-    ChunkCluster<Kernel, kPaged>(args, item, smem).run();
-    cluster_barrier();  // shared memory must exist until the other CTAs' last arrivals
+    // Whatever is found is alike in all CTAs of a cluster.
+    const auto find = [&] {
+        WorkCursor cursor(share_of_cta<Kernel>(args, lengths),
+                          block_index() / Kernel::chunk_cluster);
+        return find_item<Kernel>(args, cursor, item, lengths);
+    };
+    bool found = find();
+    for (bool begins = true;; begins = false) {
+        Cluster cluster(args, item, smem);
+        if (begins) {
+            cluster.materialize();
+            if (lengths.are_guessed) wait_for_launch_before();
+            allow_next_launch();
+        }
+        if (found) cluster.start();
+        if (lengths.are_guessed) {
+            lengths.are_guessed = false;
+            // The length is loaded while the first keys arrive. A thread's new copies overwrite
+            // only copies that it has waited for.
+            if (!__all_sync(kWholeWarp, load_global_4B(own_length) == lengths.guess)) {
+                cp_async_wait<0>();
+                found = find();
+                continue;
+            }
+        }
+        if (found)
+            cluster.run();
+        else
+            cluster_wait();
+        return;
+    }
 }
 
 }  // namespace flashsmith

@@ -40,7 +40,15 @@ struct FlashDecodeKernelConfig {
     constexpr int column_warps() const {
         return chunk_cluster > 0 ? d_head / (8 * chunk_cluster) : 0;
     }
-    constexpr int n_threads() const { return 32 * (n_warps + column_warps()); }
+    // Warps that copy values for them: as many for each stage, four in all if possible.
+    constexpr int value_warps() const {
+        return chunk_cluster > 0 ? stages * (stages < 4 ? 4 / stages : 1) : 0;
+    }
+    // Besides n_warps for scores and these, a cluster's CTA has one warp that sends scores.
+    constexpr int n_threads() const {
+        const int more = probability_warps() + column_warps() + value_warps();
+        return 32 * (n_warps + (chunk_cluster > 0 ? more + 1 : 0));
+    }
     // Keys of a stage that one warp copies. Unless each warp has its own rows, the warp also
     // multiplies them alone.
     constexpr int keys_per_warp() const { return B_c / n_warps; }
@@ -76,14 +84,26 @@ struct FlashDecodeKernelConfig {
     constexpr int exchange_bytes() const {
         return maxima_bytes() + sums_bytes() + B_r * B_c * element_bytes();
     }
+    // Warps that compute probabilities: each has a tile in each of a round's waves.
+    constexpr int probability_warps() const {
+        return n_warps < chunk_cluster ? n_warps : chunk_cluster;
+    }
+    constexpr int cluster_waves() const {
+        return (chunk_cluster + probability_warps() - 1) / probability_warps();
+    }
     // What the CTAs of a cluster that computes a chunk together, and their warps, exchange per
-    // round: scores of eight rows, maxima, two buffers of P with its sums, factors and maxima, and
-    // barriers. A warp's columns of V begin 64 bytes behind the preceding warp's last ones.
+    // round: scores of eight rows with maxima, two buffers of P with its sums, factors and maxima,
+    // and barriers. A warp's columns of V begin 64 bytes behind the preceding warp's last ones.
     constexpr int cluster_exchange_bytes() const {
         const int keys = chunk_cluster * B_c;
-        return keys * 32 + chunk_cluster * n_warps * 32 + 2 * (keys * 16 + chunk_cluster * 192) +
-               64 * stages * column_warps() + 16;
+        const int buffers = 2 * cluster_buffered_rows() / 8;
+        return buffers * 32 * (keys + chunk_cluster * n_warps) +
+               2 * (keys * 16 + chunk_cluster * 192) + 64 * stages * column_warps() +
+               16 * (1 + cluster_waves() + stages);
     }
+    // The most rows for which there is room for the scores of two rounds. If a round has more keys,
+    // the stages leave no room for eight rows.
+    constexpr int cluster_buffered_rows() const { return chunk_cluster * B_c <= 512 ? 8 : 4; }
     // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
     // stages, three CTAs per SM have no registers for that.
     constexpr bool has_whole_runs() const { return stages > 2 || d_head <= 64; }

@@ -217,14 +217,34 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def n_threads(self) -> int:
-        """Threads of a CTA."""
-        return (self.n_warps + self.column_warps) * THREADS_PER_WARP
+        """Threads of a CTA. If a cluster computes a chunk together, n_warps compute scores, and
+        others compute probabilities, multiply P by V, copy V and send scores."""
+        warps = self.n_warps
+        if self.chunk_cluster:
+            warps += self.probability_warps + self.column_warps + self.value_warps + 1
+        return warps * THREADS_PER_WARP
 
     @property
     def column_warps(self) -> int:
         """Further warps that multiply P by V, each with 8 columns, if a cluster computes a chunk
         together."""
         return self.d_head // (8 * self.chunk_cluster) if self.chunk_cluster else 0
+
+    @property
+    def value_warps(self) -> int:
+        """Warps that copy V, if a cluster computes a chunk together: as many for each stage, four
+        in all if possible."""
+        return self.stages * max(1, 4 // self.stages) if self.chunk_cluster else 0
+
+    @property
+    def probability_warps(self) -> int:
+        """Warps that compute probabilities, if a cluster computes a chunk together."""
+        return min(self.n_warps, self.chunk_cluster)
+
+    @property
+    def cluster_waves(self) -> int:
+        """Tiles of a round whose probabilities one of these warps computes."""
+        return -(-self.chunk_cluster // self.probability_warps) if self.chunk_cluster else 0
 
     @property
     def keys_per_warp(self) -> int:
@@ -315,16 +335,16 @@ class FlashDecodeKernelConfig(KernelConfig):
             in_shared = self.own_tiles - self.own_tiles_in_registers
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
         elif self.chunk_cluster:
-            # Data that CTAs and warps exchange per round: the scores of eight rows, maxima, two
-            # buffers of P with its sums, factors and maxima, and barriers. It also includes gaps
+            # Data that CTAs and warps exchange per round: one or two buffers of the scores of eight
+            # rows with maxima, two of P with its sums, factors and maxima, and barriers. It also
+            # includes gaps
             # between columns of V.
             keys = self.chunk_cluster * self.B_c
             statistics = (
-                keys * 32
-                + self.chunk_cluster * self.n_warps * 32
+                (2 if keys <= 512 else 1) * 32 * (keys + self.chunk_cluster * self.n_warps)
                 + 2 * (keys * 16 + self.chunk_cluster * 192)
                 + 64 * self.stages * self.column_warps
-                + 16
+                + 16 * (1 + self.cluster_waves + self.stages)
             )
         elif self.canonical:
             # The data of a tile that warps exchange: maxima, sums of 16 keys, and P.

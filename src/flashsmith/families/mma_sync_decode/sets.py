@@ -76,9 +76,10 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
 
 
 # Where the CTAs of a cluster compute a chunk together, as measured on an H200: with fewer keys or
-# more CTAs in all, or at larger d_head, one CTA computes it as fast. See docs/log/bits.md.
-_CLUSTERS, _CLUSTER_ROWS = (8, 4), 8
-_LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS, _MOST_CLUSTER_D_HEAD = 1024, 64, 128
+# more CTAs in all, one CTA computes it as fast. A cluster has no more CTAs than a sequence has
+# tiles. See docs/log/bits.md.
+_CLUSTERS, _CLUSTER_ROWS = (8, 4, 2), 8
+_LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS = 512, 64
 
 
 def _in_clusters(
@@ -86,13 +87,13 @@ def _in_clusters(
 ) -> FlashDecodeKernelConfig | None:
     """The config whose clusters share the chunks, for a canonical problem with few chunks; None if
     it has enough chunks. The bits are the same."""
-    if problem.seq_k < _LEAST_CLUSTER_KEYS or cfg.d_head > _MOST_CLUSTER_D_HEAD:
+    if problem.seq_k < _LEAST_CLUSTER_KEYS:
         return None
     chunks = problem.batch * problem.heads_k * -(-problem.seq_k // CHUNK)
     made = (
-        replace(cfg, B_r=MMA_ROWS, stages=stages, chunk_cluster=ctas)
+        replace(cfg, B_r=MMA_ROWS, stages=stages, early=True, chunk_cluster=ctas)
         for ctas in _CLUSTERS
-        if chunks * ctas <= _MOST_CLUSTER_CTAS
+        if chunks * ctas <= _MOST_CLUSTER_CTAS and ctas * cfg.B_c <= problem.seq_k
         for stages in _CANONICAL_STAGES
     )
     return next((one for one in made if is_legal(one, device)), None)
