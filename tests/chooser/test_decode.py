@@ -427,9 +427,13 @@ def test_kernels_for_chunks_of_prompts_join_where_a_call_may_have_some() -> None
     assert choice.config == CHOOSERS["invariant"](Problem.parse(text), device_spec(90))
     # Three of them where their fewer tiles still fill the GPU.
     longer = Problem.parse("b1 s8192:8192 h32:8 d128 bf16 decode causal")
-    for d, count in ((128, 3), (256, 2)):
-        chosen_for = CHOOSERS["invariant"](replace(longer, d=d), device_spec("H200"))
-        assert chosen_for.chunk_warpgroups == count
+    h200 = device_spec("H200")
+    for changes, count in (
+        *(({}, 3), ({"d": 256}, 2), ({"seq_q": 1024}, 2), ({"seq_q": 2048}, 3)),
+        *(({"seq_q": 512, "page": 16}, 2), ({"seq_q": 512, "page": 1}, 3)),
+    ):
+        chosen_for = CHOOSERS["invariant"](replace(longer, **changes), h200)
+        assert chosen_for.chunk_warpgroups == count, changes
     plain = replace(choice.config, chunk_rows=0, chunk_warpgroups=0)
     assert choice.ms < 0.5 * estimate(plain, choice.problem, device_spec(90)).ms
 

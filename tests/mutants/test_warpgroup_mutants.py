@@ -20,7 +20,7 @@ VICTIMS = {
         WINDOW,
         (
             AskedDecode(
-                "b4 s100:700 h4:2 d64 window softcap packed page24",
+                "b4 s100:700 h4:2 d64 window softcap packed page20",
                 options={
                     "window": (600, 0),
                     "lens_q": (100, 1, 70, 66),

@@ -30,11 +30,13 @@ _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 }
 # Rows of a chunk tile, in order of preference; neither was measured.
 _CHUNK_ROWS = (128, 64)
-# Warpgroups of the kernel for chunks of a prompt: two, or three from so many tiles of 192 rows per
-# SM on. Three compute faster, but leave SMs idle at the end. Measured at d 128 on an H200. The
-# number affects no bit.
+# Warpgroups of the kernel for chunks of a prompt: two, or three if there are at least
+# _LEAST_TILES_PER_SM tiles of 192 rows per SM. Three compute faster, but leave SMs idle at the end.
+# Measured at d 128 on an H200. The number affects no bit. Pages whose size is no multiple of
+# _BOX_KEYS are copied row by row, and three warpgroups copy less.
 _WARPGROUPS, _MOST_WARPGROUPS = 2, 3
-_LEAST_TILES_PER_SM = 6
+_LEAST_TILES_PER_SM = 2.5
+_BOX_KEYS = 8
 # The d_head at which full_tiles was timed for several queries: large calls take 9% less time, and
 # no call takes longer.
 _FILLED_D_HEAD = 128
@@ -112,7 +114,8 @@ def adapt_to_queries(
     # Of a packed call's sequences only one is sure to have as many queries.
     sequences = 1 if problem.semantics.packed else problem.batch
     tiles = -(-problem.seq_q // (WARPGROUP_ROWS * _MOST_WARPGROUPS)) * sequences * problem.heads_q
-    many = tiles >= _LEAST_TILES_PER_SM * device.sm_count
+    small_pages = problem.page % _BOX_KEYS != 0
+    many = tiles >= _LEAST_TILES_PER_SM * device.sm_count or small_pages
     counts = (_MOST_WARPGROUPS, _WARPGROUPS) if many else (_WARPGROUPS,)
     made = (replace(found, chunk_warpgroups=count) for count in counts)
     return next((one for one in made if is_legal(one, device)), found)
