@@ -102,6 +102,12 @@ CUDA_HOME = Variable(
     "unset",
     FOLDER,
 )
+SOURCE_DATE_EPOCH = Variable(
+    "SOURCE_DATE_EPOCH",
+    "the time that `flashsmith wheel` gives the files in a wheel, in seconds since 1970",
+    "1980-01-01",
+    COUNT,
+)
 
 VARIABLES = (
     KERNELS,
@@ -115,6 +121,7 @@ VARIABLES = (
     BITS,
     JOBS,
     CUDA_HOME,
+    SOURCE_DATE_EPOCH,
 )
 
 
@@ -173,6 +180,11 @@ def cache_limit_mib() -> int:
 def jobs() -> int:
     """How many compilations run in parallel: FLASHSMITH_JOBS, else the usable cores."""
     return _positive_int(JOBS, len(os.sched_getaffinity(0)))
+
+
+def source_date_epoch() -> int:
+    """The time of the files in a wheel, in seconds since 1970; 0 when it is not set."""
+    return _positive_int(SOURCE_DATE_EPOCH, 0)
 
 
 def check_values() -> None:

@@ -7,11 +7,20 @@ import sys
 
 from flashsmith.errors import PlatformError
 
+# The processors that libraries are built for, as Linux names them.
+CPUS = ("x86_64", "aarch64")
+
+
+def this_cpu() -> str:
+    """This machine's processor, as Linux names it."""
+    machine = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+
 
 def require_supported_host() -> None:
     """Raises PlatformError, which names this machine, unless it is Linux on x86-64."""
-    machine = platform.machine().lower()
-    if sys.platform.startswith("linux") and machine in ("x86_64", "amd64"):
+    machine = this_cpu()
+    if sys.platform.startswith("linux") and machine == "x86_64":
         return
     raise PlatformError(
         f"this machine is {platform.system()} on {machine or 'an unknown processor'}: "

@@ -61,8 +61,11 @@ def build_from(
     semantics: Semantics | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
+    packaged: bool = False,
+    cpu: str | None = None,
 ) -> KernelLibrary:
-    """As ``build``, from the C++ sources in ``csrc``."""
+    """As ``build``, from the C++ sources in ``csrc``. A ``packaged`` library is one for a wheel,
+    also for another processor than this machine's: ``cpu`` is x86_64 or aarch64."""
     unique = _checked_configs(configs, arch)
     jobs = env.jobs() if jobs is None else jobs
     if jobs < 1:
@@ -75,7 +78,8 @@ def build_from(
     cache = Cache(cache_dir())
     for _ in range(_ATTEMPTS):
         sources = source_hash(unique[0].FAMILY, csrc)
-        spec = LibrarySpec(unique, arch, semantics or Semantics(), csrc, sources, toolchain)
+        made_for = unique, arch, semantics or Semantics()
+        spec = LibrarySpec(*made_for, csrc, sources, toolchain, packaged)
         library = _Build(spec, cache, jobs, progress or silent).run()
         if library is not None:
             return library

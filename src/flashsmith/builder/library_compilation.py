@@ -21,7 +21,8 @@ from flashsmith.builder.ptxas_report import (
     nameless_warnings,
     parse_ptxas_report,
 )
-from flashsmith.builder.sources import family_sources, source_hash
+from flashsmith.builder.sources import PACKAGED_SOURCE, Sources, family_sources, source_hash
+from flashsmith.builder.system_libraries import check_floors, older_glibc
 from flashsmith.errors import CompileError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 
@@ -82,15 +83,24 @@ class Compilation:
         (self.library / "ptx").mkdir(parents=True)
         self.build.mkdir()
         self._originals = family_sources(spec.family, spec.csrc)
-        self._originals.copy_to(self.csrc)
+        self._originals.copy_to(self.csrc, packaged=spec.packaged)
         self._new_objects: list[_HostObject] = []
-        shards = -(-len(spec.configs) // _CONFIGS_PER_SHARD)
+        if spec.packaged:
+            Sources(spec.csrc, [PACKAGED_SOURCE]).copy_to(self.csrc, packaged=True)
         self.sources: GeneratedSources = generate_kernel_instantiations(
             spec.configs,
             self.library / "sources",
             semantics=spec.semantics,
-            n_shards=-(-max(shards, jobs) // jobs) * jobs,
+            n_shards=self._n_shards(),
         )
+
+    def _n_shards(self) -> int:
+        if self.spec.packaged:
+            # The driver decompresses only the kernel that is used. And the objects do not depend on
+            # the number of jobs.
+            return len(self.spec.configs)
+        shards = max(-(-len(self.spec.configs) // _CONFIGS_PER_SHARD), self.jobs)
+        return -(-shards // self.jobs) * self.jobs
 
     def is_current(self) -> bool:
         """Whether the compiled sources match the spec and have not changed since."""
@@ -144,6 +154,9 @@ class Compilation:
         keep = self.build / f"keep_{index}"
         keep.mkdir()
         flags = (*self.spec.kernel_flags(), "--keep", "--keep-dir", self._name(keep))
+        if self.spec.packaged:
+            # Else names of static functions and of the module are random.
+            flags = (*flags, f"-frandom-seed={self.spec.key()}-{index}")
         return self._nvcc(f"shard_{index}", self.sources.shards[index], flags)
 
     def _host_objects(self) -> list[_HostObject]:
@@ -154,6 +167,10 @@ class Compilation:
             command = self._gxx(_object_name(name), self.csrc / name)
             path = self._object(command.name)
             made.append(_HostObject(f"{key}-{command.name}", command, path))
+        if self.spec.packaged:
+            key = self.spec.object_key(Sources(self.spec.csrc, [PACKAGED_SOURCE]).hash())
+            command = self._gxx(_object_name(PACKAGED_SOURCE), self.csrc / PACKAGED_SOURCE)
+            made.append(_HostObject(f"{key}-{command.name}", command, self._object(command.name)))
         return made
 
     def _map_command(self) -> Command:
@@ -185,8 +202,12 @@ class Compilation:
     def _gxx(self, name: str, source: Path) -> Command:
         tools = self.spec.toolchain
         arguments = [str(tools.gxx), *self.spec.host_flags()]
-        for folder in tools.include_dirs:
+        for number, folder in enumerate(tools.include_dirs):
             arguments += ["-isystem", str(folder)]
+            if self.spec.packaged:  # for texts of errors, which name a header
+                arguments.append(f"-ffile-prefix-map={folder}=include_{number}")
+        if self.spec.packaged:
+            arguments.append(f"-frandom-seed={name}")
         return Command(name, (*arguments, *self._compile(source, name)))
 
     # ---- the compiled kernels ----
@@ -304,13 +325,25 @@ class Compilation:
     # ---- linking ----
 
     def link(self) -> None:
-        """Links library.so; an undefined symbol is an error here rather than at load time."""
+        """Links library.so; an undefined symbol is an error here rather than at load time.
+
+        Raises CompileError also if a packaged library would need newer system libraries than it
+        may.
+        """
         tools = self.spec.toolchain
+        system: tuple[str, ...] = ("-lrt", "-ldl", "-lpthread")
+        if self.spec.packaged:
+            folder = self.build / "system"
+            older = older_glibc(tools.gxx, tools.cpu, folder, self._name(folder))
+            run_all(list(older), cwd=self.folder, jobs=self.jobs, finished=lambda done: None)
+            # Without symbols, which only debuggers need, and a note with the build's hash.
+            system = (*map(self._name, older.values()), "-s", "-Wl,--build-id=none")
         exports = self.build / "exports.map"
         exports.write_text(_EXPORTS)
         names = [path.stem for path in self.sources.shards]
         names += ["kernel_library"]
         names += map(_object_name, self._originals.host_files)
+        names += [_object_name(PACKAGED_SOURCE)] if self.spec.packaged else []
         command = Command(
             "link",
             (
@@ -322,9 +355,7 @@ class Compilation:
                 "-ltvm_ffi",
                 f"-L{tools.cuda_lib_dir}",
                 "-lcudart_static",
-                "-lrt",
-                "-ldl",
-                "-lpthread",
+                *system,
                 "-Wl,-Bsymbolic",
                 "-Wl,-z,defs",
                 f"-Wl,--version-script={self._name(exports)}",
@@ -333,3 +364,6 @@ class Compilation:
             ),
         )
         run_all([command], cwd=self.folder, jobs=1, finished=lambda done: None)
+        if self.spec.packaged:
+            shared_object = self.library / SHARED_OBJECT
+            check_floors(shared_object.read_bytes(), shared_object.name)

@@ -24,7 +24,7 @@ from flashsmith.safe_json import parse_json
 
 MANIFEST_NAME = "manifest.json"
 # The files that a manifest may list.
-LIBRARY_FILE = re.compile(r"library\.so|ptx/\w+\.ptx|sources/\w+\.(?:cu|cuh|cc)", re.ASCII)
+LIBRARY_FILE = re.compile(r"library\.so|ptx/\w+\.ptx(?:\.xz)?|sources/\w+\.(?:cu|cuh|cc)", re.ASCII)
 # Larger manifests are refused: a kernel takes about 400 bytes, and there are at most a few
 # thousand kernels.
 _MOST_BYTES = 2**26

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from flashsmith import env
 from flashsmith.builder.scratch import require_plain
-from flashsmith.errors import ToolchainError, install_extra
-from flashsmith.host import require_supported_host
+from flashsmith.errors import ArgumentError, ToolchainError, install_extra
+from flashsmith.host import CPUS, require_supported_host, this_cpu
+from flashsmith.printable import quoted
 from flashsmith.system_errors import is_from_system
 
 # Both compilers need C++20: a config is a template argument of class type.
@@ -40,6 +41,7 @@ class Toolchain:
     cuda_lib_dir: Path  # holds libcudart_static.a
     tvm_ffi_lib_dir: Path
     archs: frozenset[int]  # the architectures that nvcc supports, such as 80
+    cpu: str = "x86_64"  # the processor that libraries are for
 
     def identity(self) -> tuple[str, str, str]:
         """The versions that a compiled library depends on."""
@@ -55,9 +57,20 @@ class Toolchain:
             )
 
 
-def find_toolchain() -> Toolchain:
+def known_cpu(name: str | None = None) -> str:
+    """The processor that libraries are for, x86_64 or aarch64; None is this machine's.
+
+    Raises ArgumentError for any other.
+    """
+    found = this_cpu() if name is None else name
+    if found not in CPUS:
+        raise ArgumentError(f"cpu={quoted(found)}: allowed are {' and '.join(CPUS)}")
+    return found
+
+
+def find_toolchain(cpu: str | None = None) -> Toolchain:
     """The compilers to use: nvcc from CUDA_HOME if this is set, else pip's nvcc, else the nvcc on
-    PATH.
+    PATH. Libraries are for the processor ``cpu``; None is this machine's.
 
     Raises PlatformError on other platforms than Linux x86-64. Raises ToolchainError, with advice on
     the installation, when a part is missing or too old.

@@ -1,0 +1,146 @@
+"""`flashsmith wheel`: packages of compiled kernels, for installations without a compiler."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashsmith.benchmark.progress import ProgressReporter
+from flashsmith.benchmark.table import make_console
+from flashsmith.cli.command import App
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType
+from flashsmith.families.device import architecture_number
+from flashsmith.pluralize import pluralize
+from flashsmith.printable import quoted
+from flashsmith.safe_json import whole_number
+
+if TYPE_CHECKING:
+    from flashsmith.builder import BuildEvent
+    from flashsmith.chooser.package_contents import PackageContents
+
+app = App()
+
+_MB = 1e6
+
+
+@app.command("wheel")
+def build_wheels(
+    archs: Annotated[
+        list[str],
+        typer.Option(
+            "--for", metavar="ARCH", help="sm_80, 90, ...: a wheel for each. May be repeated."
+        ),
+    ],
+    folder: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the wheels.")
+    ] = Path("dist"),
+    cpu: Annotated[
+        str | None,
+        typer.Option("--cpu", help="x86_64 or aarch64. Default: this machine's processor."),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="WORDS",
+            help="Only kernels of these dtypes and d_heads, such as 'bf16 d128'.",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", help="Compilers in parallel. Default: FLASHSMITH_JOBS."),
+    ] = None,
+) -> None:
+    """Write wheels with the compiled kernels for GPUs, which need no compiler when installed.
+
+    A wheel has the fastest measured kernels and those that the cost model chooses. Compiled
+    libraries are kept in the kernel cache, so an interrupted command continues where it stopped.
+    """
+    numbers = [_architecture(text) for text in archs]
+    d_heads, dtypes = _only(only)
+    with ProgressReporter() as reporter:
+        from flashsmith import env
+        from flashsmith.builder.toolchain import known_cpu
+
+        made_for, jobs = known_cpu(cpu), env.jobs() if jobs is None else jobs
+        for arch in numbers:
+            start = time.monotonic()
+            contents = _contents(arch, d_heads, dtypes, reporter)
+            path, needs = _write(contents, made_for, jobs, folder, reporter)
+            make_console().print(
+                f"{path}: {pluralize(len(contents), 'kernel')}, {path.stat().st_size / _MB:.1f} MB,"
+                f" in {time.monotonic() - start:.0f} s; needs {needs}",
+                soft_wrap=True,
+            )
+
+
+def _contents(
+    arch: int,
+    d_heads: tuple[int, ...] | None,
+    dtypes: tuple[DType, ...],
+    reporter: ProgressReporter,
+) -> PackageContents:
+    from flashsmith.chooser.package_contents import package_contents
+
+    def searched(done: int, total: int) -> None:
+        reporter.step("choosing kernels", done, total)
+
+    found = package_contents(arch, d_heads=d_heads, dtypes=dtypes, searched=searched)
+    reporter.say(
+        f"sm_{arch}: {pluralize(len(found), 'kernel')} for {found.problems:,} examined problems"
+    )
+    return found
+
+
+def _write(
+    contents: PackageContents, cpu: str, jobs: int, folder: Path, reporter: ProgressReporter
+) -> tuple[Path, str]:
+    """Builds and writes a wheel. Returns its path, and the newest system libraries that it
+    needs."""
+    from flashsmith.builder.package_build import build_package, package_seconds
+    from flashsmith.builder.package_wheel import write_wheel
+    from flashsmith.builder.system_libraries import newest_needs
+
+    total = len(contents)
+    seconds = package_seconds(contents.kernels, jobs)
+    reporter.expect("compiling", [seconds / total] * total)
+
+    def report(built: int, event: BuildEvent) -> None:
+        if event.stage in ("warn", "wait"):
+            reporter.build(event)
+        elif event.stage == "compile":
+            reporter.step("compiling kernels", min(built + event.done, total - 1), total)
+
+    libraries = build_package(
+        contents.kernels, arch=contents.arch, cpu=cpu, jobs=jobs, progress=report
+    )
+    path = write_wheel(libraries, contents.arch, cpu, folder)
+    return path, newest_needs(library.so_path.read_bytes() for library in libraries)
+
+
+def _architecture(text: str) -> int:
+    number = architecture_number(text)
+    if number is None:
+        raise ArgumentError(f"--for={quoted(text)}: give an architecture, such as sm_90")
+    return number
+
+
+def _only(text: str | None) -> tuple[tuple[int, ...] | None, tuple[DType, ...]]:
+    """The d_heads, None for all, and the dtypes that ``--only`` names."""
+    d_heads, dtypes = [], []
+    for word in (text or "").split():
+        if re.fullmatch(r"d\d+", word, re.ASCII):
+            d_heads.append(whole_number(word[1:]) or 0)
+        elif word.upper() in DType.__members__:
+            dtypes.append(DType[word.upper()])
+        else:
+            raise ArgumentError(
+                f"--only={quoted(text)}: {quoted(word)} is neither a dtype nor a d_head; give "
+                "words such as 'bf16 d128'"
+            )
+    return tuple(d_heads) or None, tuple(dtypes) or tuple(DType)
