@@ -4,6 +4,7 @@ not depend on where, when or by how many compilers they are built."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from flashsmith.builder.build_progress import BuildEvent
 from flashsmith.builder.compile_time import expected_seconds
@@ -45,13 +46,14 @@ def build_package(
     cpu: str | None = None,
     jobs: int | None = None,
     progress: PackageProgress = lambda built, event: None,
+    csrc: Path | None = None,
 ) -> list[KernelLibrary]:
     """The libraries of a package with these kernels, for a wheel.
 
     Finished libraries are kept in the kernel cache, so a build that was interrupted continues where
     it stopped. ``cpu`` is the processor that runs the libraries, x86_64 or aarch64; None is this
-    machine's. Raises what ``build`` raises, and CompileError if a library would need newer system
-    libraries than a package may.
+    machine's. ``csrc`` replaces the package's own sources. Raises what ``build`` raises, and
+    CompileError if a library would need newer system libraries than a package may.
     """
     libraries: list[KernelLibrary] = []
     built = 0
@@ -62,7 +64,7 @@ def build_package(
 
         libraries.append(
             build_from(
-                package_sources(),
+                csrc or package_sources(),
                 configs,
                 arch=arch,
                 semantics=semantics,

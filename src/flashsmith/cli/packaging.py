@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,15 +14,14 @@ from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.command import App
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DType
+from flashsmith.families import DType, KernelConfig, Semantics
 from flashsmith.families.device import architecture_number
 from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
 from flashsmith.safe_json import whole_number
 
 if TYPE_CHECKING:
-    from flashsmith.builder import BuildEvent
-    from flashsmith.chooser.package_contents import PackageContents
+    from flashsmith.builder import BuildEvent, KernelLibrary
 
 app = App()
 
@@ -65,50 +65,72 @@ def build_wheels(
     d_heads, dtypes = _only(only)
     with ProgressReporter() as reporter:
         from flashsmith import env
+        from flashsmith.builder.package_wheel import write_wheel
+        from flashsmith.builder.system_libraries import newest_needs
         from flashsmith.builder.toolchain import known_cpu
 
         made_for, jobs = known_cpu(cpu), env.jobs() if jobs is None else jobs
         for arch in numbers:
             start = time.monotonic()
-            contents = _contents(arch, d_heads, dtypes, reporter)
-            path, needs = _write(contents, made_for, jobs, folder, reporter)
+            libraries = _build(arch, d_heads, dtypes, made_for, jobs, reporter)
+            path = write_wheel(libraries, arch, made_for, folder)
+            needs = newest_needs(library.so_path.read_bytes() for library in libraries)
             make_console().print(
-                f"{path}: {pluralize(len(contents), 'kernel')}, {path.stat().st_size / _MB:.1f} MB,"
-                f" in {time.monotonic() - start:.0f} s; needs {needs}",
+                f"{path}: {pluralize(sum(map(len, libraries)), 'kernel')} in "
+                f"{pluralize(len(libraries), 'library', 'libraries')}, "
+                f"{path.stat().st_size / _MB:.1f} MB, in {time.monotonic() - start:.0f} s; needs "
+                f"{needs}",
                 soft_wrap=True,
             )
 
 
-def _contents(
+def _build(
     arch: int,
     d_heads: tuple[int, ...] | None,
     dtypes: tuple[DType, ...],
+    cpu: str,
+    jobs: int,
     reporter: ProgressReporter,
-) -> PackageContents:
+) -> list[KernelLibrary]:
+    """The libraries of a package. If kernels compile to slow code, attention() uses others, so
+    these are built, too."""
+    from flashsmith.builder import note_slow
     from flashsmith.chooser.package_contents import package_contents
 
     def searched(done: int, total: int) -> None:
         reporter.step("choosing kernels", done, total)
 
-    found = package_contents(arch, d_heads=d_heads, dtypes=dtypes, searched=searched)
-    reporter.say(
-        f"sm_{arch}: {pluralize(len(found), 'kernel')} for {found.problems:,} examined problems"
-    )
-    return found
+    libraries: list[KernelLibrary] = []
+    built: set[tuple[Semantics, KernelConfig]] = set()
+    while True:
+        found = package_contents(arch, d_heads=d_heads, dtypes=dtypes, searched=searched)
+        missing = {
+            semantics: [config for config in configs if (semantics, config) not in built]
+            for semantics, configs in found.kernels.items()
+        }
+        reporter.say(
+            f"sm_{arch}: {pluralize(sum(map(len, missing.values())), 'kernel')} for "
+            f"{found.problems:,} examined problems"
+        )
+        made = _compile(missing, arch, cpu, jobs, reporter)
+        libraries += made
+        built |= {(one.manifest.semantics, config) for one in made for config in one.configs}
+        if not [kernel for library in made for kernel in note_slow(library)]:
+            return libraries
 
 
-def _write(
-    contents: PackageContents, cpu: str, jobs: int, folder: Path, reporter: ProgressReporter
-) -> tuple[Path, str]:
-    """Builds and writes a wheel. Returns its path, and the newest system libraries that it
-    needs."""
+def _compile(
+    kernels: Mapping[Semantics, Sequence[KernelConfig]],
+    arch: int,
+    cpu: str,
+    jobs: int,
+    reporter: ProgressReporter,
+) -> list[KernelLibrary]:
     from flashsmith.builder.package_build import build_package, package_seconds
-    from flashsmith.builder.package_wheel import write_wheel
-    from flashsmith.builder.system_libraries import newest_needs
 
-    total = len(contents)
-    seconds = package_seconds(contents.kernels, jobs)
-    reporter.expect("compiling", [seconds / total] * total)
+    total = sum(map(len, kernels.values()))
+    if total:
+        reporter.expect("compiling", [package_seconds(kernels, jobs) / total] * total)
 
     def report(built: int, event: BuildEvent) -> None:
         if event.stage in ("warn", "wait"):
@@ -116,11 +138,7 @@ def _write(
         elif event.stage == "compile":
             reporter.step("compiling kernels", min(built + event.done, total - 1), total)
 
-    libraries = build_package(
-        contents.kernels, arch=contents.arch, cpu=cpu, jobs=jobs, progress=report
-    )
-    path = write_wheel(libraries, contents.arch, cpu, folder)
-    return path, newest_needs(library.so_path.read_bytes() for library in libraries)
+    return build_package(kernels, arch=arch, cpu=cpu, jobs=jobs, progress=report)
 
 
 def _architecture(text: str) -> int:

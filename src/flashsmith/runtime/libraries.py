@@ -1,4 +1,5 @@
-"""Finds the library that contains a config: already loaded, in the cache, or built now."""
+"""Finds the library that contains a config: already loaded, installed, in the cache, or built
+now."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ from flashsmith.builder import (
     checked_path,
     discard,
     find_library,
+    find_toolchain,
+    installed_package,
     losses,
     note_slow,
 )
@@ -32,6 +35,7 @@ from flashsmith.errors import (
     DamagedLibraryError,
     KernelNotBuiltError,
     LaunchError,
+    ToolchainError,
 )
 from flashsmith.families import (
     DeviceSpec,
@@ -355,6 +359,13 @@ class LoadedKernels:
                 kernel = self._find(key, may_build)  # another thread may have built it
             return kernel or self._build(key)
 
+    def is_found(self, key: Key) -> bool:
+        """Whether a kernel is loaded; loads it first if it is installed or in the cache."""
+        if key in self.kernels:
+            return True
+        with self.lock:
+            return self._is_found(key)
+
     def add(self, library: KernelLibrary) -> None:
         """Loads a library; kernels that are already loaded stay as they are. Records the kernels
         that the compiler made slow, for choosers."""
@@ -375,11 +386,11 @@ class LoadedKernels:
     def _find(self, key: Key, may_build: Callable[[], bool]) -> LoadedKernel | None:
         """The kernel, or the general-edge kernel if building is not allowed; None if it must be
         built."""
-        if key in self.general_edge and _why_not_build(may_build):
+        if key in self.general_edge and _why_not_build(may_build, key):
             return self.general_edge[key]  # no second search
         if self._is_found(key):
             return self.kernels[key]
-        forbidden = _why_not_build(may_build)
+        forbidden = _why_not_build(may_build, key)
         return self._general_edge(key, forbidden) if forbidden else None
 
     def _build(self, key: Key) -> LoadedKernel:
@@ -404,7 +415,7 @@ class LoadedKernels:
         return self.kernels[key]
 
     def _is_found(self, key: Key) -> bool:
-        """Whether a kernel is loaded; loads it first if it is in the cache."""
+        """As is_found, for a holder of the lock."""
         cfg, arch, semantics = key
         if key not in self.kernels:
             library = find_library(cfg, arch=arch, semantics=semantics)
@@ -437,12 +448,25 @@ loaded_kernels = LoadedKernels()
 os.register_at_fork(after_in_child=loaded_kernels.forget_waiting)
 
 
-def _why_not_build(may_build: Callable[[], bool]) -> str | None:
+def _why_not_build(may_build: Callable[[], bool], key: Key) -> str | None:
     if not env.jit_enabled():
         return "FLASHSMITH_JIT=0 forbids building it now"
     if not may_build():
         return "no compiler is started while a CUDA graph is captured"
+    # Without installed kernels, the builder's own error says how to install a compiler.
+    if installed_package(key[1]) is not None and (missing := _missing_compiler()):
+        return f"no compiler is installed ({missing})"
     return None
+
+
+@lru_cache(maxsize=1)
+def _missing_compiler() -> str:
+    """What is missing for building, or '' if nothing is."""
+    try:
+        find_toolchain()
+    except ToolchainError as error:
+        return str(error).partition(";")[0]
+    return ""
 
 
 def _named(cfg: KernelConfig, semantics: Semantics) -> str:
