@@ -102,6 +102,13 @@ CUDA_HOME = Variable(
     "unset",
     FOLDER,
 )
+CROSS_CUDA = Variable(
+    "FLASHSMITH_CROSS_CUDA",
+    "for `flashsmith wheel --cpu` of another processor: where that processor's CUDA runtime is, as "
+    "pip --target or a toolkit lays it out",
+    "the toolkit's targets/",
+    FOLDER,
+)
 SOURCE_DATE_EPOCH = Variable(
     "SOURCE_DATE_EPOCH",
     "the time that `flashsmith wheel` gives the files in a wheel, in seconds since 1970",
@@ -121,6 +128,7 @@ VARIABLES = (
     BITS,
     JOBS,
     CUDA_HOME,
+    CROSS_CUDA,
     SOURCE_DATE_EPOCH,
 )
 

@@ -12,6 +12,7 @@ from flashsmith.builder.processes import run_all
 from flashsmith.builder.system_libraries import (
     SystemNeeds,
     check_floors,
+    library_stubs,
     newest_needs,
     older_glibc,
     system_needs,
@@ -43,7 +44,8 @@ def link(folder: Path, *libraries: str) -> bytes:
 
 def test_functions_that_moved_get_the_versions_of_older_systems(compiled: Path) -> None:
     gxx = Path(shutil.which("g++") or "")
-    made = older_glibc(gxx, this_cpu(), compiled / "system", "system")
+    (compiled / "system").mkdir()
+    made = library_stubs(older_glibc(this_cpu()), gxx, compiled / "system", "system")
     run_all(list(made), cwd=compiled, jobs=1, finished=lambda done: None)
     needs = check_floors(link(compiled, *(str(path) for path in made.values())), "a.so")
     first = {"x86_64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17"}[this_cpu()]

@@ -46,7 +46,7 @@ def build(
 
     Raises IllegalConfigError before any compiler runs, ToolchainError when no suitable compiler is
     installed, CompileError with the compiler's output, and CacheError when the cache cannot be
-    written. Raises PlatformError on other platforms than Linux x86-64.
+    written. Raises PlatformError on platforms that are not supported.
     """
     return build_from(
         package_sources(), configs, arch=arch, semantics=semantics, jobs=jobs, progress=progress
@@ -73,7 +73,7 @@ def build_from(
     csrc = csrc.absolute()
     for folder in family_sources(unique[0].FAMILY, csrc).roots:
         require_plain("csrc", folder)
-    toolchain = find_toolchain()
+    toolchain = find_toolchain(cpu)
     toolchain.check_arch(arch)
     cache = Cache(cache_dir())
     for _ in range(_ATTEMPTS):

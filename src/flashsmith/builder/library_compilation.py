@@ -22,9 +22,16 @@ from flashsmith.builder.ptxas_report import (
     parse_ptxas_report,
 )
 from flashsmith.builder.sources import PACKAGED_SOURCE, Sources, family_sources, source_hash
-from flashsmith.builder.system_libraries import check_floors, older_glibc
+from flashsmith.builder.system_libraries import (
+    check_floors,
+    library_stubs,
+    older_glibc,
+    tvm_ffi_functions,
+)
+from flashsmith.builder.toolchain import TARGETS
 from flashsmith.errors import CompileError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+from flashsmith.host import this_cpu
 
 # The library exports only the entry points of the bindings.
 _EXPORTS = "{ global: __tvm_ffi_*; flashsmith_*; local: *; };\n"
@@ -196,7 +203,10 @@ class Compilation:
 
     def _nvcc(self, name: str, source: Path, flags: tuple[str, ...]) -> Command:
         tools = self.spec.toolchain
-        compiler = (str(tools.nvcc), f"-ccbin={tools.gxx}")
+        compiler: tuple[str, ...] = (str(tools.nvcc), f"-ccbin={tools.gxx}")
+        if tools.crosses and (tools.nvcc.parents[1] / "targets").is_dir():
+            # CUDA's headers do not depend on the processor, and the other one's may be missing.
+            compiler = (*compiler, f"--target-directory={TARGETS[this_cpu()]}")
         return Command(name, (*compiler, *flags, *self._compile(source, name)))
 
     def _gxx(self, name: str, source: Path) -> Command:
@@ -317,7 +327,7 @@ class Compilation:
     def _source_roots(self) -> list[Path]:
         tools = self.spec.toolchain
         # A system toolkit's nvcc reads its own headers through targets/, not through include/.
-        own = tools.nvcc.parent.parent / "targets" / "x86_64-linux" / "include"
+        own = tools.nvcc.parent.parent / "targets" / TARGETS[this_cpu()] / "include"
         folders = (*self._originals.roots, self.csrc, self.library / "sources")
         folders = (*folders, *tools.include_dirs, own)
         return [root for folder in folders for root in (folder, folder.resolve())]
@@ -331,13 +341,17 @@ class Compilation:
         may.
         """
         tools = self.spec.toolchain
-        system: tuple[str, ...] = ("-lrt", "-ldl", "-lpthread")
+        # libtvm_ffi is resolved by the copy that Python has loaded, so no path is recorded.
+        system: tuple[str, ...] = (
+            f"-L{tools.tvm_ffi_lib_dir}",
+            "-ltvm_ffi",
+            "-lrt",
+            "-ldl",
+            "-lpthread",
+        )
         if self.spec.packaged:
-            folder = self.build / "system"
-            older = older_glibc(tools.gxx, tools.cpu, folder, self._name(folder))
-            run_all(list(older), cwd=self.folder, jobs=self.jobs, finished=lambda done: None)
             # Without symbols, which only debuggers need, and a note with the build's hash.
-            system = (*map(self._name, older.values()), "-s", "-Wl,--build-id=none")
+            system = (*self._packaged_system(), "-s", "-Wl,--build-id=none")
         exports = self.build / "exports.map"
         exports.write_text(_EXPORTS)
         names = [path.stem for path in self.sources.shards]
@@ -350,9 +364,6 @@ class Compilation:
                 str(tools.gxx),
                 "-shared",
                 *(self._name(self._object(name)) for name in names),
-                # Resolved by the copy that Python's tvm_ffi has loaded, so no path is recorded.
-                f"-L{tools.tvm_ffi_lib_dir}",
-                "-ltvm_ffi",
                 f"-L{tools.cuda_lib_dir}",
                 "-lcudart_static",
                 *system,
@@ -367,3 +378,17 @@ class Compilation:
         if self.spec.packaged:
             shared_object = self.library / SHARED_OBJECT
             check_floors(shared_object.read_bytes(), shared_object.name)
+
+    def _packaged_system(self) -> tuple[str, ...]:
+        """Libraries to link a packaged library against: older systems' glibc, and libtvm_ffi,
+        which for another processor is also one without code."""
+        tools, folder = self.spec.toolchain, self.build / "system"
+        folder.mkdir()
+        stubs = dict(older_glibc(tools.cpu))
+        if tools.crosses:
+            library = (tools.tvm_ffi_lib_dir / "libtvm_ffi.so").read_bytes()
+            stubs["libtvm_ffi.so"] = {"": tvm_ffi_functions(library)}
+        made = library_stubs(stubs, tools.gxx, folder, self._name(folder))
+        run_all(list(made), cwd=self.folder, jobs=self.jobs, finished=lambda done: None)
+        own = () if tools.crosses else (f"-L{tools.tvm_ffi_lib_dir}", "-ltvm_ffi")
+        return (*own, *map(self._name, made.values()))

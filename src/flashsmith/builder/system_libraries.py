@@ -8,7 +8,7 @@ versions of older glibc. The dynamic linker finds these versions in every later 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,27 +55,46 @@ _MOVED: Mapping[str, tuple[str, ...]] = {
 _LATER_VERSIONS = {("x86_64", "dlmopen"): "GLIBC_2.3.4"}
 
 
-def older_glibc(gxx: Path, cpu: str, folder: Path, name: str) -> dict[Command, Path]:
-    """The commands that make libraries with the functions that newer glibc moved, and their paths.
+# The functions of a library, by their symbol version; '' is no version.
+Versioned = Mapping[str, Sequence[str]]
 
-    Writes their sources to ``folder``, whose path for the compilers is ``name``.
-    """
-    folder.mkdir()
-    made = {}
+
+def older_glibc(cpu: str) -> dict[str, Versioned]:
+    """The functions that newer glibc moved, by library, with the versions of older glibc."""
+    made: dict[str, Versioned] = {}
     for library, functions in _MOVED.items():
         by_version: dict[str, list[str]] = {}
         for function in functions:
             version = _LATER_VERSIONS.get((cpu, function), _FIRST_VERSION[cpu])
             by_version.setdefault(version, []).append(function)
+        made[library] = by_version
+    return made
+
+
+def library_stubs(
+    libraries: Mapping[str, Versioned], gxx: Path, folder: Path, name: str
+) -> dict[Command, Path]:
+    """The commands that make libraries without code to link against, and their paths.
+
+    Writes their sources to ``folder``, whose path for the compilers is ``name``.
+    """
+    made = {}
+    for library, by_version in libraries.items():
+        functions = [function for found in by_version.values() for function in found]
         text = "".join(f".globl {one}\n.type {one}, %function\n{one}:\n" for one in functions)
         (folder / f"{library}.s").write_text(f".text\n{text}")
-        versions = (f"{v} {{ global: {'; '.join(f)}; }};\n" for v, f in by_version.items())
-        (folder / f"{library}.map").write_text("".join(versions))
+        nodes = (f"{it} {{ global: {'; '.join(own)}; }};\n" for it, own in by_version.items())
+        (folder / f"{library}.map").write_text("".join(nodes))
         arguments = (str(gxx), "-shared", "-nostdlib", f"-Wl,-soname,{library}")
         script = f"-Wl,--version-script={name}/{library}.map"
         output = ("-o", f"{name}/{library}", f"{name}/{library}.s")
         made[Command(library, (*arguments, script, *output))] = folder / library
     return made
+
+
+def tvm_ffi_functions(library: bytes) -> list[str]:
+    """The functions of tvm-ffi's C interface that libtvm_ffi.so exports."""
+    return sorted(name for name in _Elf(library).exports() if name.startswith("TVMFFI"))
 
 
 @dataclass(frozen=True)
@@ -175,6 +194,12 @@ class _Elf:
             if section == 0 and number & 0x7FFF in versions:
                 symbols[self._text(strings + name)] = versions[number & 0x7FFF]
         return SystemNeeds(tuple(libraries), symbols)
+
+    def exports(self) -> list[str]:
+        """The names of all symbols that the file defines for others."""
+        strings = self.sections[".dynstr"][0]
+        entries = self._table(".dynsym", "<IBBHQQ")
+        return [self._text(strings + one[0]) for one in entries if one[3] != 0 and one[0] != 0]
 
     def _table(self, section: str, layout: str) -> Iterator[tuple[int, ...]]:
         offset, size = self.sections[section]
