@@ -26,10 +26,12 @@ def contents() -> dict[Semantics, list]:
     return found
 
 
-def build_wheel(folder: Path, *, jobs: int | None = None, csrc: Path | None = None) -> Path:
+def build_wheel(
+    folder: Path, *, jobs: int | None = None, csrc: Path | None = None, ptx: bool = True
+) -> Path:
     """Builds the package's wheel in ``folder``."""
     libraries = build_package(contents(), arch=ARCH, jobs=jobs, csrc=csrc)
-    return write_wheel(libraries, ARCH, this_cpu(), folder)
+    return write_wheel(libraries, ARCH, this_cpu(), folder, ptx=ptx)
 
 
 def unpack(wheel: Path, folder: Path) -> Path:

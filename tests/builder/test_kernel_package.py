@@ -35,7 +35,7 @@ from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord
 from flashsmith.builder.package_build import library_groups
 from flashsmith.builder.sources import package_sources
 from flashsmith.builder.system_libraries import newest_needs
-from flashsmith.errors import ArgumentError
+from flashsmith.errors import ArgumentError, KernelNotBuiltError
 from flashsmith.families import Semantics, get_kernel_configs
 from flashsmith.runtime.libraries import LoadedKernels
 
@@ -188,9 +188,33 @@ def test_libraries_are_of_one_family_and_not_too_large() -> None:
     kernels[Semantics()] += get_kernel_configs("backward")
     groups = library_groups(kernels)
     assert all(len({cfg.FAMILY for cfg in configs}) == 1 for _, configs in groups)
-    assert max(len(configs) for _, configs in groups) <= 32
+    assert max(len(configs) for _, configs in groups) <= 64
     every = [(semantics, cfg) for semantics, configs in groups for cfg in configs]
     assert len(set(every)) == len(every) == len(set(kernels[Semantics()]))
+
+
+def test_a_package_without_ptx_is_smaller_and_the_emulator_compiles_it(
+    wheel: Path, kernel: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, semantics = kernel
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(wheel.parents[1] / "cache"))
+    small = packaged_kernels.build_wheel(tmp_path / "dist", ptx=False)
+    assert not [name for name in zipfile.ZipFile(small).namelist() if "ptx" in name]
+    assert small.stat().st_size < wheel.stat().st_size
+    packaged_kernels.unpack(small, tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(shared_kernels._CACHE))
+    forget_packages()
+    try:
+        loaded = LoadedKernels().get(config, ARCH, semantics)
+        assert loaded.library.is_installed
+        monkeypatch.setenv("FLASHSMITH_JIT", "0")
+        with pytest.raises(KernelNotBuiltError, match="this package has no PTX"):
+            loaded.modules  # noqa: B018
+        monkeypatch.setenv("FLASHSMITH_JIT", "1")
+        assert f".entry {loaded.entry.ptx_entry}" in loaded.modules[loaded.entry.ptx_entry]
+    finally:
+        forget_packages()
 
 
 # --- installed -----------------------------------------------------------------------------------

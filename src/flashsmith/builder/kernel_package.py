@@ -3,7 +3,7 @@ architecture.
 
     flashsmith_kernels/sm90/     in a folder of installed packages; flashsmith never writes there
         kernels.json             what the package holds, and what it was made for and from
-        <key>/                   manifest.json, library.so, ptx/*.ptx.xz
+        <key>/                   manifest.json, library.so, perhaps ptx/*.ptx.xz
 
 The namespace ``flashsmith_kernels`` has no code, so nothing is imported. A package is used if it
 was made for this version of flashsmith, its sources, this processor and this tvm-ffi. Otherwise one

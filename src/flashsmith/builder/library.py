@@ -46,6 +46,11 @@ class KernelLibrary:
         return self._in_use is None
 
     @property
+    def has_ptx(self) -> bool:
+        """Whether the library has its kernels' PTX; that of an installed package may lack it."""
+        return self.manifest.kernels[0].ptx_file in self.manifest.files
+
+    @property
     def so_path(self) -> Path:
         """The shared object."""
         return self.path / SHARED_OBJECT

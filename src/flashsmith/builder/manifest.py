@@ -223,9 +223,12 @@ class Manifest:
         device_spec(self.arch)
         if not self.kernels:
             raise ValueError("it lists no kernel")
+        ptx = {one.ptx_file for kernel in self.kernels for one in kernel.kernels}
+        no_ptx = ptx.isdisjoint(self.files)  # as in an installed package
         for kernel in self.kernels:
             files = {one.ptx_file for one in kernel.kernels}
-            if self.family != kernel.config.FAMILY or not files <= self.files.keys():
+            listed = no_ptx or files <= self.files.keys()
+            if self.family != kernel.config.FAMILY or not listed:
                 raise ValueError(f"it lists a kernel that cannot be in it: {kernel.short_form}")
         for name in self.files:
             if not LIBRARY_FILE.fullmatch(name):

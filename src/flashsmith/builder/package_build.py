@@ -15,7 +15,7 @@ from flashsmith.families import KernelConfig, Semantics, by_family
 
 # A library's host code takes 0.3 MB of a wheel, and a killed build loses the library that it was
 # building.
-MOST_KERNELS = 32
+MOST_KERNELS = 64
 
 # Called with the number of built kernels, and the event.
 PackageProgress = Callable[[int, BuildEvent], None]

@@ -45,8 +45,11 @@ def wheel_name(arch: int, cpu: str) -> str:
     return f"{package}-py3-none-{PLATFORM}_{cpu}.whl"
 
 
-def write_wheel(libraries: Sequence[KernelLibrary], arch: int, cpu: str, folder: Path) -> Path:
-    """Writes the wheel with these libraries, which were built as packaged, into ``folder``.
+def write_wheel(
+    libraries: Sequence[KernelLibrary], arch: int, cpu: str, folder: Path, *, ptx: bool = False
+) -> Path:
+    """Writes the wheel with these libraries, which were built as packaged, into ``folder``; with
+    their kernels' ``ptx`` if the emulator shall run them without a compiler.
 
     Raises ArgumentError when there is no library, and OSError when the folder cannot be written.
     """
@@ -56,13 +59,13 @@ def write_wheel(libraries: Sequence[KernelLibrary], arch: int, cpu: str, folder:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / wheel_name(arch, cpu)
     with written_beside(path) as unfinished, zipfile.ZipFile(unfinished, "w") as archive:
-        _write_archive(archive, libraries, arch, cpu)
+        _write_archive(archive, libraries, arch, cpu, ptx)
     path.chmod(0o644)
     return path
 
 
 def _write_archive(
-    archive: zipfile.ZipFile, libraries: Sequence[KernelLibrary], arch: int, cpu: str
+    archive: zipfile.ZipFile, libraries: Sequence[KernelLibrary], arch: int, cpu: str, ptx: bool
 ) -> None:
     records: list[tuple[str, str, str]] = []
 
@@ -78,7 +81,7 @@ def _write_archive(
     package = f"{NAMESPACE}/{package_folder(arch)}"
     packed = []
     for library in libraries:
-        files = dict(_files(library))
+        files = dict(_files(library, ptx))
         manifest = _manifest(library.manifest, files).to_json().encode()
         files[MANIFEST_NAME] = manifest
         for name, data in sorted(files.items()):
@@ -93,13 +96,13 @@ def _write_archive(
     add(f"{info}/RECORD", rows.getvalue().encode())
 
 
-def _files(library: KernelLibrary) -> Iterator[tuple[str, bytes]]:
+def _files(library: KernelLibrary, ptx: bool) -> Iterator[tuple[str, bytes]]:
     """The library's files in the package: sources are left out, and PTX is compressed."""
     for name in library.manifest.files:
         data = read_below(library.path, name, check=any_owner)
         if name == SHARED_OBJECT:
             yield name, data
-        elif name.endswith(".ptx"):
+        elif ptx and name.endswith(".ptx"):
             packed = lzma.compress(data, check=lzma.CHECK_CRC32, filters=_XZ)
             yield name + PACKED_SUFFIX, packed
 

@@ -80,6 +80,11 @@ CACHE_SIZES: tuple[CallSizes, ...] = tuple(
 )
 
 
+def words_of(kind: str) -> set[str]:
+    """The words of a kind, and the name of its operation."""
+    return {*kind.split(), Problem.parse(f"s1 d64 fp16 {kind}").operation}
+
+
 @dataclass(frozen=True)
 class PackageContents:
     """The kernels of a package, by the semantics for which they are compiled. ``problems`` is the

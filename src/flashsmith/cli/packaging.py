@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -48,9 +48,14 @@ def build_wheels(
         typer.Option(
             "--only",
             metavar="WORDS",
-            help="Only kernels of these dtypes and d_heads, such as 'bf16 d128'.",
+            help="Only kernels of these dtypes, d_heads and kinds of calls: 'bf16 d128', or 'd128 "
+            "decode'.",
         ),
     ] = None,
+    ptx: Annotated[
+        bool,
+        typer.Option("--ptx", help="Also the PTX, so that the emulator needs no compiler either."),
+    ] = False,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", "-j", help="Compilers in parallel. Default: FLASHSMITH_JOBS."),
@@ -62,7 +67,7 @@ def build_wheels(
     libraries are kept in the kernel cache, so an interrupted command continues where it stopped.
     """
     numbers = [_architecture(text) for text in archs]
-    d_heads, dtypes = _only(only)
+    wanted = _restriction(only)
     with ProgressReporter() as reporter:
         from flashsmith import env
         from flashsmith.builder.package_wheel import write_wheel
@@ -72,8 +77,8 @@ def build_wheels(
         made_for, jobs = known_cpu(cpu), env.jobs() if jobs is None else jobs
         for arch in numbers:
             start = time.monotonic()
-            libraries = _build(arch, d_heads, dtypes, made_for, jobs, reporter)
-            path = write_wheel(libraries, arch, made_for, folder)
+            libraries = _build(arch, wanted, made_for, jobs, reporter)
+            path = write_wheel(libraries, arch, made_for, folder, ptx=ptx)
             needs = newest_needs(library.so_path.read_bytes() for library in libraries)
             make_console().print(
                 f"{path}: {pluralize(sum(map(len, libraries)), 'kernel')} in "
@@ -85,12 +90,7 @@ def build_wheels(
 
 
 def _build(
-    arch: int,
-    d_heads: tuple[int, ...] | None,
-    dtypes: tuple[DType, ...],
-    cpu: str,
-    jobs: int,
-    reporter: ProgressReporter,
+    arch: int, wanted: _Restriction, cpu: str, jobs: int, reporter: ProgressReporter
 ) -> list[KernelLibrary]:
     """The libraries of a package. If kernels compile to slow code, attention() uses others, so
     these are built, too."""
@@ -103,7 +103,7 @@ def _build(
     libraries: list[KernelLibrary] = []
     built: set[tuple[Semantics, KernelConfig]] = set()
     while True:
-        found = package_contents(arch, d_heads=d_heads, dtypes=dtypes, searched=searched)
+        found = package_contents(arch, **wanted._asdict(), searched=searched)
         missing = {
             semantics: [config for config in configs if (semantics, config) not in built]
             for semantics, configs in found.kernels.items()
@@ -148,17 +148,32 @@ def _architecture(text: str) -> int:
     return number
 
 
-def _only(text: str | None) -> tuple[tuple[int, ...] | None, tuple[DType, ...]]:
-    """The d_heads, None for all, and the dtypes that ``--only`` names."""
-    d_heads, dtypes = [], []
+class _Restriction(NamedTuple):
+    """What ``--only`` names. ``d_heads`` is None for all."""
+
+    d_heads: tuple[int, ...] | None
+    dtypes: tuple[DType, ...]
+    kinds: tuple[str, ...]
+
+
+def _restriction(text: str | None) -> _Restriction:
+    from flashsmith.chooser.package_contents import KINDS, words_of
+
+    d_heads, dtypes, others = [], [], []
     for word in (text or "").split():
         if re.fullmatch(r"d\d+", word, re.ASCII):
             d_heads.append(whole_number(word[1:]) or 0)
         elif word.upper() in DType.__members__:
             dtypes.append(DType[word.upper()])
+        elif any(word in words_of(kind) for kind in KINDS):
+            others.append(word)
         else:
+            known = ", ".join(sorted({word for kind in KINDS for word in words_of(kind)}))
             raise ArgumentError(
-                f"--only={quoted(text)}: {quoted(word)} is neither a dtype nor a d_head; give "
-                "words such as 'bf16 d128'"
+                f"--only={quoted(text)}: {quoted(word)} is no dtype, d_head or kind of call; give "
+                f"words such as 'bf16 d128'; kinds of calls have the words {known}"
             )
-    return tuple(d_heads) or None, tuple(dtypes) or tuple(DType)
+    kinds = tuple(kind for kind in KINDS if set(others) <= words_of(kind))
+    if not kinds:
+        raise ArgumentError(f"--only={quoted(text)}: no kind of call has all of these words")
+    return _Restriction(tuple(d_heads) or None, tuple(dtypes) or tuple(DType), kinds)

@@ -105,14 +105,32 @@ class LoadedKernel:
 
     @cached_property
     def ptx(self) -> str:
-        """The kernel's PTX, as compiled into the library."""
-        return self.library.ptx(self.config)
+        """The kernel's PTX, as compiled into the library.
+
+        For a library of an installed package without PTX, it is compiled now; raises what the
+        builder raises, and KernelNotBuiltError with FLASHSMITH_JIT=0.
+        """
+        return self._with_ptx.ptx(self.config)
 
     @cached_property
     def modules(self) -> dict[str, str]:
         """The PTX of all kernels that the config's plans launch, by entry."""
-        beside = self.library.ptx_beside(self.config)
+        beside = self._with_ptx.ptx_beside(self.config)
         return {self.entry.ptx_entry: self.ptx, **beside}
+
+    @cached_property
+    def _with_ptx(self) -> KernelLibrary:
+        """The library itself, or one of the same sources that has PTX."""
+        if self.library.has_ptx:
+            return self.library
+        arch = self.library.manifest.arch
+        if not env.jit_enabled():
+            raise KernelNotBuiltError(
+                f"{self.library.path}: this package has no PTX, which the emulator runs, and "
+                "FLASHSMITH_JIT=0 forbids compiling it now; install a package that was made with "
+                "'flashsmith wheel --ptx', or use tensors on a GPU"
+            )
+        return build([self.config], arch=arch, semantics=self.semantics)
 
     def plan(self, call: LibraryCall) -> LaunchPlan:
         """The launches of ``call``. Uses no device.
