@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 QEMU = "qemu-aarch64"
 NEEDS = "needs qemu-user and g++-aarch64-linux-gnu: apt-get install both"
 # Pure Python of the package and of its tests, which need no compiler.
-CORE = ("tests/families/test_config_parsing.py", "tests/families/test_semantics.py")
+CORE = ("tests/families/test_config_parsing.py",)
 
 crosses = pytest.mark.skipif(
     not (shutil.which(QEMU) and shutil.which("aarch64-linux-gnu-g++")), reason=NEEDS
@@ -60,6 +60,7 @@ def test_what_is_missing_for_another_processor_is_named(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(2400)
 @crosses
 def test_an_arm64_python_calls_installed_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
