@@ -268,6 +268,7 @@ CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     **CSRC_SHARED,
     **{family: set(CSRC_SHARED) for family in FAMILIES},
     "roofline": {"common", "sm90"},
+    "packaged": set(),
 }
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -145,3 +148,55 @@ def test_a_source_distribution_builds_and_tests_itself(tmp_path: Path) -> None:
     tests = [str(python), "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *QUICK]
     done = subprocess.run(tests, cwd=unpacked, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_a_bill_of_materials_names_every_file_and_what_it_needs(
+    load_tool: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    tool = load_tool("ci/bill_of_materials.py")
+    name = "flashsmith_kernels_sm80-1.0-py3-none-manylinux_2_28_x86_64.whl"
+    metadata = (
+        "Metadata-Version: 2.4\nName: flashsmith-kernels-sm80\nVersion: 1.0\n"
+        "License-Expression: Apache-2.0\nRequires-Dist: flashsmith==1.0\n"
+        "Requires-Dist: rich; extra == 'cli'\n"
+    )
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
+        archive.writestr("flashsmith_kernels_sm80-1.0.dist-info/METADATA", metadata)
+        facts = json.dumps({"nvcc_version": "13.0.88", "gxx_version": "12.2.0"})
+        archive.writestr("flashsmith_kernels/sm80/k/manifest.json", f"{{}}\n{facts}\n")
+    bill = tool.bill(tmp_path)
+    wheel, needed = bill["components"]
+    digest = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    assert wheel["hashes"] == [{"alg": "SHA-256", "content": digest}]
+    made_by = {part["name"]: part["version"] for part in wheel["components"]}
+    assert made_by == {"nvcc": "13.0.88", "g++": "12.2.0"} | {
+        "nvidia-cuda-runtime": made_by["nvidia-cuda-runtime"]
+    }
+    assert (needed["name"], needed["version"]) == ("flashsmith", "==1.0")
+    assert bill["dependencies"] == [{"ref": name, "dependsOn": ["flashsmith==1.0"]}]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_a_trial_of_a_release_builds_everything(tmp_path: Path) -> None:
+    """With the kernels that merge parts alone; everything else is as in a release."""
+    environment = {**os.environ, "RELEASE_ONLY": "bf16 d128 merge"}
+    for name in ("KERNELS", "FLASHSMITH_CACHE_DIR", "PYTHONPATH"):
+        environment.pop(name, None)
+    subprocess.run(
+        [str(ROOT / ".ci" / "release"), str(tmp_path), "sm_80"], check=True, env=environment
+    )
+    version = flashsmith.__version__
+    kernels = f"flashsmith_kernels_sm80-{version}-py3-none-manylinux_2_28"
+    expected = {
+        *(f"flashsmith-{version}-py3-none-linux_{cpu}.whl" for cpu in ("x86_64", "aarch64")),
+        *(f"{kernels}_{cpu}.whl" for cpu in ("x86_64", "aarch64")),
+        *(f"flashsmith-{version}.tar.gz", "site.tar.gz", "sbom.cdx.json", "SHA256SUMS"),
+    }
+    assert {path.name for path in tmp_path.iterdir()} == expected
+    for line in (tmp_path / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == digest
+    bill = json.loads((tmp_path / "sbom.cdx.json").read_text())
+    named = {component["bom-ref"] for component in bill["components"]}
+    assert {name for name in expected if name.startswith("flashsmith")} <= named

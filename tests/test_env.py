@@ -95,7 +95,9 @@ def test_every_command_checks_every_variable(
         assert run(monkeypatch, "winners", "path") == 2
         assert capsys.readouterr().err.startswith(f"flashsmith: {variable.name}=")
     else:
-        assert variable in (env.KERNELS, env.CACHE_DIR, env.TABLE, env.CUDA_HOME)
+        assert variable in (
+            *(env.KERNELS, env.CACHE_DIR, env.TABLE, env.CUDA_HOME, env.CROSS_CUDA),
+        )
         assert run(monkeypatch, "winners", "path") == 0
 
 

@@ -18,6 +18,7 @@ from documents import DOCUMENTS
 import flashsmith
 from flashsmith.builder import cache_path, library_for
 from flashsmith.builder.cache_folder import MARKER
+from flashsmith.families.device import KNOWN_DEVICES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -188,6 +189,14 @@ def test_what_the_extras_hold() -> None:
     assert names(extras["compiler"]) == {"flashsmith[cli]", nvcc}
     for extra in ("test", "models", "bench"):
         assert "flashsmith[compiler]" in extras[extra]
+
+
+def test_each_known_architecture_has_an_extra_with_its_compiled_kernels() -> None:
+    """They are of this very version, as the wheels themselves want."""
+    extras, version = project()["optional-dependencies"], project()["version"]
+    archs = {device.arch for device in KNOWN_DEVICES}
+    found = {name: pinned for name, pinned in extras.items() if re.fullmatch(r"sm\d+", name)}
+    assert found == {f"sm{it}": [f"flashsmith-kernels-sm{it}=={version}"] for it in archs}
 
 
 def test_the_command_is_the_one_that_names_its_extra() -> None:

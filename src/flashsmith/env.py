@@ -102,6 +102,19 @@ CUDA_HOME = Variable(
     "unset",
     FOLDER,
 )
+CROSS_CUDA = Variable(
+    "FLASHSMITH_CROSS_CUDA",
+    "for `flashsmith wheel --cpu` of another processor: where that processor's CUDA runtime is, as "
+    "pip --target or a toolkit lays it out",
+    "the toolkit's targets/",
+    FOLDER,
+)
+SOURCE_DATE_EPOCH = Variable(
+    "SOURCE_DATE_EPOCH",
+    "the time that `flashsmith wheel` gives the files in a wheel, in seconds since 1970",
+    "1980-01-01",
+    COUNT,
+)
 
 VARIABLES = (
     KERNELS,
@@ -115,6 +128,8 @@ VARIABLES = (
     BITS,
     JOBS,
     CUDA_HOME,
+    CROSS_CUDA,
+    SOURCE_DATE_EPOCH,
 )
 
 
@@ -173,6 +188,11 @@ def cache_limit_mib() -> int:
 def jobs() -> int:
     """How many compilations run in parallel: FLASHSMITH_JOBS, else the usable cores."""
     return _positive_int(JOBS, len(os.sched_getaffinity(0)))
+
+
+def source_date_epoch() -> int:
+    """The time of the files in a wheel, in seconds since 1970; 0 when it is not set."""
+    return _positive_int(SOURCE_DATE_EPOCH, 0)
 
 
 def check_values() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ import flashsmith
 from flashsmith.builder import BuildEvent, library_for, slow_kernels
 from flashsmith.chooser import choose_config
 from flashsmith.chooser.choice import expectation
-from flashsmith.errors import KernelNotBuiltError
+from flashsmith.errors import KernelNotBuiltError, ToolchainError
 from flashsmith.families import (
     DType,
     FlashForwardKernelConfig,
@@ -361,6 +362,61 @@ def test_a_substitute_that_is_as_fast_is_no_warning(
     (record,) = caplog.records
     assert record.levelname == level
     assert ("should be as fast" in record.message) is as_fast
+
+
+@pytest.mark.parametrize("as_fast", [True, False])
+def test_an_installed_kernel_that_is_as_fast_serves_and_nothing_is_built(
+    as_fast: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether or not a compiler is there; without installed kernels the chosen one is built."""
+    loaded = Loaded((MMA_SYNC, PLAIN))
+    built = SimpleNamespace(config=WGMMA, semantics=PLAIN)
+
+    def get(cfg: Any, arch: int, semantics: Semantics, may_build: Callable[[], bool]) -> Any:
+        if (cfg, semantics) in loaded.built or not may_build():
+            return Loaded.get(loaded, cfg, arch, semantics, may_build)
+        return built
+
+    monkeypatch.setattr(loaded, "get", get)
+    monkeypatch.setattr(
+        loaded, "is_found", lambda key: (key[0], key[2]) in loaded.built, raising=False
+    )
+    monkeypatch.setattr(fallback_kernels, "built_kernels", lambda *, arch: tuple(loaded.built))
+    found = FallbackKernels()
+
+    def take() -> KernelConfig:
+        kernel = found.kernel_or_other(
+            loaded,  # type: ignore[arg-type]
+            (WGMMA, 90, PLAIN),
+            request_of(),
+            H200,
+            lambda configs: configs[0],
+            lambda: True,
+            lambda other: as_fast,
+        )
+        return kernel.config
+
+    assert take() == WGMMA  # no kernels are installed
+    monkeypatch.setattr(fallback_kernels, "installed_package", lambda arch: object())
+    assert take() == (MMA_SYNC if as_fast else WGMMA)
+    monkeypatch.setattr(fallback_kernels, "_best_built", lambda *_: None)  # no second search
+    assert take() == (MMA_SYNC if as_fast else WGMMA)
+    assert not caplog.records
+
+
+def test_with_installed_kernels_and_no_compiler_another_kernel_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without installed kernels the builder's error says how to install a compiler."""
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    libraries._missing_compiler.cache_clear()
+    with pytest.raises(ToolchainError, match="CUDA_HOME"):
+        LoadedKernels().get(MMA_SYNC, 80)
+    monkeypatch.setattr(libraries, "installed_package", lambda arch: object())
+    with pytest.raises(KernelNotBuiltError, match=r"no compiler is installed \(CUDA_HOME=.*nvcc"):
+        LoadedKernels().get(MMA_SYNC, 80)
+    libraries._missing_compiler.cache_clear()
 
 
 def test_what_is_built_for_any_length_serves_without_a_warning() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from flashsmith.builder.build_progress import BuildEvent, Progress
 from flashsmith.builder.kernel_cache import CacheEntry, RemovedLibraries
+from flashsmith.builder.kernel_package import installed_package
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_build import build
 from flashsmith.builder.library_lookup import (
@@ -53,6 +54,7 @@ __all__ = [
     "discard",
     "find_library",
     "find_toolchain",
+    "installed_package",
     "is_current",
     "libraries_for",
     "library_for",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from pathlib import Path
 
 from flashsmith.builder.locks import HeldLock
@@ -12,15 +13,18 @@ from flashsmith.pluralize import pluralize
 from flashsmith.system_errors import is_from_system
 
 SHARED_OBJECT = "library.so"
+# The suffix of compressed PTX in an installed package.
+PACKED_SUFFIX = ".xz"
 
 
 class KernelLibrary:
     """One shared object, with the PTX and the resource report of its kernels.
 
-    While this Python object exists, no process evicts the library from the cache.
+    While this Python object exists, no process evicts the library from the cache. The library of an
+    installed package has no lock, ``in_use``.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, in_use: HeldLock) -> None:
+    def __init__(self, path: Path, manifest: Manifest, in_use: HeldLock | None) -> None:
         self.path = path
         self.manifest = manifest
         self._in_use = in_use
@@ -35,6 +39,16 @@ class KernelLibrary:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the library belongs to an installed package, and not to a cache."""
+        return self._in_use is None
+
+    @property
+    def has_ptx(self) -> bool:
+        """Whether the library has its kernels' PTX; that of an installed package may lack it."""
+        return self.manifest.kernels[0].ptx_file in self.manifest.files
 
     @property
     def so_path(self) -> Path:
@@ -87,7 +101,7 @@ class KernelLibrary:
             raise self._damaged(name, str(error)) from error
         if FileRecord.of_bytes(data) != self.manifest.files[name]:
             raise self._damaged(name, "its checksum does not match")
-        return data.decode()
+        return (lzma.decompress(data) if name.endswith(PACKED_SUFFIX) else data).decode()
 
     def _damaged(self, name: str, why: str) -> CacheError:
         return CacheError(

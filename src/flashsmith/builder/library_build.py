@@ -46,7 +46,7 @@ def build(
 
     Raises IllegalConfigError before any compiler runs, ToolchainError when no suitable compiler is
     installed, CompileError with the compiler's output, and CacheError when the cache cannot be
-    written. Raises PlatformError on other platforms than Linux x86-64.
+    written. Raises PlatformError on platforms that are not supported.
     """
     return build_from(
         package_sources(), configs, arch=arch, semantics=semantics, jobs=jobs, progress=progress
@@ -61,8 +61,11 @@ def build_from(
     semantics: Semantics | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
+    packaged: bool = False,
+    cpu: str | None = None,
 ) -> KernelLibrary:
-    """``build`` with the C++ sources in ``csrc``."""
+    """``build`` with the C++ sources in ``csrc``. A ``packaged`` library is made for a wheel, also
+    for a processor unlike this machine's: ``cpu`` is x86_64 or aarch64."""
     unique = _checked_configs(configs, arch)
     jobs = env.jobs() if jobs is None else jobs
     if jobs < 1:
@@ -70,12 +73,13 @@ def build_from(
     csrc = csrc.absolute()
     for folder in family_sources(unique[0].FAMILY, csrc).roots:
         require_plain("csrc", folder)
-    toolchain = find_toolchain()
+    toolchain = find_toolchain(cpu)
     toolchain.check_arch(arch)
     cache = Cache(cache_dir())
     for _ in range(_ATTEMPTS):
         sources = source_hash(unique[0].FAMILY, csrc)
-        spec = LibrarySpec(unique, arch, semantics or Semantics(), csrc, sources, toolchain)
+        made_for = unique, arch, semantics or Semantics()
+        spec = LibrarySpec(*made_for, csrc, sources, toolchain, packaged)
         library = _Build(spec, cache, jobs, progress or silent).run()
         if library is not None:
             return library

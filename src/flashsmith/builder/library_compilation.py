@@ -21,9 +21,17 @@ from flashsmith.builder.ptxas_report import (
     nameless_warnings,
     parse_ptxas_report,
 )
-from flashsmith.builder.sources import family_sources, source_hash
+from flashsmith.builder.sources import PACKAGED_SOURCE, Sources, family_sources, source_hash
+from flashsmith.builder.system_libraries import (
+    check_floors,
+    library_stubs,
+    older_glibc,
+    tvm_ffi_functions,
+)
+from flashsmith.builder.toolchain import TARGETS
 from flashsmith.errors import CompileError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+from flashsmith.host import this_cpu
 
 # The library exports only the entry points of the bindings.
 _EXPORTS = "{ global: __tvm_ffi_*; flashsmith_*; local: *; };\n"
@@ -82,15 +90,24 @@ class Compilation:
         (self.library / "ptx").mkdir(parents=True)
         self.build.mkdir()
         self._originals = family_sources(spec.family, spec.csrc)
-        self._originals.copy_to(self.csrc)
+        self._originals.copy_to(self.csrc, packaged=spec.packaged)
         self._new_objects: list[_HostObject] = []
-        shards = -(-len(spec.configs) // _CONFIGS_PER_SHARD)
+        if spec.packaged:
+            Sources(spec.csrc, [PACKAGED_SOURCE]).copy_to(self.csrc, packaged=True)
         self.sources: GeneratedSources = generate_kernel_instantiations(
             spec.configs,
             self.library / "sources",
             semantics=spec.semantics,
-            n_shards=-(-max(shards, jobs) // jobs) * jobs,
+            n_shards=self._n_shards(),
         )
+
+    def _n_shards(self) -> int:
+        if self.spec.packaged:
+            # The driver decompresses only the kernel that is used. And the objects do not depend on
+            # the number of jobs.
+            return len(self.spec.configs)
+        shards = max(-(-len(self.spec.configs) // _CONFIGS_PER_SHARD), self.jobs)
+        return -(-shards // self.jobs) * self.jobs
 
     def is_current(self) -> bool:
         """Whether the compiled sources match the spec and have not changed since."""
@@ -144,6 +161,9 @@ class Compilation:
         keep = self.build / f"keep_{index}"
         keep.mkdir()
         flags = (*self.spec.kernel_flags(), "--keep", "--keep-dir", self._name(keep))
+        if self.spec.packaged:
+            # Else names of static functions and of the module are random.
+            flags = (*flags, f"-frandom-seed={self.spec.key()}-{index}")
         return self._nvcc(f"shard_{index}", self.sources.shards[index], flags)
 
     def _host_objects(self) -> list[_HostObject]:
@@ -154,6 +174,10 @@ class Compilation:
             command = self._gxx(_object_name(name), self.csrc / name)
             path = self._object(command.name)
             made.append(_HostObject(f"{key}-{command.name}", command, path))
+        if self.spec.packaged:
+            key = self.spec.object_key(Sources(self.spec.csrc, [PACKAGED_SOURCE]).hash())
+            command = self._gxx(_object_name(PACKAGED_SOURCE), self.csrc / PACKAGED_SOURCE)
+            made.append(_HostObject(f"{key}-{command.name}", command, self._object(command.name)))
         return made
 
     def _map_command(self) -> Command:
@@ -179,14 +203,21 @@ class Compilation:
 
     def _nvcc(self, name: str, source: Path, flags: tuple[str, ...]) -> Command:
         tools = self.spec.toolchain
-        compiler = (str(tools.nvcc), f"-ccbin={tools.gxx}")
+        compiler: tuple[str, ...] = (str(tools.nvcc), f"-ccbin={tools.gxx}")
+        if tools.crosses and (tools.nvcc.parents[1] / "targets").is_dir():
+            # CUDA's headers do not depend on the processor, and the other one's may be missing.
+            compiler = (*compiler, f"--target-directory={TARGETS[this_cpu()]}")
         return Command(name, (*compiler, *flags, *self._compile(source, name)))
 
     def _gxx(self, name: str, source: Path) -> Command:
         tools = self.spec.toolchain
         arguments = [str(tools.gxx), *self.spec.host_flags()]
-        for folder in tools.include_dirs:
+        for number, folder in enumerate(tools.include_dirs):
             arguments += ["-isystem", str(folder)]
+            if self.spec.packaged:  # for texts of errors, which name a header
+                arguments.append(f"-ffile-prefix-map={folder}=include_{number}")
+        if self.spec.packaged:
+            arguments.append(f"-frandom-seed={name}")
         return Command(name, (*arguments, *self._compile(source, name)))
 
     # ---- the compiled kernels ----
@@ -296,7 +327,7 @@ class Compilation:
     def _source_roots(self) -> list[Path]:
         tools = self.spec.toolchain
         # A system toolkit's nvcc reads its own headers through targets/, not through include/.
-        own = tools.nvcc.parent.parent / "targets" / "x86_64-linux" / "include"
+        own = tools.nvcc.parent.parent / "targets" / TARGETS[this_cpu()] / "include"
         folders = (*self._originals.roots, self.csrc, self.library / "sources")
         folders = (*folders, *tools.include_dirs, own)
         return [root for folder in folders for root in (folder, folder.resolve())]
@@ -304,27 +335,38 @@ class Compilation:
     # ---- linking ----
 
     def link(self) -> None:
-        """Links library.so; an undefined symbol is an error here rather than at load time."""
+        """Links library.so; an undefined symbol is an error here rather than at load time.
+
+        Raises CompileError also if a packaged library would need newer system libraries than it
+        may.
+        """
         tools = self.spec.toolchain
+        # libtvm_ffi is resolved by the copy that Python has loaded, so no path is recorded.
+        system: tuple[str, ...] = (
+            f"-L{tools.tvm_ffi_lib_dir}",
+            "-ltvm_ffi",
+            "-lrt",
+            "-ldl",
+            "-lpthread",
+        )
+        if self.spec.packaged:
+            # Without symbols, which only debuggers need, and a note with the build's hash.
+            system = (*self._packaged_system(), "-s", "-Wl,--build-id=none")
         exports = self.build / "exports.map"
         exports.write_text(_EXPORTS)
         names = [path.stem for path in self.sources.shards]
         names += ["kernel_library"]
         names += map(_object_name, self._originals.host_files)
+        names += [_object_name(PACKAGED_SOURCE)] if self.spec.packaged else []
         command = Command(
             "link",
             (
                 str(tools.gxx),
                 "-shared",
                 *(self._name(self._object(name)) for name in names),
-                # Resolved by the copy that Python's tvm_ffi has loaded, so no path is recorded.
-                f"-L{tools.tvm_ffi_lib_dir}",
-                "-ltvm_ffi",
                 f"-L{tools.cuda_lib_dir}",
                 "-lcudart_static",
-                "-lrt",
-                "-ldl",
-                "-lpthread",
+                *system,
                 "-Wl,-Bsymbolic",
                 "-Wl,-z,defs",
                 f"-Wl,--version-script={self._name(exports)}",
@@ -333,3 +375,20 @@ class Compilation:
             ),
         )
         run_all([command], cwd=self.folder, jobs=1, finished=lambda done: None)
+        if self.spec.packaged:
+            shared_object = self.library / SHARED_OBJECT
+            check_floors(shared_object.read_bytes(), shared_object.name)
+
+    def _packaged_system(self) -> tuple[str, ...]:
+        """Libraries to link a packaged library against: older systems' glibc, and libtvm_ffi,
+        which for another processor is also one without code."""
+        tools, folder = self.spec.toolchain, self.build / "system"
+        folder.mkdir()
+        stubs = dict(older_glibc(tools.cpu))
+        if tools.crosses:
+            library = (tools.tvm_ffi_lib_dir / "libtvm_ffi.so").read_bytes()
+            stubs["libtvm_ffi.so"] = {"": tvm_ffi_functions(library)}
+        made = library_stubs(stubs, tools.gxx, folder, self._name(folder))
+        run_all(list(made), cwd=self.folder, jobs=self.jobs, finished=lambda done: None)
+        own = () if tools.crosses else (f"-L{tools.tvm_ffi_lib_dir}", "-ltvm_ffi")
+        return (*own, *map(self._name, made.values()))

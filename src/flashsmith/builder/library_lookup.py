@@ -1,4 +1,4 @@
-"""Finds a cached library that holds the given configs, or builds one."""
+"""Finds an installed or cached library that holds the given configs, or builds one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flashsmith.builder.build_progress import Progress
 from flashsmith.builder.kernel_cache import Cache
+from flashsmith.builder.kernel_package import installed_package
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.library_spec import kernel_flags, package_version
@@ -20,11 +21,20 @@ from flashsmith.families import KernelConfig, Semantics, by_family
 def find_library(
     cfg: KernelConfig, *, arch: int = 80, semantics: Semantics | None = None
 ) -> KernelLibrary | None:
-    """The most recently used cached library that holds ``cfg``, or None. Needs no compiler.
+    """The library of an installed package that holds ``cfg``, else the most recently used cached
+    one, else None. Needs no compiler.
 
     Only libraries that this version of flashsmith built from the current sources are considered.
     """
-    return find_library_from(package_sources(), (cfg,), arch=arch, semantics=semantics)
+    return _find((cfg,), arch, semantics or Semantics())
+
+
+def _find(
+    configs: tuple[KernelConfig, ...], arch: int, semantics: Semantics
+) -> KernelLibrary | None:
+    package = installed_package(arch)
+    found = package.find(configs, semantics) if package is not None else None
+    return found or find_library_from(package_sources(), configs, arch=arch, semantics=semantics)
 
 
 def library_for(
@@ -35,13 +45,13 @@ def library_for(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> KernelLibrary:
-    """One library that holds all ``configs``, from the cache or built now.
+    """One library that holds all ``configs``, from an installed package or the cache, or built now.
 
-    The configs must be of one family. A cached library may hold other configs too, and needs no
-    compiler. Raises the same errors as ``build``.
+    The configs must be of one family. A library that is found may hold other configs too, and needs
+    no compiler. Raises the same errors as ``build``.
     """
     wanted = tuple(configs)
-    found = find_library_from(package_sources(), wanted, arch=arch, semantics=semantics)
+    found = _find(wanted, arch, semantics or Semantics())
     return found or build_from(
         package_sources(), wanted, arch=arch, semantics=semantics, jobs=jobs, progress=progress
     )
@@ -70,8 +80,10 @@ def built_configs(
     *, arch: int = 80, semantics: Semantics | None = None
 ) -> tuple[KernelConfig, ...]:
     """Every config for which ``find_library`` finds a library, sorted."""
-    manifests = _usable_manifests(package_sources(), arch, semantics or Semantics())
+    wanted = semantics or Semantics()
+    manifests = _usable_manifests(package_sources(), arch, wanted)
     found = {kernel.config for manifest in manifests for kernel in manifest.kernels}
+    found |= {cfg for cfg, compiled in _installed_kernels(arch) if compiled == wanted}
     return tuple(sorted(found, key=lambda cfg: (cfg.FAMILY, cfg.to_ints())))
 
 
@@ -79,7 +91,13 @@ def built_kernels(*, arch: int = 80) -> tuple[tuple[KernelConfig, Semantics], ..
     """Every built config with the semantics of its kernel, for all semantics, sorted."""
     manifests = _usable_manifests(package_sources(), arch)
     found = {(kernel.config, m.semantics) for m in manifests for kernel in m.kernels}
+    found.update(_installed_kernels(arch))
     return tuple(sorted(found, key=lambda one: (one[0].FAMILY, one[0].to_ints(), one[1])))
+
+
+def _installed_kernels(arch: int) -> tuple[tuple[KernelConfig, Semantics], ...]:
+    package = installed_package(arch)
+    return package.kernels if package is not None else ()
 
 
 def cache_stamp() -> tuple[Path, int]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flashsmith.builder.manifest import FORMAT
+from flashsmith.builder.sources import packaged_sources_hash
 from flashsmith.builder.toolchain import Toolchain
 from flashsmith.families import KernelConfig, Semantics, device_spec, family_named
 from flashsmith.semantics.cuda import semantics_header
@@ -19,6 +20,11 @@ _HOST_FLAGS = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
 # -O1 is enough: the bindings run once per launch, and -O2 makes the first build 1.5 s longer.
 _GXX_FLAGS = ("-O1", "-std=c++20", *_HOST_FLAGS)
 _NVCC_FLAGS = ("-O3", "-std=c++20", "-Xcompiler", ",".join(_HOST_FLAGS))
+# For kernels that are not packaged: profilers find a kernel's source lines. The line table has
+# paths of the machine that compiled it, and is five times as large as the machine code.
+_LINE_TABLE = "-lineinfo"
+# For packaged kernels. The driver decompresses a kernel when it is first used.
+_COMPRESSED = "--compress-mode=size"
 
 
 def package_version() -> str:
@@ -31,22 +37,27 @@ def machine_target(family: str, arch: int) -> str:
     return f"sm_{arch}{family_named(family).target_suffix_for(arch)}"
 
 
-def kernel_flags(family: str, arch: int) -> tuple[str, ...]:
-    """nvcc's flags for kernels, including the flags that the resource report needs."""
+def kernel_flags(family: str, arch: int, *, packaged: bool = False) -> tuple[str, ...]:
+    """nvcc's flags for kernels, including the flags that the resource report needs. The machine
+    code of ``packaged`` kernels is the same; it is compressed and has no line table."""
     limit = device_spec(arch).max_smem_per_block
     target = machine_target(family, arch)
     return (
         *_NVCC_FLAGS,
         f"-gencode=arch={target.replace('sm', 'compute')},code={target}",
         f"-DFLASHSMITH_MAX_SMEM_PER_BLOCK={limit}",
-        "-lineinfo",
+        _COMPRESSED if packaged else _LINE_TABLE,
         "-Xptxas=-v",
     )
 
 
 @dataclass(frozen=True)
 class LibrarySpec:
-    """The configs to build, their sources and the compilers."""
+    """The configs to build, their sources and the compilers.
+
+    A ``packaged`` library goes into a wheel: it runs with older system libraries, and its bytes do
+    not depend on where or when it is built.
+    """
 
     configs: tuple[KernelConfig, ...]  # sorted, unique
     arch: int
@@ -54,6 +65,7 @@ class LibrarySpec:
     csrc: Path
     source_hash: str  # of the family's sources
     toolchain: Toolchain
+    packaged: bool = False
 
     @property
     def family(self) -> str:
@@ -67,11 +79,12 @@ class LibrarySpec:
 
     def kernel_flags(self) -> tuple[str, ...]:
         """nvcc's flags for the shards."""
-        return kernel_flags(self.family, self.arch)
+        return kernel_flags(self.family, self.arch, packaged=self.packaged)
 
     def host_flags(self) -> tuple[str, ...]:
         """g++'s flags for the host path and the map."""
-        return _GXX_FLAGS
+        # The compiler's version would be in the object.
+        return (*_GXX_FLAGS, "-fno-ident") if self.packaged else _GXX_FLAGS
 
     def key(self) -> str:
         """The library's name in the cache."""
@@ -83,6 +96,7 @@ class LibrarySpec:
             semantics_header(self.semantics),
             self.kernel_flags(),
             self.common_key(),
+            *([packaged_sources_hash(self.csrc)] if self.packaged else []),
         )
 
     def common_key(self) -> str:

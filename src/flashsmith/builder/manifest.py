@@ -24,7 +24,7 @@ from flashsmith.safe_json import parse_json
 
 MANIFEST_NAME = "manifest.json"
 # The files that a manifest may list.
-LIBRARY_FILE = re.compile(r"library\.so|ptx/\w+\.ptx|sources/\w+\.(?:cu|cuh|cc)", re.ASCII)
+LIBRARY_FILE = re.compile(r"library\.so|ptx/\w+\.ptx(?:\.xz)?|sources/\w+\.(?:cu|cuh|cc)", re.ASCII)
 # Larger manifests are refused: a kernel takes about 400 bytes, and there are at most a few
 # thousand kernels.
 _MOST_BYTES = 2**26
@@ -223,9 +223,12 @@ class Manifest:
         device_spec(self.arch)
         if not self.kernels:
             raise ValueError("it lists no kernel")
+        ptx = {one.ptx_file for kernel in self.kernels for one in kernel.kernels}
+        no_ptx = ptx.isdisjoint(self.files)  # as in an installed package
         for kernel in self.kernels:
             files = {one.ptx_file for one in kernel.kernels}
-            if self.family != kernel.config.FAMILY or not files <= self.files.keys():
+            listed = no_ptx or files <= self.files.keys()
+            if self.family != kernel.config.FAMILY or not listed:
                 raise ValueError(f"it lists a kernel that cannot be in it: {kernel.short_form}")
         for name in self.files:
             if not LIBRARY_FILE.fullmatch(name):

@@ -16,6 +16,8 @@ EQUIVALENT_SOURCES = Path(__file__).with_name("equivalent_sources.json")
 
 _SUFFIXES = (".cu", ".cuh", ".cc", ".h")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+# The host code of packaged libraries alone.
+PACKAGED_SOURCE = "packaged/older_libraries.cc"
 # The only header of the host code that generated code includes directly.
 _ASKED = "host/kernel_library.h"
 
@@ -70,16 +72,18 @@ class Sources:
                 total.update(text)
         return total.hexdigest()[:32]
 
-    def copy_to(self, target: Path) -> None:
+    def copy_to(self, target: Path, *, packaged: bool = False) -> None:
         """Copies the files into ``target``, which then serves as the include folder.
 
         Each copy names its original in a #line directive, so compiler errors and the line table of
-        the machine code refer to the original.
+        the machine code refer to the original. For a ``packaged`` library, originals are named
+        without their folder, so that its bytes do not depend on that folder.
         """
         for name, text in self.texts.items():
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(f'#line 1 "{self.path(name)}"\n'.encode() + text)
+            original = name if packaged else self.path(name)
+            path.write_bytes(f'#line 1 "{original}"\n'.encode() + text)
 
     def _included(self, root: str) -> set[str]:
         """The names of ``root`` and of everything it includes."""
@@ -132,6 +136,11 @@ def family_sources(family: str, csrc: Path | None = None) -> Sources:
 def source_hash(family: str, csrc: Path | None = None) -> str:
     """The hash of a family's current sources; libraries built from other sources are not used."""
     return family_sources(family, csrc).hash()
+
+
+def packaged_sources_hash(csrc: Path | None = None) -> str:
+    """The hash of the host code that only packaged libraries have."""
+    return Sources(csrc or package_sources(), [PACKAGED_SOURCE]).hash()
 
 
 def tree_hash(csrc: Path | None = None) -> str:

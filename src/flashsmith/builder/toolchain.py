@@ -12,8 +12,9 @@ from pathlib import Path
 
 from flashsmith import env
 from flashsmith.builder.scratch import require_plain
-from flashsmith.errors import ToolchainError, install_extra
-from flashsmith.host import require_supported_host
+from flashsmith.errors import ArgumentError, ToolchainError, install_extra
+from flashsmith.host import CPUS, require_supported_host, this_cpu
+from flashsmith.printable import quoted
 from flashsmith.system_errors import is_from_system
 
 # Both compilers need C++20: a config is a template argument of class type.
@@ -24,6 +25,8 @@ _NVCC_ADVICE = (
     f"the extra 'compiler' brings one: {install_extra('compiler')}; "
     "or point CUDA_HOME at a CUDA toolkit"
 )
+# A CUDA toolkit's name for a processor, in targets/.
+TARGETS = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}
 _GXX_ADVICE = "install g++ 11 or later, for example with: apt-get install g++"
 
 
@@ -40,10 +43,17 @@ class Toolchain:
     cuda_lib_dir: Path  # holds libcudart_static.a
     tvm_ffi_lib_dir: Path
     archs: frozenset[int]  # the architectures that nvcc supports, such as 80
+    cpu: str = "x86_64"  # the processor that libraries are for
 
-    def identity(self) -> tuple[str, str, str]:
-        """The versions that a compiled library depends on."""
-        return (self.nvcc_version, self.gxx_version, tvm_ffi_abi(self.tvm_ffi_version))
+    @property
+    def crosses(self) -> bool:
+        """Whether libraries are for another processor than this machine's."""
+        return self.cpu != this_cpu()
+
+    def identity(self) -> tuple[str, ...]:
+        """The versions that a compiled library depends on, and its processor."""
+        versions = self.nvcc_version, self.gxx_version, tvm_ffi_abi(self.tvm_ffi_version)
+        return versions if self.cpu == "x86_64" else (*versions, self.cpu)
 
     def check_arch(self, arch: int) -> None:
         """Raises ToolchainError when this nvcc does not support ``arch``."""
@@ -55,17 +65,29 @@ class Toolchain:
             )
 
 
-def find_toolchain() -> Toolchain:
-    """The compilers to use: nvcc from CUDA_HOME if this is set, else pip's nvcc, else the nvcc on
-    PATH.
+def known_cpu(name: str | None = None) -> str:
+    """The processor that libraries are for, x86_64 or aarch64; None is this machine's.
 
-    Raises PlatformError on other platforms than Linux x86-64. Raises ToolchainError, with advice on
+    Raises ArgumentError for any other.
+    """
+    found = this_cpu() if name is None else name
+    if found not in CPUS:
+        raise ArgumentError(f"cpu={quoted(found)}: allowed are {' and '.join(CPUS)}")
+    return found
+
+
+def find_toolchain(cpu: str | None = None) -> Toolchain:
+    """The compilers to use: nvcc from CUDA_HOME if this is set, else pip's nvcc, else the nvcc on
+    PATH. Libraries are for the processor ``cpu``; None is this machine's.
+
+    Raises PlatformError on platforms that are not supported. Raises ToolchainError, with advice on
     the installation, when a part is missing or too old.
     """
     require_supported_host()
+    cpu = known_cpu(cpu)
     nvcc = _find_nvcc()
     root = nvcc.parent.parent
-    gxx = _find_gxx()
+    gxx = _find_gxx(cpu)
     tvm_ffi = _find_tvm_ffi()
     for what, path in (("nvcc", nvcc), ("g++", gxx), ("tvm_ffi", tvm_ffi)):
         require_plain(what, path)
@@ -76,9 +98,10 @@ def find_toolchain() -> Toolchain:
         gxx_version=_gxx_version(gxx),
         tvm_ffi_version=tvm_ffi_version(),
         include_dirs=(_cuda_include_dir(root), tvm_ffi / "include"),
-        cuda_lib_dir=_cuda_lib_dir(root),
+        cuda_lib_dir=_cuda_lib_dir(root, cpu),
         tvm_ffi_lib_dir=tvm_ffi / "lib",
         archs=_nvcc_archs(nvcc),
+        cpu=cpu,
     )
 
 
@@ -108,8 +131,12 @@ def _pip_nvcc() -> str | None:
     return str(found) if found else None
 
 
-def _find_gxx() -> Path:
-    found = shutil.which("g++")
+def _find_gxx(cpu: str) -> Path:
+    name = "g++" if cpu == this_cpu() else f"{cpu}-linux-gnu-g++"
+    found = shutil.which(name)
+    if found is None and name != "g++":
+        package = f"g++-{cpu.replace('_', '-')}-linux-gnu"
+        raise ToolchainError(f"{name}: not found on PATH; install it: apt-get install {package}")
     if found is None:
         raise ToolchainError(f"g++: not found on PATH (nvcc needs it too); {_GXX_ADVICE}")
     return Path(found).absolute()
@@ -144,17 +171,32 @@ def tvm_ffi_abi(version: str) -> str:
 
 
 def _cuda_include_dir(root: Path) -> Path:
-    for candidate in (root / "include", root / "targets" / "x86_64-linux" / "include"):
+    for candidate in (root / "include", root / "targets" / TARGETS[this_cpu()] / "include"):
         if (candidate / "cuda_runtime.h").is_file():
             return candidate
     raise ToolchainError(f"cuda_runtime.h: not in {root}/include; {_NVCC_ADVICE}")
 
 
-def _cuda_lib_dir(root: Path) -> Path:
-    for name in ("lib", "lib64", "targets/x86_64-linux/lib"):
-        if (root / name / "libcudart_static.a").is_file():
-            return root / name
-    raise ToolchainError(f"libcudart_static.a: not in {root}/lib or lib64; {_NVCC_ADVICE}")
+def _cuda_lib_dir(root: Path, cpu: str) -> Path:
+    of_target = f"targets/{TARGETS[cpu]}/lib"
+    if cpu == this_cpu():
+        folders = [root / name for name in ("lib", "lib64", of_target)]
+        advice = f"not in {root}/lib or lib64; {_NVCC_ADVICE}"
+    else:
+        given = env.CROSS_CUDA.raw()
+        roots = [root, *([Path(given).expanduser().absolute()] if given else [])]
+        folders = [roots[0] / of_target]
+        for name in (of_target, "nvidia/cu13/lib", "lib"):
+            folders += [one / name for one in roots[1:]]
+        advice = (
+            f"none for {cpu} in {roots[-1]}; install it with: pip install --no-deps "
+            f"--only-binary=:all: --platform manylinux_2_17_{cpu} --target FOLDER "
+            f"'nvidia-cuda-runtime==13.0.*', and set {env.CROSS_CUDA.name}=FOLDER"
+        )
+    for folder in folders:
+        if (folder / "libcudart_static.a").is_file():
+            return folder
+    raise ToolchainError(f"libcudart_static.a: {advice}")
 
 
 def _nvcc_version(nvcc: Path) -> str:

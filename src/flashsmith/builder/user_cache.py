@@ -9,6 +9,7 @@ import platformdirs
 
 from flashsmith import env
 from flashsmith.builder.kernel_cache import Cache, CacheEntry, RemovedLibraries
+from flashsmith.builder.kernel_package import installed_package
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.errors import ArgumentError, CacheError
 from flashsmith.pluralize import pluralize
@@ -60,10 +61,16 @@ def cache_path() -> Path:
 
 
 def discard(library: KernelLibrary) -> None:
-    """Removes a damaged library, so that the next build replaces it.
+    """Removes a damaged library, so that the next build replaces it. The library of an installed
+    package stays where it is, but is no longer used in this process.
 
     Raises CacheError when the library cannot be removed.
     """
+    if library.is_installed:
+        package = installed_package(library.manifest.arch)
+        if package is not None:
+            package.forget(library)
+        return
     cache = Cache(library.path.parents[2])
     with cache.building(library.manifest.key, lambda seconds: None):
         cache.discard(library.manifest.key)

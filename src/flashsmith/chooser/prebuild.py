@@ -166,8 +166,8 @@ def choose_for_any_length(
             problems = (_with_sizes(kind, one) for one in part)
             found += [expectation(one, device, deterministic=deterministic) for one in problems]
         chosen |= {one.chosen.config for one in found}
-        few = _cover(found)
-        for semantics in _compiled_for(kind.semantics, problem.d):
+        few = cover(found)
+        for semantics in compiled_for(kind.semantics, problem.d):
             needed[semantics] = tuple(dict.fromkeys((*needed.get(semantics, ()), *few)))
     return AnyLength(problem, device, len(kinds) * len(looked_at), len(chosen), needed)
 
@@ -193,10 +193,11 @@ def build_for_any_length(
     return list(libraries.values())
 
 
-def _cover(found: Sequence[Expectation]) -> list[KernelConfig]:
-    """A few of the chosen configs: for each problem, one of them takes at most TOLERANCE longer
-    than the choice. Greedy: each further config serves the most remaining problems."""
-    chosen = dict.fromkeys(one.chosen.config for one in found)
+def cover(found: Sequence[Expectation], also: Iterable[KernelConfig] = ()) -> list[KernelConfig]:
+    """A few of the chosen configs and those in ``also``: for each problem, one of them takes at
+    most TOLERANCE longer than the choice. Greedy: each further config serves the most remaining
+    problems; of several, those in ``also`` come first."""
+    chosen = dict.fromkeys([*also, *(one.chosen.config for one in found)])
     served = {
         config: {
             number
@@ -252,7 +253,7 @@ def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
     return sorted(found)
 
 
-def _compiled_for(kind: Semantics, d: int) -> list[Semantics]:
+def compiled_for(kind: Semantics, d: int) -> list[Semantics]:
     """The semantics for which kernels are compiled. If d does not fill d_head, no tile is whole, so
     only the uneven semantics are needed."""
     uneven = replace(kind, uneven=True)

@@ -22,6 +22,7 @@ from flashsmith.cli import (
     choosing,
     demo,
     kernels,
+    packaging,
     profiling,
     reporting,
     tuning,
@@ -41,7 +42,10 @@ app = App(
     help="Flash-attention kernels as configs: generate, compile, prove and measure them, with or "
     "without a GPU.",
 )
-for commands in (kernels, building, benchmarks, reporting, choosing, bits, profiling, tuning):
+for commands in (
+    *(kernels, building, packaging, benchmarks),
+    *(reporting, choosing, bits, profiling, tuning),
+):
     app.add_typer(commands.app)
 app.add_typer(cache.app, name="cache")
 app.add_typer(demo.app, name="demo")

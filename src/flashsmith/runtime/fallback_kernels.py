@@ -1,4 +1,5 @@
-"""Built kernels for calls whose chosen kernel is not built and cannot be built now.
+"""Built kernels for calls whose chosen kernel is not built and cannot be built now, or need not be,
+since an installed one should be as fast.
 
 They serve attention() without config=, which promises a result but no specific kernel. With config=
 the named kernel runs, or an error is raised.
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from flashsmith import env
-from flashsmith.builder import built_kernels, cache_stamp
+from flashsmith.builder import built_kernels, cache_stamp, installed_package
 from flashsmith.errors import ArgumentError, KernelNotBuiltError
 from flashsmith.families import (
     DeviceSpec,
@@ -42,6 +43,8 @@ class FallbackKernels:
     result is valid until a library is added to the kernel cache or removed."""
 
     found: dict[_Call, LoadedKernel] = field(default_factory=dict)
+    # Of these calls, those whose fallback kernel should be as fast as the chosen one.
+    as_fast: set[_Call] = field(default_factory=set)
     stamp: object = None
     warned: set[tuple[Key, Key]] = field(default_factory=set)
 
@@ -56,19 +59,27 @@ class FallbackKernels:
         is_as_fast: Callable[[KernelConfig], bool] = lambda other: False,
     ) -> LoadedKernel:
         """The kernel ``wanted``, which is built if necessary and allowed; otherwise another built
-        kernel.
+        kernel. If kernels are installed and one of them ``is_as_fast``, nothing is built.
 
         ``pick`` chooses among the built configs of all families that serve the request. Each pair
-        of kernels is logged once, as a warning unless the substitute ``is_as_fast``.
+        of kernels is logged once, as a warning unless the substitute is as fast.
 
         Raises KernelNotBuiltError when no built kernel serves the request, and the builder's
         errors.
         """
         # Most processes never need a substitute and skip this lookup.
-        if self.found and not (env.jit_enabled() and may_build()):
-            known = self.found.get(_call(wanted, request))
+        if self.found:
+            call = _call(wanted, request)
+            stands = call in self.as_fast or not (env.jit_enabled() and may_build())
+            known = self.found.get(call) if stands else None
             if known is not None and self.stamp == cache_stamp():
                 return known
+        if installed_package(device.arch) is not None and not loaded.is_found(wanted):
+            stamp = cache_stamp()
+            other = _best_built(loaded, request, device, pick)
+            if other is not None and is_as_fast(other.config):
+                self._remember(_call(wanted, request), other, stamp, as_fast=True)
+                return other
         try:
             return loaded.get(*wanted, may_build)
         except KernelNotBuiltError as error:
@@ -76,17 +87,19 @@ class FallbackKernels:
             other = _best_built(loaded, request, device, pick)
             if other is None:
                 raise
-            self._remember(_call(wanted, request), other, stamp)
+            self._remember(_call(wanted, request), other, stamp, as_fast=False)
             why = str(error).partition(".\n")[0]
             same_bits = request.problem.bits != ""
             self._say(wanted, other, why, is_as_fast, same_bits=same_bits)
             return other
 
-    def _remember(self, call: _Call, other: LoadedKernel, stamp: object) -> None:
+    def _remember(self, call: _Call, other: LoadedKernel, stamp: object, *, as_fast: bool) -> None:
         if self.stamp != stamp or len(self.found) >= MOST_CALLS:
             # Replaced, not emptied: another thread may be reading it.
-            self.found, self.stamp = {}, stamp
+            self.found, self.as_fast, self.stamp = {}, set(), stamp
         self.found[call] = other
+        if as_fast:
+            self.as_fast.add(call)
 
     def _say(
         self,

@@ -1,4 +1,5 @@
-"""Finds the library that contains a config: already loaded, in the cache, or built now."""
+"""Finds the library that contains a config: already loaded, installed, in the cache, or built
+now."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ from flashsmith.builder import (
     checked_path,
     discard,
     find_library,
+    find_toolchain,
+    installed_package,
     losses,
     note_slow,
 )
@@ -32,6 +35,7 @@ from flashsmith.errors import (
     DamagedLibraryError,
     KernelNotBuiltError,
     LaunchError,
+    ToolchainError,
 )
 from flashsmith.families import (
     DeviceSpec,
@@ -101,14 +105,32 @@ class LoadedKernel:
 
     @cached_property
     def ptx(self) -> str:
-        """The kernel's PTX, as compiled into the library."""
-        return self.library.ptx(self.config)
+        """The kernel's PTX, as compiled into the library.
+
+        For a library of an installed package without PTX, it is compiled now; raises what the
+        builder raises, and KernelNotBuiltError with FLASHSMITH_JIT=0.
+        """
+        return self._with_ptx.ptx(self.config)
 
     @cached_property
     def modules(self) -> dict[str, str]:
         """The PTX of all kernels that the config's plans launch, by entry."""
-        beside = self.library.ptx_beside(self.config)
+        beside = self._with_ptx.ptx_beside(self.config)
         return {self.entry.ptx_entry: self.ptx, **beside}
+
+    @cached_property
+    def _with_ptx(self) -> KernelLibrary:
+        """The library itself, or one of the same sources that has PTX."""
+        if self.library.has_ptx:
+            return self.library
+        arch = self.library.manifest.arch
+        if not env.jit_enabled():
+            raise KernelNotBuiltError(
+                f"{self.library.path}: this package has no PTX, which the emulator runs, and "
+                "FLASHSMITH_JIT=0 forbids compiling it now; install a package that was made with "
+                "'flashsmith wheel --ptx', or use tensors on a GPU"
+            )
+        return build([self.config], arch=arch, semantics=self.semantics)
 
     def plan(self, call: LibraryCall) -> LaunchPlan:
         """The launches of ``call``. Uses no device.
@@ -253,6 +275,10 @@ class LibraryFunctions:
     semantics: Callable[[], Any]
 
 
+_REPLACE_CACHED = "run 'flashsmith cache clear' and build again"
+_REPLACE_INSTALLED = "install the package of kernels again"
+
+
 def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     """Loads a library's .so and returns its kernels.
 
@@ -260,14 +286,14 @@ def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     loaded, and LaunchError when its kernels differ from its manifest.
     """
     family = family_named(library.manifest.family)
-    functions, costs = _load_functions(library.so_path, family)
+    functions, costs = _load_functions(library.so_path, family, trusted=library.is_installed)
     config_class = family.config_class
     compiled: list[KernelConfig] = [config_class(*ints) for ints in functions.configs()]
     numbers = semantics_numbers(library.manifest.semantics)
     if set(compiled) != set(library.configs) or tuple(functions.semantics()) != numbers:
         raise LaunchError(
             f"{library.so_path}: holds other kernels than its manifest lists; "
-            "run 'flashsmith cache clear' and build again"
+            f"{_REPLACE_INSTALLED if library.is_installed else _REPLACE_CACHED}"
         )
     return {
         config: LoadedKernel(config, library, index, functions, costs)
@@ -276,13 +302,13 @@ def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
 
 
 def _load_functions(
-    so_path: Path, family: Family | None = None
+    so_path: Path, family: Family | None = None, *, trusted: bool = False
 ) -> tuple[LibraryFunctions, PlanCosts | None]:
     import tvm_ffi
 
     names = tuple(f.name for f in fields(LibraryFunctions))
     try:
-        with checked_path(so_path) as path:
+        with nullcontext(str(so_path)) if trusted else checked_path(so_path) as path:
             # Checked before any of the library's code runs. As soon as a library is loaded, the
             # linker identifies it by its path.
             content = Path(path).read_bytes()
@@ -304,7 +330,7 @@ def _load_functions(
         if not is_from_system(error):
             raise
         raise DamagedLibraryError(
-            f"{so_path}: damaged: {error}; run 'flashsmith cache clear' and build again"
+            f"{so_path}: damaged: {error}; {_REPLACE_INSTALLED if trusted else _REPLACE_CACHED}"
         ) from error
 
 
@@ -352,6 +378,13 @@ class LoadedKernels:
                 kernel = self._find(key, may_build)  # another thread may have built it
             return kernel or self._build(key)
 
+    def is_found(self, key: Key) -> bool:
+        """Whether a kernel is loaded; loads it first if it is installed or in the cache."""
+        if key in self.kernels:
+            return True
+        with self.lock:
+            return self._is_found(key)
+
     def add(self, library: KernelLibrary) -> None:
         """Loads a library; kernels that are already loaded are kept. Records the kernels that the
         compiler made slow, for choosers."""
@@ -373,11 +406,11 @@ class LoadedKernels:
     def _find(self, key: Key, may_build: Callable[[], bool]) -> LoadedKernel | None:
         """The kernel, or the general-edge kernel if building is not allowed; None if it must be
         built."""
-        if key in self.general_edge and _why_not_build(may_build):
+        if key in self.general_edge and _why_not_build(may_build, key):
             return self.general_edge[key]  # no second search
         if self._is_found(key):
             return self.kernels[key]
-        forbidden = _why_not_build(may_build)
+        forbidden = _why_not_build(may_build, key)
         return self._general_edge(key, forbidden) if forbidden else None
 
     def _build(self, key: Key) -> LoadedKernel:
@@ -402,7 +435,7 @@ class LoadedKernels:
         return self.kernels[key]
 
     def _is_found(self, key: Key) -> bool:
-        """Whether a kernel is loaded; loads it first if it is in the cache."""
+        """As is_found, for a holder of the lock."""
         cfg, arch, semantics = key
         if key not in self.kernels:
             library = find_library(cfg, arch=arch, semantics=semantics)
@@ -435,12 +468,25 @@ loaded_kernels = LoadedKernels()
 os.register_at_fork(after_in_child=loaded_kernels.forget_waiting)
 
 
-def _why_not_build(may_build: Callable[[], bool]) -> str | None:
+def _why_not_build(may_build: Callable[[], bool], key: Key) -> str | None:
     if not env.jit_enabled():
         return "FLASHSMITH_JIT=0 forbids building it now"
     if not may_build():
         return "no compiler is started while a CUDA graph is captured"
+    # Without installed kernels, the builder's own error says how to install a compiler.
+    if installed_package(key[1]) is not None and (missing := _missing_compiler()):
+        return f"no compiler is installed ({missing})"
     return None
+
+
+@lru_cache(maxsize=1)
+def _missing_compiler() -> str:
+    """What is missing for building, or '' if nothing is."""
+    try:
+        find_toolchain()
+    except ToolchainError as error:
+        return str(error).partition(";")[0]
+    return ""
 
 
 def _named(cfg: KernelConfig, semantics: Semantics) -> str:

@@ -1,0 +1,244 @@
+"""Installed kernel packages: wheels of kernels that were compiled elsewhere, one for each GPU
+architecture.
+
+    flashsmith_kernels/sm90/     in a folder of installed packages; flashsmith never writes there
+        kernels.json             what the package holds, and what it was made for and from
+        <key>/                   manifest.json, library.so, perhaps ptx/*.ptx.xz
+
+The namespace ``flashsmith_kernels`` has no code, so nothing is imported. A package is used if it
+was made for this version of flashsmith, its sources, this processor and this tvm-ffi. Otherwise one
+warning gives the reason, and kernels are compiled as usual. Each file is compared with its checksum
+before use. Owners are not checked: who may write there may also change Python's own modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.library_spec import kernel_flags, package_version
+from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord, Manifest
+from flashsmith.builder.safe_files import any_owner, read_below
+from flashsmith.builder.sources import source_hash
+from flashsmith.builder.toolchain import tvm_ffi_abi, tvm_ffi_version
+from flashsmith.families import KernelConfig, Semantics, parse_kernel_name_into_config
+from flashsmith.host import this_cpu
+from flashsmith.safe_json import parse_json
+from flashsmith.system_errors import is_from_system
+
+_log = logging.getLogger("flashsmith")
+
+NAMESPACE = "flashsmith_kernels"
+INDEX_NAME = "kernels.json"
+# Increased when the index or the folder's layout changes: older packages are then not used.
+PACKAGE_FORMAT = 1
+_MOST_BYTES = 2**26
+
+
+def package_folder(arch: int) -> str:
+    """The folder of an architecture's package in the namespace."""
+    return f"sm{arch}"
+
+
+@dataclass(frozen=True)
+class PackedLibrary:
+    """One library of a package. ``kernels`` are its configs' short forms; ``manifest`` is the
+    SHA-256 of its manifest."""
+
+    key: str
+    family: str
+    semantics: Semantics
+    manifest: str
+    kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PackageIndex:
+    """What a package holds, and what it was made for and from. ``sources`` are hashes by family,
+    ``tvm_ffi`` is the ABI, such as '0.1'."""
+
+    version: str
+    arch: int
+    cpu: str
+    tvm_ffi: str
+    sources: Mapping[str, str]
+    libraries: tuple[PackedLibrary, ...]
+
+    def to_json(self) -> str:
+        """The index's text; its first line is the checksum of the rest."""
+        data = {**asdict(self), "format": PACKAGE_FORMAT}
+        body = json.dumps(data, sort_keys=True, separators=(",", ":")) + "\n"
+        return json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest()}) + "\n" + body
+
+    @classmethod
+    def from_json(cls, text: str) -> PackageIndex:
+        """Reads what to_json wrote. Raises ValueError when the text is damaged or has another
+        format."""
+        head, _, body = text.partition("\n")
+        try:
+            if parse_json(head) != {"sha256": hashlib.sha256(body.encode()).hexdigest()}:
+                raise ValueError("its checksum does not match")
+            data: dict[str, Any] = parse_json(body)
+            if data.pop("format") != PACKAGE_FORMAT:
+                raise ValueError("it has another format")
+            data["libraries"] = tuple(_packed(one) for one in data["libraries"])
+            return cls(**data)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"it lacks or misspells a field: {error}") from error
+
+
+def _packed(data: dict[str, Any]) -> PackedLibrary:
+    semantics, kernels = Semantics(**data["semantics"]), tuple(data["kernels"])
+    return PackedLibrary(**data | {"semantics": semantics, "kernels": kernels})
+
+
+@dataclass
+class KernelPackage:
+    """An installed package that this version of flashsmith can use."""
+
+    folder: Path
+    index: PackageIndex
+    # The libraries whose files are damaged.
+    damaged: set[str] = field(default_factory=set)
+    _stale: dict[str, bool] = field(default_factory=dict)
+
+    def find(self, wanted: Iterable[KernelConfig], semantics: Semantics) -> KernelLibrary | None:
+        """The library that holds all ``wanted`` configs, with every file verified, or None."""
+        names = {cfg.short_form() for cfg in wanted}
+        for library in self._by_semantics.get(semantics, ()):
+            if names <= self._names[library.key] and self._is_usable(library):
+                found = self._open(library)
+                if found is not None:
+                    return found
+        return None
+
+    @cached_property
+    def kernels(self) -> tuple[tuple[KernelConfig, Semantics], ...]:
+        """Every kernel of the package."""
+        return tuple(
+            (parse_kernel_name_into_config(name), library.semantics)
+            for library in self.index.libraries
+            if self._is_usable(library)
+            for name in library.kernels
+        )
+
+    def forget(self, library: KernelLibrary) -> None:
+        """Uses a library no longer in this process, because it cannot be loaded."""
+        self.damaged.add(library.manifest.key)
+        self.__dict__.pop("kernels", None)
+
+    @cached_property
+    def _by_semantics(self) -> dict[Semantics, list[PackedLibrary]]:
+        found: dict[Semantics, list[PackedLibrary]] = {}
+        for library in self.index.libraries:
+            found.setdefault(library.semantics, []).append(library)
+        return found
+
+    @cached_property
+    def _names(self) -> dict[str, frozenset[str]]:
+        return {library.key: frozenset(library.kernels) for library in self.index.libraries}
+
+    def _is_usable(self, library: PackedLibrary) -> bool:
+        if library.key in self.damaged:
+            return False
+        family = library.family
+        if family not in self._stale:
+            self._stale[family] = source_hash(family) != self.index.sources.get(family)
+            if self._stale[family]:
+                _log.warning(
+                    "flashsmith: the kernels of the family %s in %s were made from other sources "
+                    "and are not used",
+                    *(family, self.folder),
+                )
+        return not self._stale[family]
+
+    def _open(self, library: PackedLibrary) -> KernelLibrary | None:
+        try:
+            return KernelLibrary(self.folder / library.key, self._verified(library), None)
+        except (OSError, ValueError) as error:
+            if not is_from_system(error):
+                raise
+            self.damaged.add(library.key)
+            _log.warning(
+                "flashsmith: the installed kernels in %s are damaged and not used: %s; install the "
+                "package again",
+                *(self.folder / library.key, error),
+            )
+            return None
+
+    def _verified(self, library: PackedLibrary) -> Manifest:
+        """The library's manifest, after the checksums of all files have been verified."""
+        folder = self.folder / library.key
+        text = read_below(folder, MANIFEST_NAME, most=_MOST_BYTES, check=any_owner)
+        if FileRecord.of_bytes(text).sha256 != library.manifest:
+            raise ValueError(f"{MANIFEST_NAME}: its checksum does not match")
+        manifest = Manifest.from_json(text.decode())
+        if manifest.flags != kernel_flags(library.family, self.index.arch, packaged=True):
+            raise ValueError("it was compiled with other flags")
+        for name, record in manifest.files.items():
+            if FileRecord.of(folder, name) != record:
+                raise ValueError(f"{name}: its checksum does not match")
+        return manifest
+
+
+def installed_package(arch: int) -> KernelPackage | None:
+    """The installed kernel package of an architecture, or None if there is none of use here."""
+    return _installed(arch)
+
+
+@lru_cache(maxsize=16)
+def _installed(arch: int) -> KernelPackage | None:
+    for parent in _folders():
+        folder = parent / package_folder(arch)
+        if not (folder / INDEX_NAME).is_file():
+            continue
+        try:
+            index = _read_index(folder)
+            _check(index, arch)
+        except (OSError, ValueError) as error:
+            if not is_from_system(error):
+                raise
+            _log.warning("flashsmith: the installed kernels in %s are not used: %s", folder, error)
+            continue
+        return KernelPackage(folder, index)
+    return None
+
+
+def forget_packages() -> None:
+    """Makes the next look-up search for packages again."""
+    _installed.cache_clear()
+
+
+def _folders() -> list[Path]:
+    """The folders of the namespace; nothing is imported."""
+    importlib.invalidate_caches()
+    try:
+        spec = importlib.util.find_spec(NAMESPACE)
+    except (ImportError, ValueError):
+        return []
+    return [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
+
+
+def _read_index(folder: Path) -> PackageIndex:
+    text = read_below(folder, INDEX_NAME, most=_MOST_BYTES, check=any_owner)
+    return PackageIndex.from_json(text.decode())
+
+
+def _check(index: PackageIndex, arch: int) -> None:
+    """Raises ValueError unless the package was made for this installation and machine."""
+    for what, made_for, here in (
+        ("flashsmith", index.version, package_version()),
+        ("sm", str(index.arch), str(arch)),
+        ("the processor", index.cpu, this_cpu()),
+        ("tvm-ffi", index.tvm_ffi, tvm_ffi_abi(tvm_ffi_version())),
+    ):
+        if made_for != here:
+            raise ValueError(f"they are for {what} {made_for}, and here it is {here}")

@@ -1,0 +1,78 @@
+"""Builds the libraries of a kernel package: of each family and semantics, a few libraries that do
+not depend on where, when or by how many compilers they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from flashsmith.builder.build_progress import BuildEvent
+from flashsmith.builder.compile_time import expected_seconds
+from flashsmith.builder.library import KernelLibrary
+from flashsmith.builder.library_build import build_from
+from flashsmith.builder.sources import package_sources
+from flashsmith.families import KernelConfig, Semantics, by_family
+
+# A library's host code takes 0.3 MB of a wheel, and a killed build loses the library that it was
+# building.
+MOST_KERNELS = 64
+
+# Called with the number of built kernels, and the event.
+PackageProgress = Callable[[int, BuildEvent], None]
+
+
+def library_groups(
+    kernels: Mapping[Semantics, Iterable[KernelConfig]],
+) -> list[tuple[Semantics, Sequence[KernelConfig]]]:
+    """The configs of each library of a package."""
+    groups: list[tuple[Semantics, Sequence[KernelConfig]]] = []
+    for semantics, configs in sorted(kernels.items()):
+        ordered = sorted(set(configs), key=lambda cfg: (cfg.FAMILY, cfg.to_ints()))
+        for family in by_family(ordered):
+            count = -(-len(family) // MOST_KERNELS)
+            groups += [(semantics, family[first::count]) for first in range(count)]
+    return groups
+
+
+def package_seconds(kernels: Mapping[Semantics, Iterable[KernelConfig]], jobs: int) -> float:
+    """The expected time of compiling all kernels, in seconds of wall time."""
+    return sum(expected_seconds(cfg) for found in kernels.values() for cfg in found) / jobs
+
+
+def build_package(
+    kernels: Mapping[Semantics, Iterable[KernelConfig]],
+    *,
+    arch: int,
+    cpu: str | None = None,
+    jobs: int | None = None,
+    progress: PackageProgress = lambda built, event: None,
+    csrc: Path | None = None,
+) -> list[KernelLibrary]:
+    """The libraries of a package with these kernels, for a wheel.
+
+    Finished libraries are kept in the kernel cache, so a build that was interrupted continues where
+    it stopped. ``cpu`` is the processor that runs the libraries, x86_64 or aarch64; None is this
+    machine's. ``csrc`` replaces the package's own sources. Raises what ``build`` raises, and
+    CompileError if a library would need newer system libraries than a package may.
+    """
+    libraries: list[KernelLibrary] = []
+    built = 0
+    for semantics, configs in library_groups(kernels):
+
+        def report(event: BuildEvent, before: int = built) -> None:
+            progress(before, event)
+
+        libraries.append(
+            build_from(
+                csrc or package_sources(),
+                configs,
+                arch=arch,
+                semantics=semantics,
+                jobs=jobs,
+                progress=report,
+                packaged=True,
+                cpu=cpu,
+            )
+        )
+        built += len(configs)
+    return libraries

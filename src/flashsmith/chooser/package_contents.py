@@ -1,0 +1,238 @@
+"""The kernels of a kernel package: what attention() and the other operations use on the GPUs of one
+architecture.
+
+It has the kernels that are chosen for all problems of the shipped tables, and kernels for a fixed
+grid of problems: for each kind of call, dtype and d_head, some heads, batches and lengths on each
+GPU that was measured. As in `flashsmith build --any-length`, a few of the kernels chosen for the
+grid are enough, if for every problem one of them is expected to take at most TOLERANCE longer than
+the best. Over a cache all chosen kernels are included, since a sequence must have the same bits in
+every batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
+from flashsmith.chooser.choice import Expectation
+from flashsmith.chooser.evidence import gather
+from flashsmith.chooser.prebuild import CallSizes, compiled_for, cover
+from flashsmith.chooser.winners import WinnersTable
+from flashsmith.chooser.winners.validation import device_of
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
+    DeviceSpec,
+    DType,
+    KernelConfig,
+    Problem,
+    Semantics,
+    device_spec,
+    families,
+)
+from flashsmith.families.device import KNOWN_DEVICES
+from flashsmith.families.gpu_names import same_gpu
+from flashsmith.operations import DEFAULT
+from flashsmith.operations.backward import BACKWARD
+from flashsmith.operations.decode import DECODE
+from flashsmith.operations.merge import MERGE
+
+PackedKernel = tuple[KernelConfig, Semantics]
+# Called with the number of finished kinds of calls and the number of all.
+Searched = Callable[[int, int], None]
+
+# The grid. (heads_q, heads_k): one head of k and v for 1 and 4 heads of q.
+HEADS = ((16, 16), (32, 8))
+_MASKS = ("", "causal", "window", "causal softcap", "window softcap")
+_PACKED = tuple(f"{mask} packed" for mask in _MASKS)
+_CANONICAL = (
+    *("canonical", "causal canonical", "window canonical", "causal softcap canonical"),
+    *("causal packed canonical", "window packed canonical"),
+)
+FORWARD_KINDS = (
+    *_MASKS,
+    *_PACKED,
+    *("partial", "causal partial", "causal packed partial"),
+    *_CANONICAL,
+)
+BACKWARD_KINDS = tuple(
+    f"backward {words}"
+    for words in (*_MASKS, *_PACKED, "only_dq", "no_dq", "causal only_dq", "causal no_dq")
+)
+DECODE_KINDS = tuple(
+    f"decode {words}"
+    for words in (*_MASKS, "causal packed", "window packed", "causal canonical", "window canonical")
+)
+MERGE_KINDS = ("merge", "merge packed")
+KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, *DECODE_KINDS, *MERGE_KINDS)
+SMALLEST_D_HEAD = 64
+# Of these lengths, 1000 is no multiple of a tile. A batch has at most _MOST_ROWS rows of q.
+_LENGTHS = (512, 1000, 2048, 4096, 8192, 16384, 65536)
+_BATCHES = (1, 4, 16)
+_MOST_ROWS = 2**18
+SIZES: tuple[CallSizes, ...] = (
+    *((b, s, s) for b in _BATCHES for s in _LENGTHS if b * s <= _MOST_ROWS),
+    *((b, q, k) for b in (1, 8) for q, k in ((64, 4096), (512, 8192))),
+)
+CACHE_SIZES: tuple[CallSizes, ...] = tuple(
+    itertools.product((1, 64), (1, 4, 64, 1024), (1000, 8192, 65536))
+)
+
+
+def words_of(kind: str) -> set[str]:
+    """The words of a kind, and the name of its operation."""
+    return {*kind.split(), Problem.parse(f"s1 d64 fp16 {kind}").operation}
+
+
+@dataclass(frozen=True)
+class PackageContents:
+    """The kernels of a package, by the semantics for which they are compiled. ``problems`` is the
+    number of problems examined."""
+
+    arch: int
+    problems: int
+    kernels: Mapping[Semantics, tuple[KernelConfig, ...]]
+
+    def __len__(self) -> int:
+        """The number of kernels."""
+        return sum(map(len, self.kernels.values()))
+
+
+def package_contents(
+    arch: int,
+    *,
+    d_heads: Sequence[int] | None = None,
+    dtypes: Iterable[DType] = tuple(DType),
+    kinds: Sequence[str] = KINDS,
+    searched: Searched | None = None,
+) -> PackageContents:
+    """The kernels that a package for ``arch`` holds.
+
+    ``d_heads``, ``dtypes`` and ``kinds`` restrict it; None takes every d_head that has kernels.
+    The user's own table has no influence. Raises ArgumentError if no kernel is left.
+    """
+    table = WinnersTable.shipped()
+    devices = _grid_devices(table, arch)
+    widths = d_heads_of(arch) if d_heads is None else tuple(d_heads)
+    measured = list(_measured_problems(table, arch))
+    found: dict[PackedKernel, None] = {}
+    count = 0
+    groups = list(itertools.product(kinds, dtypes, widths))
+    for number, (kind, dtype, d) in enumerate(groups):
+        if searched is not None:
+            searched(number, len(groups))
+        wanted = Problem.parse(f"s1 d{d} {dtype.name} {kind}")
+        own = [(one, device) for one, device in measured if _is_of_kind(one, wanted)]
+        grid = [(one, device) for device in devices for one in _grid(wanted)]
+        count += len(own) + len(grid)
+        found.update(dict.fromkeys(_chosen(own, grid, table)))
+    if not found:
+        raise ArgumentError(f"sm_{arch}: no kernel of d_head {widths} serves these kinds of calls")
+    kernels: dict[Semantics, list[KernelConfig]] = {}
+    for config, semantics in sorted(found, key=lambda it: (it[1], it[0].FAMILY, it[0].to_ints())):
+        kernels.setdefault(semantics, []).append(config)
+    return PackageContents(arch, count, {it: tuple(found) for it, found in kernels.items()})
+
+
+def known_devices(arch: int) -> tuple[DeviceSpec, ...]:
+    """The known GPUs of an architecture, or the one that stands for it.
+
+    Raises ArgumentError if the architecture is not supported.
+    """
+    found = tuple(device for device in KNOWN_DEVICES if device.arch == arch)
+    return found or (device_spec(arch),)
+
+
+def _grid_devices(table: WinnersTable, arch: int) -> tuple[DeviceSpec, ...]:
+    """The known GPUs of an architecture that were measured, or all if none was."""
+    known = known_devices(arch)
+    gpus = {entry.key.gpu for entry in table if entry.key.arch == arch}
+    return tuple(one for one in known if any(same_gpu(one.name, gpu) for gpu in gpus)) or known
+
+
+def d_heads_of(arch: int) -> tuple[int, ...]:
+    """Every d_head from SMALLEST_D_HEAD for which kernels of attention run on an architecture."""
+    device = known_devices(arch)[0]
+    serving = (one for one in families(DEFAULT) if one.runs_on(device))
+    every = {d for one in serving for d in one.knob_values["d_head"]}
+    return tuple(sorted(d for d in every if d >= SMALLEST_D_HEAD))
+
+
+def _grid(wanted: Problem) -> Iterator[Problem]:
+    """The grid's problems of one kind, dtype and d."""
+    sizes = CACHE_SIZES if wanted.operation == DECODE.name else SIZES
+    for (heads_q, heads_k), (batch, seq_q, seq_k) in itertools.product(HEADS, sizes):
+        if wanted.operation == MERGE.name:
+            heads_k, seq_k = heads_q, 1
+        yield replace(
+            wanted, batch=batch, seq_q=seq_q, seq_k=seq_k, heads_q=heads_q, heads_k=heads_k
+        )
+
+
+def _measured_problems(table: WinnersTable, arch: int) -> Iterator[tuple[Problem, DeviceSpec]]:
+    for entry in table:
+        device = device_of(entry.key)
+        if entry.key.arch == arch and device is not None:
+            yield entry.problem, device
+
+
+def _is_of_kind(problem: Problem, wanted: Problem) -> bool:
+    """Whether problems differ only in sizes, in whether tiles are whole, and in the window."""
+
+    def sizeless(one: Problem) -> Problem:
+        kind = replace(one.semantics, uneven=one.semantics.packed or one.semantics.partial)
+        one = replace(one, batch=1, seq_q=1, seq_k=1, heads_q=1, heads_k=1)
+        return replace(one, semantics=kind, page=0, window_keys=0)
+
+    return sizeless(problem) == sizeless(wanted)
+
+
+def _chosen(
+    measured: Sequence[tuple[Problem, DeviceSpec]],
+    grid: Sequence[tuple[Problem, DeviceSpec]],
+    table: WinnersTable,
+) -> Iterator[PackedKernel]:
+    """The kernels for problems of one kind: all for the measured ones, and a few for the grid."""
+    few: dict[KernelConfig, None] = {}
+    for problem, device in measured:
+        for deterministic in _determinisms(problem):
+            chosen = _expected(problem, device, table, deterministic).chosen.config
+            few[chosen] = None
+            config = adapt_to_queries(chosen, problem, device)
+            yield config, problem.required_semantics(config)
+    if grid and grid[0][0].operation == DECODE.name:
+        for problem, device in grid:
+            yield _over_a_cache(problem, device, table)
+        return
+    for deterministic in _determinisms(grid[0][0]):
+        found = []
+        for problem, device in grid:
+            try:
+                found.append(_expected(problem, device, table, deterministic))
+            except ArgumentError:
+                continue  # none of this d_head runs on the device
+        usable = [it for it in few if not deterministic or it.family.is_deterministic(it)]
+        for config in cover(found, usable):
+            for semantics in compiled_for(grid[0][0].semantics, grid[0][0].d):
+                yield config, semantics
+
+
+def _determinisms(problem: Problem) -> tuple[bool, ...]:
+    """The values of ``deterministic`` that may select different kernels."""
+    return (False, True) if problem.operation == BACKWARD.name else (False,)
+
+
+def _expected(
+    problem: Problem, device: DeviceSpec, table: WinnersTable, deterministic: bool
+) -> Expectation:
+    """As chooser.choice.expectation, with a table."""
+    represented = without_batch(problem)
+    evidence = gather(represented, device, table, deterministic=deterministic)
+    return Expectation(represented, device, evidence)
+
+
+def _over_a_cache(problem: Problem, device: DeviceSpec, table: WinnersTable) -> PackedKernel:
+    chosen = _expected(problem, device, table, deterministic=False).chosen.config
+    config = adapt_to_queries(chosen, problem, device)
+    return config, problem.required_semantics(config)

@@ -1,0 +1,179 @@
+"""`flashsmith wheel`: packages of compiled kernels, for installations without a compiler."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from flashsmith.benchmark.progress import ProgressReporter
+from flashsmith.benchmark.table import make_console
+from flashsmith.cli.command import App
+from flashsmith.errors import ArgumentError
+from flashsmith.families import DType, KernelConfig, Semantics
+from flashsmith.families.device import architecture_number
+from flashsmith.pluralize import pluralize
+from flashsmith.printable import quoted
+from flashsmith.safe_json import whole_number
+
+if TYPE_CHECKING:
+    from flashsmith.builder import BuildEvent, KernelLibrary
+
+app = App()
+
+_MB = 1e6
+
+
+@app.command("wheel")
+def build_wheels(
+    archs: Annotated[
+        list[str],
+        typer.Option(
+            "--for", metavar="ARCH", help="sm_80, 90, ...: a wheel for each. May be repeated."
+        ),
+    ],
+    folder: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the wheels.")
+    ] = Path("dist"),
+    cpu: Annotated[
+        str | None,
+        typer.Option("--cpu", help="x86_64 or aarch64. Default: this machine's processor."),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="WORDS",
+            help="Only kernels of these dtypes, d_heads and kinds of calls: 'bf16 d128', or 'd128 "
+            "decode'.",
+        ),
+    ] = None,
+    ptx: Annotated[
+        bool,
+        typer.Option("--ptx", help="Also the PTX, so that the emulator needs no compiler either."),
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", help="Compilers in parallel. Default: FLASHSMITH_JOBS."),
+    ] = None,
+) -> None:
+    """Write wheels with the compiled kernels for GPUs, which need no compiler when installed.
+
+    A wheel has the fastest measured kernels and those that the cost model chooses. Compiled
+    libraries are kept in the kernel cache, so an interrupted command continues where it stopped.
+    """
+    numbers = [_architecture(text) for text in archs]
+    wanted = _restriction(only)
+    with ProgressReporter() as reporter:
+        from flashsmith import env
+        from flashsmith.builder.package_wheel import write_wheel
+        from flashsmith.builder.system_libraries import newest_needs
+        from flashsmith.builder.toolchain import known_cpu
+
+        made_for, jobs = known_cpu(cpu), env.jobs() if jobs is None else jobs
+        for arch in numbers:
+            start = time.monotonic()
+            libraries = _build(arch, wanted, made_for, jobs, reporter)
+            path = write_wheel(libraries, arch, made_for, folder, ptx=ptx)
+            needs = newest_needs(library.so_path.read_bytes() for library in libraries)
+            make_console().print(
+                f"{path}: {pluralize(sum(map(len, libraries)), 'kernel')} in "
+                f"{pluralize(len(libraries), 'library', 'libraries')}, "
+                f"{path.stat().st_size / _MB:.1f} MB, in {time.monotonic() - start:.0f} s; needs "
+                f"{needs}",
+                soft_wrap=True,
+            )
+
+
+def _build(
+    arch: int, wanted: _Restriction, cpu: str, jobs: int, reporter: ProgressReporter
+) -> list[KernelLibrary]:
+    """The libraries of a package. If kernels compile to slow code, attention() uses others, so
+    these are built, too."""
+    from flashsmith.builder import note_slow
+    from flashsmith.chooser.package_contents import package_contents
+
+    def searched(done: int, total: int) -> None:
+        reporter.step("choosing kernels", done, total)
+
+    libraries: list[KernelLibrary] = []
+    built: set[tuple[Semantics, KernelConfig]] = set()
+    while True:
+        found = package_contents(arch, **wanted._asdict(), searched=searched)
+        missing = {
+            semantics: [config for config in configs if (semantics, config) not in built]
+            for semantics, configs in found.kernels.items()
+        }
+        reporter.say(
+            f"sm_{arch}: {pluralize(sum(map(len, missing.values())), 'kernel')} for "
+            f"{found.problems:,} examined problems"
+        )
+        made = _compile(missing, arch, cpu, jobs, reporter)
+        libraries += made
+        built |= {(one.manifest.semantics, config) for one in made for config in one.configs}
+        if not [kernel for library in made for kernel in note_slow(library)]:
+            return libraries
+
+
+def _compile(
+    kernels: Mapping[Semantics, Sequence[KernelConfig]],
+    arch: int,
+    cpu: str,
+    jobs: int,
+    reporter: ProgressReporter,
+) -> list[KernelLibrary]:
+    from flashsmith.builder.package_build import build_package, package_seconds
+
+    total = sum(map(len, kernels.values()))
+    if total:
+        reporter.expect("compiling", [package_seconds(kernels, jobs) / total] * total)
+
+    def report(built: int, event: BuildEvent) -> None:
+        if event.stage in ("warn", "wait"):
+            reporter.build(event)
+        elif event.stage == "compile":
+            reporter.step("compiling kernels", min(built + event.done, total - 1), total)
+
+    return build_package(kernels, arch=arch, cpu=cpu, jobs=jobs, progress=report)
+
+
+def _architecture(text: str) -> int:
+    number = architecture_number(text)
+    if number is None:
+        raise ArgumentError(f"--for={quoted(text)}: give an architecture, such as sm_90")
+    return number
+
+
+class _Restriction(NamedTuple):
+    """What ``--only`` names. ``d_heads`` is None for all."""
+
+    d_heads: tuple[int, ...] | None
+    dtypes: tuple[DType, ...]
+    kinds: tuple[str, ...]
+
+
+def _restriction(text: str | None) -> _Restriction:
+    from flashsmith.chooser.package_contents import KINDS, words_of
+
+    d_heads, dtypes, others = [], [], []
+    for word in (text or "").split():
+        if re.fullmatch(r"d\d+", word, re.ASCII):
+            d_heads.append(whole_number(word[1:]) or 0)
+        elif word.upper() in DType.__members__:
+            dtypes.append(DType[word.upper()])
+        elif any(word in words_of(kind) for kind in KINDS):
+            others.append(word)
+        else:
+            known = ", ".join(sorted({word for kind in KINDS for word in words_of(kind)}))
+            raise ArgumentError(
+                f"--only={quoted(text)}: {quoted(word)} is no dtype, d_head or kind of call; give "
+                f"words such as 'bf16 d128'; kinds of calls have the words {known}"
+            )
+    kinds = tuple(kind for kind in KINDS if set(others) <= words_of(kind))
+    if not kinds:
+        raise ArgumentError(f"--only={quoted(text)}: no kind of call has all of these words")
+    return _Restriction(tuple(d_heads) or None, tuple(dtypes) or tuple(DType), kinds)
