@@ -63,7 +63,7 @@ class Checked:
     steps: int = 0
     mixed: int = 0  # steps with a decode and a prefill
     prefix_hits: int = 0
-    resumed: int = 0
+    preempted: int = 0
     rows: int = 0
     largest_error: float = 0.0
     outputs: dict[str, dict[int, Any]] = field(default_factory=dict)
@@ -192,6 +192,7 @@ class Engine:
         for name in scheduled.finished_req_ids:
             self._release(name)
         for name in scheduled.preempted_req_ids or ():
+            self.checked.preempted += 1
             self._release(name)
         computed = self._place(scheduled)
         counts = scheduled.num_scheduled_tokens
@@ -227,7 +228,6 @@ class Engine:
         for at, name in enumerate(cached.req_ids):
             blocks = cached.new_block_ids[at]
             if name in cached.resumed_req_ids:
-                self.checked.resumed += 1
                 row = self.row_of[name] = self.free_rows.pop()
                 self.rows.add_row(blocks[0], row)
             elif blocks is not None:
