@@ -76,7 +76,7 @@ _PRODUCER = "mma_sync_decode/warpgroup_producer.cuh"
 _TILES, _SPLIT = "mma_sync_decode/warpgroup_tiles.cuh", "mma_sync_decode/split.cuh"
 MISTAKES = {
     "gathered": (
-        SourcePatch("rows beyond the sequence", _PRODUCER, "row < last && p", "p"),
+        SourcePatch("rows beyond the sequence", _PRODUCER, "row < last &&", "true &&"),
         SourcePatch("columns beyond d", _PRODUCER, "< args.forward.problem.d", "< 1000"),
         SourcePatch("pages of the first sequence", _PRODUCER,
                     "tile.batch * args.page_table_stride + page", "page"),
