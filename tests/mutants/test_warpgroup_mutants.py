@@ -27,7 +27,8 @@ VICTIMS = {
                     "lens_k": (700, 500, 90, 640),
                     "layout": "heads first",
                 },
-                seed=3,
+                seed=6,  # no sequence has page 0, where keys beyond the sequence are looked for
+                sm_count=4,
             ),
             AskedDecode(
                 "b2 s80:300 h4:2 d40 window softcap packed page2",
@@ -76,7 +77,7 @@ _PRODUCER = "mma_sync_decode/warpgroup_producer.cuh"
 _TILES, _SPLIT = "mma_sync_decode/warpgroup_tiles.cuh", "mma_sync_decode/split.cuh"
 MISTAKES = {
     "gathered": (
-        SourcePatch("rows beyond the sequence", _PRODUCER, "row < last && p", "p"),
+        SourcePatch("rows beyond the sequence", _PRODUCER, "row < last &&", "true &&"),
         SourcePatch("columns beyond d", _PRODUCER, "< args.forward.problem.d", "< 1000"),
         SourcePatch("pages of the first sequence", _PRODUCER,
                     "tile.batch * args.page_table_stride + page", "page"),
