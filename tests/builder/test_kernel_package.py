@@ -32,11 +32,14 @@ from flashsmith.builder.cubin import kernel_code
 from flashsmith.builder.kernel_package import INDEX_NAME, PackageIndex, forget_packages
 from flashsmith.builder.library_spec import kernel_flags
 from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord
-from flashsmith.builder.package_build import library_groups
+from flashsmith.builder.package_build import build_package, library_groups
+from flashsmith.builder.package_wheel import write_wheel
 from flashsmith.builder.sources import package_sources
 from flashsmith.builder.system_libraries import newest_needs
+from flashsmith.chooser import choose
 from flashsmith.errors import ArgumentError, KernelNotBuiltError
 from flashsmith.families import Semantics, get_kernel_configs
+from flashsmith.host import this_cpu
 from flashsmith.runtime.libraries import LoadedKernels
 
 ARCH = packaged_kernels.ARCH
@@ -93,6 +96,25 @@ def test_two_builds_in_two_folders_have_the_same_bytes(
     monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / "cache"))
     again = packaged_kernels.build_wheel(tmp_path / "dist", jobs=1, csrc=sources.absolute())
     assert again.read_bytes() == wheel.read_bytes()
+
+
+@pytest.mark.full
+def test_kernels_of_every_operation_have_the_same_bytes_in_two_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels: dict[Semantics, list] = {}
+    for words in ("", "backward", "backward only_dq", "decode", "merge"):
+        choice = choose(f"b2 s1024 h8 d64 bf16 {words}", 90)
+        semantics = choice.problem.required_semantics(choice.config)
+        kernels.setdefault(semantics, []).append(choice.config)
+    contents = []
+    for name in ("one", "another"):
+        sources = shutil.copytree(package_sources(), tmp_path / name / "csrc")
+        monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / name / "cache"))
+        libraries = build_package(kernels, arch=90, csrc=sources)
+        assert len({library.manifest.family for library in libraries}) >= 5
+        contents.append(write_wheel(libraries, 90, this_cpu(), tmp_path / name).read_bytes())
+    assert contents[0] == contents[1]
 
 
 def test_the_date_is_that_of_the_sources(
@@ -177,8 +199,6 @@ def test_a_line_table_changes_no_instruction(family: str, tmp_path: Path) -> Non
 
 
 def test_no_library_makes_no_wheel(tmp_path: Path) -> None:
-    from flashsmith.builder.package_wheel import write_wheel
-
     with pytest.raises(ArgumentError, match="libraries: none"):
         write_wheel([], ARCH, "x86_64", tmp_path)
 

@@ -29,7 +29,7 @@ from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord, Manifest
 from flashsmith.builder.safe_files import any_owner, read_below
 from flashsmith.builder.sources import source_hash
 from flashsmith.builder.toolchain import tvm_ffi_abi, tvm_ffi_version
-from flashsmith.families import KernelConfig, Semantics, parse_kernel_name_into_config
+from flashsmith.families import KernelConfig, Semantics, family_named
 from flashsmith.host import this_cpu
 from flashsmith.safe_json import parse_json
 from flashsmith.system_errors import is_from_system
@@ -50,14 +50,14 @@ def package_folder(arch: int) -> str:
 
 @dataclass(frozen=True)
 class PackedLibrary:
-    """One library of a package. ``kernels`` are its configs' short forms; ``manifest`` is the
-    SHA-256 of its manifest."""
+    """One library of a package. ``kernels`` are its configs' numbers, which are read faster than
+    short forms; ``manifest`` is the SHA-256 of its manifest."""
 
     key: str
     family: str
     semantics: Semantics
     manifest: str
-    kernels: tuple[str, ...]
+    kernels: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class PackageIndex:
 
 
 def _packed(data: dict[str, Any]) -> PackedLibrary:
-    semantics, kernels = Semantics(**data["semantics"]), tuple(data["kernels"])
+    semantics, kernels = Semantics(**data["semantics"]), tuple(map(tuple, data["kernels"]))
     return PackedLibrary(**data | {"semantics": semantics, "kernels": kernels})
 
 
@@ -112,9 +112,9 @@ class KernelPackage:
 
     def find(self, wanted: Iterable[KernelConfig], semantics: Semantics) -> KernelLibrary | None:
         """The library that holds all ``wanted`` configs, with every file verified, or None."""
-        names = {cfg.short_form() for cfg in wanted}
+        named = {(cfg.FAMILY, cfg.to_ints()) for cfg in wanted}
         for library in self._by_semantics.get(semantics, ()):
-            if names <= self._names[library.key] and self._is_usable(library):
+            if named <= self._named[library.key] and self._is_usable(library):
                 found = self._open(library)
                 if found is not None:
                     return found
@@ -124,10 +124,10 @@ class KernelPackage:
     def kernels(self) -> tuple[tuple[KernelConfig, Semantics], ...]:
         """Every kernel of the package."""
         return tuple(
-            (parse_kernel_name_into_config(name), library.semantics)
+            (family_named(library.family).config_class(*numbers), library.semantics)
             for library in self.index.libraries
             if self._is_usable(library)
-            for name in library.kernels
+            for numbers in library.kernels
         )
 
     def forget(self, library: KernelLibrary) -> None:
@@ -143,8 +143,9 @@ class KernelPackage:
         return found
 
     @cached_property
-    def _names(self) -> dict[str, frozenset[str]]:
-        return {library.key: frozenset(library.kernels) for library in self.index.libraries}
+    def _named(self) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
+        """The families and numbers of each library's configs, by its key."""
+        return {one.key: {(one.family, it) for it in one.kernels} for one in self.index.libraries}
 
     def _is_usable(self, library: PackedLibrary) -> bool:
         if library.key in self.damaged:

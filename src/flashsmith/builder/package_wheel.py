@@ -128,9 +128,9 @@ def _packed_entry(entry: KernelEntry) -> KernelEntry:
 
 
 def _described(manifest: Manifest, text: bytes) -> PackedLibrary:
-    names = tuple(kernel.short_form for kernel in manifest.kernels)
+    numbers = tuple(tuple(map(int, kernel.config.to_ints())) for kernel in manifest.kernels)
     digest = FileRecord.of_bytes(text).sha256
-    return PackedLibrary(manifest.key, manifest.family, manifest.semantics, digest, names)
+    return PackedLibrary(manifest.key, manifest.family, manifest.semantics, digest, numbers)
 
 
 def _index(
