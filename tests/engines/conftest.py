@@ -6,3 +6,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 collect_ignore_glob = [f"*{engine}*" for engine in ("vllm", "sglang") if find_spec(engine) is None]
+
+if find_spec("sglang") is not None:
+    import torch
+
+    # SGLang imports torchvision, whose wheels need a torch for GPUs; with these names known, the
+    # rest of it imports beside any torch.
+    names = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        names.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
