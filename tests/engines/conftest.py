@@ -3,7 +3,11 @@ out, since they test how it calls us."""
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 collect_ignore_glob = [f"*{engine}*" for engine in ("vllm", "sglang") if find_spec(engine) is None]
 

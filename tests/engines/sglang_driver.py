@@ -201,8 +201,8 @@ class Engine:
     def run(
         self, prompts: dict[str, list[int]], new_tokens: int, *, chunk: int = 48, together: int = 4
     ) -> Checked:
-        """Generates after each prompt, with so many requests at a time and at most ``chunk`` tokens
-        of a step."""
+        """Generates after each prompt, with ``together`` requests at a time and at most ``chunk``
+        tokens of a step."""
         waiting, running = dict(prompts), list[Request]()
         while waiting or running:
             while waiting and len(running) < together:
@@ -292,16 +292,16 @@ class Engine:
     # --- a batch ---------------------------------------------------------------------------------
 
     def _forward(self, running: list[Request], counts: list[int], decodes: bool) -> None:
-        positions = [
-            range(request.computed, request.computed + count)
+        parts = [
+            (request, range(request.computed, request.computed + count))
             for request, count in zip(running, counts, strict=True)
         ]
-        batch = self._batch(running, positions, decodes)
+        batch = self._batch(parts, decodes)
         padding = self._prepare(batch, decodes)
         for number, layer in enumerate(self.layers):
             q, k, v = (
                 torch.cat(
-                    [self._values(number, which, it, at) for it, at in zip(running, positions)]
+                    [self._values(number, which, *part) for part in parts]
                     + [torch.zeros(padding, heads, layer.d, dtype=self.dtype)]
                 )
                 for which, heads in enumerate((layer.heads, layer.kv_heads, layer.kv_heads))
@@ -312,35 +312,32 @@ class Engine:
             )
             assert output.shape == (len(q), layer.heads * layer.d)
             rows = output.view(q.shape).split([*counts, padding])
-            for request, at, row in zip(running, positions, rows, strict=False):
-                self._check(number, request, at, row)
+            for part, row in zip(parts, rows[:-1], strict=True):
+                self._check(number, *part, row)
 
-    def _batch(self, running: list[Request], positions: list[range], decodes: bool) -> Any:
-        lens = torch.tensor([it.stop for it in positions])
-        slots = [request.slots[at.start : at.stop] for request, at in zip(running, positions)]
+    def _batch(self, parts: list[tuple[Request, range]], decodes: bool) -> Any:
+        lens = torch.tensor([at.stop for _, at in parts])
+        counts = [len(at) for _, at in parts]
         extends: dict[str, Any] = {}
         if not decodes:
-            counts = [len(it) for it in positions]
             extends = {
                 "extend_num_tokens": sum(counts),
                 "extend_seq_lens": torch.tensor(counts, dtype=torch.int32),
                 "extend_seq_lens_cpu": counts,
-                "extend_prefix_lens": torch.tensor([it.start for it in positions]),
-                "extend_prefix_lens_cpu": [it.start for it in positions],
+                "extend_prefix_lens": torch.tensor([at.start for _, at in parts]),
+                "extend_prefix_lens_cpu": [at.start for _, at in parts],
             }
-        decoding = [len(it) == 1 for it in positions]
-        mode = ForwardMode.MIXED if any(decoding) else ForwardMode.EXTEND
-        tokens = [it.tokens[p] for it, at in zip(running, positions) for p in at]
+        extend = ForwardMode.MIXED if 1 in counts else ForwardMode.EXTEND
         batch = ForwardBatch(
-            forward_mode=ForwardMode.DECODE if decodes else mode,
-            batch_size=len(running),
-            input_ids=torch.tensor(tokens),
-            req_pool_indices=torch.tensor([request.row for request in running]),
+            forward_mode=ForwardMode.DECODE if decodes else extend,
+            batch_size=len(parts),
+            input_ids=torch.tensor([request.tokens[p] for request, at in parts for p in at]),
+            req_pool_indices=torch.tensor([request.row for request, _ in parts]),
             seq_lens=lens,
-            out_cache_loc=torch.cat(slots),
+            out_cache_loc=torch.cat([it.slots[at.start : at.stop] for it, at in parts]),
             seq_lens_sum=int(lens.sum()),
             seq_lens_cpu=lens.clone(),
-            positions=torch.tensor([p for at in positions for p in at]),
+            positions=torch.tensor([p for _, at in parts for p in at]),
             **extends,
         )
         self._plan(batch)
@@ -431,7 +428,8 @@ def _fill_with_nan(pool: Any) -> None:
     """Slots that nothing was written to are NaN, except the unused page that padding reads."""
     for each in (pool.full_kv_pool, pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else (pool,):
         for buffer in (*each.k_buffer, *each.v_buffer):
-            buffer[each.page_size :] = torch.nan
+            unused = 1 if each.kv_cache_layout == "hnd" else each.page_size
+            buffer[unused:] = torch.nan
 
 
 def prompts(seed: int, count: int, shared: int, longest: int) -> dict[str, list[int]]:

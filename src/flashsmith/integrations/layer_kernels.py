@@ -39,7 +39,7 @@ class LayerKernels:
     _configs: dict[tuple[int, int], KernelConfig] = field(default_factory=dict)
 
     def config_for(self, requests: int, queries: int) -> KernelConfig:
-        """The config for a step of so many requests, each of at most so many query tokens."""
+        """The config for a step of ``requests`` requests, each of at most ``queries`` tokens."""
         config = self._configs.get((requests, queries))
         if config is None:
             config = _chosen(
@@ -75,7 +75,7 @@ def cache_problem(
     keys: int,
     bits: str,
 ) -> Problem:
-    """The problem of a layer over pages of so many tokens, with room for so many keys of a request.
+    """The problem of a layer over pages of ``page`` tokens, with room for ``keys`` keys a request.
     ``dtype`` is a framework's, ``bits`` as in ``attention_with_cache``."""
     semantics = Semantics(mask.kind, softcap > 0, packed=True, uneven=True)
     return Problem(

@@ -39,7 +39,7 @@ class LayerAttention:
         bits: str,
         device: DeviceSpec,
     ) -> LayerAttention:
-        """The attention of ``layer`` over pages of so many tokens, with room for so many keys of a
+        """The attention of ``layer`` over pages of ``page`` tokens, with room for ``keys`` keys a
         request."""
         causal = layer.attn_type == AttentionType.DECODER
         # The engine counts the keys before the query's own, and -1 is no window.
@@ -80,13 +80,13 @@ def unserved_layer(layer: RadixAttention) -> str:
     d, number = layer.head_dim, layer.layer_id
     if layer.is_cross_attention:
         return f"cross attention (layer {number}) is not served"
-    if layer.v_head_dim != d:
-        return f"values of d {layer.v_head_dim} with keys of d {d} (layer {number}) are not served"
     if not 0 < d <= _LARGEST_HEAD or d % _HEAD_STEP:
         return (
             f"d {d} (layer {number}) is not served; it must be a multiple of {_HEAD_STEP} up to "
             f"{_LARGEST_HEAD}"
         )
+    if layer.v_head_dim != d:
+        return f"values of d {layer.v_head_dim} with keys of d {d} (layer {number}) are not served"
     if layer.xai_temperature_len > 0:
         return f"a temperature by position (layer {number}) is not served"
     if layer.logit_cap and layer.logit_capping_method != "tanh":

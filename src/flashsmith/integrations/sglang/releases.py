@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 NAME = "flashsmith"
+_BACKEND = "flashsmith.integrations.sglang.backend"
 _OLDEST, _NEWEST = (0, 5, 16), (0, 5, 23)
 
 
@@ -39,9 +41,7 @@ def register_backend() -> str:
 
 
 def _create(model_runner: Any) -> Any:
-    from flashsmith.integrations.sglang.backend import FlashsmithBackend
-
-    return FlashsmithBackend(model_runner)
+    return import_module(_BACKEND).FlashsmithBackend(model_runner)
 
 
 def unsupported(release: str) -> str:
