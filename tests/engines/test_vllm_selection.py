@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -33,7 +35,10 @@ class Unserved(NamedTuple):
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The engine's platform of NVIDIA GPUs; there is none here, so the test says which."""
+    """The engine's platform of NVIDIA GPUs; there is none here, so tests say which. Importing it
+    loads the engine's compiled operators, which need a GPU's PyTorch and are not called."""
+    for name in ("_C", "_C_stable_libtorch"):
+        monkeypatch.setitem(sys.modules, f"vllm.{name}", ModuleType(f"vllm.{name}"))
     from vllm.platforms import cuda as platform
 
     def select(capability: tuple[int, int], config: AttentionSelectorConfig) -> str:

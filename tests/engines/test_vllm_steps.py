@@ -20,11 +20,19 @@ TOLERANCE = 0.02
 
 
 def generate(
-    folder: Path, layer: Layer, *, blocks: int = 48, count: int = 5, shared: int = 40, **sizes: Any
+    folder: Path,
+    layer: Layer,
+    *,
+    blocks: int = 48,
+    count: int = 5,
+    shared: int = 40,
+    new_tokens: int = 5,
+    **sizes: Any,
 ) -> Checked:
-    engine = Engine(config_of(folder, **sizes), layer, blocks)
+    dtype = str(layer.dtype).removeprefix("torch.")
+    engine = Engine(config_of(folder, dtype=dtype, **sizes), layer, blocks)
     for number, prompt in enumerate(prompts(3, count, shared, 50)):
-        engine.add(f"request {number}", prompt, 5)
+        engine.add(f"request {number}", prompt, new_tokens)
     return engine.run()
 
 
@@ -47,7 +55,7 @@ def test_mixed_batches_and_prefix_hits(layer: Layer, tmp_path: Path) -> None:
 
 def test_preempted_requests_resume(tmp_path: Path) -> None:
     """Too few blocks for all requests: the engine takes blocks away and computes again."""
-    checked = generate(tmp_path, Layer(), blocks=15, shared=0, count=6, tokens=64)
+    checked = generate(tmp_path, Layer(), blocks=13, shared=0, count=6, new_tokens=30)
     assert checked.resumed > 0
     assert checked.largest_error < TOLERANCE
 

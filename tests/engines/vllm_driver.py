@@ -70,7 +70,13 @@ class Checked:
 
 
 def config_of(
-    folder: Path, *, max_model_len: int = 256, tokens: int = 48, requests: int = 6, block: int = 16
+    folder: Path,
+    *,
+    dtype: str = "bfloat16",
+    max_model_len: int = 256,
+    tokens: int = 48,
+    requests: int = 6,
+    block: int = 16,
 ) -> VllmConfig:
     """The engine's config for a tiny model, of which only the sizes matter here."""
     (folder / "config.json").write_text(
@@ -89,7 +95,7 @@ def config_of(
         )
     )
     model = ModelConfig(
-        model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=max_model_len
+        model=str(folder), skip_tokenizer_init=True, dtype=dtype, max_model_len=max_model_len
     )
     scheduler = SchedulerConfig(
         max_num_seqs=requests,

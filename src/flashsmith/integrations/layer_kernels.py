@@ -101,8 +101,9 @@ def build_kernels(
             needed[config, arch, semantics] = None
         if not with_writes:
             continue
-        writes = replace(layer.problem, operation=WRITE_SLOTS.name, semantics=Semantics(), page=0)
-        writes = replace(writes, window_keys=0, bits="")
+        p = layer.problem
+        sizes = p.heads_k, p.heads_k, p.d
+        writes = Problem(1, 1, 1, *sizes, p.dtype, operation=WRITE_SLOTS.name)
         (family, *_) = families(WRITE_SLOTS.name)
         (config, *_) = family.proof_configs(writes.dtype, d_head_for(writes))
         needed[config, arch, writes.required_semantics(config)] = None
