@@ -14,8 +14,11 @@ collect_ignore_glob = [f"*{engine}*" for engine in ("vllm", "sglang") if find_sp
 if find_spec("sglang") is not None:
     import torch
 
-    # SGLang imports torchvision, whose wheels need a torch for GPUs; with these names known, the
-    # rest of it imports beside any torch.
-    names = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        names.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        # SGLang imports torchvision, whose wheels need a torch for GPUs. With these names known,
+        # what SGLang needs of it imports beside a torch for CPUs, too.
+        names = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            names.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
