@@ -215,7 +215,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     def kernels_of(
         self, page: int, dtype: torch.dtype, keys: int, device: torch.device, causal: bool
     ) -> LayerKernels:
-        """The layer's kernels for steps over pages of this size, with room for so many keys."""
+        """The layer's kernels for steps over pages of this size, with room for ``keys`` keys."""
         problem = cache_problem(
             heads=self.num_heads,
             kv_heads=self.num_kv_heads,
