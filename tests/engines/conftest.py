@@ -10,3 +10,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 collect_ignore_glob = [f"*{engine}*" for engine in ("vllm", "sglang") if find_spec(engine) is None]
+
+if find_spec("sglang") is not None:
+    import torch
+
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        # SGLang imports torchvision, whose wheels need a torch for GPUs. With these names known,
+        # what SGLang needs of it imports beside a torch for CPUs, too.
+        names = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            names.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

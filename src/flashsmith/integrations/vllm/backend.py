@@ -13,8 +13,8 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
+from flashsmith.integrations.layer_kernels import build_kernels
 from flashsmith.integrations.vllm.impl import SERVED_TYPES, FlashsmithImpl, StepMetadata
-from flashsmith.integrations.vllm.kernels import build_kernels
 from flashsmith.integrations.vllm.releases import CacheLayouts, backend_name
 
 _LARGEST_HEAD, _HEAD_STEP = 256, 8

@@ -9,12 +9,8 @@ import vllm.envs
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 import flashsmith
-from flashsmith.families import Problem
-from flashsmith.integrations.vllm.kernels import LayerKernels, device_of
-from flashsmith.operations.decode import DECODE, FREE, INVARIANT
-from flashsmith.runtime.tensors import DTYPES
-from flashsmith.semantics.compiled import Semantics
-from flashsmith.semantics.dtype import dtype_name
+from flashsmith.integrations.layer_kernels import LayerKernels, cache_problem, device_of
+from flashsmith.operations.decode import FREE, INVARIANT
 from flashsmith.semantics.signature import check_mask
 
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
@@ -219,14 +215,17 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     def kernels_of(
         self, page: int, dtype: torch.dtype, keys: int, device: torch.device, causal: bool
     ) -> LayerKernels:
-        """The layer's kernels for steps over pages of this size, with room for so many keys."""
-        mask = check_mask(causal, self._window(causal))
-        semantics = Semantics(mask.kind, self.softcap > 0, packed=True, uneven=True)
-        bits = "" if self.bits == FREE else self.bits
-        problem = Problem(
-            *(1, 1, keys, self.num_heads, self.num_kv_heads, self.head_size),
-            *(DTYPES[dtype_name(dtype) or ""], semantics, DECODE.name, page, "", mask.window_keys),
-            bits,
+        """The layer's kernels for steps over pages of this size, with room for ``keys`` keys."""
+        problem = cache_problem(
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads,
+            d=self.head_size,
+            dtype=dtype,
+            mask=check_mask(causal, self._window(causal)),
+            softcap=self.softcap,
+            page=page,
+            keys=keys,
+            bits=self.bits,
         )
         found = LayerKernels(problem, self.split, device_of(device.type, device.index or 0))
         self._kernels[causal] = found

@@ -13,7 +13,7 @@ _OLDEST, _NEWEST = (0, 26), (0, 33)
 def register_backend() -> str:
     """Registers the backend, once per process. Returns why it did not, or ''.
 
-    Releases before 0.33 know no names of one's own: there the backend is CUSTOM, unless another
+    Releases before 0.33 take no new names: there the backend is CUSTOM, unless another
     package has taken that name.
     """
     if problem := unsupported(_installed()):

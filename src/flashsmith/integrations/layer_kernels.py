@@ -1,4 +1,4 @@
-"""The kernels that a deployment can need, found and built before the engine captures graphs.
+"""The kernels that a serving engine can need, found and built before it captures graphs.
 
 A step's sizes are rounded up to powers of two, so that a layer has few kernels and all of them are
 known when the engine starts.
@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, families
 from flashsmith.families.device import device_spec
+from flashsmith.operations.decode import DECODE, FREE
 from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.runtime.driver import query_gpu
 from flashsmith.runtime.kernel_choice import DEFAULT_EMULATED_ARCH
 from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.runtime.tensors import DTYPES
 from flashsmith.semantics.compiled import Semantics
+from flashsmith.semantics.dtype import dtype_name
+from flashsmith.semantics.signature import MaskLimits
 
 
 @dataclass
@@ -34,7 +39,7 @@ class LayerKernels:
     _configs: dict[tuple[int, int], KernelConfig] = field(default_factory=dict)
 
     def config_for(self, requests: int, queries: int) -> KernelConfig:
-        """The config for a step of so many requests, each of at most so many query tokens."""
+        """The config for a step of ``requests`` requests, each of at most ``queries`` tokens."""
         config = self._configs.get((requests, queries))
         if config is None:
             config = _chosen(
@@ -58,17 +63,44 @@ class LayerKernels:
         yield from found
 
 
-def build_kernels(layers: list[LayerKernels], most_requests: int, most_tokens: int) -> int:
+def cache_problem(
+    *,
+    heads: int,
+    kv_heads: int,
+    d: int,
+    dtype: Any,
+    mask: MaskLimits,
+    softcap: float,
+    page: int,
+    keys: int,
+    bits: str,
+) -> Problem:
+    """The problem of a layer over pages of ``page`` tokens, with room for ``keys`` keys a request.
+    ``dtype`` is a framework's, ``bits`` as in ``attention_with_cache``."""
+    semantics = Semantics(mask.kind, softcap > 0, packed=True, uneven=True)
+    return Problem(
+        *(1, 1, keys, heads, kv_heads, d),
+        *(DTYPES[dtype_name(dtype) or ""], semantics, DECODE.name, page, "", mask.window_keys),
+        "" if bits == FREE else bits,
+    )
+
+
+def build_kernels(
+    layers: list[LayerKernels], most_requests: int, most_tokens: int, *, with_writes: bool = True
+) -> int:
     """Builds and loads all kernels that the layers can need, and returns their number.
 
-    Of several processes that start at a time, one builds each kernel and the others wait for it.
-    Raises the builder's errors.
+    ``with_writes`` says whether the engine also writes its caches with ``write_slots``. Of several
+    processes that start at a time, one builds each kernel and the others wait for it. Raises the
+    builder's errors.
     """
     needed: dict[tuple[KernelConfig, int, Semantics], None] = {}
     for layer in layers:
         arch = layer.device.arch
         for config, semantics in layer.all(most_requests, most_tokens):
             needed[config, arch, semantics] = None
+        if not with_writes:
+            continue
         p = layer.problem
         sizes = p.heads_k, p.heads_k, p.d
         writes = Problem(1, 1, 1, *sizes, p.dtype, operation=WRITE_SLOTS.name)

@@ -1,0 +1,198 @@
+"""FlashsmithBackend: attention of SGLang's layers over its pool of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.configs.model_config import AttentionArch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.runtime_context import get_parallel
+
+import flashsmith
+from flashsmith.integrations.layer_kernels import build_kernels, device_of
+from flashsmith.integrations.sglang.layers import LayerAttention, unserved_layer
+from flashsmith.integrations.sglang.releases import is_deterministic, most_tokens, write_location
+from flashsmith.integrations.sglang.steps import GraphSteps, PageTables, Step, eager_step
+from flashsmith.operations.decode import FREE, INVARIANT
+
+_CACHE_DTYPES = (torch.float16, torch.bfloat16)
+
+
+class FlashsmithBackend(AttentionBackend):
+    """Prefill, chunked prefill, decode and mixes of them in one call of
+    ``flashsmith.attention_with_cache``. With --enable-deterministic-inference its bits are
+    canonical (docs/bits.md).
+
+    Raises NotImplementedError for what is not served, when the engine starts.
+    """
+
+    def __init__(self, model_runner: Any) -> None:
+        super().__init__()
+        _refuse_unserved(model_runner)
+        self.model_runner = model_runner
+        self.page = int(model_runner.page_size or 1)
+        self.tables = PageTables(model_runner, self.page)
+        canonical = is_deterministic(model_runner)
+        self.split, self.bits = (INVARIANT, "canonical") if canonical else (FREE, "free")
+        self.forward_metadata: Step | None = None
+        self._graphs: GraphSteps | None = None
+        self._layers = {
+            layer: self._attention_of(layer)
+            for layer in model_runner.model.modules()
+            if isinstance(layer, RadixAttention)
+        }
+        build_kernels(
+            [it.kernels for it in self._layers.values()],
+            model_runner.req_to_token_pool.size,
+            most_tokens(model_runner),
+            with_writes=False,
+        )
+
+    def _attention_of(self, layer: RadixAttention) -> LayerAttention:
+        if problem := unserved_layer(layer):
+            raise NotImplementedError(f"flashsmith: {problem}; choose another attention backend")
+        slots = self.tables.slots
+        return LayerAttention.of(
+            layer,
+            dtype=self.model_runner.dtype,
+            page=self.page,
+            keys=self.tables.most_pages * self.page,
+            split=self.split,
+            bits=self.bits,
+            device=device_of(slots.device.type, slots.device.index or 0),
+        )
+
+    # --- a step's metadata -----------------------------------------------------------------------
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        self.forward_metadata = eager_step(self.tables, self.model_runner, forward_batch)
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        self._graphs = GraphSteps(self.tables, max_bs, max_num_tokens)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Fills the tensors that a captured graph reads. Raises NotImplementedError for graphs of
+        other steps than decodes."""
+        if not forward_batch.forward_mode.is_decode_or_idle():
+            raise NotImplementedError(
+                "flashsmith: whole-forward graphs of prefills are not served; choose another "
+                "prefill backend of --cuda-graph-config, such as breakable"
+            )
+        if self._graphs is None:
+            raise RuntimeError("flashsmith: init_cuda_graph_state was not called")
+        self.forward_metadata = self._graphs.step(self.model_runner, forward_batch, in_capture)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    # --- attention -------------------------------------------------------------------------------
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: RadixAttention,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        **options: Any,
+    ) -> torch.Tensor:
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, options)
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: RadixAttention,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        **options: Any,
+    ) -> torch.Tensor:
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, options)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: RadixAttention,
+        forward_batch: Any,
+        save_kv_cache: bool,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """Attention of a step's queries (tokens, heads * d), as such. Keys and values, if any, are
+        written first."""
+        sinks = options.pop("sinks", None)
+        given = sorted(name for name, it in options.items() if it is not None and it is not False)
+        if given:
+            raise NotImplementedError(
+                f"flashsmith: {', '.join(given)} of layer {layer.layer_id} not served; choose "
+                "another attention backend"
+            )
+        step, attention = self.forward_metadata, self._layers.get(layer)
+        if step is None:
+            raise RuntimeError("flashsmith: init_forward_metadata was not called before a layer")
+        if attention is None:
+            attention = self._layers[layer] = self._attention_of(layer)
+        pool = self.model_runner.token_to_kv_pool
+        if save_kv_cache and k is not None:
+            location = write_location(forward_batch, step.window_slots)
+            pool.set_kv_buffer(layer, location, k, v, layer.k_scale, layer.v_scale)
+        q = q.view(-1, attention.heads, attention.d)
+        output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        in_window_pool = self.tables.window_pool is not None and attention.window is not None
+        flashsmith.attention_with_cache(
+            q[: step.rows],
+            self._pages(pool.get_key_buffer(layer.layer_id)),
+            self._pages(pool.get_value_buffer(layer.layer_id)),
+            cache_lens=step.lens,
+            page_table=step.window_table if in_window_pool else step.table,
+            cu_seqlens_q=step.starts,
+            max_seqlen_q=step.longest,
+            causal=attention.causal,
+            window=attention.window_limits,
+            softcap=attention.softcap,
+            scale=attention.scale,
+            # Weights may be loaded again while graphs live, so that no copy is kept.
+            sinks=None if sinks is None else sinks.float(),
+            split=self.split,
+            bits=self.bits,
+            out=output[: step.rows],
+            config=attention.kernels.config_for(step.requests, step.longest),
+        )
+        return output.view(-1, attention.heads * attention.d)
+
+    def _pages(self, buffer: torch.Tensor) -> torch.Tensor:
+        """(pages, tokens of a page, heads, d) of a pool's buffer (slots, heads, d), or of one whose
+        heads come before the tokens of a page."""
+        if buffer.dim() == 4:
+            return buffer.transpose(1, 2)
+        pages = buffer.shape[0] // self.page
+        return buffer[: pages * self.page].unflatten(0, (pages, self.page))
+
+
+def _refuse_unserved(model_runner: Any) -> None:
+    """Raises NotImplementedError for a server that cannot be served, naming why."""
+    config, pool = model_runner.model_config, model_runner.token_to_kv_pool
+    parallel = get_parallel()
+    dtype, cached = model_runner.dtype, model_runner.kv_cache_dtype
+    reasons = {
+        "speculative decoding": not model_runner.spec_algorithm.is_none(),
+        "latent attention (MLA)": config.attention_arch == AttentionArch.MLA,
+        "cross attention": config.is_encoder_decoder,
+        "attention in chunks of the context": config.is_local_attention_model,
+        "context parallelism": parallel.attn_cp_size > 1 or parallel.attn_dcp_size > 1,
+        f"kv_cache_dtype {cached} with a model of {dtype}": cached != dtype
+        or cached not in _CACHE_DTYPES,
+        f"a cache of layout {getattr(pool, 'kv_cache_layout', 'nhd')}": getattr(
+            pool, "kv_cache_layout", "nhd"
+        )
+        not in ("nhd", "hnd"),
+    }
+    if served := [reason for reason, is_true in reasons.items() if is_true]:
+        raise NotImplementedError(
+            f"flashsmith: {', '.join(served)} not served; choose another attention backend"
+        )

@@ -1,0 +1,109 @@
+"""What differs between the supported releases of SGLang, 0.5.16 to 0.5.23."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+NAME = "flashsmith"
+_BACKEND = "flashsmith.integrations.sglang.backend"
+_OLDEST, _NEWEST = (0, 5, 16), (0, 5, 23)
+
+
+def register_backend() -> str:
+    """Registers the backend, once per process. Returns why it did not, or ''.
+
+    The deterministic choices let `--enable-deterministic-inference` name it; the third list keeps
+    the radix cache in that mode.
+    """
+    if problem := unsupported(_installed()):
+        return problem
+    from sglang.srt import server_args
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    for choices, add in (
+        (server_args.ATTENTION_BACKEND_CHOICES, server_args.add_attention_backend_choices),
+        (
+            server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
+            server_args.add_deterministic_attention_backend_choices,
+        ),
+        (
+            server_args.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
+            server_args.add_radix_supported_deterministic_attention_backend_choices,
+        ),
+    ):
+        if NAME not in choices:
+            add([NAME])
+    register_attention_backend(NAME)(_create)
+    return ""
+
+
+def _create(model_runner: Any) -> Any:
+    return import_module(_BACKEND).FlashsmithBackend(model_runner)
+
+
+def unsupported(release: str) -> str:
+    """Why a release of SGLang is not supported, or ''. Development builds of supported releases and
+    builds whose version says nothing are tried."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", release)
+    number = (int(found[1]), int(found[2]), int(found[3])) if found else _NEWEST
+    if _OLDEST <= number <= _NEWEST or number == (0, 0, 0):
+        return ""
+    supported = " to ".join(".".join(map(str, it)) for it in (_OLDEST, _NEWEST))
+    return f"sglang {release} is installed and {supported} are supported; install one of them"
+
+
+def _installed() -> str:
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return ""
+
+
+# --- the server's settings -----------------------------------------------------------------------
+
+
+def is_deterministic(model_runner: Any) -> bool:
+    """Whether the server was started with --enable-deterministic-inference."""
+    try:
+        from sglang.srt.runtime_context import get_exec
+    except ImportError:  # before the settings were grouped
+        return bool(model_runner.server_args.enable_deterministic_inference)
+    return bool(get_exec().deterministic.enable_deterministic_inference)
+
+
+def most_tokens(model_runner: Any) -> int:
+    """How many tokens of one request a step can have."""
+    try:
+        from sglang.srt.runtime_context import get_schedule
+    except ImportError:
+        chunk = model_runner.server_args.chunked_prefill_size
+    else:
+        chunk = get_schedule().chunked_prefill_size
+    context = int(model_runner.model_config.context_len)
+    return min(chunk, context) if chunk and chunk > 0 else context
+
+
+# --- where a step's keys and values go -----------------------------------------------------------
+
+
+def window_slots(model_runner: Any, forward_batch: Any) -> Any:
+    """The slots of the step's tokens in the pool of layers with a window."""
+    try:
+        from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind
+    except ImportError:  # before steps had a plan of their slots
+        pool = model_runner.token_to_kv_pool
+        return pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
+    translator = model_runner.kv_index_translator
+    return translator.write_ids(forward_batch, IdSpaceKind.SLIDING_WINDOW)
+
+
+def write_location(forward_batch: Any, window: Any) -> Any:
+    """What the pools' set_kv_buffer take: the step's slots, and those in the windows' pool."""
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+    if hasattr(KVWriteLoc, "for_batch"):
+        return KVWriteLoc.for_batch(forward_batch, swa_loc=window)
+    return KVWriteLoc(forward_batch.out_cache_loc, window)

@@ -1,0 +1,137 @@
+"""A step's lengths and page tables, made on the device from the engine's tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashsmith.integrations.sglang.releases import window_slots
+
+
+@dataclass
+class Step:
+    """What all layers of a step share.
+
+    rows: query tokens of the step; queries may have more, which are padding. longest: an upper
+    bound on the tokens of one request. starts: (requests + 1,) int32. lens: (requests,) int32, keys
+    of each request, this step's included. table: (requests, most pages) int32. window_table and
+    window_slots: the table and the written slots of layers with a window, where these have a pool
+    of their own.
+    """
+
+    rows: int
+    longest: int
+    starts: torch.Tensor
+    lens: torch.Tensor
+    table: torch.Tensor
+    window_table: torch.Tensor | None = None
+    window_slots: torch.Tensor | None = None
+
+    @property
+    def requests(self) -> int:
+        return self.lens.shape[0]
+
+
+class PageTables:
+    """Page tables from the engine's table of token slots, (requests of the pool, tokens)."""
+
+    def __init__(self, model_runner: Any, page: int) -> None:
+        from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+        self.page = page
+        self.slots: torch.Tensor = model_runner.req_to_token_pool.req_to_token
+        self.most_pages = -(-self.slots.shape[1] // page)
+        pool = model_runner.token_to_kv_pool
+        # Layers with a window may have a pool of their own, with slots of its own.
+        self.window_pool = pool if isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0 else None
+
+    def pages_for(self, forward_batch: Any) -> int:
+        """How many pages the longest request needs, rounded up to a power of two, so that steps of
+        many lengths have tables of few sizes. All pages where the host knows no lengths."""
+        lens = forward_batch.seq_lens_cpu
+        if lens is None or not len(lens):
+            return self.most_pages
+        pages = -(-int(lens.max()) // self.page)
+        return int(min(self.most_pages, 1 << max(0, pages - 1).bit_length()))
+
+    def gather(
+        self, requests: torch.Tensor, pages: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The first ``pages`` columns of the page tables (requests, pages) of both pools.
+        ``requests`` are rows of the table of slots."""
+        first = self.slots[:, : pages * self.page : self.page].index_select(0, requests)
+        window = None
+        if self.window_pool is not None:
+            window = self._numbers(self.window_pool.translate_loc_from_full_to_swa(first))
+        return self._numbers(first), window
+
+    def _numbers(self, first_slots: torch.Tensor) -> torch.Tensor:
+        pages = first_slots if self.page == 1 else first_slots // self.page
+        return pages.to(torch.int32)
+
+
+class GraphSteps:
+    """Steps of decode graphs, whose tensors stay where a graph has captured them."""
+
+    def __init__(self, tables: PageTables, most_requests: int, most_tokens: int) -> None:
+        device = tables.slots.device
+        self.tables = tables
+        shape = (most_requests, tables.most_pages)
+
+        def zeros(*sizes: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(sizes, dtype=dtype, device=device)
+
+        self._starts = torch.arange(most_requests + 1, dtype=torch.int32, device=device)
+        self._lens = zeros(most_requests)
+        self._table = zeros(*shape)
+        has_window = tables.window_pool is not None
+        self._window_table = zeros(*shape) if has_window else None
+        self._window_slots = zeros(most_tokens, dtype=torch.int64) if has_window else None
+
+    def step(self, model_runner: Any, forward_batch: Any, in_capture: bool) -> Step:
+        """Fills the tensors for a batch of one token for each request, padding included."""
+        requests = forward_batch.batch_size
+        self._lens[:requests].copy_(forward_batch.seq_lens)
+        pages = self.tables.pages_for(forward_batch)
+        table, window_table = self.tables.gather(forward_batch.req_pool_indices, pages)
+        self._table[:requests, :pages].copy_(table)
+        step = Step(
+            requests,
+            1,
+            self._starts[: requests + 1],
+            self._lens[:requests],
+            self._table[:requests],
+        )
+        if self._window_table is not None and self._window_slots is not None:
+            self._window_table[:requests, :pages].copy_(window_table)
+            # Padding, and all rows while a graph is captured, write to the pool's unused slot 0.
+            self._window_slots[:requests].zero_()
+            if not in_capture:
+                slots = window_slots(model_runner, forward_batch)
+                self._window_slots[: slots.shape[0]].copy_(slots)
+            step.window_table = self._window_table[:requests]
+            step.window_slots = self._window_slots[:requests]
+        return step
+
+
+def eager_step(tables: PageTables, model_runner: Any, forward_batch: Any) -> Step:
+    """The step of a batch outside graphs: prefills, chunks of them, decodes or a mix."""
+    lens = forward_batch.seq_lens
+    requests = lens.shape[0]
+    table, window_table = tables.gather(
+        forward_batch.req_pool_indices, tables.pages_for(forward_batch)
+    )
+    if forward_batch.forward_mode.is_decode_or_idle():
+        rows, longest = requests, 1
+        starts = torch.arange(requests + 1, dtype=torch.int32, device=lens.device)
+    else:
+        counts = forward_batch.extend_seq_lens_cpu
+        rows, longest = sum(counts), max(counts, default=0)
+        starts = torch.zeros(requests + 1, dtype=torch.int32, device=lens.device)
+        torch.cumsum(forward_batch.extend_seq_lens, 0, dtype=torch.int32, out=starts[1:])
+    step = Step(rows, max(1, longest), starts, lens.to(torch.int32), table, window_table)
+    if tables.window_pool is not None and forward_batch.out_cache_loc is not None:
+        step.window_slots = window_slots(model_runner, forward_batch)
+    return step
