@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The backend's calls beside those of vLLM's FlashAttention 3, in turns, over vLLM's cache layout.
+"""Times the backend's calls and those of vLLM's FlashAttention 3, alternately, over vLLM's cache.
 
     python tools/gpu/vllm_kernels.py rows.csv [--only PATTERN] [--rounds 7]
 
