@@ -123,7 +123,7 @@ def test_what_is_no_file_is_not_replaced_by_one(kind: str, tmp_path: Path) -> No
         "a pipe": lambda: os.mkfifo(path),
         "a link to nowhere": lambda: path.symlink_to(tmp_path / "gone"),
     }[kind]()
-    with pytest.raises(TableError, match="no regular file"):
+    with pytest.raises(TableError, match="not a regular file"):
         tuned_table().save(path)
     assert not path.is_file()
     assert os.listdir(tmp_path) == ["table.json"]
