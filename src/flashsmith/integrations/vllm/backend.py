@@ -97,17 +97,17 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
         layer_names: list[str],
         vllm_config: Any,
         device: torch.device,
-        *more: Any,
     ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device, *more)
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         scheduler, model = vllm_config.scheduler_config, vllm_config.model_config
         layers = vllm_config.compilation_config.static_forward_context
         impls = [layers[name].impl for name in layer_names if name in layers]
         page = kv_cache_spec.block_size
         keys = -(-model.max_model_len // page) * page
+        causal = not getattr(kv_cache_spec, "non_causal", False)
         build_kernels(
             [
-                impl.kernels_of(page, model.dtype, keys, device, True)
+                impl.kernels_of(page, model.dtype, keys, device, causal)
                 for impl in impls
                 if isinstance(impl, FlashsmithImpl)
             ],
