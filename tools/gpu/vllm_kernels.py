@@ -41,11 +41,11 @@ CELLS: dict[str, list[tuple[int, int]]] = {
 def contenders(requests: list[tuple[int, int]]) -> dict[str, Callable[[], Any]]:
     """The calls of a step by name, each of which returns its output."""
     import torch
-    from flashsmith.integrations.vllm.kernels import LayerKernels, device_of
     from vllm.vllm_flash_attn import flash_attn_varlen_func
 
     import flashsmith
     from flashsmith.families import DType, Problem
+    from flashsmith.integrations.layer_kernels import LayerKernels, device_of
     from flashsmith.semantics.compiled import Semantics
 
     def ints(values: list[int]) -> Any:
