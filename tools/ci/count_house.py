@@ -133,7 +133,7 @@ def lines(path: Path) -> int:
 
 
 def family_names(tree: ast.AST) -> Iterator[str]:
-    """The places of a module that name a family, by a literal or a config class."""
+    """Each mention of a family in a module, as a string literal or as a config class's name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value in FAMILIES:
             yield node.value

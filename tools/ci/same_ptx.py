@@ -217,7 +217,7 @@ def shipped_jobs() -> list[Job]:
 
 
 def set_job(name: str, arch: str, semantics: str) -> Job:
-    """The job of a set of configs, or a list of short forms, by its key."""
+    """The job that builds a named set of configs, or a list of short forms, for one arch."""
     return Job(arch, str(Semantics.parse(semantics)), tuple(map(str, get_kernel_configs(name))))
 
 

@@ -24,7 +24,8 @@ cache entries are only used with split='free' and are compared at their own prob
 --more configs, whose dtype is set to the problem's) with cuDNN. Each launch is the replay of a CUDA
 graph of one call, and the ratio is cuDNN's time over each kernel's.
 
-The exit status is 1 if an output is wrong, or if a cell's interval is below 1 without --settled.
+The exit status is 1 if an output is wrong or, unless --settled is given, if a cell's interval is
+below 1.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class _Work:
         self.reporter.build(event)
 
     def of_library(self, library: KernelLibrary) -> str:
-        """A line with the time of building a library, or saying that it was built already."""
+        """How long a library took to build, or that it was already built, as text."""
         if self._compiled.isdisjoint(library.manifest.kernels):
             return "built already"
         return f"in {library.manifest.build_seconds:.1f} s"

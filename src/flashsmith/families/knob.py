@@ -40,7 +40,8 @@ def knob(
         default: the neutral value, which the short form omits; without one the knob is required.
         lowest: the smallest number that the class accepts.
         always: whether the short form contains the knob even at its neutral value.
-        effect: a function from a config to a text on the effect of the knob's value; None: meaning.
+        effect: a function that describes what the knob's value does in a given config; None means
+            that ``meaning`` is shown.
         where: the name in csrc/ that implements the knob.
     """
     metadata = {

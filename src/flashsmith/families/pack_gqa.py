@@ -1,4 +1,4 @@
-"""pack_gqa: the knob of forward kernels whose tile rows are the query heads of a group.
+"""pack_gqa: the knob that makes a group's query heads rows of one tile in forward kernels.
 
 Query heads that share a K/V head attend to the same keys. As rows of one tile, token after token,
 they share one read of K and V, and a few queries fill more of a tile.

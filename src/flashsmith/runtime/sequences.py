@@ -27,7 +27,7 @@ class Packing(NamedTuple):
 
 
 class KeyRanges(NamedTuple):
-    """The range of each sequence's keys that count in partial attention, as vectors of length
+    """The range of keys that each sequence sees in partial attention, as vectors of length
     batch."""
 
     seqused_k: TensorView | None

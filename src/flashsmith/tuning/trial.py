@@ -32,7 +32,7 @@ COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# The field of each stage's record. Records of all other stages have the field "samples".
+# The field that a stage's record has. Stages that are not listed here use "samples".
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
 # ptxas's spill stores and loads, bytes per thread. A few outside the main loop cost nothing.
 DEFAULT_MAX_SPILL = 256

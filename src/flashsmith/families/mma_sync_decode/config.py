@@ -336,9 +336,8 @@ class FlashDecodeKernelConfig(KernelConfig):
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
         elif self.chunk_cluster:
             # Data that CTAs and warps exchange per round: one or two buffers of the scores of eight
-            # rows with maxima, two of P with its sums, factors and maxima, and barriers. It also
-            # includes gaps
-            # between columns of V.
+            # rows with maxima, two of P with its sums, factors and maxima, and barriers. The
+            # size includes the padding between columns of V.
             keys = self.chunk_cluster * self.B_c
             statistics = (
                 (2 if keys <= 512 else 1) * 32 * (keys + self.chunk_cluster * self.n_warps)

@@ -19,7 +19,8 @@ _MAX_CHUNK_ELEMENTS = {32: 144}
 _MAX_OTHER_CHUNK_ELEMENTS = 112
 # This limit with own_rows, where warps also keep sums over other keys.
 MAX_OWN_ELEMENTS = 96
-# For canonical configs: with more warps, a warp's first columns would be in another panel.
+# The limit for canonical configs: with more warps, the first columns of some warps would be beyond
+# the first panel.
 MOST_CANONICAL_WARPS = 4
 
 

@@ -111,7 +111,7 @@ def adapt_to_queries(
     if problem.seq_q < WARPGROUP_ROWS or found.chunk_warpgroups or found.chunk_cluster:
         return found
     # Which sequences use this kernel is decided when a call is planned, in warpgroup_plan.cc.
-    # Of a packed call's sequences only one is sure to have as many queries.
+    # In a packed call only one sequence is sure to have seq_q queries; others may be shorter.
     sequences = 1 if problem.semantics.packed else problem.batch
     tiles = -(-problem.seq_q // (WARPGROUP_ROWS * _MOST_WARPGROUPS)) * sequences * problem.heads_q
     small_pages = problem.page % _BOX_KEYS != 0

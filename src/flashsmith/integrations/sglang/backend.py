@@ -74,7 +74,7 @@ class FlashsmithBackend(AttentionBackend):
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Fills the tensors that a captured graph reads. Raises NotImplementedError for graphs of
-        other steps than decodes."""
+        any step other than decode."""
         if not forward_batch.forward_mode.is_decode_or_idle():
             raise NotImplementedError(
                 "flashsmith: whole-forward graphs of prefills are not served; choose another "
