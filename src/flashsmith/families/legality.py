@@ -75,8 +75,8 @@ def padding_advice(d: int) -> str:
 
 
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
-    """The advice if the d of a tensor ('k', 'v', 'k_cache' or 'v_cache') differs from q's. The advice
-    names the scale because the default scale depends on the d that the kernel receives."""
+    """The advice if the d of a tensor ('k', 'v', 'k_cache' or 'v_cache') differs from q's. It names
+    the scale because the default scale depends on the d that the kernel receives."""
     keys = "k_cache" if name.endswith("_cache") else "k"
     if name != keys and d < d_q:
         return f"pad {name} with zeros to d {d_q} and keep the output's first {d} columns"
