@@ -25,11 +25,11 @@ from flashsmith.safe_json import (
 @pytest.mark.parametrize(
     ("text", "reason", "place"),
     [
-        ("", "no JSON", ", line 1, column 1"),
-        ("{", "no JSON", ", line 1, column 2"),
-        ('{"a": 1,\n "b": }', "no JSON", ", line 2, column 7"),
-        ("[1] [2]", "no JSON", ", line 1, column 5"),
-        ('["\x1b[31m"]', "no JSON", ", line 1, column 3"),
+        ("", "not JSON", ", line 1, column 1"),
+        ("{", "not JSON", ", line 1, column 2"),
+        ('{"a": 1,\n "b": }', "not JSON", ", line 2, column 7"),
+        ("[1] [2]", "not JSON", ", line 1, column 5"),
+        ('["\x1b[31m"]', "not JSON", ", line 1, column 3"),
         ("[" * 100_000, "nested more than 64 levels", ""),
         ("[" * 100_000 + "]" * 100_000, "nested more than 64 levels", ""),
         ("[" * (MOST_LEVELS + 1) + "]" * (MOST_LEVELS + 1), "nested more than 64 levels", ""),
@@ -85,7 +85,7 @@ KINDS = {
     "a device": (lambda path: path.symlink_to("/dev/zero"), "it is a device"),
     "a loop": (lambda path: path.symlink_to(path), "symbolic links"),
     "dangling": (lambda path: path.symlink_to(path.parent / "gone"), "No such file"),
-    "no text": (lambda path: path.write_bytes(b"ok\n\xff\xfe"), "no UTF-8 text"),
+    "no text": (lambda path: path.write_bytes(b"ok\n\xff\xfe"), "not UTF-8 text"),
     "too large": (lambda path: path.write_bytes(b"x" * 101), "more than 100 bytes"),
 }
 

@@ -20,7 +20,8 @@ SHARED = {"common", "host"}
 # What some families share.
 BORROWED = {
     "mma_sync_backward": {"backward"},
-    "wgmma": {"sm90"},
+    "mma_sync_decode": {"sm90", "sm90_forward"},
+    "wgmma": {"sm90", "sm90_forward"},
     "wgmma_backward": {"backward", "sm90"},
     "wgmma_dq": {"backward", "sm90"},
 }

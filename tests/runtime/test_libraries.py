@@ -76,6 +76,7 @@ def test_two_libraries_in_one_process_keep_their_own_kernels(library: KernelLibr
 def test_a_library_that_does_not_match_its_manifest_is_refused(library: KernelLibrary) -> None:
     class Mislabelled:
         so_path = library.so_path
+        is_installed = False
         configs = library.configs
         manifest = library.manifest
 

@@ -45,7 +45,7 @@ Searched = Callable[[int, int], None]
 # The grid. (heads_q, heads_k): one head of k and v for 1 and 4 heads of q.
 HEADS = ((16, 16), (32, 8))
 _MASKS = ("", "causal", "window", "causal softcap", "window softcap")
-_PACKED = tuple(f"{mask} packed" for mask in _MASKS)
+_PACKED = tuple(f"{words} packed" for words in _MASKS)
 _CANONICAL = (
     *("canonical", "causal canonical", "window canonical", "causal softcap canonical"),
     *("causal packed canonical", "window packed canonical"),
