@@ -97,6 +97,13 @@ def test_unusable_arguments_are_refused(change: dict[str, Any], words: str) -> N
     assert torch.equal(k_cache, before)
 
 
+def test_one_cache_for_both_is_refused() -> None:
+    _, cache, _ = fresh(64, "apart", torch.float16)
+    k, v = torch.randn(2, 9, HEADS, 64).half()
+    with pytest.raises(ArgumentError, match="v_cache: shares memory with k_cache"):
+        flashsmith.write_slots(k, v, cache, cache, torch.arange(9))
+
+
 def test_numpy_and_nothing_to_write() -> None:
     k = np.ones((2, 1, 64), np.float16)
     cache = np.zeros((2, 2, 4, 1, 64), np.float16)

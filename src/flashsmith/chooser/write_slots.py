@@ -12,7 +12,14 @@ from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.operation_run import prepare_operation
-from flashsmith.runtime.tensors import DTYPES, Array, check_beside, view_tensor, view_vector
+from flashsmith.runtime.tensors import (
+    DTYPES,
+    Array,
+    check_beside,
+    share_memory,
+    view_tensor,
+    view_vector,
+)
 
 _NAMES = ("k", "v", "k_cache", "v_cache", "slot_mapping")
 
@@ -101,6 +108,10 @@ def _views(
         raise ArgumentError(
             f"v_cache: shape {views['v_cache'].shape}; must be k_cache's, "
             f"{views['k_cache'].shape}: give a value for every key"
+        )
+    if share_memory(views["k_cache"], views["v_cache"]):
+        raise ArgumentError(
+            "v_cache: shares memory with k_cache, and both are written; give separate caches"
         )
     slots = view_vector("slot_mapping", slot_mapping, "int64")
     check_beside(slots, first)

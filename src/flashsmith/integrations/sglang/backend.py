@@ -89,18 +89,6 @@ class FlashsmithBackend(AttentionBackend):
 
     # --- attention -------------------------------------------------------------------------------
 
-    def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: RadixAttention,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-        **options: Any,
-    ) -> torch.Tensor:
-        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, options)
-
     def forward_extend(
         self,
         q: torch.Tensor,
@@ -110,18 +98,6 @@ class FlashsmithBackend(AttentionBackend):
         forward_batch: Any,
         save_kv_cache: bool = True,
         **options: Any,
-    ) -> torch.Tensor:
-        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, options)
-
-    def _attend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: RadixAttention,
-        forward_batch: Any,
-        save_kv_cache: bool,
-        options: dict[str, Any],
     ) -> torch.Tensor:
         """Attention of a step's queries (tokens, heads * d), as such. Keys and values, if any, are
         written first."""
@@ -165,6 +141,9 @@ class FlashsmithBackend(AttentionBackend):
         )
         return output.view(-1, attention.heads * attention.d)
 
+    # A decode extends each request by one token.
+    forward_decode = forward_extend
+
     def _pages(self, buffer: torch.Tensor) -> torch.Tensor:
         """(pages, tokens of a page, heads, d) of a pool's buffer (slots, heads, d), or of one whose
         heads come before the tokens of a page."""
@@ -192,7 +171,7 @@ def _refuse_unserved(model_runner: Any) -> None:
         )
         not in ("nhd", "hnd"),
     }
-    if served := [reason for reason, is_true in reasons.items() if is_true]:
+    if unserved := [reason for reason, is_true in reasons.items() if is_true]:
         raise NotImplementedError(
-            f"flashsmith: {', '.join(served)} not served; choose another attention backend"
+            f"flashsmith: {', '.join(unserved)} not served; choose another attention backend"
         )
