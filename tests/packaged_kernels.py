@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 from flashsmith.builder.package_build import build_package
-from flashsmith.builder.package_wheel import write_wheel
+from flashsmith.builder.package_wheel import write_wheels
 from flashsmith.chooser import choose
 from flashsmith.families import Semantics
 from flashsmith.host import this_cpu
@@ -31,7 +31,8 @@ def build_wheel(
 ) -> Path:
     """Builds the package's wheel in ``folder``."""
     libraries = build_package(contents(), arch=ARCH, jobs=jobs, csrc=csrc)
-    return write_wheel(libraries, ARCH, this_cpu(), folder, ptx=ptx)
+    (wheel,) = write_wheels(libraries, ARCH, this_cpu(), folder, ptx=ptx)
+    return wheel
 
 
 def unpack(wheel: Path, folder: Path) -> Path:

@@ -18,7 +18,7 @@ from flashsmith.families import FAMILIES
 
 # Every import points to a folder further left.
 ORDER = (
-    ("printable", "system_errors"),
+    ("printable", "system_errors", "bundle"),
     ("errors", "safe_json"),
     ("env", "host", "pluralize", "did_you_mean", "time_left", "shipped"),
     ("semantics",),
@@ -42,14 +42,16 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 MAY_IMPORT = {
     "printable": set(),
     "system_errors": set(),
+    "bundle": set(),
     "errors": {"printable"},
     "safe_json": {"printable", "system_errors"},
-    "env": {"printable", "errors", "safe_json"},
+    "env": {"bundle", "printable", "errors", "safe_json"},
     "host": {"errors"},
     "semantics": {"printable", "errors", "did_you_mean"},
     "operations": {"printable", "errors", "safe_json", "did_you_mean", "semantics"},
     "shipped": set(),
     "families": {
+        "bundle",
         "printable",
         "errors",
         "safe_json",

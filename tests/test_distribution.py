@@ -176,6 +176,33 @@ def test_a_bill_of_materials_names_every_file_and_what_it_needs(
     assert bill["dependencies"] == [{"ref": name, "dependsOn": ["flashsmith==1.0"]}]
 
 
+def test_a_bill_of_materials_names_a_folder_of_the_hub(
+    load_tool: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    tool = load_tool("ci/bill_of_materials.py")
+    variant = tmp_path / "build" / "tvm-ffi01-cu130-x86_64-linux"
+    facts = {"nvcc_version": "13.0.88", "gxx_version": "12.2.0"}
+    for name, text in (
+        ("metadata.json", json.dumps({"name": "flashsmith", "license": "Apache-2.0"})),
+        (
+            "kernels/sm90/kernels.json",
+            f"{{}}\n{json.dumps({'version': '1.0', 'tvm_ffi': '0.1'})}\n",
+        ),
+        ("kernels/sm90/k/manifest.json", f"{{}}\n{json.dumps(facts)}\n"),
+    ):
+        (variant / name).parent.mkdir(parents=True, exist_ok=True)
+        (variant / name).write_text(text)
+    with tarfile.open(tmp_path / "hub-sm_90.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "build", "build")
+    (hub, *needed) = tool.bill(tmp_path)["components"]
+    assert hub["purl"] == "pkg:generic/flashsmith-hub-sm_90@1.0?file_name=hub-sm_90.tar.gz"
+    assert [part["name"] for part in hub["components"]] == ["nvidia-cuda-runtime", "g++", "nvcc"]
+    assert [(one["name"], one["version"]) for one in needed] == [
+        ("apache-tvm-ffi", "==0.1.*"),
+        ("numpy", ""),
+    ]
+
+
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_a_trial_of_a_release_builds_everything(tmp_path: Path) -> None:
@@ -192,6 +219,7 @@ def test_a_trial_of_a_release_builds_everything(tmp_path: Path) -> None:
         *(f"flashsmith-{version}-py3-none-linux_{cpu}.whl" for cpu in ("x86_64", "aarch64")),
         *(f"{kernels}_{cpu}.whl" for cpu in ("x86_64", "aarch64")),
         *(f"flashsmith-{version}.tar.gz", "site.tar.gz", "sbom.cdx.json", "SHA256SUMS"),
+        "hub-sm_80.tar.gz",
     }
     assert {path.name for path in tmp_path.iterdir()} == expected
     for line in (tmp_path / "SHA256SUMS").read_text().splitlines():
@@ -199,4 +227,7 @@ def test_a_trial_of_a_release_builds_everything(tmp_path: Path) -> None:
         assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == digest
     bill = json.loads((tmp_path / "sbom.cdx.json").read_text())
     named = {component["bom-ref"] for component in bill["components"]}
-    assert {name for name in expected if name.startswith("flashsmith")} <= named
+    assert {name for name in expected if name.startswith(("flashsmith", "hub"))} <= named
+    with tarfile.open(tmp_path / "hub-sm_80.tar.gz") as packed:
+        roots = {name.split("/")[1] for name in packed.getnames() if "/" in name}
+    assert roots == {f"tvm-ffi01-cu130-{cpu}-linux" for cpu in ("x86_64", "aarch64")}

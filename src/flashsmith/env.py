@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from flashsmith import bundle
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.safe_json import MOST_DIGITS_OF_COUNTS, whole_number
@@ -157,7 +158,7 @@ def _positive_int(variable: Variable, default: int) -> int:
 
 def jit_enabled() -> bool:
     """Whether a config that is not built may be built on first use."""
-    return _boolean(JIT, True)
+    return _boolean(JIT, True) and not bundle.is_copy()
 
 
 def trusts_cache() -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from flashsmith.builder import find_toolchain
 from flashsmith.builder.package_build import build_package
-from flashsmith.builder.package_wheel import write_wheel
+from flashsmith.builder.package_wheel import write_wheels
 from flashsmith.builder.system_libraries import system_needs
 from flashsmith.builder.toolchain import known_cpu
 from flashsmith.errors import ArgumentError, ToolchainError
@@ -74,7 +74,7 @@ def test_an_arm64_python_calls_installed_kernels(
     libraries = build_package(packaged_kernels.contents(), arch=80, cpu="aarch64")
     needs = system_needs(libraries[0].so_path.read_bytes())
     assert needs.symbols["dlsym"] == "GLIBC_2.17"
-    wheel = write_wheel(libraries, 80, "aarch64", tmp_path / "dist", ptx=True)
+    (wheel,) = write_wheels(libraries, 80, "aarch64", tmp_path / "dist", ptx=True)
     assert wheel.name.endswith("manylinux_2_28_aarch64.whl")
     packaged_kernels.unpack(wheel, tmp_path / "site")
 

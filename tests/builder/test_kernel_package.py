@@ -33,7 +33,7 @@ from flashsmith.builder.kernel_package import INDEX_NAME, PackageIndex, forget_p
 from flashsmith.builder.library_spec import kernel_flags
 from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord
 from flashsmith.builder.package_build import build_package, library_groups
-from flashsmith.builder.package_wheel import write_wheel
+from flashsmith.builder.package_wheel import write_wheels
 from flashsmith.builder.sources import package_sources
 from flashsmith.builder.system_libraries import newest_needs
 from flashsmith.chooser import choose
@@ -113,7 +113,8 @@ def test_kernels_of_every_operation_have_the_same_bytes_in_two_folders(
         monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / name / "cache"))
         libraries = build_package(kernels, arch=90, csrc=sources)
         assert len({library.manifest.family for library in libraries}) >= 5
-        contents.append(write_wheel(libraries, 90, this_cpu(), tmp_path / name).read_bytes())
+        (path,) = write_wheels(libraries, 90, this_cpu(), tmp_path / name)
+        contents.append(path.read_bytes())
     assert contents[0] == contents[1]
 
 
@@ -200,7 +201,77 @@ def test_a_line_table_changes_no_instruction(family: str, tmp_path: Path) -> Non
 
 def test_no_library_makes_no_wheel(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="libraries: none"):
-        write_wheel([], ARCH, "x86_64", tmp_path)
+        write_wheels([], ARCH, "x86_64", tmp_path)
+
+
+def test_a_package_that_is_too_large_is_split_by_operation(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is set so low that attention()'s two libraries need a wheel each, too."""
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(wheel.parents[1] / "cache"))
+    kernels = packaged_kernels.contents()
+    merge = choose("b1 s64 h1 d64 fp16 merge", ARCH)
+    merged = merge.problem.required_semantics(merge.config)
+    kernels.setdefault(merged, []).append(merge.config)
+    libraries = build_package(kernels, arch=ARCH)
+    assert len(libraries) == 3
+    whole = write_wheels(libraries, ARCH, this_cpu(), tmp_path / "whole")
+    assert len(whole) == 1
+    most = 200_000 + max(_compressed_sizes(whole[0]).values()) + 1000
+    parts = write_wheels(libraries, ARCH, this_cpu(), tmp_path / "parts", most_bytes=most)
+    names = ["sm80", "sm80_forward2", "sm80_merge"]
+    assert [path.name.split("-")[0] for path in parts] == [
+        f"flashsmith_kernels_{it}" for it in names
+    ]
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == sorted(
+        path.name for path in parts
+    )
+    assert all(path.stat().st_size <= most for path in parts)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--find-links"]
+    pip += [str(tmp_path / "parts"), "--target", str(tmp_path / "site")]
+    # flashsmith itself need not be installed once more: the requirement is looked at below.
+    (requirements,) = _requirements(parts[:1])
+    for name in ("flashsmith", "flashsmith-kernels-sm80-forward2", "flashsmith-kernels-sm80-merge"):
+        assert f"{name}=={flashsmith.__version__}" in requirements
+    assert _requirements(parts[1:]) == [[f"flashsmith=={flashsmith.__version__}"]] * 2
+    subprocess.run([*pip, "--no-deps", *map(str, parts)], check=True, timeout=300)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    forget_packages()
+    try:
+        assert len(built_kernels(arch=ARCH)) == 3
+        for semantics, configs in kernels.items():
+            for config in configs:
+                found = find_library(config, arch=ARCH, semantics=semantics)
+                assert found is not None
+                assert found.is_installed
+        discard(found)  # one part forgets it
+        assert len(built_kernels(arch=ARCH)) == 2
+    finally:
+        forget_packages()
+    with pytest.raises(ArgumentError, match=r"takes 0\.\d MB, and a wheel may have .*--only"):
+        write_wheels(libraries, ARCH, this_cpu(), tmp_path / "none", most_bytes=210_000)
+
+
+def _compressed_sizes(wheel: Path) -> dict[str, int]:
+    """The compressed bytes of each library."""
+    sizes: dict[str, int] = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for file in archive.infolist():
+            if file.filename.endswith("library.so"):
+                key = file.filename.split("/")[2]
+                sizes[key] = sizes.get(key, 0) + file.compress_size
+    return sizes
+
+
+def _requirements(wheels: list[Path]) -> list[list[str]]:
+    found = []
+    for path in wheels:
+        with zipfile.ZipFile(path) as archive:
+            (name,) = [it for it in archive.namelist() if it.endswith("/METADATA")]
+            lines = archive.read(name).decode().splitlines()
+        found.append([it.removeprefix("Requires-Dist: ") for it in lines if "Requires-Dist" in it])
+    return found
 
 
 def test_libraries_are_of_one_family_and_not_too_large() -> None:

@@ -2,9 +2,9 @@
 
     python tools/ci/bill_of_materials.py FOLDER
 
-Each wheel and source distribution in the folder is a component with its checksum and license. It
-depends on the packages that its metadata requires. Wheels of kernels also contain NVIDIA's CUDA
-runtime and were made by the compilers that their manifests name.
+Each wheel, source distribution and packed folder of the kernels hub (hub-*.tar.gz) is a component
+with its checksum and license. It depends on the packages that its metadata requires. Those with
+kernels also contain NVIDIA's CUDA runtime and were made by the compilers that their manifests name.
 """
 
 from __future__ import annotations
@@ -26,29 +26,59 @@ from typing import Any
 from packaging.requirements import Requirement
 
 
-def metadata_of(path: Path) -> Message:
-    """The metadata of a wheel or a source distribution."""
+def texts_of(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    """The files of an archive whose paths end with one of ``names``, by path."""
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as archive:
-            (name,) = [it for it in archive.namelist() if it.endswith(".dist-info/METADATA")]
-            return BytesParser().parsebytes(archive.read(name))
-    with tarfile.open(path) as archive:
-        name = min((it for it in archive.getnames() if it.endswith("/PKG-INFO")), key=len)
-        file = archive.extractfile(name)
-        assert file is not None
-        return BytesParser().parse(file)
+            return {it: archive.read(it) for it in archive.namelist() if it.endswith(names)}
+    found = {}
+    with tarfile.open(path) as packed:
+        for member in packed:
+            file = packed.extractfile(member) if member.name.endswith(names) else None
+            if file is not None:
+                found[member.name] = file.read()
+    return found
+
+
+def metadata_of(path: Path) -> Message:
+    """The metadata of a wheel, a source distribution or a packed folder of the hub."""
+    if is_of_the_hub(path):
+        return metadata_of_hub(path)
+    texts = texts_of(path, (".dist-info/METADATA",) if path.suffix == ".whl" else ("/PKG-INFO",))
+    return BytesParser().parsebytes(texts[min(texts, key=len)])
+
+
+def is_of_the_hub(path: Path) -> bool:
+    """Whether a file is a packed folder of the kernels hub."""
+    return path.name.startswith("hub-")
+
+
+def metadata_of_hub(path: Path) -> Message:
+    """The metadata of a packed folder of the hub, in the form of a wheel's."""
+    texts = texts_of(path, ("/metadata.json", "/kernels.json"))
+    hub = json.loads(next(text for name, text in texts.items() if name.endswith("/metadata.json")))
+    index = next(text for name, text in texts.items() if name.endswith("/kernels.json"))
+    kernels = json.loads(index.decode().partition("\n")[2])
+    found = Message()
+    found["Name"] = path.name.removesuffix(".tar.gz").replace("hub-", f"{hub['name']}-hub-")
+    found["Version"] = kernels["version"]
+    found["License-Expression"] = hub["license"]
+    found["Requires-Dist"] = f"apache-tvm-ffi=={kernels['tvm_ffi']}.*"
+    found["Requires-Dist"] = "numpy"
+    return found
 
 
 def component(path: Path) -> dict[str, Any]:
     """One file of the release."""
     found = metadata_of(path)
     name = str(found["Name"])
+    kind = "generic" if is_of_the_hub(path) else "pypi"
     return {
         "type": "library",
         "bom-ref": path.name,
         "name": name,
         "version": str(found["Version"]),
-        "purl": f"pkg:pypi/{name.lower()}@{found['Version']}?file_name={path.name}",
+        "purl": f"pkg:{kind}/{name.lower()}@{found['Version']}?file_name={path.name}",
         "licenses": [{"expression": str(found["License-Expression"])}],
         "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}],
         **({"components": parts} if (parts := list(contained(path))) else {}),
@@ -56,14 +86,11 @@ def component(path: Path) -> dict[str, Any]:
 
 
 def contained(path: Path) -> Iterator[dict[str, Any]]:
-    """What the libraries of a wheel of kernels contain, and what made them."""
+    """What compiled libraries contain, and what made them."""
     made_by: set[tuple[str, str]] = set()
-    if path.suffix == ".whl":
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if name.endswith("/manifest.json"):
-                    facts = json.loads(archive.read(name).decode().partition("\n")[2])
-                    made_by |= {("nvcc", facts["nvcc_version"]), ("g++", facts["gxx_version"])}
+    for text in texts_of(path, ("/manifest.json",)).values():
+        facts = json.loads(text.decode().partition("\n")[2])
+        made_by |= {("nvcc", facts["nvcc_version"]), ("g++", facts["gxx_version"])}
     if made_by:
         yield {
             "type": "library",
@@ -84,8 +111,9 @@ def requirements(path: Path) -> Iterator[Requirement]:
 
 
 def bill(folder: Path) -> dict[str, Any]:
-    """The bill of materials of a folder's wheels and source distributions."""
-    files = sorted([*folder.glob("*.whl"), *folder.glob("flashsmith*.tar.gz")])
+    """The bill of materials of a folder's files."""
+    patterns = ("*.whl", "flashsmith*.tar.gz", "hub-*.tar.gz")
+    files = sorted(path for pattern in patterns for path in folder.glob(pattern))
     needed = {str(one): one for path in files for one in requirements(path)}
     date = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", "0")), timezone.utc)
     return {

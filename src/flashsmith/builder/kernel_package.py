@@ -4,6 +4,7 @@ architecture.
     flashsmith_kernels/sm90/     in a folder of installed packages; flashsmith never writes there
         kernels.json             what the package holds, and what it was made for and from
         <key>/                   manifest.json, library.so, perhaps ptx/*.ptx.xz
+    flashsmith_kernels/sm90_decode/   a part of a package that is too large for one wheel
 
 The namespace ``flashsmith_kernels`` has no code, so nothing is imported. A package is used if it
 was made for this version of flashsmith, its sources, this processor and this tvm-ffi. Otherwise one
@@ -17,12 +18,14 @@ import hashlib
 import importlib.util
 import json
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from flashsmith import bundle
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_spec import kernel_flags, package_version
 from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord, Manifest
@@ -43,9 +46,9 @@ PACKAGE_FORMAT = 1
 _MOST_BYTES = 2**26
 
 
-def package_folder(arch: int) -> str:
-    """The folder of an architecture's package in the namespace."""
-    return f"sm{arch}"
+def package_folder(arch: int, part: str = "") -> str:
+    """The folder in the namespace of an architecture's package, or of a part of it."""
+    return f"sm{arch}_{part}" if part else f"sm{arch}"
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,8 @@ def _packed(data: dict[str, Any]) -> PackedLibrary:
 
 
 @dataclass
-class KernelPackage:
-    """An installed package that this version of flashsmith can use."""
+class PackagePart:
+    """An installed package that this version of flashsmith can use, or a part of one."""
 
     folder: Path
     index: PackageIndex
@@ -190,6 +193,30 @@ class KernelPackage:
         return manifest
 
 
+@dataclass(frozen=True)
+class KernelPackage:
+    """The parts of an installed package; most packages have one."""
+
+    parts: tuple[PackagePart, ...]
+
+    def find(self, wanted: Iterable[KernelConfig], semantics: Semantics) -> KernelLibrary | None:
+        """The library that holds all ``wanted`` configs, with every file verified, or None."""
+        configs = tuple(wanted)
+        found = (part.find(configs, semantics) for part in self.parts)
+        return next((library for library in found if library is not None), None)
+
+    @property
+    def kernels(self) -> tuple[tuple[KernelConfig, Semantics], ...]:
+        """Every kernel of the package."""
+        return tuple(kernel for part in self.parts for kernel in part.kernels)
+
+    def forget(self, library: KernelLibrary) -> None:
+        """Uses a library no longer in this process, because it cannot be loaded."""
+        for part in self.parts:
+            if part.folder == library.path.parent:
+                part.forget(library)
+
+
 def installed_package(arch: int) -> KernelPackage | None:
     """The installed kernel package of an architecture, or None if there is none of use here."""
     return _installed(arch)
@@ -197,20 +224,34 @@ def installed_package(arch: int) -> KernelPackage | None:
 
 @lru_cache(maxsize=16)
 def _installed(arch: int) -> KernelPackage | None:
+    parts: dict[str, PackagePart] = {}
     for parent in _folders():
-        folder = parent / package_folder(arch)
-        if not (folder / INDEX_NAME).is_file():
-            continue
-        try:
-            index = _read_index(folder)
-            _check(index, arch)
-        except (OSError, ValueError) as error:
-            if not is_from_system(error):
-                raise
-            _log.warning("flashsmith: the installed kernels in %s are not used: %s", folder, error)
-            continue
-        return KernelPackage(folder, index)
-    return None
+        for folder in _part_folders(parent, arch):
+            if folder.name in parts:
+                continue
+            try:
+                index = _read_index(folder)
+                _check(index, arch)
+            except (OSError, ValueError) as error:
+                if not is_from_system(error):
+                    raise
+                _log.warning(
+                    "flashsmith: the installed kernels in %s are not used: %s", folder, error
+                )
+                continue
+            parts[folder.name] = PackagePart(folder, index)
+    return KernelPackage(tuple(parts.values())) if parts else None
+
+
+def _part_folders(parent: Path, arch: int) -> list[Path]:
+    """The folders of an architecture's package, the main part first."""
+    whole = package_folder(arch)
+    try:
+        names = sorted(os.listdir(parent))
+    except OSError:
+        return []
+    ours = [name for name in names if name == whole or name.startswith(f"{whole}_")]
+    return [parent / name for name in ours if (parent / name / INDEX_NAME).is_file()]
 
 
 def forget_packages() -> None:
@@ -219,7 +260,9 @@ def forget_packages() -> None:
 
 
 def _folders() -> list[Path]:
-    """The folders of the namespace; nothing is imported."""
+    """The folders of the namespace; nothing is imported. A copy has one, and no other's kernels."""
+    if bundle.is_copy():
+        return [bundle.KERNELS]
     importlib.invalidate_caches()
     try:
         spec = importlib.util.find_spec(NAMESPACE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from flashsmith import bundle
 from flashsmith.builder.build_progress import Progress
 from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.kernel_package import installed_package
@@ -102,6 +103,8 @@ def _installed_kernels(arch: int) -> tuple[tuple[KernelConfig, Semantics], ...]:
 
 def cache_stamp() -> tuple[Path, int]:
     """The cache in use, and a number that changes when a library is published or removed."""
+    if bundle.is_copy():
+        return bundle.KERNELS, 0
     folder = Cache(cache_dir()).libraries
     try:
         return folder, folder.stat().st_mtime_ns
@@ -117,11 +120,12 @@ def find_library_from(
     semantics: Semantics | None = None,
 ) -> KernelLibrary | None:
     """The most recently used cached library made from ``csrc`` that holds all ``configs``."""
-    cache = Cache(cache_dir())
     wanted = set(configs)
     for manifest in _usable_manifests(csrc, arch, semantics or Semantics()):
         if wanted <= {kernel.config for kernel in manifest.kernels}:
-            library = cache.open(manifest.key)  # verifies; None when damaged or removed
+            library = Cache(cache_dir()).open(
+                manifest.key
+            )  # verifies; None when damaged or removed
             if library is not None:
                 return library
     return None
@@ -141,8 +145,11 @@ def is_current(manifest: Manifest) -> bool:
 def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None) -> list[Manifest]:
     """The manifests of the cached libraries made from ``csrc``, most recently used first.
 
-    Without ``semantics``, libraries of all semantics are included.
+    Without ``semantics``, libraries of all semantics are included. A copy that brings its kernels
+    along has no cache.
     """
+    if bundle.is_copy():
+        return []
     origin = _Origin(csrc)
     return [
         m

@@ -8,6 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from flashsmith import bundle
 from flashsmith.builder.manifest import FORMAT
 from flashsmith.builder.sources import packaged_sources_hash
 from flashsmith.builder.toolchain import Toolchain
@@ -28,8 +29,8 @@ _COMPRESSED = "--compress-mode=size"
 
 
 def package_version() -> str:
-    """The installed flashsmith's version."""
-    return importlib.metadata.version("flashsmith")
+    """This flashsmith's version."""
+    return bundle.VERSION or importlib.metadata.version("flashsmith")
 
 
 def machine_target(family: str, arch: int) -> str:

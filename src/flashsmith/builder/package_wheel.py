@@ -1,165 +1,190 @@
-"""Writes the wheel of a kernel package. Its bytes depend only on the libraries and on
-SOURCE_DATE_EPOCH."""
+"""Writes the wheels of a kernel package: one, or several if one would be too large for an index.
+Their bytes depend only on the libraries and on SOURCE_DATE_EPOCH."""
 
 from __future__ import annotations
 
 import base64
 import csv
-import datetime
 import hashlib
-import importlib.metadata
 import io
-import lzma
 import stat
 import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from flashsmith import env
-from flashsmith.builder.kernel_package import (
-    INDEX_NAME,
-    NAMESPACE,
-    PackageIndex,
-    PackedLibrary,
-    package_folder,
-)
-from flashsmith.builder.library import PACKED_SUFFIX, SHARED_OBJECT, KernelLibrary
+from flashsmith.builder.kernel_package import NAMESPACE, package_folder
+from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_spec import package_version
-from flashsmith.builder.manifest import MANIFEST_NAME, FileRecord, KernelEntry, Manifest
-from flashsmith.builder.safe_files import any_owner, read_below, written_beside
+from flashsmith.builder.package_files import (
+    LICENSE_EXPRESSION,
+    LICENSES,
+    date_of_files,
+    license_text,
+    package_files,
+)
+from flashsmith.builder.safe_files import written_beside
 from flashsmith.builder.system_libraries import PLATFORM
-from flashsmith.builder.toolchain import tvm_ffi_abi
 from flashsmith.errors import ArgumentError
+from flashsmith.families import family_named
+from flashsmith.operations import DEFAULT
 
-_LICENSES = ("LICENSE", "NOTICE")
-# The oldest time that a zip archive can record.
-_FIRST_TIME = datetime.datetime(1980, 1, 1, tzinfo=datetime.timezone.utc)
-# The filter's settings are stated, since their defaults may change.
-_XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+# The usual limit of an index of packages, in bytes.
+MOST_BYTES = 100_000_000
+# What a part needs besides its libraries' files: the index, metadata and licenses.
+_OTHER_FILES = 200_000
 
 
-def wheel_name(arch: int, cpu: str) -> str:
-    """The file name of the wheel for an architecture and a processor."""
-    package = f"{NAMESPACE}_{package_folder(arch)}-{package_version()}"
+def wheel_name(arch: int, cpu: str, part: str = "") -> str:
+    """The file name of the wheel for an architecture and a processor, or of a part of it."""
+    package = f"{NAMESPACE}_{package_folder(arch, part)}-{package_version()}"
     return f"{package}-py3-none-{PLATFORM}_{cpu}.whl"
 
 
-def write_wheel(
-    libraries: Sequence[KernelLibrary], arch: int, cpu: str, folder: Path, *, ptx: bool = False
-) -> Path:
+def write_wheels(
+    libraries: Sequence[KernelLibrary],
+    arch: int,
+    cpu: str,
+    folder: Path,
+    *,
+    ptx: bool = False,
+    most_bytes: int = MOST_BYTES,
+) -> list[Path]:
     """Writes the wheel with these libraries, which were built as packaged, into ``folder``; with
     their kernels' ``ptx`` if the emulator shall run them without a compiler.
 
-    Raises ArgumentError when there is no library, and OSError when the folder cannot be written.
+    If the wheel would be larger than ``most_bytes``, there is a wheel for each operation. The first
+    one requires the others, so whoever installs it has all of them.
+
+    Raises ArgumentError when there is no library or one alone is too large, and OSError when the
+    folder cannot be written.
     """
     if not libraries:
         raise ArgumentError("libraries: none; a package needs at least one")
-    libraries = sorted(libraries, key=lambda library: library.manifest.key)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / wheel_name(arch, cpu)
+    path = _write_wheel(libraries, arch, cpu, folder, ptx=ptx)
+    if path.stat().st_size <= most_bytes:
+        return [path]
+    parts = _parts(libraries, _sizes(path), most_bytes - _OTHER_FILES)
+    path.unlink()
+    others = [name for name in parts if name]
+    return [
+        _write_wheel(
+            parts[name], arch, cpu, folder, ptx=ptx, part=name, others=() if name else others
+        )
+        for name in parts
+    ]
+
+
+def _sizes(wheel: Path) -> Counter[str]:
+    """The compressed bytes of each library of a wheel, by its key."""
+    found: Counter[str] = Counter()
+    with zipfile.ZipFile(wheel) as archive:
+        for file in archive.infolist():
+            match Path(file.filename).parts:
+                case (_, _, key, _, *_):  # namespace, package, library, its files
+                    found[key] += file.compress_size
+    return found
+
+
+def _parts(
+    libraries: Sequence[KernelLibrary], sizes: Mapping[str, int], most_bytes: int
+) -> dict[str, list[KernelLibrary]]:
+    """The libraries of each part, by its name. The first part, named '', is of attention(); others
+    have the names of operations, and numbers if an operation needs several."""
+    groups: dict[str, list[KernelLibrary]] = {}
+    for library in sorted(libraries, key=lambda library: library.manifest.key):
+        operation = family_named(library.manifest.family).operation
+        groups.setdefault(operation, []).append(library)
+    parts: dict[str, list[KernelLibrary]] = {}
+    for operation in sorted(groups, key=lambda name: (name != DEFAULT, name)):
+        for number, chunk in enumerate(_chunks(groups[operation], sizes, most_bytes), start=1):
+            name = operation if number == 1 else f"{operation}{number}"
+            parts[name if parts else ""] = chunk
+    return parts
+
+
+def _chunks(
+    libraries: Sequence[KernelLibrary], sizes: Mapping[str, int], most_bytes: int
+) -> Iterator[list[KernelLibrary]]:
+    """The libraries in their order, in chunks of at most ``most_bytes``."""
+    chunk: list[KernelLibrary] = []
+    taken = 0
+    for library in libraries:
+        size = sizes[library.manifest.key]
+        if size > most_bytes:
+            raise ArgumentError(
+                f"{library.path}: takes {size / 1e6:.1f} MB, and a wheel may have "
+                f"{most_bytes / 1e6:.1f} MB of libraries; build fewer kernels (--only)"
+            )
+        if chunk and taken + size > most_bytes:
+            yield chunk
+            chunk, taken = [], 0
+        chunk.append(library)
+        taken += size
+    yield chunk
+
+
+def _write_wheel(
+    libraries: Sequence[KernelLibrary],
+    arch: int,
+    cpu: str,
+    folder: Path,
+    *,
+    ptx: bool,
+    part: str = "",
+    others: Sequence[str] = (),
+) -> Path:
+    """Writes one wheel, which requires the ``others``, parts of the same package."""
+    path = folder / wheel_name(arch, cpu, part)
+    package = package_folder(arch, part)
+    info = f"{NAMESPACE}_{package}-{package_version()}.dist-info"
+    files = {
+        f"{NAMESPACE}/{package}/{name}": data
+        for name, data in package_files(libraries, arch, cpu, ptx=ptx).items()
+    }
+    metadata = sorted(_metadata(arch, cpu, part, others).items())
+    files |= {f"{info}/{name}": data for name, data in metadata}
     with written_beside(path) as unfinished, zipfile.ZipFile(unfinished, "w") as archive:
-        _write_archive(archive, libraries, arch, cpu, ptx)
+        _write_archive(archive, files, info)
     path.chmod(0o644)
     return path
 
 
-def _write_archive(
-    archive: zipfile.ZipFile, libraries: Sequence[KernelLibrary], arch: int, cpu: str, ptx: bool
-) -> None:
+def _write_archive(archive: zipfile.ZipFile, files: Mapping[str, bytes], info: str) -> None:
     records: list[tuple[str, str, str]] = []
 
     def add(name: str, data: bytes) -> None:
-        info = zipfile.ZipInfo(name, _time().timetuple()[:6])
-        info.compress_type = zipfile.ZIP_DEFLATED
-        info.create_system = 3  # Unix, on every system
-        info.external_attr = (stat.S_IFREG | 0o644) << 16
-        archive.writestr(info, data, compresslevel=9)
+        entry = zipfile.ZipInfo(name, date_of_files().timetuple()[:6])
+        entry.compress_type = zipfile.ZIP_DEFLATED
+        entry.create_system = 3  # Unix, on every system
+        entry.external_attr = (stat.S_IFREG | 0o644) << 16
+        archive.writestr(entry, data, compresslevel=9)
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
         records.append((name, f"sha256={digest}", str(len(data))))
 
-    package = f"{NAMESPACE}/{package_folder(arch)}"
-    packed = []
-    for library in libraries:
-        files = dict(_files(library, ptx))
-        manifest = _manifest(library.manifest, files).to_json().encode()
-        files[MANIFEST_NAME] = manifest
-        for name, data in sorted(files.items()):
-            add(f"{package}/{library.manifest.key}/{name}", data)
-        packed.append(_described(library.manifest, manifest))
-    add(f"{package}/{INDEX_NAME}", _index(libraries, packed, arch, cpu).to_json().encode())
-    info = f"{NAMESPACE}_{package_folder(arch)}-{package_version()}.dist-info"
-    for name, data in sorted(_metadata(arch, cpu).items()):
-        add(f"{info}/{name}", data)
+    for name, data in files.items():
+        add(name, data)
     rows = io.StringIO()
     csv.writer(rows, lineterminator="\n").writerows([*records, (f"{info}/RECORD", "", "")])
     add(f"{info}/RECORD", rows.getvalue().encode())
 
 
-def _files(library: KernelLibrary, ptx: bool) -> Iterator[tuple[str, bytes]]:
-    """The library's files in the package: sources are left out, and PTX is compressed."""
-    for name in library.manifest.files:
-        data = read_below(library.path, name, check=any_owner)
-        if name == SHARED_OBJECT:
-            yield name, data
-        elif ptx and name.endswith(".ptx"):
-            packed = lzma.compress(data, check=lzma.CHECK_CRC32, filters=_XZ)
-            yield name + PACKED_SUFFIX, packed
-
-
-def _manifest(manifest: Manifest, files: dict[str, bytes]) -> Manifest:
-    """The manifest without what differs from build to build: times and durations."""
-    return replace(
-        manifest,
-        created=_time().isoformat(timespec="seconds"),
-        build_seconds=0.0,
-        kernels=tuple(map(_packed_entry, manifest.kernels)),
-        files={name: FileRecord.of_bytes(data) for name, data in sorted(files.items())},
-    )
-
-
-def _packed_entry(entry: KernelEntry) -> KernelEntry:
-    return replace(
-        entry,
-        compile_seconds=0.0,
-        ptx_file=entry.ptx_file + PACKED_SUFFIX,
-        beside=tuple(replace(one, ptx_file=one.ptx_file + PACKED_SUFFIX) for one in entry.beside),
-    )
-
-
-def _described(manifest: Manifest, text: bytes) -> PackedLibrary:
-    numbers = tuple(tuple(map(int, kernel.config.to_ints())) for kernel in manifest.kernels)
-    digest = FileRecord.of_bytes(text).sha256
-    return PackedLibrary(manifest.key, manifest.family, manifest.semantics, digest, numbers)
-
-
-def _index(
-    libraries: Sequence[KernelLibrary], packed: Sequence[PackedLibrary], arch: int, cpu: str
-) -> PackageIndex:
-    manifests = [library.manifest for library in libraries]
-    return PackageIndex(
-        version=package_version(),
-        arch=arch,
-        cpu=cpu,
-        tvm_ffi=tvm_ffi_abi(manifests[0].tvm_ffi_version),
-        sources={one.family: one.source_hash for one in manifests},
-        libraries=tuple(packed),
-    )
-
-
-def _metadata(arch: int, cpu: str) -> dict[str, bytes]:
+def _metadata(arch: int, cpu: str, part: str, others: Sequence[str]) -> dict[str, bytes]:
     """The files of the .dist-info folder, without RECORD."""
     version = package_version()
-    licenses = "".join(f"License-File: {name}\n" for name in _LICENSES)
+    licenses = "".join(f"License-File: {name}\n" for name in LICENSES)
+    needs = ["flashsmith", *(_distribution(arch, other) for other in others)]
+    required = "".join(f"Requires-Dist: {name}=={version}\n" for name in needs)
+    which = f" ({part})" if part else ""
     metadata = f"""\
 Metadata-Version: 2.4
-Name: {NAMESPACE.replace("_", "-")}-{package_folder(arch)}
+Name: {_distribution(arch, part)}
 Version: {version}
-Summary: Compiled kernels of flashsmith for NVIDIA GPUs of the architecture sm_{arch}
-License-Expression: Apache-2.0 AND LicenseRef-NVIDIA-CUDA-Toolkit-EULA
+Summary: Compiled kernels of flashsmith for NVIDIA GPUs of the architecture sm_{arch}{which}
+License-Expression: {LICENSE_EXPRESSION}
 {licenses}Requires-Python: >=3.10
-Requires-Dist: flashsmith=={version}
-Description-Content-Type: text/markdown
+{required}Description-Content-Type: text/markdown
 
 Flash-attention kernels of [flashsmith](https://pypi.org/project/flashsmith/), compiled for NVIDIA
 GPUs of the architecture sm_{arch}. With this package installed, flashsmith needs no compiler. The
@@ -172,20 +197,8 @@ Root-Is-Purelib: false
 Tag: py3-none-{PLATFORM}_{cpu}
 """
     files = {"METADATA": metadata.encode(), "WHEEL": wheel.encode()}
-    return files | {f"licenses/{name}": _license(name) for name in _LICENSES}
+    return files | {f"licenses/{name}": license_text(name) for name in LICENSES}
 
 
-def _license(name: str) -> bytes:
-    """The text of a license file of the installed flashsmith."""
-    for file in importlib.metadata.files("flashsmith") or []:
-        if file.name == name and "licenses" in file.parts:
-            return file.read_binary()
-    raise ArgumentError(
-        f"{name}: not among the files of the installed flashsmith; install it again"
-    )
-
-
-def _time() -> datetime.datetime:
-    """SOURCE_DATE_EPOCH, or the oldest time that a zip archive can record."""
-    wanted = datetime.datetime.fromtimestamp(env.source_date_epoch(), datetime.timezone.utc)
-    return max(wanted, _FIRST_TIME)
+def _distribution(arch: int, part: str) -> str:
+    return f"{NAMESPACE}-{package_folder(arch, part)}".replace("_", "-")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from flashsmith import bundle
 from flashsmith.families import family_named
 from flashsmith.system_errors import is_from_system
 
@@ -135,6 +136,8 @@ def family_sources(family: str, csrc: Path | None = None) -> Sources:
 
 def source_hash(family: str, csrc: Path | None = None) -> str:
     """The hash of a family's current sources; libraries built from other sources are not used."""
+    if csrc is None and bundle.is_copy():
+        return bundle.SOURCES.get(family, "")
     return family_sources(family, csrc).hash()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import platformdirs
-
 from flashsmith import env
 from flashsmith.builder.kernel_cache import Cache, CacheEntry, RemovedLibraries
 from flashsmith.builder.kernel_package import installed_package
@@ -43,6 +41,8 @@ def _cache_dir() -> Path:
             raise CacheError(
                 f"FLASHSMITH_CACHE_DIR={chosen!r}: {error}; give a folder that you may write"
             ) from error
+    import platformdirs  # no call of installed kernels needs it
+
     try:
         folder = platformdirs.user_cache_path("flashsmith", appauthor=False)
     except RuntimeError:  # newer platformdirs; older ones return a relative path

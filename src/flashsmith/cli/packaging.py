@@ -1,4 +1,5 @@
-"""`flashsmith wheel`: packages of compiled kernels, for installations without a compiler."""
+"""`flashsmith wheel` and `flashsmith hub`: compiled kernels for installations without a
+compiler."""
 
 from __future__ import annotations
 
@@ -28,70 +29,124 @@ app = App()
 _MB = 1e6
 
 
+_Archs = Annotated[
+    list[str],
+    typer.Option("--for", metavar="ARCH", help="sm_80, 90, ...: the GPUs. May be repeated."),
+]
+_Cpu = Annotated[
+    str | None,
+    typer.Option("--cpu", help="x86_64 or aarch64. Default: this machine's processor."),
+]
+_Only = Annotated[
+    str | None,
+    typer.Option(
+        "--only",
+        metavar="WORDS",
+        help="Only kernels of these dtypes, d_heads and kinds of calls: 'bf16 d128', or 'd128 "
+        "decode'.",
+    ),
+]
+_Ptx = Annotated[
+    bool,
+    typer.Option("--ptx", help="Also the PTX, so that the emulator needs no compiler either."),
+]
+_Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", help="Compilers in parallel. Default: FLASHSMITH_JOBS."),
+]
+
+
 @app.command("wheel")
 def build_wheels(
-    archs: Annotated[
-        list[str],
-        typer.Option(
-            "--for", metavar="ARCH", help="sm_80, 90, ...: a wheel for each. May be repeated."
-        ),
-    ],
+    archs: _Archs,
     folder: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the wheels.")
     ] = Path("dist"),
-    cpu: Annotated[
-        str | None,
-        typer.Option("--cpu", help="x86_64 or aarch64. Default: this machine's processor."),
-    ] = None,
-    only: Annotated[
-        str | None,
-        typer.Option(
-            "--only",
-            metavar="WORDS",
-            help="Only kernels of these dtypes, d_heads and kinds of calls: 'bf16 d128', or 'd128 "
-            "decode'.",
-        ),
-    ] = None,
-    ptx: Annotated[
-        bool,
-        typer.Option("--ptx", help="Also the PTX, so that the emulator needs no compiler either."),
-    ] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", "-j", help="Compilers in parallel. Default: FLASHSMITH_JOBS."),
-    ] = None,
+    cpu: _Cpu = None,
+    only: _Only = None,
+    ptx: _Ptx = False,
+    jobs: _Jobs = None,
 ) -> None:
     """Write wheels with the compiled kernels for GPUs, which need no compiler when installed.
 
-    A wheel has the fastest measured kernels and those that the cost model chooses. Compiled
-    libraries are kept in the kernel cache, so an interrupted command continues where it stopped.
+    A wheel has the fastest measured kernels and those that the cost model chooses. If it would be
+    larger than 100 MB, there is one for each operation. Compiled libraries are kept in the kernel
+    cache, so an interrupted command continues where it stopped.
     """
-    numbers = [_architecture(text) for text in archs]
-    wanted = _restriction(only)
+    wanted = _Wanted.of(archs, cpu, only, jobs)
     with ProgressReporter() as reporter:
+        from flashsmith.builder.package_wheel import write_wheels
+
+        for arch in wanted.archs:
+            start = time.monotonic()
+            libraries = _build(arch, wanted, reporter)
+            for path in write_wheels(libraries, arch, wanted.cpu, folder, ptx=ptx):
+                _print(f"{path}: {path.stat().st_size / _MB:.1f} MB")
+            _print(_summary(libraries, start))
+
+
+@app.command("hub")
+def write_hub(
+    archs: _Archs,
+    folder: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write build/.")
+    ] = Path("hub"),
+    cpu: _Cpu = None,
+    only: _Only = None,
+    ptx: _Ptx = False,
+    jobs: _Jobs = None,
+) -> None:
+    """Write a folder of the kernels hub: the compiled kernels of a wheel and the Python that calls
+    them, for an environment without flashsmith.
+
+    The package kernels loads it: kernels.get_local_kernel(Path("hub")).
+    """
+    wanted = _Wanted.of(archs, cpu, only, jobs)
+    start = time.monotonic()
+    with ProgressReporter() as reporter:
+        from flashsmith.builder.hub_folder import write_hub_folder
+
+        libraries = {arch: _build(arch, wanted, reporter) for arch in wanted.archs}
+        path = write_hub_folder(libraries, wanted.cpu, folder, ptx=ptx)
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    _print(f"{path}: {size / _MB:.1f} MB")
+    _print(_summary([library for found in libraries.values() for library in found], start))
+
+
+class _Wanted(NamedTuple):
+    """The options of both commands. ``cpu`` and ``jobs`` are set."""
+
+    archs: list[int]
+    cpu: str
+    only: _Restriction
+    jobs: int
+
+    @classmethod
+    def of(cls, archs: list[str], cpu: str | None, only: str | None, jobs: int | None) -> _Wanted:
         from flashsmith import env
-        from flashsmith.builder.package_wheel import write_wheel
-        from flashsmith.builder.system_libraries import newest_needs
         from flashsmith.builder.toolchain import known_cpu
 
-        made_for, jobs = known_cpu(cpu), env.jobs() if jobs is None else jobs
-        for arch in numbers:
-            start = time.monotonic()
-            libraries = _build(arch, wanted, made_for, jobs, reporter)
-            path = write_wheel(libraries, arch, made_for, folder, ptx=ptx)
-            needs = newest_needs(library.so_path.read_bytes() for library in libraries)
-            make_console().print(
-                f"{path}: {pluralize(sum(map(len, libraries)), 'kernel')} in "
-                f"{pluralize(len(libraries), 'library', 'libraries')}, "
-                f"{path.stat().st_size / _MB:.1f} MB, in {time.monotonic() - start:.0f} s; needs "
-                f"{needs}",
-                soft_wrap=True,
-            )
+        numbers = list(dict.fromkeys(map(_architecture, archs)))
+        jobs = env.jobs() if jobs is None else jobs
+        return cls(numbers, known_cpu(cpu), _restriction(only), jobs)
 
 
-def _build(
-    arch: int, wanted: _Restriction, cpu: str, jobs: int, reporter: ProgressReporter
-) -> list[KernelLibrary]:
+def _print(line: str) -> None:
+    make_console().print(line, soft_wrap=True)
+
+
+def _summary(libraries: Sequence[KernelLibrary], start: float) -> str:
+    from flashsmith.builder.system_libraries import newest_needs
+
+    needs = newest_needs(library.so_path.read_bytes() for library in libraries)
+    return (
+        f"{pluralize(sum(map(len, libraries)), 'kernel')} in "
+        f"{pluralize(len(libraries), 'library', 'libraries')}, in "
+        f"{time.monotonic() - start:.0f} s; needs {needs}"
+    )
+
+
+def _build(arch: int, wanted: _Wanted, reporter: ProgressReporter) -> list[KernelLibrary]:
     """The libraries of a package. If kernels compile to slow code, attention() uses others, so
     these are built, too."""
     from flashsmith.builder import note_slow
@@ -103,7 +158,7 @@ def _build(
     libraries: list[KernelLibrary] = []
     built: set[tuple[Semantics, KernelConfig]] = set()
     while True:
-        found = package_contents(arch, **wanted._asdict(), searched=searched)
+        found = package_contents(arch, **wanted.only._asdict(), searched=searched)
         missing = {
             semantics: [config for config in configs if (semantics, config) not in built]
             for semantics, configs in found.kernels.items()
@@ -112,7 +167,7 @@ def _build(
             f"sm_{arch}: {pluralize(sum(map(len, missing.values())), 'kernel')} for "
             f"{found.problems:,} examined problems"
         )
-        made = _compile(missing, arch, cpu, jobs, reporter)
+        made = _compile(missing, arch, wanted.cpu, wanted.jobs, reporter)
         libraries += made
         built |= {(one.manifest.semantics, config) for one in made for config in one.configs}
         if not [kernel for library in made for kernel in note_slow(library)]:

@@ -48,6 +48,8 @@ def getter(module: str) -> Callable[[str], Any]:
             DeprecationWarning,
             stacklevel=2,
         )
-        return getattr(import_module(renamed.module), renamed.name)
+        # Relative, because a copy of the package may have another name.
+        module_name = renamed.module.removeprefix("flashsmith.families")
+        return getattr(import_module(module_name, __package__), renamed.name)
 
     return earlier

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from flashsmith import bundle
 from flashsmith.errors import ArgumentError
 from flashsmith.families.canonical import version_of
 from flashsmith.families.cpp import CppNames
@@ -422,7 +423,8 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
     if csrc is not None:
         family.csrc = csrc
     folder = getattr(family, "csrc", None)
-    if not isinstance(folder, Path) or folder.name != name or not folder.is_dir():
+    there = bundle.is_copy() or (isinstance(folder, Path) and folder.is_dir())
+    if not isinstance(folder, Path) or folder.name != name or not there:
         raise ArgumentError(
             f"csrc={quoted(folder)}: give the Path of the folder of its C++ sources, which exists "
             f"and is called {name!r}"
@@ -557,6 +559,8 @@ def load_installed_families() -> bool:
             return False
         # Set before loading, because an entry point may itself look up families or an operation.
         _installed_are_loaded = True
+        if bundle.is_copy():
+            return False  # entry points register with the installed flashsmith
         # importlib.metadata takes longer to import than all of families.
         from importlib.metadata import entry_points
 

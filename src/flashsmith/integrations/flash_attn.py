@@ -87,6 +87,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
+    s_aux: Array | None = None,
     bits: str | None = None,
 ) -> Any:
     """attention() for code written for FlashAttention; out and lse are differentiable.
@@ -99,6 +100,7 @@ def flash_attn_func(
         deterministic: whether dq has to be bitwise repeatable; the output, dk and dv are always
             repeatable. False leaves it to torch.use_deterministic_algorithms.
         return_attn_probs: return (out, lse, None); the probabilities are never stored.
+        s_aux: (heads,), FlashAttention 3's name of attention()'s sinks.
         bits: as for attention(); keyword-only, since FlashAttention has no such argument.
         dropout_p, alibi_slopes: must be left at their defaults.
 
@@ -114,6 +116,7 @@ def flash_attn_func(
         window=_window(window_size),
         softcap=softcap,
         scale=softmax_scale,
+        sinks=s_aux,
         return_lse=return_attn_probs,
         deterministic=deterministic or None,
         bits=bits,
@@ -198,6 +201,7 @@ def flash_attn_varlen_func(
     block_table: Array | None = None,
     seqused_k: Array | None = None,
     *,
+    s_aux: Array | None = None,
     bits: str | None = None,
 ) -> Any:
     """attention() on packed sequences for code written for FlashAttention; differentiable.
@@ -231,6 +235,7 @@ def flash_attn_varlen_func(
             window=_window(window_size),
             softcap=softcap,
             scale=softmax_scale,
+            sinks=s_aux,
             cu_seqlens_q=cu_seqlens_q,
             max_seqlen_q=max_seqlen_q,
             return_lse=return_attn_probs,
@@ -242,6 +247,7 @@ def flash_attn_varlen_func(
         "window": _window(window_size),
         "softcap": softcap,
         "scale": softmax_scale,
+        "sinks": s_aux,
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
         "max_seqlen_q": max_seqlen_q,
@@ -338,6 +344,7 @@ def flash_attn_with_kvcache(
     *,
     block_table: Array | None = None,
     alibi_slopes: Array | None = None,
+    s_aux: Array | None = None,
     bits: str | None = None,
 ) -> Any:
     """attention_with_cache() for code written for FlashAttention 2 or 3.
@@ -362,6 +369,7 @@ def flash_attn_with_kvcache(
         pack_gqa: has no effect: the heads of a group always share their keys.
         return_softmax_lse: return (out, lse).
         block_table: FlashAttention 2's name of page_table; give only one of them.
+        s_aux: (heads,), FlashAttention 3's name of sinks.
         bits: as for attention_with_cache().
         alibi_slopes, qv, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale,
             attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
@@ -419,6 +427,7 @@ def flash_attn_with_kvcache(
         window=_window(window_size),
         softcap=softcap,
         scale=softmax_scale,
+        sinks=s_aux,
         split="invariant" if num_splits <= 1 else "free",
         return_lse=return_softmax_lse,
         bits=bits,

@@ -7,7 +7,8 @@ its callers choose flashsmith explicitly.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -48,8 +49,18 @@ _CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
 # The device types on which the kernels or the emulator run; both have autocast.
 _WITH_AUTOCAST = ("cpu", "cuda")
 
-# Tracers record the result as a constant, because they cannot trace a read of the environment.
-_emulation_enabled = torch.compiler.assume_constant_result(env.emulation_enabled)
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def assume_constant_result(function: _F) -> _F:
+    """torch.compiler.assume_constant_result, whose import of torch._dynamo takes a second. Tracers
+    record the function's result as a constant."""
+    vars(function)["_dynamo_marked_constant"] = True
+    return function
+
+
+# Tracers cannot trace a read of the environment.
+_emulation_enabled = assume_constant_result(env.emulation_enabled)
 
 
 def _autocast_dtype(device: str) -> Any:
@@ -136,7 +147,7 @@ def transform(tracing: bool) -> Reason | None:
     return _FORWARD_AD if forward_ad._current_level >= 0 else None
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def is_exporting_to_onnx() -> bool:
     """Whether torch.onnx.export is running the caller.
 
@@ -190,7 +201,7 @@ def why_not_on(device: Any, emulate: bool | None) -> Reason | None:
     return None if facts is None else Reason("query", facts)
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _why_not_on_gpu(ordinal: int) -> str | None:
     try:
         arch = query_gpu(ordinal).arch

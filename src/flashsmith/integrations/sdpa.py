@@ -9,6 +9,7 @@ import torch
 
 from flashsmith.integrations.fallbacks import note_fallback
 from flashsmith.integrations.pytorch_state import (
+    assume_constant_result,
     check_emulate,
     under_autocast,
     why_not_now,
@@ -24,8 +25,8 @@ from flashsmith.runtime.bits import cannot_keep, resolve_bits
 # calls sdpa().
 pytorch_sdpa = torch._C._nn.scaled_dot_product_attention
 # Warns while tracing, not when the traced code runs.
-_note_fallback_when_traced = torch.compiler.assume_constant_result(note_fallback)
-_resolved_bits = torch.compiler.assume_constant_result(resolve_bits)
+_note_fallback_when_traced = assume_constant_result(note_fallback)
+_resolved_bits = assume_constant_result(resolve_bits)
 # Cached, because a model has few distinct problems. Not used while tracing: tracers reject
 # lru_cache.
 known_why_not = lru_cache(maxsize=1024)(why_not)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from flashsmith.bundle import OPERATORS
 from flashsmith.chooser.decode import attention_with_cache
 from flashsmith.chooser.write_slots import write_slots
 from flashsmith.errors import ArgumentError
@@ -22,7 +23,7 @@ from flashsmith.integrations.pytorch_state import (
     check_for_an_op,
     under_autocast_over,
 )
-from flashsmith.integrations.torch_ops import refuse_vmap
+from flashsmith.integrations.torch_ops import OPS, refuse_vmap
 from flashsmith.integrations.traced_attention import of_op
 from flashsmith.semantics.signature import CACHE, WRITE_SLOTS
 
@@ -56,8 +57,7 @@ def decode_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
     new: tuple[Any, ...] = k, v, asked["cos"], asked["sin"]
     if all(it is None for it in new):
         new = ()
-    ops = torch.ops.flashsmith
-    op = ops.attention_with_cache_appended if new else ops.attention_with_cache
+    op = OPS.attention_with_cache_appended if new else OPS.attention_with_cache
     lengths, packing = (asked["cache_lens"], asked["page_table"]), asked["cu_seqlens_q"]
     o, lse = op(q, k_cache, v_cache, *lengths, *new, asked["sinks"], packing, **options)
     if asked["out"] is not None:
@@ -76,9 +76,7 @@ def write_slots_by_op(
 ) -> None:
     """write_slots() as a call of its op, whose schema declares the writes."""
     named = None if config is None else str(config)
-    torch.ops.flashsmith.write_slots(
-        k, v, k_cache, v_cache, slot_mapping, config=named, emulate=emulate
-    )
+    OPS.write_slots(k, v, k_cache, v_cache, slot_mapping, config=named, emulate=emulate)
 
 
 def _run_write_slots(*tensors: Any, config: str | None = None, emulate: bool = False) -> None:
@@ -133,24 +131,24 @@ def _autograd(name: str) -> Any:
                         "call under torch.no_grad(), or detach it; flashsmith.attention() has them"
                     )
         with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.flashsmith, name).default(*tensors, **keywords)
+            return getattr(OPS, name).default(*tensors, **keywords)
 
     return called
 
 
 @cache
 def _names(name: str) -> list[str]:
-    schema = getattr(torch.ops.flashsmith, name).default._schema
+    schema = getattr(OPS, name).default._schema
     return [argument.name for argument in schema.arguments]
 
 
-_library = torch.library.Library("flashsmith", "FRAGMENT")
+_library = torch.library.Library(OPERATORS, "FRAGMENT")
 for _name, _kernel in (
     ("attention_with_cache", _run),
     ("attention_with_cache_appended", _run_appending),
 ):
     _library.define(_name + _SCHEMAS[_name], tags=_TAGS)
-    _op = f"flashsmith::{_name}"
+    _op = f"{OPERATORS}::{_name}"
     torch.library.impl(_op, "default", _kernel, lib=_library)
     torch.library.register_fake(_op, _fake, lib=_library)
     torch.library.register_vmap(_op, refuse_vmap, lib=_library)
@@ -161,7 +159,8 @@ _library.define(
     f"*, {WRITE_SLOTS.in_schema('config emulate')}) -> ()",
     tags=_TAGS,
 )
-torch.library.impl("flashsmith::write_slots", "default", _run_write_slots, lib=_library)
-torch.library.register_fake("flashsmith::write_slots", lambda *_, **__: None, lib=_library)
-torch.library.register_vmap("flashsmith::write_slots", refuse_vmap, lib=_library)
+_op = f"{OPERATORS}::write_slots"
+torch.library.impl(_op, "default", _run_write_slots, lib=_library)
+torch.library.register_fake(_op, lambda *_, **__: None, lib=_library)
+torch.library.register_vmap(_op, refuse_vmap, lib=_library)
 _library.impl("write_slots", _autograd("write_slots"), "Autograd")

@@ -25,6 +25,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils.flop_counter import register_flop_formula
 
+from flashsmith.bundle import OPERATORS
 from flashsmith.chooser.attention import check_attention_config
 from flashsmith.chooser.backward import (
     CHOOSERS,
@@ -53,6 +54,7 @@ from flashsmith.semantics.signature import (
     tensors_of,
 )
 
+OPS = getattr(torch.ops, OPERATORS)
 # The arguments of attention() in schema form: a pair becomes two arguments, a config its text.
 # Tensors come first, because PyTorch's autograd does not take tensors as keywords.
 _SHARED = ATTENTION.in_schema(
@@ -283,7 +285,7 @@ class FlashsmithAttention(torch.autograd.Function):
         opts = this.opts
         backward = opts.backward_config
         with torch._C._AutoDispatchBelowAutograd():
-            results = torch.ops.flashsmith.attention_with_statistics.default(
+            results = OPS.attention_with_statistics.default(
                 *(q, k, v, sinks, cu_q, cu_k),
                 **opts.of_op(opts.config),
                 bits=opts.options.bits,
@@ -424,7 +426,7 @@ def _gradients(
                 refuse_vmap()
             raise
     with torch._C._AutoDispatchBelowAutograd():
-        found = torch.ops.flashsmith.attention_backward.default(
+        found = OPS.attention_backward.default(
             *(do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k),
             **opts.of_op(opts.backward_config),
             deterministic=opts.deterministic,
@@ -572,7 +574,7 @@ def _of_one_level(function: Any) -> Any:
 def _autograd(*tensors: Any, **keywords: Any) -> Any:
     if not _needs_autograd(*tensors):
         with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.flashsmith.attention.default(*tensors, **keywords)
+            return OPS.attention.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (6 - len(tensors)))
     o, _, _ = _apply_by_dispatcher(
         FlashsmithAttention, *padded, SavedCall(_call_options(return_lse=True, **keywords), True)
@@ -583,7 +585,7 @@ def _autograd(*tensors: Any, **keywords: Any) -> Any:
 def _autograd_with_statistics(*tensors: Any, **keywords: Any) -> Any:
     if not _needs_autograd(*tensors):
         with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.flashsmith.attention_with_statistics.default(*tensors, **keywords)
+            return OPS.attention_with_statistics.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (6 - len(tensors)))
     return_lse = keywords.pop("return_lse", False)
     keywords.pop("with_backward", None)
@@ -598,7 +600,7 @@ def _autograd_with_statistics(*tensors: Any, **keywords: Any) -> Any:
 def _autograd_backward(*tensors: Any, **keywords: Any) -> Any:
     if not _needs_autograd(*tensors):
         with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.flashsmith.attention_backward.default(*tensors, **keywords)
+            return OPS.attention_backward.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (10 - len(tensors)))
     needs, fp32_gradients = tuple(keywords.pop("needs")), keywords.pop("fp32_gradients", False)
     opts = _call_options_backward(**keywords)
@@ -611,7 +613,7 @@ def _autograd_backward(*tensors: Any, **keywords: Any) -> Any:
     )
 
 
-_library = torch.library.Library("flashsmith", "DEF")
+_library = torch.library.Library(OPERATORS, "DEF")
 for _name, _kernel, _fake_kernel, _autograd_kernel in (
     ("attention", _run, _fake, _autograd),
     (
@@ -623,7 +625,7 @@ for _name, _kernel, _fake_kernel, _autograd_kernel in (
     ("attention_backward", _run_backward, _fake_backward, _autograd_backward),
 ):
     _library.define(_name + _SCHEMAS[_name], tags=_TAGS)
-    _op = f"flashsmith::{_name}"
+    _op = f"{OPERATORS}::{_name}"
     torch.library.impl(_op, "default", _kernel, lib=_library)
     torch.library.register_fake(_op, _fake_kernel, lib=_library)
     torch.library.register_vmap(_op, refuse_vmap, lib=_library)
@@ -674,10 +676,8 @@ def _flop_backward(
     return _flop(q, k, v, *packing, **options) * n_products(needed) // 2
 
 
-register_flop_formula(
-    [torch.ops.flashsmith.attention, torch.ops.flashsmith.attention_with_statistics], get_raw=True
-)(_flop)
-register_flop_formula(torch.ops.flashsmith.attention_backward, get_raw=True)(_flop_backward)
+register_flop_formula([OPS.attention, OPS.attention_with_statistics], get_raw=True)(_flop)
+register_flop_formula(OPS.attention_backward, get_raw=True)(_flop_backward)
 
 
 def differentiable_attention(

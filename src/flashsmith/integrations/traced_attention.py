@@ -10,7 +10,12 @@ from typing import Any
 import torch
 
 from flashsmith.families import KernelConfig, family_named
-from flashsmith.integrations.pytorch_state import as_limit, check_for_an_op, under_autocast
+from flashsmith.integrations.pytorch_state import (
+    as_limit,
+    assume_constant_result,
+    check_for_an_op,
+    under_autocast,
+)
 from flashsmith.integrations.torch_ops import no_out
 from flashsmith.operations.backward import check_grad_dtype
 from flashsmith.runtime import Gradients
@@ -29,7 +34,7 @@ def short_form(config: KernelConfig | None) -> str | None:
     return _written(config.FAMILY, *[getattr(config, name) for name in config.KNOBS])
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _written(family: str, *values: Any) -> str:
     """The short form of a config; Python evaluates this function, tracers do not trace it."""
     return str(family_named(family).config_class(*values))
@@ -93,7 +98,7 @@ def _is_deterministic(asked: bool | None, bits: str | None = None) -> bool:
 
 
 # Tracers record the result as a constant, because they cannot trace a read of the environment.
-_resolved_bits = torch.compiler.assume_constant_result(resolve_bits)
+_resolved_bits = assume_constant_result(resolve_bits)
 
 
 def backward_by_op(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Gradients:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from flashsmith.integrations.pytorch_state import assume_constant_result
 from flashsmith.runtime.bits import cannot_keep, resolve_bits
 
 _asked: str | None = None
 
 # Tracers record the result as a constant, because they cannot trace a read of the environment.
-_resolved = torch.compiler.assume_constant_result(resolve_bits)
+_resolved = assume_constant_result(resolve_bits)
 
 
 def ask_for_bits(bits: Any) -> None:

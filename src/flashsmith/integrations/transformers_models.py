@@ -6,10 +6,10 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
-import torch
 from transformers import PreTrainedModel
 
 from flashsmith.errors import ArgumentError
+from flashsmith.integrations.pytorch_state import assume_constant_result
 
 
 class Model(NamedTuple):
@@ -37,7 +37,7 @@ _found: dict[type, Model] = {}
 
 
 # A tracer records the result as a constant, and does not trace the search through modules.
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _model_of(config_class: type) -> Model | None:
     if config_class not in _found:
         model = _find_model(config_class)

@@ -67,6 +67,7 @@ class FlashAttnKeywords(TypedDict, total=False):
     softcap: float
     alibi_slopes: Array | None
     deterministic: bool
+    s_aux: Array | None
     bits: str | None
 
 
@@ -106,4 +107,5 @@ class FlashCacheKeywords(TypedDict, total=False):
     sm_margin: int
     block_table: Array | None
     alibi_slopes: Array | None
+    s_aux: Array | None
     bits: str | None

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from flashsmith import env
+from flashsmith import bundle, env
 from flashsmith.builder import (
     BuildEvent,
     KernelEntry,
@@ -127,8 +127,8 @@ class LoadedKernel:
         if not env.jit_enabled():
             raise KernelNotBuiltError(
                 f"{self.library.path}: this package has no PTX, which the emulator runs, and "
-                "FLASHSMITH_JIT=0 forbids compiling it now; install a package that was made with "
-                "'flashsmith wheel --ptx', or use tensors on a GPU"
+                f"{_why_no_jit()}; install a package that was made with 'flashsmith wheel --ptx' "
+                "or 'flashsmith hub --ptx', or use tensors on a GPU"
             )
         return build([self.config], arch=arch, semantics=self.semantics)
 
@@ -470,13 +470,19 @@ os.register_at_fork(after_in_child=loaded_kernels.forget_waiting)
 
 def _why_not_build(may_build: Callable[[], bool], key: Key) -> str | None:
     if not env.jit_enabled():
-        return "FLASHSMITH_JIT=0 forbids building it now"
+        return _why_no_jit()
     if not may_build():
         return "no compiler is started while a CUDA graph is captured"
     # Without installed kernels, the builder's own error says how to install a compiler.
     if installed_package(key[1]) is not None and (missing := _missing_compiler()):
         return f"no compiler is installed ({missing})"
     return None
+
+
+def _why_no_jit() -> str:
+    if bundle.is_copy():
+        return "kernels of the hub are never compiled where they are used"
+    return "FLASHSMITH_JIT=0 forbids building it now"
 
 
 @lru_cache(maxsize=1)
@@ -496,11 +502,16 @@ def _named(cfg: KernelConfig, semantics: Semantics) -> str:
 def _not_built(cfg: KernelConfig, arch: int, semantics: Semantics, why: str) -> KernelNotBuiltError:
     nearest = nearest_built(cfg, arch, semantics)
     listed = "".join(f"\n  {config}" for config in nearest) or " none"
-    return KernelNotBuiltError(
-        f"config {_named(cfg, semantics)} is not built for sm_{arch}, and {why}.\n"
-        f"Nearest built:{listed}\n"
+    advice = (
         f'Build it with: flashsmith build --kernels "{cfg}" --arch {arch}'
         + ("" if semantics == NEUTRAL else f" --semantics {semantics}")
+        if not bundle.is_copy()
+        else f"Load a folder that 'flashsmith hub --for sm_{arch}' wrote with more kernels, or "
+        "install flashsmith with a compiler"
+    )
+    return KernelNotBuiltError(
+        f"config {_named(cfg, semantics)} is not built for sm_{arch}, and {why}.\n"
+        f"Nearest built:{listed}\n{advice}"
     )
 
 

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
-from flashsmith import env, safe_json
+from flashsmith import bundle, env, safe_json
 from flashsmith.errors import TableError
 from flashsmith.safe_json import UnusableTextError
 from flashsmith.system_errors import is_from_system
@@ -28,7 +26,7 @@ def shipped_files() -> list[Path]:
 
 def user_table_path() -> Path | None:
     """The user's table: FLASHSMITH_TABLE, else in the user's data folder; None if there is no home
-    folder."""
+    folder, and in a copy that brings its kernels along."""
     chosen = env.TABLE.raw()
     if chosen is not None:
         path = Path(chosen)
@@ -36,6 +34,10 @@ def user_table_path() -> Path | None:
         with contextlib.suppress(RuntimeError, OSError):
             path = path.expanduser().absolute()
         return path
+    if bundle.is_copy():
+        return None
+    import platformdirs
+
     try:
         folder = platformdirs.user_data_path("flashsmith", appauthor=False)
     except RuntimeError:  # newer platformdirs; older versions return a relative path

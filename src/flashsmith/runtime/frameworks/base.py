@@ -11,10 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from flashsmith.errors import ArgumentError
+
+try:
+    import ml_dtypes
+
+    _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+except ImportError:
+    # Kernels of the hub may not require it. Only arrays of NumPy and JAX have elements of its type.
+    _BFLOAT16 = np.dtype("V2")
 
 # Alignment of a workspace in bytes; every GPU allocator provides it.
 WORKSPACE_ALIGNMENT = 256
@@ -22,7 +29,7 @@ WORKSPACE_ALIGNMENT = 256
 # The names of element types in NumPy, CuPy, JAX and flashsmith's own arrays.
 NUMPY_DTYPES = {
     "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "bfloat16": _BFLOAT16,
     "float32": np.dtype(np.float32),
     "int32": np.dtype(np.int32),
     "int64": np.dtype(np.int64),

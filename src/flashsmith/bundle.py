@@ -1,0 +1,25 @@
+"""Whether this is a copy of flashsmith that brings its kernels along, in a folder of the kernels
+hub.
+
+Such a copy runs under another name, may be loaded beside an installed flashsmith, and compiles
+nothing. `flashsmith hub` writes it, with other values in this file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# The copy's version; None in an installed flashsmith, whose metadata has it.
+VERSION: str | None = None
+# The namespace of PyTorch's operators; two copies in one process need two.
+OPERATORS = "flashsmith"
+# The hashes of the sources that the copy's kernels were made from, by family.
+SOURCES: dict[str, str] = {}
+
+# Where a copy has its kernels, in the layout of an installed package of kernels.
+KERNELS = Path(__file__).with_name("kernels")
+
+
+def is_copy() -> bool:
+    """Whether this is a copy that brings its kernels along."""
+    return VERSION is not None
