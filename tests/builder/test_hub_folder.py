@@ -22,14 +22,14 @@ from typer.testing import CliRunner  # noqa: E402
 
 import flashsmith  # noqa: E402
 from flashsmith.builder import library_for  # noqa: E402
-from flashsmith.builder.hub_folder import write_hub_folder  # noqa: E402
 from flashsmith.builder.package_build import build_package  # noqa: E402
-from flashsmith.builder.package_copy import copied_modules, relative_imports  # noqa: E402
 from flashsmith.chooser import choose  # noqa: E402
 from flashsmith.cli import app  # noqa: E402
 from flashsmith.errors import ArgumentError  # noqa: E402
 from flashsmith.families import Semantics, get_kernel_configs  # noqa: E402
 from flashsmith.host import this_cpu  # noqa: E402
+from flashsmith.integrations.hub_copy import copied_modules, relative_imports  # noqa: E402
+from flashsmith.integrations.hub_folder import write_hub_folder  # noqa: E402
 
 ARCH = 80
 CALLS = Path(__file__).with_name("hub_calls.py")

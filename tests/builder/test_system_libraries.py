@@ -59,9 +59,10 @@ def test_functions_that_moved_get_the_versions_of_older_systems(compiled: Path) 
 
 def test_a_newer_version_is_refused_by_name() -> None:
     symbols = {"dlsym": "GLIBC_2.34", "open": "GLIBC_2.2.5", "f": "GLIBCXX_3.4.25", "g": "NEW_1"}
-    needs = SystemNeeds(("libc.so.6", "libtvm_ffi.so"), symbols)
+    needs = SystemNeeds(("libc.so.6", "libstdc++.so.6"), symbols)
     assert needs.newer_than_floors() == ["dlsym@GLIBC_2.34", "f@GLIBCXX_3.4.25", "g@NEW_1"]
-    assert SystemNeeds(("libcuda.so.1",), {}).newer_than_floors() == ["libcuda.so.1"]
+    for library in ("libcuda.so.1", "libtvm_ffi.so"):
+        assert SystemNeeds((library,), {}).newer_than_floors() == [library]
     assert SystemNeeds((), {"x": "GLIBC_PRIVATE"}).newer_than_floors() == ["x@GLIBC_PRIVATE"]
     assert needs.newest == {"GLIBC": "2.34", "GLIBCXX": "3.4.25", "NEW": "1"}
 
@@ -78,6 +79,24 @@ def test_needs_are_those_that_readelf_prints(compiled: Path) -> None:
     assert needs.symbols == versioned
     assert "dlsym" in versioned
     assert newest_needs([data]).startswith("GLIBC 2.")
+
+
+def test_symbols_that_no_library_defines_are_errors_unless_they_are_loaded(tmp_path: Path) -> None:
+    text = """
+    #include <cstdio>
+    extern "C" void TVMFFIx();
+    extern "C" void other();
+    extern "C" __attribute__((weak)) void may_lack();
+    void f() { puts(""); TVMFFIx(); other(); if (may_lack) may_lack(); }
+    """
+    (tmp_path / "a.cc").write_text(text)
+    command = ["g++", "-fPIC", "-shared", "a.cc", "-nostdlib", "-lc", "-o", "a.so"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    data = (tmp_path / "a.so").read_bytes()
+    assert sorted(system_needs(data).unversioned) == ["TVMFFIx", "other"]
+    with pytest.raises(CompileError, match=r"^a\.so: undefined: other; define or link them$"):
+        check_floors(data, "a.so", ["TVMFFIx"])
+    check_floors(data, "a.so", ["TVMFFIx", "other"])
 
 
 def test_a_library_that_needs_too_new_a_system_is_an_error(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import platformdirs
 import pytest
 from winner_samples import BIG, H200, TUNED, add, ranked, tuned_table
 
@@ -39,7 +40,7 @@ def test_without_the_variable_it_is_in_the_users_data(monkeypatch: pytest.Monkey
 
 def test_without_a_home_there_is_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHSMITH_TABLE")
-    monkeypatch.setattr(storage.platformdirs, "user_data_path", lambda *_, **__: Path("~/x"))
+    monkeypatch.setattr(platformdirs, "user_data_path", lambda *_, **__: Path("~/x"))
     assert user_table_path() is None
     assert len(WinnersTable.user()) == 0
     with pytest.raises(TableError, match="FLASHSMITH_TABLE"):

@@ -42,6 +42,7 @@ def test_names_are_translated(asked: dict[str, Any]) -> None:
         "window": (7, None),
         "softcap": 30.0,
         "scale": 0.5,
+        "sinks": None,
         "return_lse": False,
         "deterministic": None,
         "bits": None,

@@ -335,23 +335,17 @@ class Compilation:
     # ---- linking ----
 
     def link(self) -> None:
-        """Links library.so; an undefined symbol is an error here rather than at load time.
+        """Links library.so; an undefined symbol is an error here rather than at load time. The
+        functions of libtvm_ffi are those of the copy that Python has loaded.
 
         Raises CompileError also if a packaged library would need newer system libraries than it
         may.
         """
         tools = self.spec.toolchain
-        # libtvm_ffi is resolved by the copy that Python has loaded, so no path is recorded.
-        system: tuple[str, ...] = (
-            f"-L{tools.tvm_ffi_lib_dir}",
-            "-ltvm_ffi",
-            "-lrt",
-            "-ldl",
-            "-lpthread",
-        )
+        tvm_ffi = (f"-L{tools.tvm_ffi_lib_dir}", "-ltvm_ffi")
+        system: tuple[str, ...] = (*tvm_ffi, "-lrt", "-ldl", "-lpthread")
         if self.spec.packaged:
-            # Without symbols, which only debuggers need, and a note with the build's hash.
-            system = (*self._packaged_system(), "-s", "-Wl,--build-id=none")
+            system = self._packaged_system()
         exports = self.build / "exports.map"
         exports.write_text(_EXPORTS)
         names = [path.stem for path in self.sources.shards]
@@ -368,7 +362,7 @@ class Compilation:
                 "-lcudart_static",
                 *system,
                 "-Wl,-Bsymbolic",
-                "-Wl,-z,defs",
+                *self.spec.link_flags(),
                 f"-Wl,--version-script={self._name(exports)}",
                 "-o",
                 self._name(self.library / SHARED_OBJECT),
@@ -377,18 +371,14 @@ class Compilation:
         run_all([command], cwd=self.folder, jobs=1, finished=lambda done: None)
         if self.spec.packaged:
             shared_object = self.library / SHARED_OBJECT
-            check_floors(shared_object.read_bytes(), shared_object.name)
+            tvm_ffi_library = (tools.tvm_ffi_lib_dir / "libtvm_ffi.so").read_bytes()
+            loaded = tvm_ffi_functions(tvm_ffi_library)
+            check_floors(shared_object.read_bytes(), shared_object.name, loaded)
 
     def _packaged_system(self) -> tuple[str, ...]:
-        """Libraries to link a packaged library against: older systems' glibc, and libtvm_ffi,
-        which for another processor is also one without code."""
+        """Libraries to link a packaged library against: older systems' glibc."""
         tools, folder = self.spec.toolchain, self.build / "system"
         folder.mkdir()
-        stubs = dict(older_glibc(tools.cpu))
-        if tools.crosses:
-            library = (tools.tvm_ffi_lib_dir / "libtvm_ffi.so").read_bytes()
-            stubs["libtvm_ffi.so"] = {"": tvm_ffi_functions(library)}
-        made = library_stubs(stubs, tools.gxx, folder, self._name(folder))
+        made = library_stubs(older_glibc(tools.cpu), tools.gxx, folder, self._name(folder))
         run_all(list(made), cwd=self.folder, jobs=self.jobs, finished=lambda done: None)
-        own = () if tools.crosses else (f"-L{tools.tvm_ffi_lib_dir}", "-ltvm_ffi")
-        return (*own, *map(self._name, made.values()))
+        return tuple(map(self._name, made.values()))

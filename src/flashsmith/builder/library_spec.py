@@ -21,6 +21,11 @@ _HOST_FLAGS = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
 # -O1 is enough: the bindings run once per launch, and -O2 makes the first build 1.5 s longer.
 _GXX_FLAGS = ("-O1", "-std=c++20", *_HOST_FLAGS)
 _NVCC_FLAGS = ("-O3", "-std=c++20", "-Xcompiler", ",".join(_HOST_FLAGS))
+# Undefined symbols are errors. Packaged libraries are searched for them after linking, since they
+# must not name libtvm_ffi, which no system has. They have no symbols for debuggers and no note with
+# the build's hash.
+_LINK_FLAGS = ("-Wl,-z,defs",)
+_PACKAGED_LINK_FLAGS = ("-s", "-Wl,--build-id=none")
 # For kernels that are not packaged: profilers find a kernel's source lines. The line table has
 # paths of the machine that compiled it, and is five times as large as the machine code.
 _LINE_TABLE = "-lineinfo"
@@ -87,6 +92,10 @@ class LibrarySpec:
         # The compiler's version would be in the object.
         return (*_GXX_FLAGS, "-fno-ident") if self.packaged else _GXX_FLAGS
 
+    def link_flags(self) -> tuple[str, ...]:
+        """g++'s flags for linking the library."""
+        return _PACKAGED_LINK_FLAGS if self.packaged else _LINK_FLAGS
+
     def key(self) -> str:
         """The library's name in the cache."""
         return _hashed(
@@ -97,7 +106,7 @@ class LibrarySpec:
             semantics_header(self.semantics),
             self.kernel_flags(),
             self.common_key(),
-            *([packaged_sources_hash(self.csrc)] if self.packaged else []),
+            *([packaged_sources_hash(self.csrc), self.link_flags()] if self.packaged else []),
         )
 
     def common_key(self) -> str:

@@ -24,11 +24,12 @@ FLOORS: Mapping[str, tuple[int, ...]] = {
     "GCC": (7, 0, 0),
 }
 PLATFORM = "manylinux_2_28"
-# The libraries that a packaged library may need. libtvm_ffi is the one that Python has loaded.
+# The libraries that a packaged library may need. libtvm_ffi is not among them, which no system has:
+# its functions are those of the copy that tvm_ffi has loaded for all, with RTLD_GLOBAL.
 _LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 _NEEDED = {
     *("libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"),
-    *("libstdc++.so.6", "libgcc_s.so.1", "libtvm_ffi.so", *_LOADERS.values()),
+    *("libstdc++.so.6", "libgcc_s.so.1", *_LOADERS.values()),
 }
 
 # glibc's first symbol version of a processor.
@@ -99,10 +100,12 @@ def tvm_ffi_functions(library: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class SystemNeeds:
-    """What a shared object needs of the system: libraries, and symbols with their versions."""
+    """What a shared object needs of the system: libraries, symbols with their versions, and symbols
+    of libraries without versions."""
 
     libraries: tuple[str, ...]
     symbols: Mapping[str, str]  # 'dlsym': 'GLIBC_2.2.5'
+    unversioned: tuple[str, ...] = ()
 
     @property
     def newest(self) -> dict[str, str]:
@@ -123,12 +126,15 @@ class SystemNeeds:
         return symbols + [one for one in self.libraries if one not in _NEEDED]
 
 
-def check_floors(shared_object: bytes, name: str) -> SystemNeeds:
+def check_floors(shared_object: bytes, name: str, loaded: Iterable[str] = ()) -> SystemNeeds:
     """What a shared object needs of the system.
 
-    Raises CompileError if a manylinux_2_28 system may lack some of it.
+    Raises CompileError if a manylinux_2_28 system may lack some of it, or if it uses symbols
+    without a version that are not ``loaded`` before it.
     """
     needs = system_needs(shared_object)
+    if undefined := sorted({*needs.unversioned} - {*loaded}):
+        raise CompileError(f"{name}: undefined: {', '.join(undefined)}; define or link them")
     newer = needs.newer_than_floors()
     if newer:
         raise CompileError(
@@ -165,6 +171,10 @@ def system_needs(shared_object: bytes) -> SystemNeeds:
         raise ValueError(f"shared object of {size} bytes is truncated or malformed") from error
 
 
+# A symbol's binding: it may stay undefined.
+_WEAK = 2
+
+
 class _Elf:
     """The sections of an ELF file that dynamic linking uses."""
 
@@ -187,13 +197,15 @@ class _Elf:
             self._text(strings + value) for tag, value in self._table(".dynamic", "<qQ") if tag == 1
         ]
         versions = dict(self._versions(strings))
-        symbols = {}
+        symbols, unversioned = {}, []
         numbers = [one[0] for one in self._table(".gnu.version", "<H")]
         entries = self._table(".dynsym", "<IBBHQQ")
-        for (name, _, _, section, _, _), number in zip(entries, numbers, strict=True):
+        for (name, info, _, section, _, _), number in zip(entries, numbers, strict=True):
             if section == 0 and number & 0x7FFF in versions:
                 symbols[self._text(strings + name)] = versions[number & 0x7FFF]
-        return SystemNeeds(tuple(libraries), symbols)
+            elif section == 0 and name and info >> 4 != _WEAK:
+                unversioned.append(self._text(strings + name))
+        return SystemNeeds(tuple(libraries), symbols, tuple(unversioned))
 
     def exports(self) -> list[str]:
         """The names of all symbols that the file defines for others."""

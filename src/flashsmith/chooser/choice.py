@@ -186,7 +186,7 @@ def choose(
     elif not isinstance(device, DeviceSpec):
         device = device_spec(device)
     _check_d(problem, "problem")
-    winners = _winners() if table is None else table
+    winners = _winners(problem, device) if table is None else table
     evidence = gather(without_batch(problem), device, winners, deterministic=deterministic)
     chosen, *others = _expected_here(evidence, problem, device)
     repeatable = None
@@ -255,7 +255,7 @@ def _choose_config(
     noted: int,
 ) -> Any:
     _check_d(problem, "q")
-    winners = _winners()
+    winners = _winners(problem, device)
     evidence = gather(problem, device, winners, family, deterministic)
     _warn(evidence, device, winners)
     if among is None:
@@ -311,14 +311,14 @@ def expectation(
     Raises ArgumentError if no kernel serves the problem on the device.
     """
     _check_d(problem, "q")
-    evidence = gather(problem, device, _winners(), deterministic=deterministic)
+    evidence = gather(problem, device, _winners(problem, device), deterministic=deterministic)
     return Expectation(problem, device, evidence)
 
 
 def forget_choices() -> None:
     """Make the next choice read the tables again, even for a call that was made before."""
     # This order ensures that no outdated choice is cached again.
-    _winners.cache_clear()
+    _relevant_winners.cache_clear()
     _choose_config.cache_clear()
     forget_cached_launches()
 
@@ -351,9 +351,27 @@ def build_for(
         note_slow(library)
 
 
-@lru_cache(maxsize=1)
-def _winners() -> WinnersTable:
-    return WinnersTable.merged()
+def _winners(problem: Problem, device: DeviceSpec) -> WinnersTable:
+    return _relevant_winners(device.arch, d_head_for(problem))
+
+
+@lru_cache(maxsize=64)
+def _relevant_winners(arch: int, d_head: int) -> WinnersTable:
+    """The winners that WinnersTable.lookup() finds for problems of a d_head on an architecture. Of
+    shipped winners others are left out, since most processes have one d_head, and reading all
+    doubles the time of a first call. One for each architecture stays, since messages say whether
+    any is known."""
+    seen: set[int] = set()
+
+    def is_wanted(record: Any) -> bool:
+        its_arch = record.get("arch") if isinstance(record, dict) else None
+        if not isinstance(its_arch, int):
+            return True  # unusable, which a note will say
+        is_first = its_arch not in seen
+        seen.add(its_arch)
+        return is_first or (its_arch == arch and record.get("d_head") == d_head)
+
+    return WinnersTable.merged(is_wanted)
 
 
 def _check_d(problem: Problem, argument: str) -> None:

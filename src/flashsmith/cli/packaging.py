@@ -104,7 +104,7 @@ def write_hub(
     wanted = _Wanted.of(archs, cpu, only, jobs)
     start = time.monotonic()
     with ProgressReporter() as reporter:
-        from flashsmith.builder.hub_folder import write_hub_folder
+        from flashsmith.integrations.hub_folder import write_hub_folder
 
         libraries = {arch: _build(arch, wanted, reporter) for arch in wanted.archs}
         path = write_hub_folder(libraries, wanted.cpu, folder, ptx=ptx)

@@ -33,6 +33,8 @@ from flashsmith.system_errors import is_from_system
 SCHEMA = 1
 
 PREFERENCES = ("newer", "faster")
+# Whether a record of a table's JSON is wanted; None: all are.
+RecordFilter = Callable[[Any], bool] | None
 # At most this many notes on ignored entries are kept; further notes are only counted.
 MOST_NOTES = 200
 # Seconds to wait for a table's lock; a process holds it for one read and one write.
@@ -64,13 +66,14 @@ class WinnersTable:
     # --- reading ---------------------------------------------------------------------------------
 
     @classmethod
-    def load(cls, path: Path | str) -> WinnersTable:
-        """The table in a file. Unusable parts are left out and noted.
+    def load(cls, path: Path | str, only: RecordFilter = None) -> WinnersTable:
+        """The table in a file. Unusable parts are left out and noted. ``only``: leave out the
+        records for which this is false.
 
         Raises TableError if the file cannot be read, is not a table, or has another schema.
         """
         version = storage.file_version(Path(path))
-        table = cls.from_json(storage.read_json(Path(path)), source=printable(str(path)))
+        table = cls.from_json(storage.read_json(Path(path)), printable(str(path)), only)
         table.versions = (version,)
         return table
 
@@ -86,18 +89,19 @@ class WinnersTable:
         return _joined([path] if path is not None and is_there(path) else [])
 
     @classmethod
-    def merged(cls) -> WinnersTable:
-        """The shipped tables, in which the user's entries replace shipped ones.
+    def merged(cls, only: RecordFilter = None) -> WinnersTable:
+        """The shipped tables, in which the user's entries replace shipped ones. ``only``: leave out
+        the shipped records for which this is false.
 
         The shipped figures of a family that the user did not measure are kept.
         """
-        table, own = cls.shipped(), cls.user()
+        table, own = _joined(storage.shipped_files(), only), cls.user()
         for entry in own:
             table.put(entry.beside(table._entries.get(entry.place)))
         return cls(list(table), [*table.notes, *own.notes], [*table.versions, *own.versions])
 
     @classmethod
-    def from_json(cls, data: Any, source: str = "table") -> WinnersTable:
+    def from_json(cls, data: Any, source: str = "table", only: RecordFilter = None) -> WinnersTable:
         """The table that to_json() wrote; raises the errors of load().
 
         ``data`` may be any JSON value: every part that is used is checked here.
@@ -121,6 +125,8 @@ class WinnersTable:
                 )
         table = cls()
         for number, record in enumerate(data["entries"]):
+            if only is not None and not only(record):
+                continue
             try:
                 table.put(entry_from_json(record, environments))
             except ValueError as error:
@@ -267,12 +273,12 @@ def _wins(entry: Entry, mine: Entry, prefer: str) -> bool:
     return entry.time >= mine.time
 
 
-def _joined(paths: Sequence[Path]) -> WinnersTable:
+def _joined(paths: Sequence[Path], only: RecordFilter = None) -> WinnersTable:
     """All files' entries; later files replace earlier ones, and unusable files become notes."""
     table = WinnersTable()
     for path in paths:
         try:
-            found = WinnersTable.load(path)
+            found = WinnersTable.load(path, only)
         except TableError as error:
             table.notes.append(f"{error}; it is ignored")
             table.versions += (storage.file_version(path),)

@@ -23,7 +23,6 @@ from flashsmith.builder.kernel_package import package_folder
 from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.library_spec import machine_target, package_version
 from flashsmith.builder.manifest import Manifest
-from flashsmith.builder.package_copy import copied_data, copied_modules
 from flashsmith.builder.package_files import (
     LICENSE_EXPRESSION,
     LICENSES,
@@ -32,6 +31,7 @@ from flashsmith.builder.package_files import (
 )
 from flashsmith.builder.toolchain import tvm_ffi_abi
 from flashsmith.errors import ArgumentError
+from flashsmith.integrations.hub_copy import copied_data, copied_modules
 
 METADATA_NAME = "metadata.json"
 NAME = "flashsmith"
