@@ -18,7 +18,7 @@ from flashsmith.families import FAMILIES
 
 # Every import points to a folder further left.
 ORDER = (
-    ("printable", "system_errors", "bundle"),
+    ("printable", "system_errors", "bundle", "paused_collection"),
     ("errors", "safe_json"),
     ("env", "host", "pluralize", "did_you_mean", "time_left", "shipped"),
     ("semantics",),
@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "printable": set(),
     "system_errors": set(),
     "bundle": set(),
+    "paused_collection": set(),
     "errors": {"printable"},
     "safe_json": {"printable", "system_errors"},
     "env": {"bundle", "printable", "errors", "safe_json"},

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from flashsmith.paused_collection import paused_collection
+
 if TYPE_CHECKING:
     from flashsmith import parallel as parallel
     from flashsmith.chooser.attention import attention
@@ -109,7 +111,8 @@ def _loaded(name: str) -> Any:
     elif name == "parallel":
         value = import_module("flashsmith.parallel")
     elif name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
+        with paused_collection():
+            value = getattr(import_module(_HOME[name]), name)
     else:
         # Not kept as an attribute, so that every use warns.
         return import_module("flashsmith.families.earlier_names").getter("flashsmith")(name)

@@ -7,8 +7,8 @@ from flashsmith.builder.build_progress import BuildEvent, Progress
 from flashsmith.builder.kernel_cache import CacheEntry, RemovedLibraries
 from flashsmith.builder.kernel_package import installed_package
 from flashsmith.builder.library import KernelLibrary
-from flashsmith.builder.library_build import build
 from flashsmith.builder.library_lookup import (
+    build,
     built_configs,
     built_kernels,
     cache_stamp,

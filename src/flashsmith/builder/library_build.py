@@ -19,7 +19,7 @@ from flashsmith.builder.manifest import FileRecord, KernelEntry, Manifest
 from flashsmith.builder.processes import Finished
 from flashsmith.builder.scratch import require_plain, scratch_folder
 from flashsmith.builder.slow_kernels import slowing_warnings
-from flashsmith.builder.sources import family_sources, package_sources, source_hash
+from flashsmith.builder.sources import family_sources, source_hash
 from flashsmith.builder.toolchain import find_toolchain
 from flashsmith.builder.user_cache import cache_dir
 from flashsmith.errors import ArgumentError, CacheError, CompileError
@@ -29,28 +29,6 @@ from flashsmith.time_left import TimeLeft, format_seconds
 
 # If a source changes during a build, the build's key no longer matches, so the build is repeated.
 _ATTEMPTS = 3
-
-
-def build(
-    configs: Iterable[KernelConfig],
-    *,
-    arch: int = 80,
-    semantics: Semantics | None = None,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> KernelLibrary:
-    """The library of exactly ``configs`` for ``arch`` (80 is sm_80), built unless it is cached.
-
-    Up to ``jobs`` compilers run in parallel (default: FLASHSMITH_JOBS, else one for each usable
-    core). ``progress`` is called in this thread with each event.
-
-    Raises IllegalConfigError before any compiler runs, ToolchainError when no suitable compiler is
-    installed, CompileError with the compiler's output, and CacheError when the cache cannot be
-    written. Raises PlatformError on platforms that are not supported.
-    """
-    return build_from(
-        package_sources(), configs, arch=arch, semantics=semantics, jobs=jobs, progress=progress
-    )
 
 
 def build_from(
@@ -64,8 +42,11 @@ def build_from(
     packaged: bool = False,
     cpu: str | None = None,
 ) -> KernelLibrary:
-    """``build`` with the C++ sources in ``csrc``. A ``packaged`` library is made for a wheel, also
-    for a processor unlike this machine's: ``cpu`` is x86_64 or aarch64."""
+    """library_lookup.build() with the C++ sources in ``csrc``.
+
+    A ``packaged`` library is made for a wheel, also for a processor unlike this machine's: ``cpu``
+    is x86_64 or aarch64.
+    """
     unique = _checked_configs(configs, arch)
     jobs = env.jobs() if jobs is None else jobs
     if jobs < 1:

@@ -10,7 +10,6 @@ from flashsmith.builder.build_progress import Progress
 from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.kernel_package import installed_package
 from flashsmith.builder.library import KernelLibrary
-from flashsmith.builder.library_build import build_from
 from flashsmith.builder.library_spec import kernel_flags, package_version
 from flashsmith.builder.manifest import Manifest
 from flashsmith.builder.sources import package_sources, source_hash
@@ -53,8 +52,31 @@ def library_for(
     """
     wanted = tuple(configs)
     found = _find(wanted, arch, semantics or Semantics())
-    return found or build_from(
-        package_sources(), wanted, arch=arch, semantics=semantics, jobs=jobs, progress=progress
+    return found or build(wanted, arch=arch, semantics=semantics, jobs=jobs, progress=progress)
+
+
+def build(
+    configs: Iterable[KernelConfig],
+    *,
+    arch: int = 80,
+    semantics: Semantics | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> KernelLibrary:
+    """The library of exactly ``configs`` for ``arch`` (80 is sm_80), built unless it is cached.
+
+    Up to ``jobs`` compilers run in parallel (default: FLASHSMITH_JOBS, else one for each usable
+    core). ``progress`` is called in this thread with each event.
+
+    Raises IllegalConfigError before any compiler runs, ToolchainError when no suitable compiler is
+    installed, CompileError with the compiler's output, and CacheError when the cache cannot be
+    written. Raises PlatformError on platforms that are not supported.
+    """
+    # Most processes build nothing and need none of the modules that do.
+    from flashsmith.builder.library_build import build_from
+
+    return build_from(
+        package_sources(), configs, arch=arch, semantics=semantics, jobs=jobs, progress=progress
     )
 
 

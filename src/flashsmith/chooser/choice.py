@@ -32,6 +32,7 @@ from flashsmith.families import (
     device_spec,
 )
 from flashsmith.families.order import order_name
+from flashsmith.paused_collection import paused_collection
 from flashsmith.printable import printable
 from flashsmith.runtime import forget_cached_launches
 from flashsmith.runtime.target import choose_target
@@ -245,6 +246,7 @@ def choose_config(
 # ``noted`` is only part of the cache key: the number of kernels known to compile to slow code, each
 # of which may change a choice.
 @lru_cache(maxsize=4096)
+@paused_collection()
 def _choose_config(
     problem: Problem,
     device: DeviceSpec,

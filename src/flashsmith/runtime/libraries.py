@@ -45,6 +45,7 @@ from flashsmith.families import (
     Semantics,
     family_named,
 )
+from flashsmith.paused_collection import paused_collection
 from flashsmith.runtime.driver import check_runs, fill
 from flashsmith.runtime.frameworks.base import Device, Framework
 from flashsmith.runtime.launch_counter import note_launch
@@ -434,6 +435,7 @@ class LoadedKernels:
         self.add(library)
         return self.kernels[key]
 
+    @paused_collection()
     def _is_found(self, key: Key) -> bool:
         """As is_found, for a holder of the lock."""
         cfg, arch, semantics = key
