@@ -113,6 +113,10 @@ def _loaded(name: str) -> Any:
     elif name in _HOME:
         with paused_collection():
             value = getattr(import_module(_HOME[name]), name)
+    elif not name[:1].isupper():
+        # Such as a module, which an import statement looks for here first. Earlier names are those
+        # of classes.
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:
         # Not kept as an attribute, so that every use warns.
         return import_module("flashsmith.families.earlier_names").getter("flashsmith")(name)

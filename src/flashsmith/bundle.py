@@ -1,8 +1,8 @@
 """Whether this is a copy of flashsmith that brings its kernels along, in a folder of the kernels
 hub.
 
-Such a copy runs under another name, may be loaded beside an installed flashsmith, and compiles
-nothing. `flashsmith hub` writes it, with other values in this file.
+Such a copy runs under another name, may be loaded together with an installed flashsmith, and
+compiles nothing. `flashsmith hub` writes it, with other values in this file.
 """
 
 from __future__ import annotations

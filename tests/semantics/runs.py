@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from kernels import built
+from built_kernels import built
 
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.runtime import ForwardResult, query_gpu, run_forward

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernels import built
+from built_kernels import built
 from runs import keywords, run_for
 
 from flashsmith.families import Semantics

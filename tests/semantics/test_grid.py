@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from built_kernels import SEMANTICS, built, cover, quick_cover
 from grids.proof_grid import REFUSED_D
-from kernels import SEMANTICS, built, cover, quick_cover
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Semantics, family_named

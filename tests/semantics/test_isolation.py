@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from built_kernels import SEMANTICS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels import SEMANTICS
 from runs import LENS_Q, run_for
 
 from flashsmith.families import Semantics

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from built_kernels import SEMANTICS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels import SEMANTICS
 from runs import Run, keywords, run_for
 
 from flashsmith.families import Semantics

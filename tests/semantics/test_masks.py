@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import shared_kernels
-from kernels import built
+from built_kernels import built
 
 from flashsmith.families import DType, FlashForwardKernelConfig, Semantics
 from flashsmith.families.mma_sync.sets import proof_configs

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import shared_kernels
-from kernels import SEMANTICS, built
+from built_kernels import SEMANTICS, built
 from runs import Run, options_for, run_for
 from test_wgmma_family import CAUSAL, KERNELS, PACKED, WINDOW, Kernel
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from built_kernels import SEMANTICS, built
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from kernels import SEMANTICS, built
 
 from flashsmith.families import KernelConfig, Semantics
 from flashsmith.verify import INPUT_KINDS, TILE_KINDS, prove

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import shared_kernels
-from kernels import SEMANTICS
+from built_kernels import SEMANTICS
 from runs import Run, keywords, options_for, run_for
 from test_layouts import laid_out
 

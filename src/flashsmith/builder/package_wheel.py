@@ -54,7 +54,7 @@ def write_wheels(
     their kernels' ``ptx`` if the emulator shall run them without a compiler.
 
     If the wheel would be larger than ``most_bytes``, there is a wheel for each operation. The first
-    one requires the others, so whoever installs it has all of them.
+    one requires the others, so that installing it installs all.
 
     Raises ArgumentError when there is no library or one alone is too large, and OSError when the
     folder cannot be written.

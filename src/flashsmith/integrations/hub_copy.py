@@ -1,4 +1,5 @@
-"""A copy of the package's Python modules that runs under any name, beside an installed flashsmith.
+"""A copy of the package's Python modules that runs under any name, together with an installed
+flashsmith.
 
 It has the modules that some modules import, directly or not, and the emulator's. Imports within the
 package become relative. The folders of flashsmith become those of the copy, and ptxlab one of them.

@@ -158,7 +158,7 @@ def _capability(target: str) -> str:
 
 
 def _publish(files: Mapping[str, bytes], folder: Path) -> Path:
-    """Writes the files beside ``folder`` and renames, so that no interrupted write looks whole."""
+    """Writes the files next to ``folder`` and renames, so that no interrupted write looks whole."""
     if folder.exists() and not (folder / METADATA_NAME).is_file():
         raise ArgumentError(f"{folder}: exists, and is no folder of the hub; name another place")
     folder.parent.mkdir(parents=True, exist_ok=True)
