@@ -40,6 +40,8 @@ from flashsmith.integrations.vllm.backend import FlashsmithBackend
 
 VOCABULARY = 97
 LAYER = "model.layers.0.self_attn.attn"
+# A request's place in the batch and a token's position, of each token of a step.
+Where = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ def config_of(
 class Engine:
     """The engine without a model: it schedules, and calls one layer for each step."""
 
+    ranks = 1  # over how many the keys and the heads are distributed
+
     def __init__(self, config: VllmConfig, layer: Layer, blocks: int) -> None:
         self.config, self.layer = config, layer
         block = config.cache_config.block_size
@@ -129,12 +133,12 @@ class Engine:
         group = KVCacheGroupSpec([LAYER], spec)
         groups = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[group])
         init_none_hash(sha256)
-        self.hasher = get_request_block_hasher(block, sha256)
+        self.hasher = get_request_block_hasher(block * self.ranks, sha256)
         self.scheduler = Scheduler(
             vllm_config=config,
             kv_cache_config=groups,
             structured_output_manager=StructuredOutputManager(config),
-            block_size=block,
+            block_size=block * self.ranks,
             log_stats=False,
         )
         generator = torch.Generator().manual_seed(5)
@@ -144,26 +148,32 @@ class Engine:
         ]
         sinks = torch.randn(layer.heads, generator=generator).to(layer.dtype)
         self.sinks = sinks if layer.sinks else None
-        more = {"sinks": self.sinks} if layer.sinks else {}
-        with set_current_vllm_config(config):
-            self.impl = FlashsmithBackend.get_impl_cls()(
-                *(layer.heads, layer.d, layer.d**-0.5, layer.kv_heads, None, layer.window),
-                *("auto", layer.softcap),
-                **more,
-            )
-        self.impl.process_weights_after_loading(layer.dtype)
-        context = config.compilation_config.static_forward_context
-        context.clear()
-        context[LAYER] = SimpleNamespace(impl=self.impl)
-        self.builder = FlashsmithBackend.get_builder_cls()(
-            spec, [LAYER], config, torch.device("cpu")
-        )
-        self.cache = _cache(layer, blocks, block)
+        self._add_layer(spec, blocks)
         self.rows = _block_table(config)
         self.free_rows = [*range(config.scheduler_config.max_num_seqs)][::-1]
         self.row_of: dict[str, int] = {}
         self.tokens: dict[str, list[int]] = {}
         self.checked = Checked()
+
+    def _add_layer(self, spec: FullAttentionSpec, blocks: int) -> None:
+        self.impl, self.builder, self.cache = self._layer_of_a_rank(spec, blocks, self.sinks)
+
+    def _layer_of_a_rank(self, spec: FullAttentionSpec, blocks: int, sinks: Any) -> Any:
+        """The layer, its metadata builder and its cache."""
+        layer, config = self.layer, self.config
+        more = {} if sinks is None else {"sinks": sinks}
+        with set_current_vllm_config(config):
+            impl = FlashsmithBackend.get_impl_cls()(
+                *(layer.heads // self.ranks, layer.d, layer.d**-0.5, layer.kv_heads, None),
+                *(layer.window, "auto", layer.softcap),
+                **more,
+            )
+        impl.process_weights_after_loading(layer.dtype)
+        context = config.compilation_config.static_forward_context
+        context.clear()
+        context[LAYER] = SimpleNamespace(impl=impl)
+        builder = FlashsmithBackend.get_builder_cls()(spec, [LAYER], config, torch.device("cpu"))
+        return impl, builder, _cache(layer, blocks, spec.block_size)
 
     def add(self, name: str, prompt: list[int], new_tokens: int) -> None:
         sampling = SamplingParams(max_tokens=new_tokens, ignore_eos=True, temperature=0.0)
@@ -242,21 +252,15 @@ class Engine:
             self.free_rows.append(row)
 
     def _attend(self, names: list[str], counts: dict[str, int], computed: dict[str, int]) -> None:
-        block = self.config.cache_config.block_size
         table = torch.from_numpy(self.rows.block_table.np[[self.row_of[n] for n in names]].copy())
         positions = {n: range(computed[n], computed[n] + counts[n]) for n in names}
-        slots = [
-            int(table[at, position // block]) * block + position % block
-            for at, name in enumerate(names)
-            for position in positions[name]
-        ]
         q, k, v = (
             torch.cat([self._rows(which, name, positions[name]) for name in names])
             for which in range(3)
         )
         lens = torch.tensor([positions[n].stop for n in names], dtype=torch.int32)
         starts = torch.tensor([0, *np.cumsum([counts[n] for n in names])], dtype=torch.int32)
-        self._run(names, positions, q, k, v, slots, lens, starts, table)
+        self._run(names, positions, q, k, v, lens, starts, table)
 
     def _run(
         self,
@@ -265,18 +269,16 @@ class Engine:
         q: Any,
         k: Any,
         v: Any,
-        slots: list[int],
         lens: Any,
         starts: Any,
         table: Any,
     ) -> None:
         """As an engine calls a layer: a graph's size is a multiple of 8 tokens, and its padding has
         the slot -1 and requests of no token and no key."""
-        rows, padding = len(slots), -len(slots) % 8
+        rows, padding = len(q), -len(q) % 8
         counts = [len(positions[name]) for name in names]
         self.checked.mixed += min(counts) == 1 < max(counts)
         q, k, v = (torch.cat([it, torch.zeros(padding, *it.shape[1:]).to(it)]) for it in (q, k, v))
-        slot_mapping = torch.tensor(slots + [-1] * padding)
         more = padding % 3
         lens = torch.cat([lens, torch.zeros(more, dtype=torch.int32)])
         starts = torch.cat([starts, starts[-1:].expand(more)])
@@ -290,16 +292,33 @@ class Engine:
             max_query_len=max(counts),
             max_seq_len=int(lens.max()),
             block_table_tensor=table,
-            slot_mapping=slot_mapping,
+            slot_mapping=torch.empty(0),
+            seq_lens_cpu_upper_bound=lens,
         )
-        metadata = self.builder.build(0, step)
-        output = torch.full(q.shape, torch.nan, dtype=q.dtype)
-        layer = SimpleNamespace()
-        self.impl.do_kv_cache_update(layer, k, v, self.cache, slot_mapping)
-        self.impl.forward(layer, q, k, v, self.cache, metadata, output)
+        where = [(at, p) for at, name in enumerate(names) for p in positions[name]]
+        output = self._forward(step, where, q, k, v)
         assert output[rows:].isnan().all(), "padding was written"
         for at, name in enumerate(names):
             self._check(name, positions[name], output[starts[at] : starts[at + 1]])
+
+    def _forward(self, step: CommonAttentionMetadata, where: Where, q: Any, k: Any, v: Any) -> Any:
+        block = self.config.cache_config.block_size
+        slots = [
+            int(step.block_table_tensor[at, p // block]) * block + p % block for at, p in where
+        ]
+        step.slot_mapping = torch.tensor(slots + [-1] * (len(q) - len(slots)))
+        return self._call(self.impl, self.builder, self.cache, step, q, k, v)
+
+    @staticmethod
+    def _call(
+        impl: Any, builder: Any, cache: Any, step: CommonAttentionMetadata, q: Any, k: Any, v: Any
+    ) -> Any:
+        metadata = builder.build(0, step)
+        output = torch.full(q.shape, torch.nan, dtype=q.dtype)
+        layer = SimpleNamespace()
+        impl.do_kv_cache_update(layer, k, v, cache, step.slot_mapping)
+        impl.forward(layer, q, k, v, cache, metadata, output)
+        return output
 
     # --- what is expected ------------------------------------------------------------------------
 

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, families
 from flashsmith.families.device import device_spec
+from flashsmith.operations import DEFAULT
 from flashsmith.operations.decode import DECODE, FREE
+from flashsmith.operations.merge import MERGE
 from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.runtime.driver import query_gpu
 from flashsmith.runtime.kernel_choice import DEFAULT_EMULATED_ARCH
@@ -27,10 +30,10 @@ from flashsmith.semantics.signature import MaskLimits
 
 @dataclass
 class LayerKernels:
-    """The kernels of a layer's attention over its cache.
+    """The kernels of a layer's attention, over its cache or over a step's own keys.
 
     ``problem``: the layer's problem; its batch and its number of queries have no meaning. ``split``
-    as in ``attention_with_cache``.
+    as in ``attention_with_cache``, for problems over a cache.
     """
 
     problem: Problem
@@ -85,12 +88,31 @@ def cache_problem(
     )
 
 
+def direct_problem(
+    *, heads: int, kv_heads: int, d: int, dtype: Any, mask: MaskLimits, softcap: float, bits: str
+) -> Problem:
+    """The problem of ``attention`` over a step's own keys. ``dtype`` is a framework's, ``bits`` as
+    in ``attention``."""
+    semantics = Semantics(mask.kind, softcap > 0, packed=True, uneven=True)
+    return Problem(
+        *(1, 1, 1, heads, kv_heads, d, DTYPES[dtype_name(dtype) or ""], semantics, DEFAULT),
+        window_keys=mask.window_keys,
+        bits="" if bits == FREE else bits,
+    )
+
+
 def build_kernels(
-    layers: list[LayerKernels], most_requests: int, most_tokens: int, *, with_writes: bool = True
+    layers: list[LayerKernels],
+    most_requests: int,
+    most_tokens: int,
+    *,
+    with_writes: bool = True,
+    with_merges: bool = False,
 ) -> int:
     """Builds and loads all kernels that the layers can need, and returns their number.
 
-    ``with_writes`` says whether the engine also writes its caches with ``write_slots``. Of several
+    ``with_writes`` says whether the engine also writes its caches with ``write_slots``,
+    ``with_merges`` whether it merges the layers' outputs with ``merge_attention``. Of several
     processes that start at a time, one builds each kernel and the others wait for it. Raises the
     builder's errors.
     """
@@ -99,16 +121,19 @@ def build_kernels(
         arch = layer.device.arch
         for config, semantics in layer.all(most_requests, most_tokens):
             needed[config, arch, semantics] = None
-        if not with_writes:
-            continue
         p = layer.problem
-        sizes = p.heads_k, p.heads_k, p.d
-        writes = Problem(1, 1, 1, *sizes, p.dtype, operation=WRITE_SLOTS.name)
-        (family, *_) = families(WRITE_SLOTS.name)
-        (config, *_) = family.proof_configs(writes.dtype, d_head_for(writes))
-        needed[config, arch, writes.required_semantics(config)] = None
-    for one in needed:
-        loaded_kernels.get(*one)
+        others = []
+        if with_writes and p.operation == DECODE.name:
+            others.append((WRITE_SLOTS.name, p.heads_k, Semantics()))
+        if with_merges:
+            others.append((MERGE.name, p.heads_q, Semantics(packed=True, uneven=True)))
+        for operation, heads, semantics in others:
+            one = Problem(1, 1, 1, heads, heads, p.d, p.dtype, semantics, operation)
+            (family, *_) = families(operation)
+            (config, *_) = family.proof_configs(one.dtype, d_head_for(one))
+            needed[config, arch, one.required_semantics(config)] = None
+    for kernel in needed:
+        loaded_kernels.get(*kernel)
     return len(needed)
 
 
@@ -123,7 +148,8 @@ def _chosen(
 ) -> KernelConfig:
     """All layers of one kind share the search."""
     sized = replace(problem, batch=requests, seq_q=queries, seq_k=max(problem.seq_k, queries))
-    config: KernelConfig = CHOOSERS[split](sized, device)
+    choose = CHOOSERS[split] if problem.operation == DECODE.name else choose_config
+    config: KernelConfig = choose(sized, device)
     return config
 
 

@@ -14,8 +14,9 @@ from vllm.v1.attention.backend import (
 )
 
 from flashsmith.integrations.layer_kernels import build_kernels
+from flashsmith.integrations.vllm.context_parallel import LocalKeys
 from flashsmith.integrations.vllm.impl import SERVED_TYPES, FlashsmithImpl, StepMetadata
-from flashsmith.integrations.vllm.releases import CacheLayouts, backend_name
+from flashsmith.integrations.vllm.releases import CacheLayouts, backend_name, ranks_of_cache
 
 _LARGEST_HEAD, _HEAD_STEP = 256, 8
 _CACHE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -89,7 +90,6 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
     # Lengths and block tables are read on the device, so one graph serves any batch of its size.
     _cudagraph_support = AttentionCGSupport.ALWAYS
     supports_update_block_table = True
-    supports_draft_decode_metadata_update = True
 
     def __init__(
         self,
@@ -101,18 +101,24 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         scheduler, model = vllm_config.scheduler_config, vllm_config.model_config
         layers = vllm_config.compilation_config.static_forward_context
-        impls = [layers[name].impl for name in layer_names if name in layers]
+        found = [layers[name].impl for name in layer_names if name in layers]
+        impls = [impl for impl in found if isinstance(impl, FlashsmithImpl)]
+        ranks, rank = ranks_of_cache(kv_cache_spec)
+        self._local_keys = LocalKeys(vllm_config, ranks, rank, device) if ranks > 1 else None
+        # A draft model's steps may be replayed with other lengths, and LocalKeys counts at build().
+        self.supports_draft_decode_metadata_update = ranks == 1
         page = kv_cache_spec.block_size
         keys = -(-model.max_model_len // page) * page
         causal = not getattr(kv_cache_spec, "non_causal", False)
         build_kernels(
             [
-                impl.kernels_of(page, model.dtype, keys, device, causal)
+                it
                 for impl in impls
-                if isinstance(impl, FlashsmithImpl)
+                for it in impl.kernels(page, model.dtype, keys, device, causal, ranks)
             ],
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
+            with_merges=ranks > 1,
         )
 
     def build(
@@ -130,6 +136,8 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
             step.block_table_tensor,
             step.slot_mapping,
             step.causal,
+            None if self._local_keys is None else self._local_keys.count(step),
+            self._local_keys is not None,
         )
 
     def update_block_table(

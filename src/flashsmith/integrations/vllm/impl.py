@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import vllm.envs
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 import flashsmith
-from flashsmith.integrations.layer_kernels import LayerKernels, cache_problem, device_of
+from flashsmith.integrations.layer_kernels import (
+    LayerKernels,
+    cache_problem,
+    device_of,
+    direct_problem,
+)
+from flashsmith.integrations.vllm.context_parallel import attend_across_ranks
+from flashsmith.integrations.vllm.releases import dcp_combine
 from flashsmith.operations.decode import FREE, INVARIANT
 from flashsmith.semantics.signature import check_mask
 
@@ -25,7 +33,8 @@ class StepMetadata:
     num_actual_tokens: rows of the step; queries may have more, which are padding. max_query_len: an
     upper bound on the rows of one request. query_start_loc: (requests + 1,). seq_lens: (requests,),
     keys of each request, this step's included. block_table: (requests, most blocks). causal:
-    whether a query sees no later key.
+    whether a query sees no later key. With decode context parallelism, is_distributed is true, and
+    local_keys (requests,) are the keys from before the step in this rank's cache.
     """
 
     num_actual_tokens: int
@@ -35,6 +44,8 @@ class StepMetadata:
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     causal: bool | torch.Tensor = True
+    local_keys: torch.Tensor | None = None
+    is_distributed: bool = False
 
     def with_block_table(self, block_table: torch.Tensor, slots: torch.Tensor) -> StepMetadata:
         """The same step for layers with another cache."""
@@ -46,6 +57,10 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
 
     Raises NotImplementedError for what the backend's answers cannot refuse, such as ALiBi.
     """
+
+    # What decode context parallelism asks: the LSE, in base e.
+    can_return_lse_for_decode = True
+    supports_dcp = True
 
     def __init__(
         self,
@@ -78,7 +93,9 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         canonical = bool(vllm.envs.VLLM_BATCH_INVARIANT)
         self.split, self.bits = (INVARIANT, "canonical") if canonical else (FREE, "free")
         self._sinks_fp32: torch.Tensor | None = None
-        self._kernels: dict[bool, LayerKernels] = {}
+        self.combine = dcp_combine()
+        self._kernels: dict[tuple[bool, int], LayerKernels] = {}
+        self._direct: dict[bool, LayerKernels] = {}
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         if self.sinks is None:
@@ -138,13 +155,17 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         rows = attn_metadata.num_actual_tokens
         query, output_rows = query[:rows], output[:rows]
         if self.attn_type in _ENCODERS:
-            self._attend_directly(query, key[:rows], value[:rows], output_rows, attn_metadata)
+            self.attend_directly(query, key[:rows], value[:rows], output_rows, attn_metadata)
             return output
         causal = attn_metadata.causal
         if not isinstance(causal, bool):
             raise NotImplementedError("flashsmith: causality by request is not served")
-        k_cache, v_cache = self.caches(kv_cache)
-        kernels = self._kernels_for(query, k_cache, attn_metadata, causal)
+        k_cache, v_cache = caches = self.caches(kv_cache)
+        if attn_metadata.is_distributed:
+            own = query, key[:rows], value[:rows]
+            attend_across_ranks(self, *own, caches, output_rows, attn_metadata)
+            return output
+        kernels = self.cache_kernels(query, k_cache, attn_metadata, causal)
         requests = attn_metadata.seq_lens.shape[0]
         flashsmith.attention_with_cache(
             query,
@@ -166,21 +187,27 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         )
         return output
 
-    def _attend_directly(
+    def attend_directly(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        output: torch.Tensor,
+        output: torch.Tensor | None,
         step: StepMetadata,
-    ) -> None:
-        """An encoder's attention: every query sees every key of its request."""
+        *,
+        return_lse: bool = False,
+    ) -> Any:
+        """Attention to the step's own keys: an encoder's, or that of a decoder that merges it with
+        attention to earlier keys. Returns as ``flashsmith.attention`` does."""
+        causal = self.attn_type not in _ENCODERS and bool(step.causal)
         starts, longest = step.query_start_loc, step.max_query_len
-        flashsmith.attention(
+        kernels = self._direct.get(causal) or self.direct_kernels(query.dtype, query.device, causal)
+        return flashsmith.attention(
             query,
             key,
             value,
-            window=self._window(False),
+            causal=causal,
+            window=self._window(causal),
             softcap=self.softcap,
             scale=self.scale,
             sinks=self._sinks(),
@@ -190,6 +217,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             max_seqlen_k=longest,
             bits=self.bits,
             out=output,
+            return_lse=return_lse,
+            config=kernels.config_for(starts.shape[0] - 1, longest),
         )
 
     def _window(self, causal: bool) -> Window:
@@ -202,22 +231,73 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
 
     # --- kernels ---------------------------------------------------------------------------------
 
-    def _kernels_for(
+    def kernels(
+        self,
+        page: int,
+        dtype: torch.dtype,
+        keys: int,
+        device: torch.device,
+        causal: bool,
+        ranks: int = 1,
+    ) -> list[LayerKernels]:
+        """The layer's kernels for steps over pages of this size, with room for ``keys`` keys.
+
+        Raises NotImplementedError for a window over a cache that is distributed over ``ranks``.
+        """
+        if self.attn_type in _ENCODERS:
+            return [self.direct_kernels(dtype, device, False)]
+        if ranks == 1:
+            return [self._over_cache(page, dtype, keys, device, causal)]
+        if self.window is not None:
+            raise NotImplementedError(
+                "flashsmith: a window over a cache that is distributed over ranks is not served; "
+                "set decode_context_parallel_size to 1"
+            )
+        return [
+            self._over_cache(page, dtype, -(-keys // (page * ranks)) * page, device, False, ranks),
+            self.direct_kernels(dtype, device, causal),
+        ]
+
+    def direct_kernels(
+        self, dtype: torch.dtype, device: torch.device, causal: bool
+    ) -> LayerKernels:
+        """The kernels of attention to a step's own keys."""
+        problem = direct_problem(
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads,
+            d=self.head_size,
+            dtype=dtype,
+            mask=check_mask(causal, self._window(causal)),
+            softcap=self.softcap,
+            bits=self.bits,
+        )
+        found = LayerKernels(problem, self.split, device_of(device.type, device.index or 0))
+        self._direct[causal] = found
+        return found
+
+    def cache_kernels(
         self, query: torch.Tensor, k_cache: torch.Tensor, step: StepMetadata, causal: bool
     ) -> LayerKernels:
-        found = self._kernels.get(causal)
+        """The kernels of attention to a cache, for the query heads of this rank or of all."""
+        ranks = query.shape[1] // self.num_heads
+        found = self._kernels.get((causal, ranks))
         if found is not None:
             return found
         page = k_cache.shape[1]
         keys = page * step.block_table.shape[1]
-        return self.kernels_of(page, query.dtype, keys, query.device, causal)
+        return self._over_cache(page, query.dtype, keys, query.device, causal, ranks)
 
-    def kernels_of(
-        self, page: int, dtype: torch.dtype, keys: int, device: torch.device, causal: bool
+    def _over_cache(
+        self,
+        page: int,
+        dtype: torch.dtype,
+        keys: int,
+        device: torch.device,
+        causal: bool,
+        ranks: int = 1,
     ) -> LayerKernels:
-        """The layer's kernels for steps over pages of this size, with room for ``keys`` keys."""
         problem = cache_problem(
-            heads=self.num_heads,
+            heads=self.num_heads * ranks,
             kv_heads=self.num_kv_heads,
             d=self.head_size,
             dtype=dtype,
@@ -228,5 +308,5 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             bits=self.bits,
         )
         found = LayerKernels(problem, self.split, device_of(device.type, device.index or 0))
-        self._kernels[causal] = found
+        self._kernels[causal, ranks] = found
         return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 NAME = "FLASHSMITH"
 _BACKEND = "flashsmith.integrations.vllm.backend.FlashsmithBackend"
@@ -56,6 +58,38 @@ def _installed() -> str:
         return version("vllm")
     except PackageNotFoundError:
         return ""
+
+
+# --- decode context parallelism ------------------------------------------------------------------
+
+
+def ranks_of_cache(kv_cache_spec: Any) -> tuple[int, int]:
+    """Over how many ranks a cache is distributed, and this rank; (1, 0) if it is not."""
+    from vllm.distributed.parallel_state import get_dcp_group
+
+    # Before 0.33 the ranks have parts of all caches.
+    if not getattr(kv_cache_spec, "dcp_sharded", True):
+        return 1, 0
+    try:
+        group = get_dcp_group()
+    except AssertionError:  # the engine's groups are not initialised
+        return 1, 0
+    return group.world_size, group.rank_in_group
+
+
+def dcp_combine() -> Any:
+    """The collective that merges the ranks' outputs and LSEs, as the engine's config selects it."""
+    from vllm.config import get_current_vllm_config_or_none
+
+    config = get_current_vllm_config_or_none()
+    ops = "vllm.v1.attention.ops"
+    try:
+        one = both = import_module(f"{ops}.dcp")
+    except ImportError:
+        one, both = import_module(f"{ops}.common"), import_module(f"{ops}.dcp_alltoall")
+    if config is not None and config.parallel_config.dcp_comm_backend == "a2a":
+        return both.dcp_a2a_lse_reduce
+    return one.cp_lse_ag_out_rs
 
 
 class CacheLayouts:

@@ -1,0 +1,90 @@
+"""Attention over a cache whose keys are distributed over ranks (decode context parallelism).
+
+A rank's cache has every N-th run of a request's keys, and its layers have a part of the query
+heads. Each rank attends with the query heads of all ranks to its own part of the keys from before
+the step. The engine's collective merges the parts, and returns each rank its own heads. They are
+then merged with attention to the step's own keys, which every rank has.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.parallel_state import get_dcp_group
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
+from vllm.v1.worker.cp_utils import should_skip_dcp_context_attention
+
+import flashsmith
+
+if TYPE_CHECKING:
+    from flashsmith.integrations.vllm.impl import FlashsmithImpl, StepMetadata
+
+
+class LocalKeys:
+    """How many keys from before a step are in this rank's cache."""
+
+    def __init__(self, config: Any, size: int, rank: int, device: torch.device) -> None:
+        self._size, self._rank = size, rank
+        self._run = config.parallel_config.cp_kv_cache_interleave_size
+        # One tensor for all steps, because captured graphs read it.
+        requests = config.scheduler_config.max_num_seqs
+        self._counts = torch.zeros(requests, dtype=torch.int32, device=device)
+
+    def count(self, step: CommonAttentionMetadata) -> torch.Tensor | None:
+        """The keys of each request, (requests,) int32. None if no request has any on any rank: all
+        ranks must decide the same, because they wait for each other."""
+        before, requests = step.seq_lens_cpu_upper_bound, step.num_reqs
+        if before is not None:
+            starts = step.query_start_loc_cpu[: requests + 1]
+            if should_skip_dcp_context_attention(before[:requests] - starts.diff()):
+                return None
+        new = step.query_start_loc[1:] - step.query_start_loc[:-1]
+        local = get_dcp_local_seq_lens(step.seq_lens - new, self._size, self._rank, self._run)
+        counts = self._counts[: len(local)]
+        counts.copy_(local)
+        return counts
+
+
+def attend_across_ranks(
+    impl: FlashsmithImpl,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    caches: tuple[torch.Tensor, ...],
+    output: torch.Tensor,
+    step: StepMetadata,
+) -> None:
+    """Attention of a step's queries (tokens, heads, d) to the keys of all ranks."""
+    if step.local_keys is None:
+        impl.attend_directly(query, key, value, output, step)
+        return
+    everyone = get_dcp_group().all_gather(query.contiguous(), dim=1)
+    k_cache, v_cache = caches
+    requests, longest = step.seq_lens.shape[0], step.max_query_len
+    before, before_lse = flashsmith.attention_with_cache(
+        everyone,
+        k_cache,
+        v_cache,
+        cache_lens=step.local_keys,
+        page_table=step.block_table,
+        cu_seqlens_q=step.query_start_loc,
+        max_seqlen_q=longest,
+        causal=False,
+        softcap=impl.softcap,
+        scale=impl.scale,
+        split=impl.split,
+        bits=impl.bits,
+        return_lse=True,
+        config=impl.cache_kernels(everyone, k_cache, step, False).config_for(requests, longest),
+    )
+    # The collective wants and returns the LSE as (tokens, heads).
+    before, before_lse = impl.combine(
+        before, before_lse.transpose(0, 1), get_dcp_group(), return_lse=True
+    )
+    # The sinks join the softmax here, once.
+    own, own_lse = impl.attend_directly(query, key, value, None, step, return_lse=True)
+    parts = [before, own], [before_lse.transpose(0, 1).contiguous(), own_lse]
+    merged, _ = flashsmith.merge_attention(*parts)
+    output.copy_(merged)
