@@ -7,7 +7,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+_HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE))
+sys.path += [str(_HERE.parent / "runtime"), str(_HERE.parents[1] / "tools" / "gpu")]
 
 collect_ignore_glob = [f"*{engine}*" for engine in ("vllm", "sglang") if find_spec(engine) is None]
 

@@ -9,6 +9,8 @@
 ``run`` generates from fixed prompts (prefixes that are shared, chunked prefill, full CUDA graphs),
 then times decode-heavy and prefill-heavy steps. ``--invariant`` sets VLLM_BATCH_INVARIANT=1 and
 compares log-probabilities of the same tokens bit by bit: in other batches, in decode and prefill.
+vLLM 0.26's fused norm sums a row in another order in steps of 256 tokens and more, so that decode
+and prefill differ with any backend; ``--pinned-norm`` replaces it by vLLM's other norm.
 ``compare`` wants two backends no further apart than twice what one of them is from itself when
 ``--tokens`` gives it other chunks.
 """
@@ -136,7 +138,21 @@ def generate(llm: Any, given: list[list[int]], new_tokens: int, **more: Any) -> 
     return found
 
 
+def pin_norm() -> None:
+    """Makes rows of a fused norm independent of the number of tokens (vllm#48271)."""
+    import vllm._custom_ops as ops
+    from vllm.model_executor.layers.batch_invariant import rms_norm_batch_invariant
+
+    def add_and_norm(x: Any, residual: Any, weight: Any, eps: float) -> None:
+        residual.add_(x)
+        x.copy_(rms_norm_batch_invariant(residual, weight, eps))
+
+    ops.fused_add_rms_norm = add_and_norm
+
+
 def run(args: argparse.Namespace) -> int:
+    if args.pinned_norm:
+        pin_norm()
     start = time.perf_counter()
     llm = engine(args, enable_prefix_caching=True)
     result: dict[str, Any] = {"backend": args.backend, "start_s": time.perf_counter() - start}
@@ -288,6 +304,7 @@ def main() -> int:
     one.add_argument("out", type=Path)
     one.add_argument("--backend", default="CUSTOM")
     one.add_argument("--invariant", action="store_true")
+    one.add_argument("--pinned-norm", action="store_true")
     one.add_argument("--rounds", type=int, default=0)
     one.add_argument("--tokens", type=int, default=8192)
     one.add_argument("--graphs", default="FULL_DECODE_ONLY")

@@ -12,6 +12,7 @@ from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.operation_run import prepare_operation
+from flashsmith.runtime.request import Request, check_operation
 from flashsmith.runtime.tensors import (
     DTYPES,
     Array,
@@ -61,12 +62,9 @@ def write_slots(
     def run(remember: Remember) -> Array:
         views = _views(*tensors)
         problem = _problem(views)
-        chosen = config
-        if chosen is None:
-            (family, *_) = families(WRITE_SLOTS.name)
-            (chosen, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
-        if 0 in views["k"].shape or 0 in views["k_cache"].shape or not problem.seq_q:
+        if _is_empty(problem, views):
             return k_cache
+        chosen = config or write_config(problem)
         prepared = prepare_operation(chosen, problem, views, emulate=emulate)
         prepared.run()
         # A repeated call must return something: None means that it was not repeated.
@@ -74,6 +72,28 @@ def write_slots(
         return k_cache
 
     run_cached(Invocation(("write_slots",), tensors, (config, emulate)), _NAMES, run)
+
+
+def write_config(problem: Problem) -> KernelConfig:
+    """The kernel for a problem of this operation."""
+    (family, *_) = families(WRITE_SLOTS.name)
+    config: KernelConfig
+    (config, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
+    return config
+
+
+def write_request(
+    k: Array, v: Array, k_cache: Array, v_cache: Array, slot_mapping: Array
+) -> Request | None:
+    """The checked request of write_slots(); None if there is nothing to write. Raises ArgumentError
+    as write_slots() does."""
+    views = _views(k, v, k_cache, v_cache, slot_mapping)
+    problem = _problem(views)
+    return None if _is_empty(problem, views) else check_operation(problem, views, options={})
+
+
+def _is_empty(problem: Problem, views: dict[str, TensorView]) -> bool:
+    return 0 in views["k"].shape or 0 in views["k_cache"].shape or not problem.seq_q
 
 
 def _views(

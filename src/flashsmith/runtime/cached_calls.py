@@ -13,6 +13,7 @@ as in the earlier call.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,7 @@ from flashsmith.families import KernelConfig
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView
 from flashsmith.runtime.launch_counter import launched
+from flashsmith.runtime.libraries import PreparedLaunch
 from flashsmith.runtime.prepared_call import PreparedCall
 from flashsmith.runtime.tensors import byte_range
 from flashsmith.semantics.dtype import dtype_name
@@ -67,7 +69,6 @@ class CachedCall:
         framework, views = first.framework, prepared.views
         assert isinstance(framework, RepeatableFramework)
         assert launch is not None
-        self._launch, self._function, self._n_kernels = launch, launch.function, launch.n_kernels
         self._stream_of, self._ordinal = framework.stream_of, first.device.ordinal
         self._address_of = framework.tensor_type.data_ptr
         self._copied = [given.index(name) for name in copied]
@@ -101,33 +102,51 @@ class CachedCall:
             for filled in (False, True)
         )
         self._fills = framework.fills
+        addressed = {name: place for place, name in enumerate((*given, *new))}
+        self._places = [addressed.get(tensor.name) for tensor in operation.tensors]
+        self._n_addressed = len(addressed)
+        self._set_launch(launch, framework, first.source)
+        # The None that stands for absent outputs follows the given and allocated tensors.
+        self._absent = (None,) if None in returned else ()
+        at = [len(addressed) if name is None else addressed[name] for name in returned]
+        self._returned = itemgetter(*at) if at else tuple
+        self.returned = tuple(returned)
+
+    def with_launch(
+        self, launch: PreparedLaunch, framework: RepeatableFramework, like: Any
+    ) -> CachedCall:
+        """The call with another launch, on tensors of other shapes; ``like`` is a tensor on their
+        device. Outputs must be given, and nobody checks whether they overlap other tensors."""
+        assert not self._new
+        other = copy.copy(self)
+        other._overlaps, other._known = [], set()
+        other._set_launch(launch, framework, like)
+        return other
+
+    def _set_launch(
+        self, launch: PreparedLaunch, framework: RepeatableFramework, like: Any
+    ) -> None:
+        self._launch, self._function, self._n_kernels = launch, launch.function, launch.n_kernels
         self._new_block: Callable[[], Any] | None = None
         self._new_kept: Callable[[], Any] | None = None
         self._kept: _Kept | None = None
         if launch.block_bytes:
             # Allocated on the current stream, where the kernel is launched.
             block = (-(-launch.block_bytes // _BLOCK_ELEMENT),)
-            self._new_block = framework.allocator(first.source, block, "int32")
+            self._new_block = framework.allocator(like, block, "int32")
             if launch.block_bytes <= KEPT_BYTES:
                 kept = (KEPT_BYTES // _BLOCK_ELEMENT,)
-                self._new_kept = framework.allocator(first.source, kept, "int32")
+                self._new_kept = framework.allocator(like, kept, "int32")
                 self._kept = _kept.setdefault((framework, self._ordinal), _Kept())
-        addressed = {name: place for place, name in enumerate((*given, *new))}
-        self._in_order = self._order(
-            [addressed.get(tensor.name) for tensor in operation.tensors], len(addressed)
-        )
-        # The None that stands for absent outputs follows the given and allocated tensors.
-        self._absent = (None,) if None in returned else ()
-        at = [len(addressed) if name is None else addressed[name] for name in returned]
-        self._returned = itemgetter(*at)
-        self.returned = tuple(returned)
+        self._in_order = self._order()
 
-    def _order(self, places: list[int | None], count: int) -> Callable[[Any], Any] | None:
+    def _order(self) -> Callable[[Any], Any] | None:
         """A function that puts the addresses of the given and allocated tensors, of the block, and
         a final 0 into the library's order. None if the addresses already are in order without the
         0."""
+        count = self._n_addressed
         absent = count + (self._new_block is not None)
-        order = [absent if place is None else place for place in places]
+        order = [absent if place is None else place for place in self._places]
         if self._new_block is not None:
             order.append(count)
         while order[-1] == absent:  # trailing zeros may be left out
@@ -149,6 +168,18 @@ class CachedCall:
             tensor = allocate()
             given += (tensor,)
             at += (tensor.data_ptr(),)
+        self._launch_at(at)
+        return self._returned(given + self._absent)
+
+    def run_at(self, at: tuple[int, ...]) -> bool:
+        """``run`` for tensors at these addresses, which must include the outputs. It returns
+        whether it launched."""
+        if at not in self._known and not self._is_usable(at):
+            return False
+        self._launch_at(at)
+        return True
+
+    def _launch_at(self, at: tuple[int, ...]) -> None:
         stream = self._stream_of(self._ordinal)
         if self._new_block is not None:
             # A thread's calls on the default stream (handle 0) share one small block. They run one
@@ -166,7 +197,6 @@ class CachedCall:
         except RuntimeError as error:
             raise self._launch.refused(error) from None
         launched[get_ident(), "gpu"] += self._n_kernels  # inlined note_launch()
-        return self._returned(given + self._absent)
 
     def _with_copies(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         copies = [*given]

@@ -15,7 +15,8 @@ from vllm.v1.attention.backend import (
 
 from flashsmith.integrations.layer_kernels import build_kernels
 from flashsmith.integrations.vllm.context_parallel import LocalKeys
-from flashsmith.integrations.vllm.impl import SERVED_TYPES, FlashsmithImpl, StepMetadata
+from flashsmith.integrations.vllm.impl import SERVED_TYPES, FlashsmithImpl
+from flashsmith.integrations.vllm.metadata import StepMetadata
 from flashsmith.integrations.vllm.releases import CacheLayouts, backend_name, ranks_of_cache
 
 _LARGEST_HEAD, _HEAD_STEP = 256, 8
@@ -103,6 +104,10 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
         layers = vllm_config.compilation_config.static_forward_context
         found = [layers[name].impl for name in layer_names if name in layers]
         impls = [impl for impl in found if isinstance(impl, FlashsmithImpl)]
+        shared: dict[Any, Any] = {}
+        for impl in impls:
+            alike = shared.setdefault(impl.kind, impl)
+            impl.attention, impl.writes = alike.attention, alike.writes
         ranks, rank = ranks_of_cache(kv_cache_spec)
         self._local_keys = LocalKeys(vllm_config, ranks, rank, device) if ranks > 1 else None
         # A draft model's steps may be replayed with other lengths, and LocalKeys counts at build().

@@ -8,7 +8,7 @@ then merged with attention to the step's own keys, which every rank has.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from vllm.distributed.parallel_state import get_dcp_group
@@ -17,9 +17,7 @@ from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 from vllm.v1.worker.cp_utils import should_skip_dcp_context_attention
 
 import flashsmith
-
-if TYPE_CHECKING:
-    from flashsmith.integrations.vllm.impl import FlashsmithImpl, StepMetadata
+from flashsmith.integrations.vllm.metadata import StepMetadata
 
 
 class LocalKeys:
@@ -48,7 +46,7 @@ class LocalKeys:
 
 
 def attend_across_ranks(
-    impl: FlashsmithImpl,
+    impl: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -56,7 +54,8 @@ def attend_across_ranks(
     output: torch.Tensor,
     step: StepMetadata,
 ) -> None:
-    """Attention of a step's queries (tokens, heads, d) to the keys of all ranks."""
+    """Attention of a step's queries (tokens, heads, d) to the keys of all ranks, for the layer of a
+    FlashsmithImpl."""
     if step.local_keys is None:
         impl.attend_directly(query, key, value, output, step)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,46 +9,25 @@ import vllm.envs
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 import flashsmith
+from flashsmith.families import DeviceSpec, KernelConfig
 from flashsmith.integrations.layer_kernels import (
     LayerKernels,
     cache_problem,
     device_of,
     direct_problem,
 )
+from flashsmith.integrations.layer_launches import Launch, LayerLaunches
 from flashsmith.integrations.vllm.context_parallel import attend_across_ranks
+from flashsmith.integrations.vllm.metadata import StepMetadata
 from flashsmith.integrations.vllm.releases import dcp_combine
 from flashsmith.operations.decode import FREE, INVARIANT
+from flashsmith.runtime.cached_calls import CachedCall
+from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
 from flashsmith.semantics.signature import check_mask
 
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 SERVED_TYPES = (AttentionType.DECODER, *_ENCODERS)
 Window = tuple[int | None, int | None]
-
-
-@dataclass
-class StepMetadata:
-    """A step's tensors, all of them the engine's.
-
-    num_actual_tokens: rows of the step; queries may have more, which are padding. max_query_len: an
-    upper bound on the rows of one request. query_start_loc: (requests + 1,). seq_lens: (requests,),
-    keys of each request, this step's included. block_table: (requests, most blocks). causal:
-    whether a query sees no later key. With decode context parallelism, is_distributed is true, and
-    local_keys (requests,) are the keys from before the step in this rank's cache.
-    """
-
-    num_actual_tokens: int
-    max_query_len: int
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    slot_mapping: torch.Tensor
-    causal: bool | torch.Tensor = True
-    local_keys: torch.Tensor | None = None
-    is_distributed: bool = False
-
-    def with_block_table(self, block_table: torch.Tensor, slots: torch.Tensor) -> StepMetadata:
-        """The same step for layers with another cache."""
-        return replace(self, block_table=block_table, slot_mapping=slots)
 
 
 class FlashsmithImpl(AttentionImpl[StepMetadata]):
@@ -96,6 +74,15 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         self.combine = dcp_combine()
         self._kernels: dict[tuple[bool, int], LayerKernels] = {}
         self._direct: dict[bool, LayerKernels] = {}
+        self.attention, self.writes = LayerLaunches(), LayerLaunches()
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What layers must have in common to share launches, apart from the tensors' layouts."""
+        return (
+            *(self.num_heads, self.num_kv_heads, self.head_size, self.scale, self.softcap),
+            *(self.window, self.sinks is not None, self.split, self.bits, self.attn_type),
+        )
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         if self.sinks is None:
@@ -124,8 +111,16 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         """Writes the step's keys and values into their slots."""
         if self.attn_type in _ENCODERS:
             return
-        k_cache, v_cache = self.caches(kv_cache)
-        flashsmith.write_slots(key, value, k_cache, v_cache, slot_mapping)
+        tensors = key, value, kv_cache, slot_mapping
+        launch = self.writes.latest
+        if launch is None or not launch.has_layout(*tensors):
+            launch = self._find_write(*tensors)
+        k_at = kv_cache.data_ptr()
+        v_at = k_at + self.head_size * kv_cache.element_size()
+        at = key.data_ptr(), value.data_ptr(), k_at, v_at, slot_mapping.data_ptr()
+        if launch is None or not launch.run_at(at):
+            k_cache, v_cache = self.caches(kv_cache)
+            flashsmith.write_slots(key, value, k_cache, v_cache, slot_mapping)
 
     # --- attention -------------------------------------------------------------------------------
 
@@ -152,40 +147,96 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             )
         if attn_metadata is None:  # profiling
             return output.fill_(0)
+        step, launch = attn_metadata, self.attention.latest
+        layout = query, output, kv_cache, step.seq_lens, step.block_table, step.query_start_loc
+        if launch is None or launch.options != step.sizes or not launch.has_layout(*layout):
+            launch = self._find_attention(layout, step)
+        if launch is None or not self._launch(launch, layout):
+            self._attend(query, key, value, kv_cache, step, output)
+        return output
+
+    def _launch(self, launch: Launch, layout: tuple[torch.Tensor, ...]) -> bool:
+        query, output, kv_cache, lens, table, starts = layout
+        k_at = kv_cache.data_ptr()
+        v_at = k_at + self.head_size * kv_cache.element_size()
+        at = query.data_ptr(), k_at, v_at, lens.data_ptr(), output.data_ptr(), table.data_ptr()
+        if self.sinks is None or (sinks := self._sinks()) is None:
+            return launch.run_at((*at, starts.data_ptr()))
+        return launch.run_at((*at, sinks.data_ptr(), starts.data_ptr()))
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: StepMetadata,
+        output: torch.Tensor,
+    ) -> None:
+        """The calls whose arguments are checked."""
         rows = attn_metadata.num_actual_tokens
         query, output_rows = query[:rows], output[:rows]
         if self.attn_type in _ENCODERS:
             self.attend_directly(query, key[:rows], value[:rows], output_rows, attn_metadata)
-            return output
-        causal = attn_metadata.causal
-        if not isinstance(causal, bool):
-            raise NotImplementedError("flashsmith: causality by request is not served")
-        k_cache, v_cache = caches = self.caches(kv_cache)
+            return
         if attn_metadata.is_distributed:
             own = query, key[:rows], value[:rows]
-            attend_across_ranks(self, *own, caches, output_rows, attn_metadata)
-            return output
-        kernels = self.cache_kernels(query, k_cache, attn_metadata, causal)
-        requests = attn_metadata.seq_lens.shape[0]
-        flashsmith.attention_with_cache(
-            query,
-            k_cache,
-            v_cache,
-            cache_lens=attn_metadata.seq_lens,
-            page_table=attn_metadata.block_table,
-            cu_seqlens_q=attn_metadata.query_start_loc,
-            max_seqlen_q=attn_metadata.max_query_len,
-            causal=causal,
-            window=self._window(causal),
-            softcap=self.softcap,
-            scale=self.scale,
+            attend_across_ranks(self, *own, self.caches(kv_cache), output_rows, attn_metadata)
+            return
+        tensors, options = self._call(query, output_rows, kv_cache, attn_metadata)
+        given = {name: it for name, it in tensors._asdict().items() if it is not None}
+        config = self._config(query, tensors.k_cache, attn_metadata)
+        flashsmith.attention_with_cache(**given, **options._asdict(), config=config)
+
+    def _call(
+        self, query: torch.Tensor, output: torch.Tensor, kv_cache: torch.Tensor, step: StepMetadata
+    ) -> tuple[DecodeTensors, DecodeOptions]:
+        """A step's call of ``attention_with_cache``."""
+        if not isinstance(step.causal, bool):
+            raise NotImplementedError("flashsmith: causality by request is not served")
+        k_cache, v_cache = self.caches(kv_cache)
+        tensors = DecodeTensors(
+            *(query, k_cache, v_cache, step.seq_lens, output, step.block_table),
             sinks=self._sinks(),
+            cu_seqlens_q=step.query_start_loc,
+        )
+        options = DecodeOptions(
+            *(step.causal, self._window(step.causal), self.softcap, self.scale),
+            max_seqlen_q=step.max_query_len,
             split=self.split,
             bits=self.bits,
-            out=output_rows,
-            config=kernels.config_for(requests, attn_metadata.max_query_len),
         )
-        return output
+        return tensors, options
+
+    def _config(
+        self, query: torch.Tensor, k_cache: torch.Tensor, step: StepMetadata
+    ) -> KernelConfig:
+        kernels = self.cache_kernels(query, k_cache, step, bool(step.causal))
+        return kernels.config_for(step.seq_lens.shape[0], step.max_query_len)
+
+    def _find_attention(
+        self, layout: tuple[torch.Tensor, ...], step: StepMetadata
+    ) -> Launch | None:
+        """The step's launch, or None if its calls must be checked."""
+        if self.attn_type in _ENCODERS or step.is_distributed:
+            return None
+        query, output, kv_cache, *_ = layout
+        rows = step.num_actual_tokens
+
+        def prepare() -> CachedCall | None:
+            tensors, options = self._call(query[:rows], output[:rows], kv_cache, step)
+            config = self._config(query, tensors.k_cache, step)
+            return self.attention.attention(tensors, options, config, self._device(query))
+
+        return self.attention.find(step.sizes, layout, prepare)
+
+    def _find_write(self, *tensors: torch.Tensor) -> Launch | None:
+        key, value, kv_cache, slots = tensors
+
+        def prepare() -> CachedCall | None:
+            return self.writes.write((key, value, *self.caches(kv_cache), slots), self._device(key))
+
+        return self.writes.find(None, tensors, prepare)
 
     def attend_directly(
         self,
@@ -230,6 +281,10 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         return self._sinks_fp32
 
     # --- kernels ---------------------------------------------------------------------------------
+
+    @staticmethod
+    def _device(tensor: torch.Tensor) -> DeviceSpec:
+        return device_of(tensor.device.type, tensor.device.index or 0)
 
     def kernels(
         self,

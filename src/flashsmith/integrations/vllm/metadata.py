@@ -1,0 +1,37 @@
+"""StepMetadata: what all layers of a step share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass
+class StepMetadata:
+    """A step's tensors, all of them the engine's.
+
+    num_actual_tokens: rows of the step; queries may have more, which are padding. max_query_len: an
+    upper bound on the rows of one request. query_start_loc: (requests + 1,). seq_lens: (requests,),
+    keys of each request, this step's included. block_table: (requests, most blocks). causal:
+    whether a query sees no later key. With decode context parallelism, is_distributed is true, and
+    local_keys (requests,) are the keys from before the step in this rank's cache.
+    """
+
+    num_actual_tokens: int
+    max_query_len: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    causal: bool | torch.Tensor = True
+    local_keys: torch.Tensor | None = None
+    is_distributed: bool = False
+
+    def __post_init__(self) -> None:
+        # What selects a launch, apart from the tensors' layouts.
+        self.sizes = self.num_actual_tokens, self.max_query_len, self.causal
+
+    def with_block_table(self, block_table: torch.Tensor, slots: torch.Tensor) -> StepMetadata:
+        """The same step for layers with another cache."""
+        return replace(self, block_table=block_table, slot_mapping=slots)
