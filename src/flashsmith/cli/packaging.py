@@ -1,4 +1,4 @@
-"""`flashsmith wheel`: packages of compiled kernels, for installations without a compiler."""
+"""`flashsmith wheel`: packages compiled kernels, for installations without a compiler."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def build_wheels(
         typer.Option("--jobs", "-j", help="Compilers in parallel. Default: FLASHSMITH_JOBS."),
     ] = None,
 ) -> None:
-    """Write wheels with the compiled kernels for GPUs, which need no compiler when installed.
+    """Write wheels with compiled kernels for GPUs; installations with them need no compiler.
 
-    A wheel has the fastest measured kernels and those that the cost model chooses. Compiled
-    libraries are kept in the kernel cache, so an interrupted command continues where it stopped.
+    A wheel contains the fastest kernels that were measured, and those that the cost model chooses.
+    Compiled libraries are also kept in the cache, so that an interrupted command can continue.
     """
     numbers = [_architecture(text) for text in archs]
     wanted = _restriction(only)
@@ -92,8 +92,10 @@ def build_wheels(
 def _build(
     arch: int, wanted: _Restriction, cpu: str, jobs: int, reporter: ProgressReporter
 ) -> list[KernelLibrary]:
-    """The libraries of a package. If kernels compile to slow code, attention() uses others, so
-    these are built, too."""
+    """Builds the libraries of a package.
+
+    For kernels that compile to slow code attention() uses replacements, so these are built too.
+    """
     from flashsmith.builder import note_slow
     from flashsmith.chooser.package_contents import package_contents
 
@@ -149,7 +151,10 @@ def _architecture(text: str) -> int:
 
 
 class _Restriction(NamedTuple):
-    """What ``--only`` names. ``d_heads`` is None for all."""
+    """The kernels to which ``--only`` restricts a wheel.
+
+    If ``d_heads`` is None, all head dimensions are included.
+    """
 
     d_heads: tuple[int, ...] | None
     dtypes: tuple[DType, ...]
