@@ -1,5 +1,7 @@
-"""Writes the wheel of a kernel package. Its bytes depend only on the libraries and on
-SOURCE_DATE_EPOCH."""
+"""Writes the wheel of a kernel package.
+
+The bytes of the wheel depend only on the libraries and on SOURCE_DATE_EPOCH.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,9 @@ from flashsmith.builder.toolchain import tvm_ffi_abi
 from flashsmith.errors import ArgumentError
 
 _LICENSES = ("LICENSE", "NOTICE")
-# The oldest time that a zip archive can record.
+# The oldest time that can be recorded in a zip archive.
 _FIRST_TIME = datetime.datetime(1980, 1, 1, tzinfo=datetime.timezone.utc)
-# The filter's settings are stated, since their defaults may change.
+# The settings are given explicitly, since the defaults may change.
 _XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 
 
@@ -48,10 +50,11 @@ def wheel_name(arch: int, cpu: str) -> str:
 def write_wheel(
     libraries: Sequence[KernelLibrary], arch: int, cpu: str, folder: Path, *, ptx: bool = False
 ) -> Path:
-    """Writes the wheel with these libraries, which were built as packaged, into ``folder``; with
-    their kernels' ``ptx`` if the emulator shall run them without a compiler.
+    """Writes a wheel to ``folder`` with these libraries, which must have been built as packaged.
 
-    Raises ArgumentError when there is no library, and OSError when the folder cannot be written.
+    ``ptx``: whether it contains PTX, with which the emulator needs no compiler.
+
+    Raises ArgumentError if there is no library, OSError if the folder cannot be written.
     """
     if not libraries:
         raise ArgumentError("libraries: none; a package needs at least one")
@@ -72,7 +75,7 @@ def _write_archive(
     def add(name: str, data: bytes) -> None:
         info = zipfile.ZipInfo(name, _time().timetuple()[:6])
         info.compress_type = zipfile.ZIP_DEFLATED
-        info.create_system = 3  # Unix, on every system
+        info.create_system = 3  # This stands for Unix, and is the same on every system
         info.external_attr = (stat.S_IFREG | 0o644) << 16
         archive.writestr(info, data, compresslevel=9)
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
@@ -97,7 +100,7 @@ def _write_archive(
 
 
 def _files(library: KernelLibrary, ptx: bool) -> Iterator[tuple[str, bytes]]:
-    """The library's files in the package: sources are left out, and PTX is compressed."""
+    """The files of a library that are in the package: no sources, and PTX is compressed."""
     for name in library.manifest.files:
         data = read_below(library.path, name, check=any_owner)
         if name == SHARED_OBJECT:
@@ -108,7 +111,7 @@ def _files(library: KernelLibrary, ptx: bool) -> Iterator[tuple[str, bytes]]:
 
 
 def _manifest(manifest: Manifest, files: dict[str, bytes]) -> Manifest:
-    """The manifest without what differs from build to build: times and durations."""
+    """The manifest without what differs between builds, which is times and durations."""
     return replace(
         manifest,
         created=_time().isoformat(timespec="seconds"),
@@ -148,7 +151,7 @@ def _index(
 
 
 def _metadata(arch: int, cpu: str) -> dict[str, bytes]:
-    """The files of the .dist-info folder, without RECORD."""
+    """The files in the .dist-info folder, except RECORD."""
     version = package_version()
     licenses = "".join(f"License-File: {name}\n" for name in _LICENSES)
     metadata = f"""\
@@ -176,7 +179,7 @@ Tag: py3-none-{PLATFORM}_{cpu}
 
 
 def _license(name: str) -> bytes:
-    """The text of a license file of the installed flashsmith."""
+    """The text of a license file in the installed flashsmith."""
     for file in importlib.metadata.files("flashsmith") or []:
         if file.name == name and "licenses" in file.parts:
             return file.read_binary()
@@ -186,6 +189,6 @@ def _license(name: str) -> bytes:
 
 
 def _time() -> datetime.datetime:
-    """SOURCE_DATE_EPOCH, or the oldest time that a zip archive can record."""
+    """SOURCE_DATE_EPOCH, or the oldest time that can be recorded in a zip archive."""
     wanted = datetime.datetime.fromtimestamp(env.source_date_epoch(), datetime.timezone.utc)
     return max(wanted, _FIRST_TIME)
