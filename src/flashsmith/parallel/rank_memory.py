@@ -44,8 +44,8 @@ class HostSync(NamedTuple):
 
     rank: int
     size: int
-    same: Callable[[int], bool]  # Whether all ranks have this number; raises GroupError
-    mark: Callable[[], None]  # No rank has opened it
+    same: Callable[[int], bool]  # whether all ranks have this number; raises GroupError
+    mark: Callable[[], None]  # marks the current stream: see Watch.mark()
 
 
 class RankMemory:

@@ -119,7 +119,7 @@ def adapt_to_queries(
     if problem.seq_q < WARPGROUP_ROWS or found.chunk_warpgroups or found.chunk_cluster:
         return found
     # When a call is planned, warpgroup_plan.cc decides which sequences this kernel computes. In a
-    # packed call, max_seqlen is the length of at least one sequence, and all others may be shorter.
+    # packed call, one sequence has seq_q queries, and all others may have fewer.
     sequences = 1 if problem.semantics.packed else problem.batch
     tiles = -(-problem.seq_q // (WARPGROUP_ROWS * _MOST_WARPGROUPS)) * sequences * problem.heads_q
     small_pages = problem.page % _BOX_KEYS != 0
