@@ -1,10 +1,10 @@
-"""Prints the bill of materials of a release's files, as CycloneDX 1.6.
+"""Prints the bill of materials for the files of a release, as CycloneDX 1.6.
 
     python tools/ci/bill_of_materials.py FOLDER
 
 Each wheel and source distribution in the folder is a component with its checksum and license. It
 depends on the packages that its metadata requires. Wheels of kernels also contain NVIDIA's CUDA
-runtime and were made by the compilers that their manifests name.
+runtime, and were made by the compilers that are named in their manifests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def metadata_of(path: Path) -> Message:
 
 
 def component(path: Path) -> dict[str, Any]:
-    """One file of the release."""
+    """A file of the release, as a component."""
     found = metadata_of(path)
     name = str(found["Name"])
     return {
@@ -56,7 +56,7 @@ def component(path: Path) -> dict[str, Any]:
 
 
 def contained(path: Path) -> Iterator[dict[str, Any]]:
-    """What the libraries of a wheel of kernels contain, and what made them."""
+    """What the libraries in a wheel of kernels contain, and what they were made with."""
     made_by: set[tuple[str, str]] = set()
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as archive:
@@ -76,7 +76,7 @@ def contained(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def requirements(path: Path) -> Iterator[Requirement]:
-    """What a file's metadata requires without extras."""
+    """What the metadata of a file requires, without extras."""
     for text in metadata_of(path).get_all("Requires-Dist") or []:
         one = Requirement(text)
         if one.marker is None or one.marker.evaluate({"extra": ""}):
@@ -84,7 +84,7 @@ def requirements(path: Path) -> Iterator[Requirement]:
 
 
 def bill(folder: Path) -> dict[str, Any]:
-    """The bill of materials of a folder's wheels and source distributions."""
+    """The bill of materials for the wheels and source distributions in a folder."""
     files = sorted([*folder.glob("*.whl"), *folder.glob("flashsmith*.tar.gz")])
     needed = {str(one): one for path in files for one in requirements(path)}
     date = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", "0")), timezone.utc)
