@@ -179,7 +179,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class EngineAccess:
-    """Threads issue an engine's read (``kind`` "read") or write of one CTA's shared memory.
+    """The issue of an engine's read (``kind`` "read") or write of one CTA's shared memory.
 
     The ``threads`` issued the access together. ``cta`` (flat) owns the memory. ``addresses`` are
     the begins of parts of ``size`` bytes. The access happens at any time between this event and

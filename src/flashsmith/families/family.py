@@ -350,7 +350,7 @@ class Family:
     # --- descriptions ----------------------------------------------------------------------------
 
     def dividing_tiles(self, cfg: Any) -> dict[str, int]:
-        """By knob, the tile sizes of which the numbers of queries and of keys must be multiples."""
+        """By knob, the tile sizes; the numbers of queries and of keys must be multiples of them."""
         return {}
 
     def smem_map(self, cfg: Any) -> Sequence[SmemRegion]:

@@ -69,8 +69,8 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
     before = None if signature is None else _before.get(group.handle, {}).get(signature)
     said = None
     if before is not None and not (q.data_ptr() % 16 or _is_capturing(q)):
-        # This rank has sent its message before; it only says so. Meanwhile it computes everything
-        # for which it needs no other rank.
+        # This rank has sent its message in an earlier call, and now only says that it makes the
+        # same call again. Meanwhile it computes everything for which it needs no other rank.
         try:
             return _attend(group, q, k, v, asked, before, group.agree(before.message))
         except _RanksDisagree as others:

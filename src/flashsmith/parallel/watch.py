@@ -5,8 +5,8 @@ the group's host backend. A GPU does not notice it. A kernel of NCCL, or a strea
 event of another rank, waits forever. Then the host also waits forever in its next CUDA call. No
 exception can reach it, and what a GPU computed with incomplete transfers cannot be used. Only a
 thread that makes no CUDA call can still act. This thread knows which waits the host has started,
-and which of them have ended on the GPU. Another thread asks the GPU about this, because that call
-may not return either.
+and which of them have ended on the GPU. Another thread asks the GPU which waits have ended, because
+that call may not return either.
 
 PyTorch's own watchdog is only for NCCL, and takes much longer than the timeout of the group.
 """

@@ -1,8 +1,8 @@
 """A race: finds the fastest of many kernels for a problem by successive halving.
 
 follow() computes from the known trials what the state of a race is, and what to measure next.
-follow() is It has no state of its own: the same trials give the same answer, in any order. So if a
-kernel is found to be wrong late, the kernels that it displaced return without further code.
+It has no state of its own: the same trials give the same answer, in any order. So if a kernel is
+found to be wrong late, the kernels that it displaced come back by themselves.
 """
 
 from __future__ import annotations

@@ -167,9 +167,10 @@ def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
     """The scores of a row grow from tile to tile of keys, beginning with the last tile: per tile by
-    0.75 to 0.95 of log2(B_c / 16) octaves. A kernel that rescales lazily takes a new maximum if it
-    has enough weight in the sums so far, or if it has grown too much. Here its weight is just too
-    small, so that only the bound on its growth makes the kernel rescale."""
+    0.75 to 0.95 of log2(B_c / 16) octaves. A kernel that rescales lazily takes a new maximum if the
+    key with this maximum has enough weight in the sums so far, or if the maximum has grown too
+    much. Here its weight is just too small, so that only the bound on its growth makes the kernel
+    rescale."""
     q, k, v = _normal(rng, spec)
     tile = spec.first_tile
     direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)

@@ -49,7 +49,7 @@ class Barrier:
 class _Target:
     """The threads of a group (``positions``; None: all) that wait at one barrier.
 
-    For each CTA, ``generations`` has the opening at which its threads may pass.
+    For each CTA, ``generations`` says at which opening of the barrier its threads may go on.
     """
 
     barrier: Barrier

@@ -101,8 +101,8 @@ def run_profile(
 def settled(plan: ProfilePlan, device: DeviceSpec, known: Iterable[ProfileRow]) -> list[ProfileRow]:
     """The rows in `known` that need not be measured again.
 
-    For each (problem, config) pair this is the last row of this GPU and this revision of
-    flashsmith, if its kernel was correct.
+    Of each (problem, config) pair, the last row for this GPU and this revision of flashsmith
+    counts, if its kernel was correct.
     """
     revision = Environment.collect().revision
     wanted = {_key(*use, device) for use in plan.uses()}

@@ -191,8 +191,8 @@ def _shape(one: RankedConfig) -> tuple[object, ...]:
 def entry_to_json(entry: Entry, environments: dict[str, Any]) -> dict[str, Any]:
     """The entry as files store it.
 
-    Its environments are added to ``environments`` and stored by name, since many figures have the
-    same one.
+    Its environments are added to ``environments`` and stored by name, because many figures have the
+    same environment.
     """
     ranked = []
     for one in entry.ranked:

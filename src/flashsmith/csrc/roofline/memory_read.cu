@@ -5,7 +5,7 @@
 namespace flashsmith::roofline {
 
 constexpr int kReaders = 512;  // threads of a CTA
-constexpr int kInFlight = 8;   // 16-byte loads a thread issues before it needs the first
+constexpr int kInFlight = 8;   // 16-byte loads that a thread issues before it needs the first one
 constexpr uint32_t kPeriod = 1 << 20;
 
 // Pseudo-random words that repeat after kPeriod words, so that their sum is known for any length.

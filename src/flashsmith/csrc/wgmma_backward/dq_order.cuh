@@ -44,8 +44,8 @@ FS_DEVICE void fence_acq_rel() {
 // others. Each part has a barrier for its sums.
 //
 // With split roles, a part is one half of the columns of each warpgroup. The two halves are added
-// half a step apart. If they had one turn, it would be passed on and waited for between the second
-// half of a step and the first half of the next.
+// half a step apart. If both halves had one turn together, only the time between the second half of
+// a step and the first half of the next would be left to pass it on and to wait for it.
 template <class Kernel>
 struct dQOrder {
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
