@@ -242,7 +242,7 @@ def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> lis
 
 
 def _located(translated: Translated, error: Exception) -> EmulatorError:
-    """The error with the PTX line and source line added at which the generated code raised it."""
+    """The error, with the PTX line and the source line at which the generated code raised it."""
     site: Site | None = None
     trace = error.__traceback__
     file = f"<emulated {translated.entry.name}>"

@@ -212,12 +212,12 @@ def compare(
 
     NaN and inf must be where the float64 reference or the same-precision reference has them. These
     differ if a weight rounds to 0 and v is inf, or if o exceeds the range of the dtype: then one
-    has NaN and the other inf. A tainted output may be finite or not.
+    has NaN and the other inf. A tainted output, which a masked key may affect, may be finite or
+    not.
 
     The largest error may be twice that of the same-precision reference plus 1e-5. The relative L2
     error may be 1e-3 (fp16) or 5e-3 (bf16). It may be larger if no output is off by more than the
-    smallest step of the dtype. The error of the statistics may be 2^-13 + 1e-6
-    |value|.
+    smallest step of the dtype. The error of the statistics may be 2^-13 + 1e-6 |value|.
     """
     dtype = kernel if isinstance(kernel, DType) else kernel.dtype
     check = None if isinstance(kernel, DType) else _Mismatches(kernel, lens_q)

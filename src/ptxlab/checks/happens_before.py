@@ -138,8 +138,7 @@ class HappensBefore:
         self._members[self._cluster, self._rank] = ctas
         self._slots: dict[tuple[int, Engine], int] = {}
         self._slot_counts = np.zeros(self._clusters, np.int64)
-        # For each thread, the number of the set that describes what it knows of other clusters; 0:
-        # nothing.
+        # For each thread, the index in `_sets` of what it knows about other clusters; 0: nothing.
         self._far = np.zeros(cta_count * threads_per_cta, np.int64)
         self._sets: list[Far] = [{}]
         self._merged: dict[frozenset[int], int] = {}

@@ -26,8 +26,8 @@ FS_DEVICE void transpose_4x4(uint32_t (&x)[4]) {
 
 // `gradient` is the address of the first row and column of this warp. Only `rows` rows and
 // `columns` columns from there on exist. Pairs of lanes exchange halves of two neighbouring 16x8
-// tiles, so that four lanes write 32 bytes of a row, which is a whole sector. With kWide they
-// transpose four tiles, and write 64 bytes.
+// tiles, so that four lanes write 32 bytes of a row, which is a whole sector. With kWide the
+// four lanes transpose four tiles, and write 64 bytes of a row.
 template <typename value_t, bool kWide = false, int kTiles>
 FS_DEVICE void store_gradient(void* gradient, int64_t seq_stride, int rows, int columns,
                               bool is_fp32, const float (&acc)[1][kTiles][4], float scale) {

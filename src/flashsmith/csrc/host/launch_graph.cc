@@ -15,8 +15,8 @@
 namespace flashsmith {
 namespace {
 
-// For one kernel, a graph takes 1.3 us of host time (2.1 us with new arguments) and not 3.2 us, but
-// 0.2 us more on the GPU.
+// For one kernel, a graph takes 1.3 us of host time (2.1 us with new arguments) instead of 3.2 us,
+// but 0.2 us more on the GPU.
 constexpr size_t kLeastSteps = 2;
 // Making a graph takes 50 us, which is too long for calls that are made once or twice.
 constexpr int kCallsBefore = 2;

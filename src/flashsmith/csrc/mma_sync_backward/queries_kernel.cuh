@@ -153,7 +153,7 @@ struct QueriesBlock {
         return ResidentRows(smem + offset, lane, 16 * warp);
     }
 
-    // Sets elements of keys to zero that the query does not see, whatever they are.
+    // Sets to zero the elements of keys that the query does not see, whatever their values.
     FS_DEVICE void mask(Scores& dS, int block) const {
         const auto seen = [&](int, int r) { return key_mask.keys(lane_row() + 8 * r); };
         mask_keys<SEMANTICS>(dS, lane, block * Kernel::step_keys, seen, 0.0f);
