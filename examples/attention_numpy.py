@@ -12,11 +12,11 @@ import flashsmith
 
 
 def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal attention in float64; shapes as in attention()."""
+    """Causal attention in float64. Tensors have the shapes that attention() takes."""
     q, k, v = (array.astype(np.float64) for array in (q, k, v))
     k, v = (array.repeat(q.shape[2] // k.shape[2], axis=2) for array in (k, v))
     scores = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
-    position = np.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]  # to the bottom right
+    position = np.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]  # aligned bottom right
     scores[..., np.arange(k.shape[1]) > position] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)

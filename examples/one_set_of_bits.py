@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""A tiny transformer whose log-probabilities have the same bits in training, in a prefill by
-chunks, and in decoding.
+"""A tiny transformer whose log-probabilities have the same bits in training, in prefill by chunks,
+and in decoding.
 
-A text's log-probabilities come from a training forward pass, from a prefill in chunks over a KV
-cache, and from a prefill whose last tokens are decoded one at a time. With bits="canonical" the
-three are equal to the last bit; with the default, bits="free", they are close.
+The log-probabilities of a text are computed in three ways: by a forward pass as in training, by a
+prefill in chunks over a KV cache, and by a prefill whose last tokens are decoded one at a time.
+With bits="canonical" the three are equal to the last bit; with the default, bits="free", they are
+close.
 
-Attention is not the only layer whose rounding depends on how many tokens a call has: matrix
-multiplications choose another algorithm for another shape. Everything but attention is therefore
-computed for one token at a time, which is simple. A batch-invariant matrix multiplication would do
-it at full speed.
+Attention is not the only layer whose rounding depends on how many tokens are in a call: a matrix
+multiplication uses another algorithm for another shape. So everything except attention is computed
+for one token at a time, which is simple. A batch-invariant matrix multiplication would do the same
+at full speed.
 
 Without a GPU the kernels run in the emulator, for half a minute.
 """
@@ -35,8 +36,8 @@ def token_by_token(compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each with a layer norm before it and a residual connection around
-    both."""
+    """Attention and an MLP; each has a layer norm before it, and its result is added to its
+    input."""
 
     def __init__(self, heads: int, heads_k: int, d: int) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(heads * d, symbols, bias=False)
 
     def forward(self, tokens: Tensor, attend: Attention) -> Tensor:
-        """Log-probabilities of the next token, (length, symbols). tokens: (length,)."""
+        """The log-probabilities of the next token: (length, symbols). tokens: (length,)."""
         x = self.embedding(tokens)
         for layer, block in enumerate(self.blocks):
             x = block(x, partial(attend, layer))
@@ -74,8 +75,8 @@ class Transformer(nn.Module):
 
 
 def in_training(model: Transformer, tokens: Tensor, bits: str, emulate: bool) -> Tensor:
-    """The log-probabilities by one call of attention() per layer over the whole text, with
-    gradients."""
+    """The log-probabilities of the whole text, with gradients: each layer calls attention()
+    once."""
 
     def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flashsmith.attention(
@@ -92,8 +93,10 @@ def in_training(model: Transformer, tokens: Tensor, bits: str, emulate: bool) ->
 def over_a_cache(
     model: Transformer, tokens: Tensor, chunks: Iterator[int], bits: str, emulate: bool
 ) -> Tensor:
-    """The log-probabilities by attention_with_cache(), chunk after chunk. A chunk of one token is a
-    step of decoding."""
+    """The log-probabilities by attention_with_cache(), one chunk after the other.
+
+    A chunk of one token is a step of decoding.
+    """
     shape = (len(model.blocks), 1, len(tokens), model.heads_k, model.d)
     k_cache, v_cache = (
         torch.zeros(shape, dtype=torch.bfloat16, device=tokens.device) for _ in range(2)
@@ -114,8 +117,8 @@ def over_a_cache(
 
 
 def chunks_of(length: int, size: int, decoded: int = 0) -> Iterator[int]:
-    """The lengths of chunks: `size` tokens each, fewer in the last chunk, then `decoded` chunks of
-    one token."""
+    """The lengths of the chunks: `size` tokens each (the last may have fewer), followed by
+    `decoded` chunks of one token."""
     prefilled = length - decoded
     yield from (min(size, prefilled - first) for first in range(0, prefilled, size))
     yield from [1] * decoded

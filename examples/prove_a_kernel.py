@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Proves a kernel variant with all memory accesses checked, and shows how an illegal variant
-fails."""
+"""Proves a kernel variant with all memory accesses checked, and shows the error for an illegal
+variant."""
 
 from __future__ import annotations
 

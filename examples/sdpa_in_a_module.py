@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Uses flashsmith.sdpa in a PyTorch module in place of scaled_dot_product_attention.
+"""Uses flashsmith.sdpa in a PyTorch module instead of scaled_dot_product_attention.
 
-With a GPU the module runs there. On the host PyTorch would compute the attention;
-FLASHSMITH_EMULATE=1 makes the emulator execute flashsmith's kernel instead, which is slow.
+With a GPU the module runs there. On the host, PyTorch would compute the attention. With
+FLASHSMITH_EMULATE=1, the emulator executes flashsmith's kernel there, which is slow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor, attend=flashsmith.sdpa) -> torch.Tensor:
-        """x: (batch, length, width); attend has scaled_dot_product_attention's signature."""
+        """x: (batch, length, width); attend is called like scaled_dot_product_attention."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(x).chunk(3, dim=-1)
@@ -38,7 +38,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     layer = SelfAttention(width=256, heads=4).to(device, torch.float16).eval()
     x = torch.randn(1, 100, 256, device=device, dtype=torch.float16)
-    with torch.no_grad():  # with gradients sdpa() leaves the call to PyTorch and warns
+    with torch.no_grad():  # With gradients, sdpa() calls PyTorch and warns
         ours = layer(x)
         theirs = layer(x, attend=nn.functional.scaled_dot_product_attention)
     error = (ours - theirs).abs().max().item()

@@ -1,9 +1,9 @@
-"""What every test folder shares: the two sizes of the suite, and which skips are acceptable.
+"""Settings for all tests: the two sizes of the suite, and the reasons for which a test may skip.
 
-A plain ``pytest`` leaves out what is marked ``full``; ``pytest -m full`` runs everything, and
-``pytest --shard K/N`` one part in N of what a plain run leaves out (shards.py).
-With CI=true a skip for a reason outside ALLOWED_SKIPS fails the run: a suite that quietly
-skips itself proves nothing.
+A plain ``pytest`` leaves out the tests that are marked ``full``; ``pytest -m full`` runs all tests.
+``pytest --shard K/N`` runs one of N parts of the tests that a plain run leaves out (shards.py).
+With CI=true a skip for a reason that is not in ALLOWED_SKIPS fails the run, because tests that are
+skipped unnoticed prove nothing.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The shards of what a plain run leaves out: how many there are, and which tests each has.
+"""The shards of the tests that a plain run leaves out: their number, and the tests of each.
 
     python tests/shards.py                                # how many
     python tests/shards.py --record durations... [--cpu]  # records how long tests took
 
-``pytest --shard K/N`` runs one of N shards, K from 0. Neighbours in the order of collection stay
-together, since tests of one file share builds. Shards last equally long by the durations that are
-recorded; of tests that have none, by a default. What is recorded are runs of shards, or of some
-tests: JUnit files, or the lines that ``--log-durations=FILE`` writes (in one word: pytest's workers
-take a file that stands by itself for a place to look for tests). Functions that did not run keep
-what they had, unless they are gone.
+``pytest --shard K/N`` runs one of N shards, K from 0. A shard has consecutive tests in the order of
+collection, because the tests of a file share builds. All shards are expected to take the same time,
+by the recorded durations, or a default for tests without one. --record takes the results of runs of
+shards or of some tests: JUnit files, or files that ``--log-durations=FILE`` wrote. (Write the
+option with '=', because the workers of pytest take a separate file name for a folder of tests.)
+Functions that did not run keep their recorded durations, unless they no longer exist.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Kernels that tests need, compiled together: one library for each family, architecture and
 semantics.
 
-A compiler takes three seconds for a library before its first kernel. So a module says at import
-which kernels its plain run needs, and the first test that uses one of them builds all that any
-module wants of the same semantics. Every worker imports all modules, so all want the same library,
-and find it in the cache once one of them has built it.
+Each library takes the compiler three seconds in addition to its kernels. So a module declares at
+import which kernels its plain run needs. The first test that uses one of them builds all kernels of
+the same semantics that any module has declared. Every worker of pytest imports all modules, so all
+need the same libraries, and find them in the cache after one worker has built them.
 """
 
 from __future__ import annotations

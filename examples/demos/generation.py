@@ -1,9 +1,8 @@
-"""The generation demo: a small language model answers from a paged KV cache.
+"""The generation demo: a small language model answers questions from a paged KV cache.
 
 Its answers must be the same tokens as with PyTorch's attention. The model was trained for
-associative recall (train_recall.py). Every sequence lists any number of pairs of a key and a value
-and is then queried for the values of keys. Each answer is generated, and the next question is
-appended after it.
+associative recall (train_recall.py). A sequence lists pairs of a key and a value, and then queries
+the values of some keys. The model generates each answer, and then the next question is appended.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from flashsmith_demos.recall import (
 SIZES = Recall(8, 16, 32, layers=2, heads=2, heads_k=1, d=32, rate=4e-3, steps=800)
 WEIGHTS = Path(__file__).with_name("recall.npz")
 PAGE = 16
-# Number of pairs in each sequence; it differs, so that the caches have different lengths.
+# How many pairs each sequence has. The numbers differ, so that the caches have different lengths.
 PAIRS = (8, 5, 3, 7)
 ANSWERS = 8
 LEAST_ACCURACY = 0.9
@@ -37,8 +36,8 @@ LEAST_ACCURACY = 0.9
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """The demo's results: each sequence's prompt, questions, both generated answers and right
-    answers."""
+    """What the demo has found: for each sequence the prompt, the questions, the answers of both
+    runs, and the right answers."""
 
     device: str
     backend: str  # "gpu" or "emulator"
@@ -64,13 +63,13 @@ class GenerationReport:
 
     @property
     def least_launches(self) -> int:
-        """The minimum number of launches: two kernels, append and attention, per layer, for each
-        prompt and each later step."""
+        """How many launches there must be at least: for each prompt and each later step, two
+        kernels per layer, which append and compute attention."""
         return 2 * SIZES.layers * (len(self.prompts) + len(self.right[0]) - 1)
 
     @property
     def ok(self) -> bool:
-        """Whether our kernels were launched, both implementations generated the same tokens, and
+        """Whether flashsmith's kernels were launched, both runs generated the same tokens, and
         enough answers are right."""
         return (
             self.flashsmith == self.pytorch
@@ -86,12 +85,13 @@ class GenerationReport:
 def generate_twice(
     *, answers: int = ANSWERS, emulate: bool = False, progress: Progress | None = None
 ) -> GenerationReport:
-    """Generates answers twice and reports both.
+    """Generates the answers twice, and reports both.
 
-    PyTorch's attention computes all tokens at every step; attention_with_cache() reads earlier
-    tokens' keys and values from a paged cache. This runs on the first GPU. Without a GPU, or with
-    ``emulate``, it runs on the host in the emulator. Attention is in bf16, the rest of the model in
-    float32. Kernels are built first; ``progress`` is called for each event.
+    With PyTorch's attention, all tokens are computed again in each step. With
+    attention_with_cache(), the keys and values of earlier tokens come from a paged cache. It runs
+    on the first GPU. Without a GPU, or with ``emulate``, it runs in the emulator on the host.
+    Attention is computed in bf16, and everything else in float32. Kernels are built first;
+    ``progress`` is called with each event of the build.
 
     Raises:
         DependencyError: PyTorch is missing.
@@ -162,7 +162,7 @@ def _load(attention: Callable[..., Any], device: str) -> Any:
 
 
 def _answer_all(prompt: list[int], questions: list[int], device: str) -> list[int]:
-    """Answers with PyTorch's attention over all tokens, recomputed for each answer."""
+    """Answers by PyTorch's attention over all tokens, computed again for each answer."""
     import torch
 
     model, tokens, found = _load(pytorchs_attention, device), list(prompt), []
@@ -179,15 +179,18 @@ def _answer_from(
 ) -> list[list[int]]:
     """Answers from the cache.
 
-    The prompts run one by one. Then the last answer and the next question of all sequences run
-    together.
+    Prompts are processed one by one. After that, the last answer and the next question of all
+    sequences are processed together.
     """
     import torch
 
     model = _load(cache.attention, device)
 
     def step(rows: slice, tokens: list[list[int]], known: int) -> list[int]:
-        """The next tokens of some sequences. The first ``known`` of ``tokens`` are cached."""
+        """The next token of each of these sequences.
+
+        The first ``known`` of ``tokens`` are in the cache.
+        """
         cache.begin(rows, known)
         logits = model(torch.tensor(tokens, device=device))[:, -1]
         cache.end(len(tokens[0]) - known)
@@ -200,7 +203,7 @@ def _answer_from(
     ]
     every = slice(0, len(prompts))
     for at in range(1, len(questions[0])):
-        # Each token's input includes the previous token, so the previous question is passed again.
+        # The input for a token includes the token before it, so the question is passed again.
         tokens = [
             [asked[at - 1], answers[-1], asked[at]]
             for asked, answers in zip(questions, found, strict=True)
@@ -211,7 +214,10 @@ def _answer_from(
 
 
 class _PagedCache:
-    """Keys and values of all layers in shuffled pages; its attention() appends to them."""
+    """The keys and values of all layers, in pages of random order.
+
+    Its attention() appends to them.
+    """
 
     def __init__(self, lengths: list[int], device: str, emulate: bool) -> None:
         import torch
@@ -230,16 +236,19 @@ class _PagedCache:
         self._rows, self._known, self._layer = slice(0), 0, 0
 
     def begin(self, rows: slice, known: int) -> None:
-        """Prepares a pass over tokens of these sequences; the first ``known`` tokens are cached."""
+        """Prepares a pass over tokens of these sequences, of which the first ``known`` are in the
+        cache."""
         self._rows, self._known, self._layer = rows, known, 0
 
     def end(self, appended: int) -> None:
-        """Increases the lengths by the number of tokens that all layers have appended."""
+        """Adds to the lengths the tokens that all layers have appended."""
         self._lens[self._rows] += appended
 
     def attention(self, q: Any, k: Any, v: Any) -> Any:
-        """The next layer's attention. Output rows of cached tokens are 0, since nothing reads
-        them."""
+        """The attention of the next layer.
+
+        The rows of the output for cached tokens are 0; nothing reads them.
+        """
         import torch
 
         import flashsmith

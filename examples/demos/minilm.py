@@ -25,7 +25,7 @@ from flashsmith.runtime.launch_counter import count_launches
 from flashsmith.safe_json import UnusableTextError, read_text
 
 LEAST_COSINE = 0.9995
-# The model's maximum training length; longer sentences are truncated.
+# Longer sentences are cut off; the model was not trained on more tokens.
 MAX_TOKENS = 256
 REPEATS_ON_GPU = 20
 
@@ -51,7 +51,7 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class MinilmReport:
-    """The demo's results. Times are for one pass over all sentences."""
+    """What the demo has found. Times are those of one pass over all sentences."""
 
     sentences: tuple[str, ...]
     tokens: tuple[int, ...]
@@ -61,16 +61,17 @@ class MinilmReport:
     forward_passes: int
     launches: int
     fallbacks: int
-    cosine: tuple[float, ...]  # of each sentence's two embeddings
-    largest_difference: float  # between elements of the two
-    nearest: tuple[tuple[int, float], ...]  # per sentence: nearest other, cosine
+    cosine: tuple[float, ...]  # Between the two embeddings of each sentence
+    largest_difference: float  # Between elements of the two embeddings
+    nearest: tuple[tuple[int, float], ...]  # per sentence: nearest other one, cosine
     nearest_agree: bool
     pytorch_seconds: float
     flashsmith_seconds: float
 
     @property
     def ok(self) -> bool:
-        """Whether each layer of each pass launched one flashsmith kernel, and embeddings agree."""
+        """Whether every layer of every pass launched one flashsmith kernel, and the embeddings
+        agree."""
         return (
             self.launches == self.layers * self.forward_passes
             and self.fallbacks == 0
@@ -79,7 +80,7 @@ class MinilmReport:
 
     @property
     def least_cosine(self) -> float:
-        """The smallest cosine of a sentence's two embeddings; NaN if a cosine is NaN."""
+        """The smallest cosine between the two embeddings of a sentence; NaN if any is NaN."""
         # min() would ignore a NaN that is not the first value.
         return math.nan if any(map(math.isnan, self.cosine)) else min(self.cosine)
 
@@ -123,11 +124,13 @@ def embed_twice(
     emulate: bool = False,
     progress: Progress | None = None,
 ) -> MinilmReport:
-    """Embeds ``sentences``, ``batch`` at a time, with PyTorch's and flashsmith's (fp16) attention.
+    """Embeds ``sentences`` with PyTorch's attention and with flashsmith's (fp16), ``batch``
+    sentences at a time.
 
-    This runs on the first GPU. Without a GPU, or with ``emulate``, it runs on the host, with
-    flashsmith's kernels in the emulator. The rest of the model is float32 in both cases. Kernels
-    are built before anything is timed; ``progress`` is called for each event.
+    It runs on the first GPU. Without a GPU, or with ``emulate``, it runs on the host, with
+    flashsmith's kernels in the emulator. Everything else in the model is computed in float32, both
+    times. Kernels are built before anything is timed; ``progress`` is called with each event of the
+    build.
 
     Raises:
         ArgumentError: fewer than two sentences, an empty sentence, or a batch below 1.
@@ -173,7 +176,7 @@ def embed_twice(
 
 
 class _Embedder:
-    """The model and its tokenizer, with a count of the model's forward passes."""
+    """The model and its tokenizer; counts the forward passes of the model."""
 
     def __init__(self, device: str) -> None:
         import torch
@@ -195,7 +198,7 @@ class _Embedder:
 
     @property
     def layers(self) -> int:
-        """The number of attention layers in a forward pass."""
+        """How many layers have attention."""
         return int(self.model.config.num_hidden_layers)
 
     @property
@@ -208,7 +211,7 @@ class _Embedder:
         self.passes += 1
 
     def batches(self, sentences: Sequence[str], size: int) -> list[Any]:
-        """The sentences' tokens, padded to the longest of each batch."""
+        """The tokens of the sentences in batches, padded to the longest sentence of each batch."""
         return [
             self.tokenizer(
                 list(sentences[first : first + size]),
@@ -221,7 +224,7 @@ class _Embedder:
         ]
 
     def problems(self, batches: list[Any]) -> list[Problem]:
-        """The distinct attention problems of the batches."""
+        """The problems of attention that the batches have, without duplicates."""
         config = self.model.config
         heads = config.num_attention_heads
         packed = Semantics(packed=True, uneven=True)
@@ -235,9 +238,11 @@ class _Embedder:
         return sorted(set(found))
 
     def embed(self, name: str, batches: list[Any], repeats: int) -> tuple[Any, float]:
-        """Unit embeddings of all sentences, on the host, and the seconds per pass.
+        """Embeds all sentences.
 
-        With several repeats the first repeat is an untimed warm-up.
+        Returns embeddings of norm 1, on the host, and the seconds of a pass.
+
+        With several repeats, the first is a warm-up and is not timed.
         """
         import torch
 
@@ -254,14 +259,18 @@ class _Embedder:
         return vectors, statistics.median(seconds[1:] or seconds)
 
     def _mean(self, batch: Any) -> Any:
-        """The mean of the real tokens' last hidden states, which is the model's pooling."""
+        """The mean of the last hidden states over the tokens that are not padding, which is the
+        pooling of this model."""
         weight = batch["attention_mask"].unsqueeze(-1).float()
         hidden = self.model(**batch).last_hidden_state
         return (hidden * weight).sum(1) / weight.sum(1)
 
 
 def _cosine(a: Any, b: Any) -> list[float]:
-    """The cosine of each pair of rows, in float64, since float32 would round it to 1."""
+    """The cosine of each pair of rows.
+
+    It is computed in float64, because float32 would round it to 1.
+    """
     import torch
 
     similarity: list[float] = torch.cosine_similarity(a.double(), b.double(), dim=1).tolist()
@@ -269,7 +278,7 @@ def _cosine(a: Any, b: Any) -> list[float]:
 
 
 def _nearest(embeddings: Any) -> tuple[tuple[int, float], ...]:
-    """For every sentence, the nearest other sentence and the cosine between them."""
+    """For each sentence, the nearest other sentence and the cosine between them."""
     cosine = embeddings @ embeddings.T
     cosine.fill_diagonal_(-1.0)
     best, which = cosine.max(1)

@@ -20,7 +20,8 @@ _SHOWN = 48
 
 
 def print_minilm(console: Console, report: MinilmReport) -> None:
-    """Prints the device, a row per sentence, and the result: cosine, launches, fallbacks, times."""
+    """Prints the device, a row for each sentence, and the result: cosine, launches, fallbacks,
+    times."""
     for line in (
         f"model:   all-MiniLM-L6-v2, {report.layers} layers; {len(report.sentences)} sentences of "
         f"{min(report.tokens)} to {max(report.tokens)} tokens",

@@ -1,9 +1,9 @@
-"""The training demo: a small transformer learns associative recall with PyTorch's attention, and
-again with flashsmith's.
+"""The training demo: a small transformer learns associative recall, once with PyTorch's attention
+and once with flashsmith's.
 
-A line of the data lists pairs of a key and a value in random order and then queries the value of
-each key. The values of the keys are drawn separately for every line, so that only attention to the
-first half can find them.
+A line of the data lists pairs of a key and a value in random order, and then queries the value of
+each key. Values are drawn for each line separately, so that they can be found only by attention to
+the first half of the line.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from flashsmith.families import DType, Problem, Semantics, device_spec
 from flashsmith.runtime import DEFAULT_EMULATED_ARCH, gpu_count, query_gpu
 from flashsmith.runtime.launch_counter import count_launches
 
-# attention(q, k, v) -> o, all (batch, length, heads, d), causal.
+# attention(q, k, v) -> o, causal; all tensors are (batch, length, heads, d).
 Attention = Callable[[Any, Any, Any], Any]
 
-# The first losses differ only by rounding. Training amplifies this difference in the later losses.
+# In these first steps, losses differ only by rounding. Later, training amplifies the difference.
 FIRST_STEPS = 10
 MOST_DIFFERENCE = 0.01
 LAST_STEPS = 10
-# Limits at the end of training: nats above PyTorch's loss, and the fraction of right answers.
+# Limits at the end of training: how far the loss may be above PyTorch's (in nats), and which share
+# of the answers must be right.
 MOST_EXCESS = 0.05
 LEAST_ACCURACY = 0.99
 
@@ -56,22 +57,22 @@ class Recall:
 
     @property
     def problem(self) -> Problem:
-        """Each layer's attention."""
+        """The problem that the attention of a layer is."""
         length = self.length
         sizes = self.batch, length, length, self.heads, self.heads_k, self.d
         return Problem(*sizes, DType.BF16, Semantics("causal"))
 
 
 ON_A_GPU = Recall(128, 128, 32, layers=2, heads=4, heads_k=2, d=64, rate=2e-3, steps=300)
-# A few steps only show that gradients are right: at this rate a missing gradient changes the loss
-# by more than MOST_DIFFERENCE.
+# A few steps only show that the gradients are right: with this rate, a missing gradient would
+# change the loss by more than MOST_DIFFERENCE.
 EMULATED = Recall(8, 16, 2, layers=2, heads=2, heads_k=1, d=32, rate=3e-2, steps=5)
 
 
 @dataclass(frozen=True)
 class Training:
-    """One run: the loss of every step in nats, the accuracy over the last steps, and the median
-    seconds of a step, without the first steps."""
+    """One training: the loss of each step in nats, the accuracy in the last steps, and the median
+    seconds of a step (the first steps are left out)."""
 
     losses: tuple[float, ...]
     accuracy: float
@@ -80,7 +81,7 @@ class Training:
 
 @dataclass(frozen=True)
 class RecallReport:
-    """The demo's results."""
+    """What the demo has found."""
 
     sizes: Recall
     device: str
@@ -92,17 +93,17 @@ class RecallReport:
 
     @property
     def first_difference(self) -> float:
-        """The largest difference of losses in the first steps; NaN if a loss is NaN."""
+        """The largest difference between losses in the first steps; NaN if a loss is NaN."""
         return self._largest_difference(FIRST_STEPS)
 
     @property
     def largest_difference(self) -> float:
-        """The largest difference of losses over all steps."""
+        """The largest difference between losses in all steps."""
         return self._largest_difference(self.sizes.steps)
 
     @property
     def excess(self) -> float:
-        """flashsmith's loss minus PyTorch's, as means over the last steps."""
+        """flashsmith's loss minus PyTorch's, each a mean over the last steps."""
         ours, theirs = (
             statistics.fmean(run.losses[-LAST_STEPS:]) for run in (self.flashsmith, self.pytorch)
         )
@@ -110,20 +111,21 @@ class RecallReport:
 
     @property
     def is_judged_by_its_end(self) -> bool:
-        """Whether the training is long enough to judge its final loss and accuracy."""
+        """Whether the training is long enough to judge it by its loss and accuracy at the end."""
         return self.backend == "gpu" and self.sizes.steps >= ON_A_GPU.steps
 
     @property
     def least_launches(self) -> int:
-        """The minimum number of launches: one per layer's forward pass, two per backward pass."""
+        """How many launches there must be at least: one for the forward pass of a layer, two for
+        its backward pass."""
         return 3 * self.sizes.layers * self.sizes.steps
 
     @property
     def ok(self) -> bool:
-        """Whether the demo passed.
+        """Whether the demo has passed.
 
         flashsmith must have computed all attention, forward and backward. The first losses must
-        agree with PyTorch's, and so must the end of a full training.
+        agree with PyTorch's; after a full training, so must the last ones.
         """
         ends_well = (
             self.excess <= MOST_EXCESS and self.flashsmith.accuracy >= LEAST_ACCURACY
@@ -159,14 +161,14 @@ def check_dependencies() -> None:
 def train_twice(
     *, steps: int | None = None, emulate: bool = False, progress: Progress | None = None
 ) -> RecallReport:
-    """Trains the same model on the same data with PyTorch's and with flashsmith's attention.
+    """Trains the same model on the same data, with PyTorch's attention and with flashsmith's.
 
-    This runs on the first GPU. Without a GPU, or with ``emulate``, it trains a tiny model on the
-    host, with flashsmith's attention in the emulator. Attention is in bf16, the rest of the model
-    in float32. Kernels are built first; ``progress`` is called for each event.
+    It runs on the first GPU. Without a GPU, or with ``emulate``, it trains a tiny model on the
+    host, with flashsmith's attention in the emulator. Attention is computed in bf16, and everything
+    else in float32. Kernels are built first; ``progress`` is called with each event of the build.
 
     Args:
-        steps: steps of each training; None: 300 on a GPU and 5 in the emulator.
+        steps: how many steps each training has; None: 300 on a GPU, 5 in the emulator.
 
     Raises:
         ArgumentError: steps is below 1.
@@ -210,16 +212,16 @@ def pytorchs_attention(q: Any, k: Any, v: Any) -> Any:
 
 
 def train(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Training, int]:
-    """Trains a model; returns the training and the number of parameters.
+    """Trains a model. Returns the training and the number of parameters.
 
-    Initial weights and data are the same at every call.
+    The first weights and the data are the same in every call.
     """
     training, model = train_model(sizes, attention, device)
     return training, sum(weight.numel() for weight in model.parameters())
 
 
 def train_model(sizes: Recall, attention: Attention, device: str = "cpu") -> tuple[Training, Any]:
-    """Like train(), but returns the training and the model."""
+    """The same as train(), but returns the training and the model."""
     import torch
 
     random = torch.Generator().manual_seed(1)
@@ -230,7 +232,7 @@ def train_model(sizes: Recall, attention: Attention, device: str = "cpu") -> tup
     for _ in range(sizes.steps):
         tokens, answers = (tensor.to(device) for tensor in lines_of(sizes, random))
         start = time.perf_counter()
-        # Every second token of the second half is a query.
+        # In the second half, every second token queries a value.
         logits = model(tokens)[:, 2 * sizes.pairs :: 2]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten())
         optimizer.zero_grad()
@@ -251,19 +253,19 @@ def train_model(sizes: Recall, attention: Attention, device: str = "cpu") -> tup
 def _share_of_rate(steps: int, step: int) -> float:
     """A warm-up of 20 steps, then a cosine decay to 0.
 
-    Small last steps make the ends of two runs comparable.
+    The last steps are small, so that the ends of two trainings can be compared.
     """
     return min(1.0, (step + 1) / 20) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 def lines_of(sizes: Recall, random: Any) -> Iterator[Any]:
-    """Batches of lines, each with the values that the lines query."""
+    """Yields batches of lines, each with the values that its lines query."""
     import torch
 
     shape = sizes.batch, sizes.pairs
     known = torch.rand(sizes.batch, sizes.symbols, generator=random).argsort(1)
-    # A line has at least two different keys and at most one per pair; learning from few keys helps
-    # with many.
+    # A line has at least two different keys and at most as many as pairs; learning with few keys
+    # helps with many.
     most = torch.randint(1, sizes.pairs.bit_length(), (sizes.batch, 1), generator=random)
     which = (torch.rand(shape, generator=random) * 2**most).long()
     keys = known.gather(1, which)
@@ -276,7 +278,10 @@ def lines_of(sizes: Recall, random: Any) -> Iterator[Any]:
 
 
 def new_model(sizes: Recall, attention: Attention) -> Any:
-    """A decoder with grouped heads. Its classes are defined here since torch is imported lazily."""
+    """A decoder with grouped heads.
+
+    Its classes are defined here, because torch is imported only when needed.
+    """
     import torch
     from torch import nn
 
@@ -301,8 +306,8 @@ def new_model(sizes: Recall, attention: Attention) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.embedding = nn.Embedding(2 * sizes.symbols, width)
-            # Each token's input includes the previous token, so that a value carries its key.
-            # Otherwise a first layer has to learn this, which takes about ten times as many steps.
+            # The input for a token includes the token before it, so that a value has its key.
+            # Otherwise a layer would have to learn this, which takes about ten times as many steps.
             self.before = nn.Linear(width, width, bias=False)
             self.layers = nn.Sequential(*(Layer() for _ in range(sizes.layers)))
             self.head = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, 2 * sizes.symbols))

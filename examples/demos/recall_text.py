@@ -40,7 +40,7 @@ def print_recall(console: Console, report: RecallReport) -> None:
 
 
 def shown_steps(steps: int) -> list[int]:
-    """Some of the steps, counted from 0: the first, the last, and equally spaced ones."""
+    """Some of the steps, counted from 0: the first, the last, and others at equal distances."""
     every = max(1, steps // _SHOWN)
     return sorted({0, *range(every - 1, steps, every), steps - 1})
 

@@ -3,7 +3,7 @@
 
     python examples/demos/train_recall.py [--out examples/demos/recall.npz]
 
-The weights are rounded to fp16. The same seed gives the same file on the same machine.
+The weights are rounded to fp16. On one machine, the same seed gives the same file.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 #include <cuda_pipeline.h>
 
 constexpr int kTile = 16;
-constexpr int kVector = 4;  // floats of a copy of 16 bytes
+constexpr int kVector = 4;  // floats in a copy of 16 bytes
 
 // The first 64 threads copy a tile.
 __device__ __forceinline__ void copy_tile(float (*tile)[kTile], const float* source, int stride,
@@ -37,7 +37,7 @@ extern "C" __global__ void gemm(const float* __restrict__ A, const float* __rest
             copy_tile(b[next % 2], B_columns + next * kTile * n, n, thread);
         }
         __pipeline_commit();
-        __pipeline_wait_prior(1);  // all but the copies of the next step
+        __pipeline_wait_prior(1);  // all copies except those of the next step
         __syncthreads();
         for (int i = 0; i < kTile; i++)
             sum += a[step % 2][threadIdx.y][i] * b[step % 2][i][threadIdx.x];

@@ -1,5 +1,5 @@
-// The sum of an array: a grid-stride loop, then shuffles within warps, then one value per warp in
-// shared memory.
+// Sums an array: each thread sums elements in a grid-stride loop, then warps sum by shuffles, and
+// each warp puts one value in shared memory.
 
 __device__ __forceinline__ float warp_sum(float value) {
     for (int offset = warpSize / 2; offset > 0; offset /= 2)

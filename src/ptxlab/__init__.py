@@ -5,15 +5,15 @@
     for finding in result.findings:
         print(finding)
 
-A module imports only modules above it in this list:
+The modules in the order of their imports; each imports only modules above it:
   errors      Error classes.
   ptx/        Parses text into a tree of instructions.
-  interface   Types that users meet: events, observers, findings, the result.
-  machine/    Runs generated code: memories, groups of threads, barriers, the scheduler. Its parts
-              use their wave through machine/protocols.py.
+  interface   The types that users see: events, observers, findings, the result of a launch.
+  machine/    Runs generated code: memories, groups of threads, barriers, the scheduler. These
+              parts access the wave (CTAs that run together) through machine/protocols.py.
   translate/  Translates PTX to Python that runs on the machine: control flow, opcodes.
-  execute     Launches: translates, runs the grid in waves of CTAs, collects the results.
-  checks/     Observers; they depend on the interface alone.
+  execute     Runs a launch: translates the kernel, runs its CTAs in waves, collects the results.
+  checks/     Observers, which import nothing but the interface.
   arguments   Packs NumPy arrays and scalars into the bytes of a kernel's arguments.
   module      load() and Module: the entry points for users.
 """

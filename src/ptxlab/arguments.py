@@ -1,4 +1,4 @@
-"""The arguments of a launch: NumPy arrays and scalars become the bytes that a kernel reads."""
+"""Packs the arguments of a launch (NumPy arrays and scalars) into the bytes that a kernel reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _FLOATS = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
 
 def pack_arguments(entry: Entry, arguments: Sequence[Any], memory: GlobalMemory) -> bytes:
-    """The argument buffer of an entry; arrays are admitted to ``memory`` as "argument 0" and so on.
+    """Returns the argument buffer of an entry.
+
+    Registers the arrays in ``memory`` as "argument 0" and so on.
 
     Raises ArgumentError where an argument does not fit its parameter.
     """

@@ -21,11 +21,11 @@ from ptxlab.ptx import ParsedModule
 from ptxlab.ptx.syntax import Variable
 from ptxlab.translate.translator import Translated, translate
 
-#: Backward jumps of one launch before it counts as endless. The longest legitimate loop jumps once
-#: per KV block, a few thousand times.
+#: Backward jumps after which a launch counts as an endless loop. The longest legitimate loop jumps
+#: once per KV block, a few thousand times.
 LOOP_LIMIT = 1_000_000
 
-#: Threads that run together: enough to amortise NumPy's cost per call, few enough for the caches.
+#: Threads that run together. This amortises NumPy's cost per call and still fits in the caches.
 WAVE_THREADS = 4096
 
 
@@ -51,28 +51,30 @@ def emulate(
 ) -> EmulationResult:
     """Runs one kernel launch on the CPU.
 
-    - ``ptx``: text of a module; ``entry``: mangled name of the kernel in it.
+    - ``ptx``: text of a module; ``entry``: mangled name of a kernel in this module.
     - ``smem_bytes``: dynamic shared memory of a CTA. Shared memory starts as 0xFF bytes (NaN).
     - ``argument_bytes``: the packed kernel arguments, holding real host pointers into ``memory``.
-    - ``tensor_maps``: the tensor maps among the kernel's arguments. The argument bytes at their
-    offsets are ignored.
-    - ``variables``: arrays that replace the module's variables of these names. Other variables
-    begin with their initial values.
-    - ``observers``: receive every event; an empty tuple costs nothing.
+    - ``tensor_maps``: the tensor maps that the arguments contain. The argument bytes at the maps'
+      offsets are ignored.
+    - ``variables``: by name, arrays that replace variables of the module. Other variables begin
+      with their initial values.
+    - ``observers``: they receive every event; without observers, events cost nothing.
     - ``seed``: None selects the fixed schedule, in which asynchronous work happens as late as
-    allowed. A number seeds a random schedule; an odd number makes the schedule hesitant (see
-    RandomSchedule).
-    - ``sm_count``: SMs of the GPU. It matters only for CTAs that wait for each other: each SM holds
-      as many CTAs as the kernel's launch bounds promise. None: all CTAs are resident together.
-    - ``programmatic``: the launch may begin before the previous one has finished (programmatic
-    dependent launch). The emulator runs them one after the other, but the checks assume overlap.
-    - ``exact_mma``: mma, wgmma and wmma give the bits of the target's tensor cores
-    (machine/tensor_cores.py) instead of float32 sums.
+      possible. A number seeds a random schedule. An odd number also makes it hesitant (see
+      RandomSchedule).
+    - ``sm_count``: the number of SMs of the GPU. It matters only if CTAs wait for each other. Each
+      SM then holds as many CTAs as the kernel's launch bounds promise. None: all CTAs are resident
+      together.
+    - ``programmatic``: whether the launch may begin before the previous one has finished
+      (programmatic dependent launch). The emulator still runs one launch after the other, but the
+      checks assume that they overlap.
+    - ``exact_mma``: whether mma, wgmma and wmma give the bits of the target's tensor cores
+      (machine/tensor_cores.py); otherwise they give float32 sums.
 
     Raises:
         EmulatorError: the PTX is not supported, the kernel deadlocks, loops forever or traps, or it
-            accesses an address outside memory that no observer handles. The message names the
-            PTX line and, with line info, the CUDA source line.
+            accesses an address outside memory that no observer handles. The message names the PTX
+            line. If the PTX has line info, it also names the line of CUDA source.
         ArgumentError: the launch is invalid.
     """
     translated, module = translate(ptx, entry, observed=bool(observers), fuse=fuse)
@@ -172,13 +174,14 @@ def _tensor_core(module: ParsedModule) -> TensorCore:
 
 
 def _ctas_per_wave(launch: Launch, translated: Translated, sm_count: int | None) -> int:
-    """The number of CTAs that run together: whole clusters, in flat order.
+    """The number of CTAs that run together; they are consecutive in flat order and form whole
+    clusters.
 
-    If CTAs wait for each other, as many run together as are resident on the GPU.
+    If CTAs wait for each other, this is the number that a GPU with ``sm_count`` SMs can hold.
     """
     cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
     if cluster > 1 and (launch.cluster[1:] != (1, 1)):
-        # Clusters that span rows are not contiguous in flat order.
+        # Clusters that span several rows of the grid are not contiguous in flat order.
         return launch.cta_count
     wanted = max(1, WAVE_THREADS // launch.threads_per_cta)
     if translated.spins:
@@ -210,7 +213,8 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
     wave.random = random
     wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
-    # A wgmma that one warp has waited for is complete for all four warps, so these stay together.
+    # When one warp has waited for a wgmma, it is complete for all four warps, so a warpgroup stays
+    # in one group.
     unit = WARP if translated.warps_are_free else WARPGROUP
     groups = _groups(geometry, random, unit)
     with np.errstate(all="ignore"):
@@ -222,8 +226,10 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
 
 def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> list[Group]:
-    """All threads as one group; with a random schedule, several groups of whole units of
-    threads."""
+    """All threads as one group.
+
+    With a random schedule: several groups, each of whole warps or warpgroups (``unit`` threads).
+    """
     everyone = np.arange(geometry.threads, dtype=np.int64)
     if random is None:
         return [Group(geometry, everyone)]
@@ -236,7 +242,7 @@ def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> lis
 
 
 def _located(translated: Translated, error: Exception) -> EmulatorError:
-    """The error, with the PTX line and source line of the generated code that raised it."""
+    """The error, with the PTX line and the source line at which the generated code raised it."""
     site: Site | None = None
     trace = error.__traceback__
     file = f"<emulated {translated.entry.name}>"
@@ -266,7 +272,7 @@ def _check_variable(name: str, array: np.ndarray, known: Mapping[str, Variable])
 
 
 class _ModuleMemory:
-    """The arguments and module variables that a kernel reads, registered in global memory."""
+    """Global memory with the arguments and the module variables that a kernel reads."""
 
     def __init__(
         self,
@@ -307,7 +313,7 @@ class _ModuleMemory:
         return np.uint64(part.ctypes.data)
 
     def attach(self, wave: Wave) -> None:
-        """Gives a wave its view of the arguments and symbols."""
+        """Gives a wave access to the arguments and symbols."""
         kinds = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8")
         wave.parameters = {kind: self.parameters.view(kind) for kind in kinds}
         wave.parameter_address = self.address

@@ -1,11 +1,11 @@
 """The emulator's interface: events, the observer protocol, findings, the result.
 
-Vocabulary of every event
+Terms that all events use:
 - thread: its flat number in the launch, ``cta * threads_per_cta + tid``.
 - cta: its flat number in the grid, ``x + grid_x * (y + grid_y * z)``.
 - tid: a thread's flat number within its CTA; 32 consecutive tids are a warp.
 - clock: a count that grows with every event of a launch. Events of one thread are in program order.
-  The order of different threads' events only shows how the emulator happened to run them.
+  The order of events of different threads shows only in which order the emulator ran them.
 - site: the instruction, with its PTX line and CUDA source line.
 """
 
@@ -23,10 +23,10 @@ from ptxlab.ptx.syntax import Instruction
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An instruction's place. ``source`` is ``file:line`` or empty without line info.
+    """The location of an instruction. ``source`` is ``file:line`` or empty without line info.
 
-    ``caller`` is the place where the function that contains ``source`` was inlined, or empty. If
-    that place is not in the kernel itself, the kernel's line follows.
+    ``caller`` is the line from which the function in ``source`` was called and inlined, or empty.
+    If that line is not in the kernel itself, the kernel's line follows it.
     """
 
     index: int
@@ -59,26 +59,29 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class MemoryAccess:
-    """One instruction's accesses, one per active thread.
+    """The accesses of one instruction, one for each active thread.
 
     - ``space``: ``shared``, ``global`` or ``local``.
-    - ``kind``: ``read``, ``write``, ``atomic``, ``async_read`` (a cp.async source, at issue) or
-      ``async_write`` (a cp.async destination, at issue: the data are not there yet). Bulk stores
-      are ``async_write`` to global memory at issue, and bulk reductions ``async_atomic``. The
-      ``engine`` writes at some time before a thread's wait for it returns.
-    - ``addresses``: int64, in bytes. Shared: within the CTA's memory, from 0. Local: within the
-      thread's own memory, from 0. Global: host addresses.
-    - ``sizes``: bytes per thread, an int, or an int64 array where threads differ.
-    - ``shape``: ``plain`` is one contiguous piece per thread. ``matrix`` is ldmatrix or stmatrix:
-      each entry is a 16-byte row at its thread's address, used by the whole warp. A phase has eight
-      rows. With x1 and x2 only the lanes whose addresses count are listed. ``tile`` is the rows of
-      a bulk copy's box, all issued by one thread.
-    - ``ctas``: the CTAs (flat) that own the shared memory; None: the threads' own CTAs.
+    - ``kind``: ``read``, ``write``, ``atomic``, ``async_read`` (the source of a cp.async, at its
+      issue) or ``async_write`` (its destination, at its issue: the data have not arrived yet). For
+      global memory, a bulk store is an ``async_write`` and a bulk reduction an ``async_atomic``,
+      both at their issue. The ``engine`` writes the data before a thread's wait for it returns.
+    - ``addresses``: byte addresses, int64. In shared memory they count from 0 within the CTA's
+      memory. In local memory they count from 0 within the thread's memory. In global memory they
+      are host addresses.
+    - ``sizes``: bytes per thread; an int, or an int64 array if threads differ.
+    - ``shape``: ``plain`` is one contiguous range of bytes per thread. ``matrix`` is ldmatrix or
+      stmatrix: each entry is a 16-byte row at the address that this thread gives, and the whole
+      warp uses it. A phase consists of eight rows. For x1 and x2, only the lanes whose addresses
+      are used are listed. ``tile`` is the rows of a bulk copy's box; one thread has issued all of
+      them.
+    - ``ctas``: for each thread, the flat number of the CTA that owns the shared memory; None: the
+      thread's own CTA.
     - ``order``, for global memory: ``relaxed`` (also for a volatile access), ``acquire``,
-      ``release``, ``acq_rel``, or empty for a weak access. ``scope``: ``cta``, ``cluster``,
-      ``gpu`` or ``sys``. Atomics are listed in the order in which they happen.
+      ``release``, ``acq_rel``, or empty for a weak access. ``scope``: ``cta``, ``cluster``, ``gpu``
+      or ``sys``. Atomics are listed in the order in which they are executed.
 
-    The event is sent before the access happens. A bad address is an error unless an observer
+    The event is sent before the access is executed. A bad address is an error unless an observer
     handles it.
     """
 
@@ -98,9 +101,10 @@ class MemoryAccess:
 
 @dataclass(frozen=True, slots=True)
 class AsyncGroupEvent:
-    """cp.async.commit_group (``kind`` "commit") or a wait ("wait", ``allowed`` groups pending).
+    """cp.async.commit_group (``kind`` "commit"), or a wait ("wait") after which ``allowed`` groups
+    may be pending.
 
-    ``allowed`` is -1 for cp.async.wait_all, which also covers copies not yet committed.
+    For cp.async.wait_all ``allowed`` is -1; this also waits for copies that are not committed.
     """
 
     site: Site
@@ -112,7 +116,8 @@ class AsyncGroupEvent:
 
 @dataclass(frozen=True, slots=True)
 class AsyncLanding:
-    """cp.async data became visible to the issuing threads; ``issued`` is the copy's own site."""
+    """The data of cp.async became visible to the issuing threads; ``issued`` is the site of the
+    copy."""
 
     site: Site
     issued: Site
@@ -124,12 +129,12 @@ class AsyncLanding:
 
 @dataclass(frozen=True, slots=True)
 class BarrierEvent:
-    """An event of a CTA barrier: ``kind`` "arrive" (threads reach it) or "release" (it opened for
-    them).
+    """An event of a CTA barrier: threads arrive (``kind`` "arrive"), or the barrier opens for them
+    ("release").
 
     ``barrier`` is the barrier's number, ``expected`` the number of threads per CTA that take part.
-    A release names all threads that took part, possibly of several CTAs whose barriers opened
-    together. Every thread of a release had an arrive event before.
+    A release names all threads that took part. They may be of several CTAs, whose barriers opened
+    together. Each of these threads had an arrive event before.
     """
 
     site: Site
@@ -151,7 +156,7 @@ class WarpSync:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A unit that works asynchronously to the threads: one form of the asynchronous proxy.
+    """A unit that works asynchronously to the threads, in the asynchronous proxy.
 
     ``kind`` and ``number`` identify it within ``cta`` (flat):
     - ``mbarrier`` and its address: bulk copies that complete on it.
@@ -174,10 +179,11 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class EngineAccess:
-    """Threads issue an engine's read (``kind`` "read") or write of one CTA's shared memory.
+    """The issue of an engine's read (``kind`` "read") or write of one CTA's shared memory.
 
-    ``threads`` issued the access together; ``cta`` (flat) owns the memory; ``addresses`` are pieces
-    of ``size`` bytes each. The access happens at any time between this event and EngineDone.
+    The ``threads`` issued the access together. ``cta`` (flat) owns the memory. ``addresses`` are
+    the begins of parts of ``size`` bytes. The access happens at any time between this event and
+    EngineDone.
     """
 
     site: Site
@@ -192,7 +198,7 @@ class EngineAccess:
 
 @dataclass(frozen=True, slots=True)
 class EngineLanding:
-    """A write that an engine was issued at clock ``issued`` has reached memory."""
+    """The data of a write that was issued to an engine at clock ``issued`` have reached memory."""
 
     engine: Engine
     issued_at: Site
@@ -205,7 +211,8 @@ class EngineLanding:
 
 @dataclass(frozen=True, slots=True)
 class EngineDone:
-    """``threads`` have waited for all work issued to an engine up to clock ``issued``."""
+    """The ``threads`` have waited for all work that was issued to an engine up to clock
+    ``issued``."""
 
     site: Site
     engine: Engine
@@ -216,13 +223,15 @@ class EngineDone:
 
 @dataclass(frozen=True, slots=True)
 class MbarrierEvent:
-    """An event of the mbarriers at one address in the CTAs ``ctas`` (flat; one for each thread).
+    """An event of the mbarriers that have the same address in several CTAs.
+
+    ``ctas`` (flat) has one CTA for each thread.
 
     ``kind``:
     - "init" and "arrive";
     - "copy": a bulk copy is issued that will complete on the mbarrier;
-    - "complete": a phase is over in ``ctas``. This event has no threads; ``landed`` is, per CTA,
-      the clock up to which bulk copies have arrived;
+    - "complete": a phase is over in ``ctas``. This event has no threads. For each CTA, ``landed``
+      is the clock up to which bulk copies have arrived;
     - "wait": threads have observed the end of a phase.
     """
 
@@ -247,7 +256,8 @@ class ClusterBarrierEvent:
 
 @dataclass(frozen=True, slots=True)
 class ProxyFence:
-    """Everything that the threads have done, or are ordered after, becomes visible to engines."""
+    """A proxy fence: the work that the threads have done or are ordered after becomes visible to
+    engines."""
 
     site: Site
     threads: np.ndarray
@@ -285,7 +295,7 @@ class GridAllow:
 
 @dataclass(frozen=True, slots=True)
 class Misuse:
-    """A rule of an instruction is broken; ``kind`` is the kind of the finding."""
+    """An instruction is used against a rule of PTX; ``kind`` is the kind of the finding."""
 
     kind: str
     site: Site
@@ -297,7 +307,7 @@ class Misuse:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Clusters of a grid. CTAs are flat numbers, ``x + grid_x * (y + grid_y * z)``."""
+    """The clusters of a grid. CTAs are flat numbers, ``x + grid_x * (y + grid_y * z)``."""
 
     grid: tuple[int, int, int]
     cluster: tuple[int, int, int]
@@ -308,14 +318,14 @@ class Clusters:
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
     def rank(self, cta: Any) -> Any:
-        """Rank of CTAs (ints or arrays) within their cluster."""
+        """The rank of each CTA (an int or an array) in its cluster."""
         if self.size == 1:
             return cta * 0
         (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
         return cta % gx % cx + cx * (cta // gx % gy % cy + cy * (cta // gx // gy % cz))
 
     def number(self, cta: Any) -> Any:
-        """Flat number of the CTAs' cluster."""
+        """The flat number of each CTA's cluster."""
         if self.size == 1:
             return cta
         (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
@@ -323,7 +333,7 @@ class Clusters:
         return cta % gx // cx + gx // cx * row
 
     def peer(self, cta: Any, rank: Any) -> Any:
-        """The CTA of a rank in the cluster of ``cta``; both ints or arrays."""
+        """The CTA that has this rank in the cluster of ``cta``; both are ints or arrays."""
         if self.size == 1:
             return cta + rank * 0
         (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
@@ -361,13 +371,13 @@ class Launch:
 
     @property
     def clusters(self) -> Clusters:
-        """How the CTAs group into clusters."""
+        """The clusters of the grid."""
         return Clusters(self.grid, self.cluster)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRange:
-    """A registered host range: half-open ``[begin, end)`` in bytes."""
+    """A registered range of host memory: half-open ``[begin, end)``, in bytes."""
 
     name: str
     begin: int
@@ -376,7 +386,7 @@ class MemoryRange:
 
 
 class GlobalMemoryView(ABC):
-    """The part of global memory that observers can read: its ranges."""
+    """The ranges of global memory, which is the part of it that observers can read."""
 
     @abstractmethod
     def ranges(self) -> Sequence[MemoryRange]:
@@ -384,18 +394,20 @@ class GlobalMemoryView(ABC):
 
 
 class Observer:
-    """Watches one launch after another. Subclasses override the hooks they need.
+    """Receives the events of one launch after another.
 
-    Hooks cost nothing when a launch has no observer. Findings are appended to ``findings``; a
-    finding never stops the run.
+    Subclasses override the methods that they need.
+
+    Without observers a launch sends no events, so they cost nothing. An observer appends what it
+    finds to ``findings``; a finding never stops the launch.
     """
 
-    #: Set by an observer that reports bad addresses itself. The emulator then masks the access
-    #: (reads give zero, writes are dropped) instead of raising EmulatorError.
+    #: Whether this observer reports bad addresses itself. If so, the emulator does not raise
+    #: EmulatorError but masks the access: a read gives zero, a write is dropped.
     handles_bad_access: bool = False
 
-    #: Set by an observer that reports misuse. The emulator then continues as well as it can
-    #: instead of raising EmulatorError.
+    #: Whether this observer reports broken rules of instructions. If so, the emulator does not
+    #: raise EmulatorError but continues as well as it can.
     handles_misuse: bool = False
 
     def __init__(self) -> None:
@@ -408,10 +420,10 @@ class Observer:
         """CTAs ``first_cta .. first_cta + cta_count - 1`` start; no other CTA is live."""
 
     def memory(self, event: MemoryAccess) -> None:
-        """A load, store, atomic, or the issue of an asynchronous copy."""
+        """A load, a store, an atomic, or the issue of an asynchronous copy."""
 
     def async_group(self, event: AsyncGroupEvent) -> None:
-        """cp.async commit or wait, before the landings that a wait causes."""
+        """A commit or wait of cp.async; it is sent before the landings that the wait causes."""
 
     def async_landing(self, event: AsyncLanding) -> None:
         """cp.async data land in shared memory."""
@@ -432,7 +444,7 @@ class Observer:
         """wgmma.wait_group, or cp.async.bulk.wait_group."""
 
     def mbarrier(self, event: MbarrierEvent) -> None:
-        """Traffic at mbarriers."""
+        """An operation of an mbarrier."""
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
         """barrier.cluster."""
@@ -450,10 +462,10 @@ class Observer:
         """griddepcontrol.launch_dependents."""
 
     def misuse(self, event: Misuse) -> None:
-        """An instruction is used against its rules."""
+        """An instruction breaks a rule."""
 
     def end(self) -> None:
-        """Called once after the last instruction (not after an EmulatorError)."""
+        """Called once after the last instruction; not called after an EmulatorError."""
 
 
 @dataclass(frozen=True)
@@ -461,8 +473,8 @@ class Finding:
     """A mistake that a check found.
 
     ``source`` is ``file:line`` of the CUDA source (empty without line info). ``threads`` are some
-    of the flat thread numbers involved, ``address`` is a representative byte address, and
-    ``count`` is the number of occurrences.
+    of the threads involved (flat numbers), ``address`` is one of the byte addresses, and ``count``
+    is the number of occurrences.
     """
 
     kind: str
@@ -480,11 +492,11 @@ class Finding:
 
 @dataclass
 class EmulationResult:
-    """Outcome of one launch, or of all launches of a plan.
+    """The outcome of one launch, or of all launches of a plan.
 
-    ``instructions`` maps each mnemonic to the number of warp instructions issued.
-    ``thread_instructions`` maps it to the sum of their active threads; threads masked by a guard
-    count as active.
+    ``instructions`` maps each mnemonic to the number of warps that executed it.
+    ``thread_instructions`` maps it to the number of their active threads, where threads that a
+    guard masks count as active.
     """
 
     instructions: dict[str, int] = field(default_factory=dict)
@@ -502,5 +514,5 @@ class EmulationResult:
 
     @property
     def warp_instructions(self) -> int:
-        """All warp instructions together."""
+        """The sum of all warp instructions."""
         return sum(self.instructions.values())

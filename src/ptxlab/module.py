@@ -22,7 +22,7 @@ Extent = int | tuple[int, ...]
 _GRID_LIMITS = (2**31 - 1, 65_535, 65_535)
 _BLOCK_LIMITS = (1024, 1024, 64)
 _MOST_THREADS = 1024
-#: KiB of shared memory that a CTA may have, by architecture.
+#: KiB of shared memory that a CTA may have, by compute capability.
 _SHARED_KIB = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 88: 99, 89: 99, 120: 99, 121: 99}
 _MOST_SHARED_KIB = 227
 
@@ -31,13 +31,14 @@ def load(source: str | bytes | os.PathLike[str]) -> Module:
     """Loads a PTX module, as ``nvcc -ptx`` or NVRTC writes it.
 
     Args:
-        source: the PTX as text or bytes, or the path of a file; a text of a single line is a path.
+        source: the PTX as text or bytes, or the path of a file. Text without a line break is taken
+            as a path.
 
     Returns:
-        The module. A kernel is translated at its first launch.
+        The module. Kernels are translated at their first launch.
 
     Raises:
-        PtxlabError: the file cannot be read, is not PTX, or has a line that cannot be parsed.
+        PtxlabError: the file cannot be read or is not PTX, or one of its lines cannot be parsed.
     """
     text = _text_of(source)
     if text.startswith("\x7fELF"):
@@ -70,7 +71,7 @@ def _text_of(source: str | bytes | os.PathLike[str]) -> str:
 
 
 class Module:
-    """A PTX module; ``load`` makes it. ``kernels`` are the names of its kernels."""
+    """A PTX module, as ``load`` returns it. ``kernels`` are the names of its kernels."""
 
     def __init__(self, parsed: ParsedModule) -> None:
         self._parsed = parsed
@@ -100,37 +101,41 @@ class Module:
         """Runs a kernel and waits for it to finish.
 
         Args:
-            kernel: its name in the PTX; ``extern "C"`` keeps the name of the source.
-            arguments: one for each parameter. A pointer takes a C-contiguous NumPy array of any
-                shape and dtype, which the kernel accesses in place, or None for null. The kernel
-                may only read an array that is not ``writeable``. A number takes a Python or NumPy
-                scalar that fits. A struct by value takes bytes or a NumPy scalar of its size.
-            grid, block: CTAs of the grid and threads of a CTA: an int, or up to three, x first.
-            cluster: CTAs of a cluster, in the same form, for kernels of sm_90 and later.
-            shared_bytes: dynamic shared memory of a CTA.
-            variables: arrays that replace the module's ``__device__`` and ``__constant__``
-                variables, by their names in the PTX. Each has the variable's size in bytes and is
-                used in place. Other variables begin each launch with their initial values.
-            checks: look for races, out-of-bounds accesses, reads of memory that was never written,
-                and uses of copies that have not arrived. This takes about twice as long.
-            observers: additional ones, such as ``ptxlab.checks.BankConflicts()`` or single checks.
-            seed: a number selects a random schedule of the threads; None is a fixed schedule.
-            sm_count: SMs of the GPU, for kernels whose CTAs wait for each other; None: enough for
-                all CTAs.
-            exact_mma: round the sums of mma, wgmma and wmma like the target's tensor cores, to the
-                last bit (sm_80 and later). By default they are float32 sums in any order. A kernel
-                dominated by multiplications then takes two to four times as long.
+            kernel: the kernel's name in the PTX. With ``extern "C"`` this is its name in the
+                source.
+            arguments: one for each parameter of the kernel. For a pointer, give a C-contiguous
+                NumPy array of any shape and dtype, which the kernel accesses in place, or None for
+                null. If the array is not ``writeable``, the kernel may only read it. For a number,
+                give a Python or NumPy scalar that fits. For a struct by value, give bytes or a
+                NumPy scalar of its size.
+            grid, block: the CTAs of the grid and the threads of a CTA. Each is an int or a tuple of
+                up to three, x first.
+            cluster: the CTAs of a cluster, as an int or a tuple, for kernels of sm_90 and later.
+            shared_bytes: bytes of dynamic shared memory per CTA.
+            variables: by their names in the PTX, arrays that replace ``__device__`` and
+                ``__constant__`` variables of the module. An array has the size of its variable in
+                bytes and is used in place. Other variables begin each launch with their initial
+                values.
+            checks: whether to look for races, out-of-bounds accesses, reads of memory that was
+                never written, and uses of copies that have not arrived. The launch then takes about
+                twice as long.
+            observers: further observers, such as ``ptxlab.checks.BankConflicts()``.
+            seed: a number selects a random schedule of the threads; None the fixed schedule.
+            sm_count: the number of SMs of the GPU, for kernels whose CTAs wait for each other;
+                None: as many as all CTAs need.
+            exact_mma: whether mma, wgmma and wmma give exactly the bits of the target's tensor
+                cores (sm_80 and later). By default they give float32 sums in any order. A kernel
+                that mainly multiplies then takes two to four times as long.
 
-        Returns:
-            The result: ``findings`` of the checks, empty if there are none, and ``instructions``,
-            the number of warps that executed each instruction.
+        Returns: The result. Its ``findings`` are those of the checks, and its ``instructions``
+        count how many warps executed each instruction.
 
         Raises:
-            PtxlabError: an argument is wrong; the error is then also a ValueError, and nothing has
-                run. It is also raised if the kernel uses an unknown instruction, deadlocks, traps,
-                or, without checks, accesses an address outside its memory; the error is then also a
-                RuntimeError. A message that names an instruction also names its PTX line and, if
-                compiled with ``-lineinfo``, its source line.
+            PtxlabError: an argument is wrong and nothing was run. The error is also a ValueError.
+                Also raised if the kernel uses an unknown instruction, deadlocks, traps, or, without
+                checks, accesses an address outside its memory. The error is then also a
+                RuntimeError. A message about an instruction names its PTX line, and also its source
+                line if the PTX was compiled with ``-lineinfo``.
         """
         entry = self._entry(kernel)
         memory = GlobalMemory()

@@ -1,10 +1,10 @@
-"""Run as a program: build the stand-in library, and die at a given moment if asked to.
+"""A program that builds the stand-in library, and can kill itself at a given moment.
 
     python stand_in_build.py CSRC [--die-at N]
 
-Every event of the build is printed. With --die-at the process kills itself with SIGKILL when it is
-about to do the N-th thing to the file system or to another process (as Python's audit hooks count
-them); with N beyond the last one it prints how many there were.
+It prints every event of the build. With --die-at the process kills itself with SIGKILL just before
+its N-th operation on the file system or on another process, as Python's audit hooks count them. If
+there are fewer than N, it prints how many there were.
 """
 
 from __future__ import annotations

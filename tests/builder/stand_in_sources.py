@@ -1,8 +1,8 @@
-"""A csrc in miniature, and a compiler that plays back what the real one said about it.
+"""A csrc in miniature, and an nvcc that replays the recorded output of the real one for it.
 
-The kernel is one line, so a build takes a second; with the played-back nvcc, a tenth of that. g++
-and the linker are always the real ones. Tests of what goes wrong around the compiler use these;
-tests of what it makes use the package's own sources.
+The kernel is one line, so a build takes a second, and a tenth of that if nvcc is replayed. g++ and
+the linker are always real. Tests of failures around the compiler use these sources. Tests of what
+the compiler produces use the sources of the package.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Kernels that may be chosen compile without spills and serialised products, or are recorded.
+"""Kernels that may be chosen compile without spills and serialised wgmma, or are recorded as slow.
 
-tools/ci/kernel_losses.py compiles them, and records what it compiled and which are slow. Here some
-of those in its record are compiled again, others every day. What it has not compiled yet is not
-looked at: that takes many cores for hours, and a call that meets such a kernel chooses another.
+tools/ci/kernel_losses.py compiles these kernels, and records which ones it compiled and which are
+slow. The test here compiles a few kernels of its record again, different ones each day. It ignores
+kernels that the tool has not compiled yet, since compiling them takes many cores for hours. If one
+of them is slow, the call that builds it chooses another kernel.
 """
 
 from __future__ import annotations

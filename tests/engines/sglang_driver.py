@@ -1,8 +1,9 @@
-"""SGLang's own pools, allocators, radix cache and batches drive our backend on host tensors.
+"""Runs flashsmith's backend on host tensors under SGLang's own pools, allocators, radix cache and
+batches.
 
-A request's keys, values and queries are functions of its tokens and positions alone, so that a hit
-of the radix cache finds what another request wrote. Each step's output is compared with attention
-in float64 over all tokens of the request.
+The keys, values and queries of a request depend only on its tokens and their positions. So if a
+prefix is in the radix cache, another request has written the right values there. The output of each
+step is compared with attention in float64 over all tokens of the request.
 """
 
 from __future__ import annotations

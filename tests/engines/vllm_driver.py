@@ -1,8 +1,9 @@
-"""vLLM's own scheduler, block tables and metadata builders drive a layer of ours on host tensors.
+"""Runs a layer of flashsmith on host tensors under vLLM's own scheduler, block tables and metadata
+builders.
 
-A request's keys, values and queries are functions of its tokens and positions alone, so that a hit
-of the prefix cache finds what another request wrote. Each step's output is compared with attention
-in float64 over all tokens of the request.
+The keys, values and queries of a request depend only on its tokens and their positions. So if a
+prefix is in the prefix cache, another request has written the right values there. The output of
+each step is compared with attention in float64 over all tokens of the request.
 """
 
 from __future__ import annotations

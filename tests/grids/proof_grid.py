@@ -1,8 +1,8 @@
-"""The grid of attention problems that every release is proven on, and a small cover of it.
+"""The grid of attention problems on which every release is proven, and a small cover of it.
 
 Lengths, masks, heads and head dimensions are those of other libraries' tests, and harder ones: rows
-that see nothing, one query against many keys and the reverse, lengths just below and above every
-tile, windows wider than the sequence, packed sequences of length 0.
+that see no key, one query with many keys and many queries with one key, lengths just below and
+above every tile size, windows wider than the sequence, and packed sequences of length 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Mutants of the backward pass: of its kernels' PTX, of their sources, and of their plans. All must
-be caught, but for those that provably change nothing.
+be detected, except those with a proof that they change nothing.
 
-The default run takes wrong plans and a few mutants of what synchronises; ``-m full`` takes all that
-are sampled: every mutant of what synchronises, some of each other operator, every mistake.
+The default run has wrong plans and a few mutants of synchronisation. ``-m full`` has the whole
+sample: every mutant of synchronisation, some of each other operator, and every mistake in the
+sources.
 """
 
 from __future__ import annotations

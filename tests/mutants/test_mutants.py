@@ -1,8 +1,9 @@
-"""Mutants of real kernels: nearly all must be caught, and the others change nothing, provably.
+"""Mutants of real kernels: nearly all must be detected; the others have a proof that they change
+nothing.
 
-A mutant is caught when a check has a finding, when the numbers break the tolerance rule, or when
-the emulator stops. The default run takes every mutant of what synchronises and a few of every other
-operator; ``-m full`` takes all.
+A mutant is detected if a check has a finding, if the outputs break the tolerance rule, or if the
+emulator stops with an error. The default run has every mutant of synchronisation and a few of every
+other operator; ``-m full`` has all.
 """
 
 from __future__ import annotations

@@ -51,10 +51,10 @@ def source_lines(instruction: Instruction) -> str:
 
 @dataclass(frozen=True)
 class KernelVictim:
-    """A kernel, and keywords of prove() for a problem in which all of its code runs: several tiles
-    for one CTA, each of several K/V blocks, so that every ring goes round. In the ``short`` one
-    tiles have hardly any blocks, and nothing keeps the producer from running ahead. In the
-    ``ragged`` ones warpgroups skip blocks of tiles of few, again and again."""
+    """A kernel, and keywords of prove() for a problem in which all of its code runs: one CTA has
+    several tiles, each with several K/V blocks, so that every ring buffer wraps around. In the
+    ``short`` problem tiles have hardly any blocks, so that the producer runs far ahead. In the
+    ``ragged`` problems tiles have few blocks, and warpgroups often skip some of them."""
 
     config: KernelConfig
     semantics: Semantics

@@ -1,10 +1,10 @@
-"""Pairs of processes of which one is lost, for test_lost.py: what becomes of the other.
+"""Pairs of processes of which one is lost, for test_lost.py, which checks what the other does.
 
     python lost_ranks.py FOLDER CASES.json
 
-All cases run at once. Each process is forked from this one, which has imported everything and made
-no group. Standard errors are in FOLDER/CASE-RANK.err, and what rank 0 was told in FOLDER/CASE.said;
-the exit statuses by case are printed as JSON.
+All cases run at the same time. Each process is forked from this one, which has imported everything
+but has created no group. Standard error goes to FOLDER/CASE-RANK.err, and the error that rank 0
+raised to FOLDER/CASE.said. The exit statuses by case are printed as JSON.
 """
 
 from __future__ import annotations

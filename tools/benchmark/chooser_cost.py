@@ -1,8 +1,9 @@
-"""Measures the host time of choosing a config, at the first and at repeated calls for a problem.
+"""Measures how long the host takes to choose a config: in the first call for a problem, and in
+later calls.
 
     python tools/benchmark/chooser_cost.py
 
-Needs no GPU: the choices are for an H200, with its shipped tables.
+No GPU is needed: the choices are for an H200, by its shipped tables.
 """
 
 from __future__ import annotations

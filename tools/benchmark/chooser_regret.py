@@ -1,11 +1,13 @@
-"""Measures the chooser's regret: times the chosen kernel and the rejected kernels.
+"""Measures the regret of the chooser: how much slower the chosen kernel is than the best of those
+that were rejected.
 
     python tools/benchmark/chooser_regret.py OUT.csv [--without-table] [PROBLEM ...]
 
-Needs an NVIDIA GPU with PyTorch. For each problem, the choice, its runners-up and the cost model's
-candidates are proven and timed alternately. Each kernel gets a row with its expected and measured
-time, written as soon as the problem is done. The default problems have untuned lengths or few CTAs,
-where expected times rest on the cost model. The exit status is 1 if a kernel is wrong.
+Needs an NVIDIA GPU with PyTorch. For each problem, the chosen kernel, its runners-up and the
+candidates of the cost model are proven and timed alternately. Each of them gets a row with its
+expected and its measured time, which is written when the problem is done. The default problems have
+lengths that were not tuned, or few CTAs, so that expected times depend on the cost model. The exit
+status is 1 if a kernel is wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ PROBLEMS = tuple(
 )
 COLUMNS = ("problem", "config", "evidence", "chosen", "right", "expected_ms", "ms", "regret")
 
-# Maps a problem and configs to each config's milliseconds, or to None if its kernel is wrong.
+# Takes a problem and configs. Returns the milliseconds of each config, or None if its kernel is
+# wrong.
 Timer = Callable[[Problem, Sequence[Any]], "list[float | None]"]
 
 
@@ -57,7 +60,8 @@ def timed_on_gpu(problem: Problem, configs: Sequence[Any]) -> list[float | None]
 def expected_times(
     problem: Problem, device: DeviceSpec, table: WinnersTable | None
 ) -> tuple[str, dict[Any, float]]:
-    """The choice's evidence, and the configs to time with expected times, the choice first."""
+    """The evidence for the choice; and the configs to time with their expected times, the chosen
+    one first."""
     answer = choose(problem, device, table=table)
     expected = {answer.config: answer.ms} | {one.config: one.ms for one in answer.runners_up}
     masked = problem.semantics.mask != "none"
@@ -69,7 +73,7 @@ def expected_times(
 def build_ahead(
     problems: Sequence[Problem], device: DeviceSpec, table: WinnersTable | None
 ) -> None:
-    """Builds all kernels in parallel, instead of one kernel at each first launch."""
+    """Builds all kernels in parallel; otherwise each would be built at its first launch."""
     wanted: dict[Any, dict[Any, None]] = defaultdict(dict)
     for problem in problems:
         for config in expected_times(problem, device, table)[1]:
@@ -83,7 +87,10 @@ def build_ahead(
 def reviewed(
     problem: Problem, device: DeviceSpec, table: WinnersTable | None, timer: Timer
 ) -> list[dict[str, Any]]:
-    """A row per config, the choice first; regret is its time over the fastest time, minus 1."""
+    """One row per config, the chosen one first.
+
+    Its regret is its time divided by the fastest time, minus 1.
+    """
     evidence, expected = expected_times(problem, device, table)
     times = timer(problem, list(expected))
     fastest = min((ms for ms in times if ms is not None), default=float("nan"))

@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
-"""Fits the costs of numbers of runs (RunCosts of the mma_sync_decode family) to measured times.
+"""Fits RunCosts of the mma_sync_decode family, which say what each number of runs costs, to
+measured times.
 
     python tools/benchmark/decode_run_costs.py                 # from the rows of an H200
     python tools/benchmark/decode_run_costs.py --gpu H100
     python tools/benchmark/decode_run_costs.py --gpu X --rows mine.jsonl.gz
 
-Rows are JSON Lines, compressed or not, of calls whose sequences are equally long. There is one row
-for each number of runs per tile, with these fields: 'cell' (the problem), 'how' ('flushed' or
-'graph'), 'name' ('n4', or 'n4c' if CTAs take runs from a counter) and 'median' (microseconds). The
-H100's rows have two more names: the earlier rule ('base') and the current one ('F2').
+The rows are JSON Lines, which may be compressed. Each is a call whose sequences all have the same
+length. There is one row for each number of runs per tile, with these fields: 'cell' (the problem),
+'how' ('flushed' or 'graph'), 'name' ('n4', or 'n4c' if CTAs take runs from a counter) and 'median'
+(microseconds). Rows of the H100 also have the names 'base' for the earlier rule and 'F2' for the
+current one.
 
-The costs only rank the numbers of runs, so they need not be times. The loss for a call is the time
-with the number of runs that the costs rank cheapest, over the fastest measured time. The losses are
-printed for the GPU's current costs and for the costs that a search finds. The search starts from
-the current costs and changes one number at a time, as long as the mean loss falls. The fitted
-numbers come last, in the form of families/mma_sync_decode/cost.py. The exit status is 1 if the
-search gains more than --most of the mean: then the GPU's costs should be updated.
+The costs only have to rank the numbers of runs, so they need not be times. The loss for a call is
+the time with the number of runs that costs least, divided by the fastest measured time. The losses
+are printed for the current costs of the GPU, and for the costs that a search finds. The search
+begins with the current costs, and changes one number at a time as long as the mean loss decreases.
+At the end, the fitted numbers are printed in the form of families/mma_sync_decode/cost.py. The exit
+status is 1 if the search reduces the mean by more than --most; the costs should then be updated.
 """
 
 from __future__ import annotations
@@ -45,19 +47,20 @@ from flashsmith.families.mma_sync_decode.cost import (
 
 ROWS = Path(__file__).parents[2] / "benchmarks"
 FILES = {gpu: ROWS / gpu.lower() / "decode-even-runs.jsonl.gz" for gpu in ("H100", "H200")}
-# The search's factors for a number, large steps first.
+# The factors by which the search changes a number, large ones first.
 FACTORS = (1.3, 1.1, 1.03)
 BEFORE, NOW = "base", "F2"
-# More bytes per microsecond than a GPU can read: the sequences of such a row differ in length.
+# No GPU reads this many bytes per microsecond. If a row has more, its sequences have different
+# lengths.
 MOST_RATE = 5.5e6
 MOST_TURNS = 7.0
 
 
 @dataclass(frozen=True)
 class EqualTiles:
-    """Tiles of equally long sequences, as in csrc/mma_sync_decode/plan.cc.
+    """The tiles of sequences of equal length, as csrc/mma_sync_decode/plan.cc computes them.
 
-    tests/csrc compares the two.
+    A test in tests/csrc compares the two.
     """
 
     tiles: float
@@ -69,7 +72,7 @@ class EqualTiles:
 
     @classmethod
     def of(cls, problem: Problem, cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> EqualTiles:
-        """The tiles of a call with few rows per K/V head."""
+        """The tiles of a call that has few rows per K/V head."""
         group = problem.heads_q // problem.heads_k
         tiles = -(-problem.seq_q * group // cfg.B_r)
         most = device.sm_count * cfg.parts_per_sm // problem.heads_k
@@ -83,12 +86,12 @@ class EqualTiles:
         )
 
     def runs(self, runs: int, units: float) -> float:
-        """``runs``, limited so that each run of a tile has at least one part."""
+        """``runs``, but not more than there are parts in a tile."""
         parts = min(max(units / self.min_units, 1.0), self.most_parts)
         return min(float(runs), math.ceil(parts))
 
     def cost(self, costs: RunCosts, runs: int, units: float) -> float:
-        """The cost, as the bytes that the GPU could read in the same time."""
+        """The cost, given as the bytes that the GPU could read in the same time."""
         of_tile = self.runs(runs, units)
         turns, full_tiles = of_tile * self.tiles / self.slots, self.rows > 8
         size = self.tiles * units * self.unit_bytes * (costs.full_tiles if full_tiles else 1.0)
@@ -100,17 +103,17 @@ class EqualTiles:
         )
 
     def best_runs(self, costs: RunCosts, units: float) -> int:
-        """The number of runs that a plan takes for a call with ``units`` per tile."""
+        """The number of runs with which a call is planned, if tiles have ``units`` units."""
         most = min(self.most_parts, MOST_TURNS * self.slots / self.tiles)
         return self.cheapest(costs, [2**n for n in range(16) if n == 0 or 2**n <= most], units)
 
     def cheapest(self, costs: RunCosts, runs: Sequence[int], units: float) -> int:
-        """The cheapest number of runs; if costs are equal, the smallest number."""
+        """The number of runs that costs least; if several do, the smallest."""
         return min(sorted(runs), key=lambda number: self.cost(costs, number, units))
 
 
 def time_over_bytes(costs: RunCosts, turns: float, full_tiles: bool) -> float:
-    """The time of a call with equal runs, relative to the time of reading its bytes."""
+    """The time of a call with runs of equal length, divided by the time of reading its bytes."""
     if turns <= 1.0:
         uneven = costs.uneven_slope * (costs.uneven_from - turns)
         uneven = min(max(uneven, 0.0), costs.uneven_most)
@@ -126,7 +129,7 @@ def time_over_bytes(costs: RunCosts, turns: float, full_tiles: bool) -> float:
 
 @dataclass(frozen=True)
 class Call:
-    """One call and its microseconds, by the number of runs per tile."""
+    """A call, and its microseconds for each number of runs per tile."""
 
     name: str
     tiles: EqualTiles
@@ -134,13 +137,13 @@ class Call:
     times: dict[int, float]
 
     def loss(self, costs: RunCosts) -> float:
-        """The time with the number of runs that the costs rank cheapest, over the fastest time."""
+        """The time with the number of runs that costs least, divided by the fastest time."""
         chosen = self.tiles.cheapest(costs, list(self.times), self.units)
         return self.times[chosen] / min(self.times.values())
 
 
 def calls(path: Path, device: DeviceSpec) -> list[Call]:
-    """The calls for which a file has rows with several numbers of runs."""
+    """Those calls in a file that were measured with several numbers of runs."""
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
@@ -151,7 +154,8 @@ def calls(path: Path, device: DeviceSpec) -> list[Call]:
 
 
 def is_of_equal_lengths(label: str, cell: str) -> bool:
-    """Whether all sequences fill the cache: the label is 'explore' or has the cell's lengths."""
+    """Whether all sequences fill the cache: the label is 'explore' or gives the lengths of the
+    cell."""
     problem = Problem.parse(cell)
     return label in ("explore", f"{problem.batch}x{problem.seq_k}")
 
@@ -175,7 +179,7 @@ def _calls(found: dict[tuple[str, str], dict[str, float]], device: DeviceSpec) -
 
 
 def numbers_of_runs(by_name: dict[str, float], tiles: EqualTiles) -> dict[int, float]:
-    """The times by the number of runs; as in plans, more runs than CTAs use a counter."""
+    """The time for each number of runs. As in a plan, more runs than CTAs use a counter."""
     found: dict[int, float] = {}
     for name, microseconds in by_name.items():
         match = re.fullmatch(r"n(\d+)(c?)", name)
@@ -192,7 +196,8 @@ def mean_loss(every: Sequence[Call], costs: RunCosts) -> float:
 
 
 def fitted(every: Sequence[Call], costs: RunCosts) -> RunCosts:
-    """The costs that a search finds from ``costs``, by trying some multiples of each number."""
+    """The costs that a search finds: beginning with ``costs``, it tries some multiples of each
+    number."""
     least, names = mean_loss(every, costs), list(asdict(costs))
     for factor in FACTORS:
         gained = True

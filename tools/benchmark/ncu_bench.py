@@ -16,7 +16,7 @@ from flashsmith.cli import main
 
 
 def with_csv_value(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with `--csv=-` for a `--csv` without a value."""
+    """Replaces a `--csv` without a value by `--csv=-`."""
     completed = list(arguments)
     for place, word in enumerate(arguments):
         following = arguments[place + 1 : place + 2]

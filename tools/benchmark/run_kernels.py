@@ -60,15 +60,17 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def make_plan(options: argparse.Namespace) -> BenchPlan:
-    """The plan of launches. Without --kernels and KERNELS, only the peers of --ref are launched.
+    """What to launch.
 
-    Untimed kernels are launched once unless --runs or --num_warmups is given.
+    If neither --kernels nor KERNELS is given, only the peers in --ref are launched.
 
-    Raises ArgumentError or SelectionError if something cannot be launched or nothing is named.
+    Without --time, kernels are launched once unless --runs or --num_warmups is given.
+
+    Raises ArgumentError or SelectionError if something cannot be launched, or if nothing is named.
     """
     named = options.kernels is not None or KERNELS.raw() is not None
     if not named and options.ref is None:
-        get_kernel_configs(None)  # raises the error that lists the keys
+        get_kernel_configs(None)  # This raises the error that lists the keys
     configs, with_ours = select_implementations(options.kernels) if named else ((), False)
     shapes = make_shapes(
         configs,
@@ -97,10 +99,10 @@ def make_plan(options: argparse.Namespace) -> BenchPlan:
 def launch_named(
     plan: BenchPlan, device: DeviceSpec, clock: Clock, reporter: ProgressReporter
 ) -> Iterator[str]:
-    """Launches every implementation on every problem; yields a line after each.
+    """Launches every implementation on every problem, and yields a line after each.
 
-    Raises ArgumentError for an absent peer or an illegal config, since a profiler's kernels must
-    all run. Errors of building and launching are passed on.
+    Raises ArgumentError for an absent peer or an illegal config, because all kernels must run under
+    a profiler. Errors of building and launching are passed on.
     """
     kernels = BuiltKernels(device)
     entries = {problem: list(plan.entries(problem, device)) for problem in plan.problems}
@@ -131,9 +133,9 @@ def launch_named(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the script; returns its exit status, 1 if a timed kernel is wrong.
+    """Runs the script. The exit status is 1 if a timed kernel is wrong.
 
-    Raises what ``make_plan``, ``launch_named`` and ``run_bench`` raise.
+    Raises the errors of ``make_plan``, ``launch_named`` and ``run_bench``.
     """
     options = parse_arguments(arguments)
     plan = make_plan(options)

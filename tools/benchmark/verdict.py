@@ -7,27 +7,27 @@
     done
     python tools/benchmark/verdict.py verdict-*.csv > verdict.md
 
-Each file is one round, in which the implementations of a cell were launched alternately and so
-shared one clock. --pack FILE.csv.gz also writes the rounds to one file, with a column that names
-them; such a file can be given instead of the rounds. Rounds of several revisions are pooled only
-with --same-code: pass it if their kernels have the same machine code.
+Each file is one round, in which the implementations for a problem (a cell) were launched
+alternately, and so at the same clock. --pack FILE.csv.gz also writes all rounds to one file, with a
+column for their names; this file can be given instead of the rounds. Rounds of several revisions
+are pooled only with --same-code. Give it if their kernels have the same machine code.
 
-Ratios are taken within a round and pooled over the rounds of a cell. The tables show their median
-and the interval that contains the true median with a confidence of at least 95%. That interval
-comes from order statistics and needs six rounds; with fewer, the minimum and maximum are shown, and
-nothing is claimed.
+Ratios are taken within a round, and pooled over the rounds of a cell. The tables show their median,
+and the interval that contains the true median with a confidence of at least 95%. The interval is
+given by order statistics, which need six rounds. With fewer rounds, the minimum and the maximum are
+shown, and nothing is claimed.
 
-FlashAttention 3 is not among the peers that pip can install. Its speed therefore comes from its
-ratio to cuDNN on another day (--best). FlashAttention 4 is treated in the same way if no round has
-it. Gradients (--cells backward) are always compared with the best kernel of all by such a ratio, as
-the geometric mean over a cell's two dtypes. These ratios are only accurate to 3%.
+pip cannot install FlashAttention 3. So its speed is taken from its ratio to cuDNN on another day
+(--best). The same is done for FlashAttention 4 if it is in no round. Gradients (--cells backward)
+are always compared with the best kernel of all by such a ratio, which is the geometric mean over
+the two dtypes of a cell. These ratios are only accurate to 3%.
 
-A cell is 'ahead' if its interval is above 1 for the interleaved peers and above 1.03 for the ratio.
-It is 'behind' if either interval is below 1 or 0.97, and else 'level'. Rows that were not measured
-interleaved are shown, but nothing is claimed for them.
+A cell is 'ahead' if the interval is above 1 for the peers in the rounds, and above 1.03 for the
+ratio. It is 'behind' if one of them is below 1 (or 0.97 for the ratio), and 'level' otherwise. Rows
+that were not interleaved are shown, but nothing is claimed for them.
 
-The exit status is 1 if one of our kernels or a peer is wrong. It is also 1 if one of our cells was
-not measured in every round, because the fastest peer of such a cell may be missing.
+The exit status is 1 if one of our kernels or a peer is wrong. It is also 1 if a cell of ours was
+not measured in every round, because its fastest peer may be missing.
 """
 
 from __future__ import annotations
@@ -57,20 +57,22 @@ BEST = (_FOLDER / "best-public.csv", _FOLDER / "best-public-backward.csv")
 FA2, CUDNN, FA3, FA4 = "fa2", "cudnn", "flash_attn_3", "flash_attn_4"
 NAMES = {OURS: "ours", CUDNN: "cuDNN", FA2: "FA2", FA3: "FA3", FA4: "FA4"}
 IN_TURNS = "interleaved"
-# Tolerance of a ratio from another day. Single cells differed by up to 4% between two days.
+# How far a ratio from another day may be off. For single cells it differed by up to 4% between two
+# days.
 RATIO_TOLERANCE = 0.03
-# Fields that must be equal for rounds to be pooled.
+# Rounds are pooled only if these fields are equal.
 SETTING = ("gpu", "driver", "cuda", "torch", "flashsmith", "revision", "config", "protocol")
 
 Round = Mapping[Problem, Mapping[str, Measurement]]
-# The column of a packed file that names a row's round.
+# In a packed file, the column with the name of the row's round.
 _ROUND = "round"
 PACKED = ".csv.gz"
 
 
 @dataclass(frozen=True)
 class OtherDay:
-    """Speeds relative to cuDNN on another day: FlashAttention 3 and the best kernel of all."""
+    """Speeds relative to cuDNN on another day: of FlashAttention 3, and of the best kernel of
+    all."""
 
     fa3: float
     best: float
@@ -78,7 +80,8 @@ class OtherDay:
 
 @dataclass(frozen=True)
 class Cell:
-    """A problem's rows: for each round that timed our kernel, a mapping by implementation."""
+    """The rows of a problem: for each round in which our kernel was timed, the rows by
+    implementation."""
 
     problem: Problem
     rounds: tuple[Mapping[str, Measurement], ...]
@@ -95,28 +98,28 @@ class Cell:
         return self.row.protocol.split(",")[0] == IN_TURNS
 
     def rate(self, name: str) -> float | None:
-        """An implementation's TFLOP/s, as the median of the rounds."""
+        """The TFLOP/s of an implementation: the median over the rounds."""
         rates = [rate for rows in self.rounds if (rate := _rate(rows, name))]
         return statistics.median(rates) if rates else None
 
     def over(self, name: str) -> PooledFigure | None:
-        """Our throughput over a peer's, pooled over rounds."""
+        """Our throughput divided by a peer's, pooled over the rounds."""
         return _pooled(_share(rows, _rate(rows, name)) for rows in self.rounds)
 
     @property
     def over_peers(self) -> PooledFigure | None:
-        """Our throughput over the fastest peer's in each round, pooled."""
+        """In each round, our throughput divided by the fastest peer's; pooled."""
         return _pooled(_share(rows, _fastest(rows)) for rows in self.rounds)
 
     @property
     def over_other_day(self) -> PooledFigure | None:
-        """Our throughput over the best kernel outside the rounds, whose rate is cuDNN's times
-        another day's ratio."""
+        """Our throughput divided by that of the best kernel that is not in the rounds; its rate is
+        that of cuDNN times the ratio of the other day."""
         return _pooled(_share(rows, self._by_ratio(rows)) for rows in self.rounds)
 
     def best_shares(self) -> list[float | None]:
-        """By round, our throughput over the best public kernel's, measured in the round or by the
-        ratio."""
+        """For each round, our throughput divided by that of the best public kernel, in the round or
+        by the ratio."""
         shares = []
         for rows in self.rounds:
             others = [rate for rate in (_fastest(rows), self._by_ratio(rows)) if rate]
@@ -125,12 +128,12 @@ class Cell:
 
     @property
     def over_best(self) -> PooledFigure | None:
-        """Our throughput over the best public kernel's, pooled over rounds."""
+        """Our throughput divided by that of the best public kernel, pooled over the rounds."""
         return _pooled(self.best_shares())
 
     @property
     def verdict(self) -> str:
-        """'ahead', 'level' or 'behind' by both intervals; '-' if nothing may be claimed."""
+        """'ahead', 'level' or 'behind' by both intervals; '-' if nothing can be claimed."""
         peers, ratio = self.over_peers, self.over_other_day
         if not self.in_turns or peers is None or not peers.certain:
             return "-"
@@ -173,15 +176,16 @@ def _pooled(shares: Iterable[float | None]) -> PooledFigure | None:
 
 
 def read_round(path: Path) -> Round:
-    """A file's rows by problem and implementation.
+    """The rows of a file, by problem and implementation.
 
-    Raises ArgumentError if the file is unusable or lists an implementation of a problem twice.
+    Raises ArgumentError if the file cannot be used, or has two rows for one implementation and
+    problem.
     """
     return _as_round(read_rows(path), str(path))
 
 
 def read_packed(path: Path) -> dict[str, Round]:
-    """The rounds of a file that pack() wrote, by name. Raises the errors of read_round()."""
+    """The rounds in a file that pack() wrote, by name. Raises the errors of read_round()."""
     by_round: dict[str, list[Measurement]] = {}
     records = csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))
     for number, record in enumerate(records, 1):
@@ -191,7 +195,8 @@ def read_packed(path: Path) -> dict[str, Round]:
 
 
 def pack(paths: Sequence[Path], to: Path) -> None:
-    """Writes the rounds of CSV files into one compressed file; rounds are named after the files."""
+    """Writes the rounds in CSV files to one compressed file; the names of the rounds are those of
+    the files."""
     lines: list[dict[str, str]] = []
     for path in paths:
         with path.open(encoding="utf-8", newline="") as file:
@@ -217,7 +222,7 @@ def _as_round(measured: Iterable[Measurement], path: str) -> Round:
 
 
 def read_best(paths: Sequence[Path]) -> dict[Problem, OtherDay]:
-    """The best public kernels over cuDNN, by problem."""
+    """By problem, the speed of the best public kernels relative to cuDNN."""
     found = {}
     for path in paths:
         with path.open(encoding="utf-8", newline="") as file:
@@ -228,7 +233,7 @@ def read_best(paths: Sequence[Path]) -> dict[Problem, OtherDay]:
 
 
 def gaps(rounds: Mapping[str, Round]) -> list[str]:
-    """Sentences about missing or wrong measurements."""
+    """What is missing or wrong in the rounds, as sentences."""
     problems = dict.fromkeys(problem for found in rounds.values() for problem in found)
     sentences = []
     for name, found in rounds.items():
@@ -249,11 +254,13 @@ def gaps(rounds: Mapping[str, Round]) -> list[str]:
 def make_cells(
     rounds: Sequence[Round], best: Mapping[Problem, OtherDay], *, same_code: bool = False
 ) -> list[Cell]:
-    """A cell for every problem on which our kernel was timed, in the order of the first round.
+    """A cell for each problem on which our kernel was timed, in the order of the first round.
 
-    ``same_code``: rounds may come from several revisions whose kernels have the same machine code.
+    ``same_code``: whether rounds may be of several revisions, whose kernels have the same machine
+    code.
 
-    Raises ArgumentError if a cell's rounds differ in GPU, version, config or protocol.
+    Raises ArgumentError if the rounds of a cell have different GPUs, versions, configs or
+    protocols.
     """
     cells = []
     for problem in dict.fromkeys(problem for found in rounds for problem in found):
@@ -280,7 +287,8 @@ def _check_setting(problem: Problem, rows: Sequence[Measurement], same_code: boo
 
 
 def report(cells: Sequence[Cell], rounds: int) -> str:
-    """The tables as Markdown: the cells whose best public kernel is known, then the others."""
+    """The tables as Markdown: first the cells whose best public kernel is known, then the
+    others."""
     if not cells:
         return "no cell was measured\n"
     known = [cell for cell in cells if cell.other_day]
@@ -350,7 +358,7 @@ def _summary(name: str, cells: Sequence[Cell]) -> str:
     shown = [(cell, share) for cell in cells if (share := cell.over_best)]
     if not shown:
         return f"ours / {name}: no peer was measured."
-    # Means are taken per round with all of these cells, so that the means have an interval too.
+    # The mean over all these cells is taken in each round, so that the means have an interval too.
     count = max(len(cell.rounds) for cell, _ in shown)
     by_round = [
         [share for share in shares if share]
@@ -374,7 +382,7 @@ def _summary(name: str, cells: Sequence[Cell]) -> str:
 
 
 def _padded(cell: Cell, count: int) -> list[float | None]:
-    # A cell does not know which round it lacks, so only complete cells can be aligned by round.
+    # A cell does not know which round is missing, so only complete cells can be compared by round.
     shares = cell.best_shares()
     return shares if len(shares) == count else [None] * count
 

@@ -1,10 +1,11 @@
-"""Puts Debian's Python for aarch64 and flashsmith's requirements into a folder, for qemu-user.
+"""Puts Debian's Python for aarch64, and the packages that flashsmith requires, into a folder, to be
+run by qemu-user.
 
     python tools/ci/aarch64_python.py FOLDER
 
 FOLDER/system is what `qemu-aarch64 -L` takes, with usr/bin/python3; FOLDER/site has the packages.
-Needs Debian's apt-get and dpkg-deb, an index of Python packages, and no root: the system's own
-list of packages is left as it is.
+It needs Debian's apt-get and dpkg-deb and an index of Python packages, but no root; the list of
+packages of the system does not change.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TESTS = ("pytest", "pytest-timeout", "hypothesis")
 
 
 def install_system(folder: Path) -> None:
-    """Unpacks Debian's packages."""
+    """Unpacks the packages of Debian."""
     for name in ("lists/partial", "cache/archives/partial", "debs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     options = [
@@ -44,7 +45,7 @@ def install_system(folder: Path) -> None:
 
 
 def _dependencies(options: list[str]) -> list[str]:
-    """The packages of Python's minor version, such as python3.11-minimal."""
+    """The packages of the minor version of Python, such as python3.11-minimal."""
     shown = subprocess.run(
         ["apt-cache", *options, "depends", "python3-minimal", "libpython3-stdlib"],
         check=True,
@@ -64,7 +65,7 @@ def python_version(folder: Path) -> str:
 
 
 def install_packages(folder: Path) -> None:
-    """Installs what flashsmith requires, and what runs its tests."""
+    """Installs what flashsmith requires, and what its tests require."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     platforms = [f"--platform={it}_aarch64" for it in ("manylinux_2_28", "manylinux_2_17")]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:"]

@@ -1,4 +1,4 @@
-"""Prints the bill of materials of a release's files, as CycloneDX 1.6.
+"""Prints the bill of materials for the files of a release, as CycloneDX 1.6.
 
     python tools/ci/bill_of_materials.py FOLDER
 
@@ -69,7 +69,7 @@ def metadata_of_hub(path: Path) -> Message:
 
 
 def component(path: Path) -> dict[str, Any]:
-    """One file of the release."""
+    """A file of the release, as a component."""
     found = metadata_of(path)
     name = str(found["Name"])
     kind = "generic" if is_of_the_hub(path) else "pypi"
@@ -103,7 +103,7 @@ def contained(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def requirements(path: Path) -> Iterator[Requirement]:
-    """What a file's metadata requires without extras."""
+    """What the metadata of a file requires, without extras."""
     for text in metadata_of(path).get_all("Requires-Dist") or []:
         one = Requirement(text)
         if one.marker is None or one.marker.evaluate({"extra": ""}):

@@ -1,8 +1,9 @@
-"""Reports the package's size and structure: lines, files, repeated names, masks, import cycles.
+"""Reports the size and structure of the package: lines, files, names that occur repeatedly, masks,
+import cycles.
 
     python tools/ci/count_house.py [--base-tree DIR]
 
-Prints the figures of this tree and, with --base-tree, the figures of another checkout.
+Prints the figures for this checkout and, with --base-tree, for another one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CONFIG_CLASSES = {
     for which in ("Flash", "Hopper")
     for direction in ("Forward", "Backward")
 } | {"FlashDecodeKernelConfig", "WgmmaDqKernelConfig"}
-# Files that belong to one family, in the current and the previous layout, and public re-exports.
+# Files that belong to one family, in the current and in the former layout, and public re-exports.
 OF_A_FAMILY = (*(f"families/{name}/" for name in FAMILIES), "configs/hopper/")
 RE_EXPORTS = ("__init__.py", "families/__init__.py", "configs/__init__.py")
 CUDA = {".cu", ".cuh", ".cc", ".h"}
@@ -50,12 +51,13 @@ def main() -> None:
 
 
 def figures(tree: Path) -> dict[str, int]:
-    """The figures of one checkout, by name."""
+    """The figures for a checkout, by name."""
     source = tree / "src" / "flashsmith"
     modules = {path.relative_to(source).as_posix(): path for path in source.rglob("*.py")}
     parsed = {name: ast.parse(path.read_text()) for name, path in modules.items()}
     lengths = {name: lines(path) for name, path in modules.items()}
-    # Families have the same file names by design, so each of these names counts once.
+    # The folders of families have files of the same names on purpose, so each of these names counts
+    # once.
     shared = {re.sub(r"^families/\w+/", "families/*/", name) for name in modules}
     bases = Counter(Path(name).name for name in shared if Path(name).name != "__init__.py")
     named = {
@@ -98,9 +100,9 @@ def figures(tree: Path) -> dict[str, int]:
 
 
 def mask_branches(source: Path) -> dict[str, list[str]]:
-    """The lines of a package's Python and CUDA C++ that branch on a mask or a softcap, by file.
+    """By file, the lines of Python and CUDA C++ that branch on a mask or a softcap.
 
-    The places where such branches belong are left out: semantics/ and the facades of MASK_FACADES.
+    Files in which they belong are left out: semantics/ and those in MASK_FACADES.
     """
     found = {}
     for path in sorted(source.rglob("*")):
@@ -114,7 +116,7 @@ def mask_branches(source: Path) -> dict[str, list[str]]:
 
 
 def long_functions(tree: ast.AST) -> int:
-    """Functions of a module that have more than 60 lines."""
+    """How many functions of a module have more than 60 lines."""
     return sum(
         isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno >= 60
@@ -123,7 +125,7 @@ def long_functions(tree: ast.AST) -> int:
 
 
 def class_names(tree: ast.Module) -> set[str]:
-    """The classes that a module defines at top level."""
+    """The classes that a module defines at its top level."""
     return {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
@@ -133,7 +135,8 @@ def lines(path: Path) -> int:
 
 
 def family_names(tree: ast.AST) -> Iterator[str]:
-    """Each mention of a family in a module, as a string literal or as a config class's name."""
+    """Each mention of a family in a module: its name as a string literal, or the name of its config
+    class."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value in FAMILIES:
             yield node.value
@@ -144,7 +147,7 @@ def family_names(tree: ast.AST) -> Iterator[str]:
 
 
 def files_in_cycles(parsed: dict[str, ast.Module]) -> int:
-    """Counts the modules in import cycles, including imports inside functions."""
+    """How many modules are in import cycles. Imports inside functions count too."""
     names = {module_name(path): path for path in parsed}
     graph = {name: imports(parsed[path], name, path, set(names)) for name, path in names.items()}
     return sum(
@@ -154,15 +157,16 @@ def files_in_cycles(parsed: dict[str, ast.Module]) -> int:
 
 
 def module_name(path: str) -> str:
-    """A module's dotted name, from its path below src/flashsmith."""
+    """The dotted name of a module, from its path below src/flashsmith."""
     parts = ["flashsmith", *Path(path).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports(tree: ast.Module, name: str, path: str, known: set[str]) -> set[str]:
-    """The `known` modules that a module imports.
+    """Those of the `known` modules that a module imports.
 
-    `from package import name` counts as the package only if the name is not a module of it.
+    `from package import name` counts as an import of the package only if it has no module with this
+    name.
     """
     package = name.split(".") if path.endswith("__init__.py") else name.split(".")[:-1]
     found: set[str] = set()
@@ -178,7 +182,7 @@ def imports(tree: ast.Module, name: str, path: str, known: set[str]) -> set[str]
 
 
 def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
-    """Every module reachable from `start`, including itself."""
+    """All modules that can be reached from `start`, and `start` itself."""
     seen, left = {start}, [start]
     while left:
         for target in graph[left.pop()] - seen:

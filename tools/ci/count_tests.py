@@ -1,9 +1,9 @@
-"""Counts the passed, failed and skipped tests of JUnit files, with the reasons of skips.
+"""Counts the tests in JUnit files that passed, failed and were skipped, and why they were skipped.
 
 Usage: python tools/ci/count_tests.py junit.xml...
 
 Prints a line for every file, and their sum if there are several. The exit status is 1 if a test
-failed or a file has no passed test.
+failed, or if in a file no test passed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Counts:
-    """The counts of one or several files; ``seconds`` are summed over the workers."""
+    """The counts for one or several files; ``seconds`` is the sum over all workers."""
 
     passed: int = 0
     failed: int = 0

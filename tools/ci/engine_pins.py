@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Records which versions of flashsmith[compiler]'s packages serving engines allow.
+"""Records which versions of the packages in flashsmith[compiler] are allowed by serving engines.
 
     python tools/ci/engine_pins.py                  # resolve the recorded releases again
     python tools/ci/engine_pins.py vllm==0.34.0     # resolve and record other releases instead
 
-pip resolves each release together with flashsmith[compiler] of this checkout, without installing
-anything. This takes one to two minutes per release and needs a package index. If pip finds no
-solution, its message is shown and nothing is recorded.
+pip resolves each release together with flashsmith[compiler] of this checkout; nothing is installed.
+This takes one to two minutes per release and needs a package index. If pip finds no solution, its
+message is shown and nothing is recorded.
 
-The record is engine_pins.json next to this file. For each release it has the versions that pip
-chose, and the version ranges that other packages require. tests/test_engine_pins.py compares the
-record with pyproject.toml.
+The record is engine_pins.json next to this file. For each release, it has the versions that pip has
+chosen, and the ranges of versions that other packages require. tests/test_engine_pins.py compares
+the record with pyproject.toml.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name("engine_pins.json")
-# flashsmith works with these packages but does not install them; the documents should name the
+# flashsmith works with these packages, but does not install them; the documentation should name the
 # versions that engines pin.
 _BESIDE = ("torch", "transformers")
 
 
 class Solution:
-    """The packages that pip chose to install, by canonical name."""
+    """The packages that pip would install, by canonical name."""
 
     def __init__(self, report: dict[str, Any]) -> None:
         self.metadata: dict[str, dict[str, Any]] = {
@@ -45,14 +45,14 @@ class Solution:
         }
 
     def version(self, name: str) -> str:
-        """The chosen version of a package."""
+        """The version of a package that pip has chosen."""
         return str(self.metadata[name]["version"])
 
     def requirements(
         self, name: str, extras: Sequence[str] = ()
     ) -> Iterator[tuple[str, Requirement]]:
-        """All requirements in force below a package with extras, each after the package that states
-        it."""
+        """All requirements below a package with extras that are in force; each follows the package
+        that states it."""
         waiting, seen = [(name, "")] + [(name, extra) for extra in extras], set[tuple[str, str]]()
         while waiting:
             owner, extra = waiting.pop()
@@ -69,7 +69,7 @@ class Solution:
 def resolve(*requirements: str, constraints: Sequence[str] = ()) -> Solution:
     """The packages that pip would install into an empty environment of this Python.
 
-    Raises CalledProcessError, with pip's words in its ``stderr``, if nothing fits.
+    Raises CalledProcessError, with the message of pip in its ``stderr``, if there is no solution.
     """
     with TemporaryDirectory() as folder:
         report, limits = Path(folder) / "report.json", Path(folder) / "constraints.txt"
@@ -83,7 +83,7 @@ def resolve(*requirements: str, constraints: Sequence[str] = ()) -> Solution:
 def record(engine: str, solution: Solution) -> dict[str, Any]:
     """The record of an engine such as 'vllm==0.33.0'."""
     below = list(solution.requirements("flashsmith", ("compiler",)))
-    # cuda-toolkit is a list of other packages, the compiler's among them.
+    # cuda-toolkit is a list of other packages, to which those of the compiler belong.
     ours = {
         canonicalize_name(needed.name)
         for owner, needed in below

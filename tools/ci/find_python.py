@@ -1,8 +1,10 @@
-"""Prints the interpreter of a Python version such as 3.10, or this one if it is not installed.
+"""Prints the interpreter for a Python version such as 3.10, or the current one if that version is
+not installed.
 
 Usage: python tools/ci/find_python.py 3.10
 
-Searches PATH and pyenv's versions, since pyenv's commands on PATH may be shims that do not run.
+Searches PATH and the versions of pyenv, because the commands of pyenv on PATH may be shims that do
+not run.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def candidates(version: str) -> Iterator[str]:
 
 
 def runs(interpreter: str, version: str) -> bool:
-    """Whether an interpreter has that version and can make virtual environments."""
+    """Whether an interpreter is of this version and can make virtual environments."""
     code = "import ensurepip, ssl, sys; print('%d.%d' % sys.version_info[:2])"
     try:
         done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, timeout=60)

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Compiles all kernels that may be chosen, and records the ones that the compiler makes slow.
+"""Compiles all kernels that the chooser may choose, and records those that the compiler makes slow.
 
     python tools/ci/kernel_losses.py                                   # counts unrecorded kernels
     python tools/ci/kernel_losses.py --record --minutes 60             # compiles as many as it can
     python tools/ci/kernel_losses.py --record --family mma_sync_decode --jobs 16
 
-Covers the choices for every operation, dtype, d_head and semantics on the GPUs that have tables,
-over a grid of sizes and heads. It compiles the kernels of families that must not spill. Kernels
-that spill, or whose wgmma is serialised, are added to chooser/spills.json. The chooser may then
-take other kernels, which are compiled too.
+Chosen are kernels for every operation, dtype, d_head and semantics, on the GPUs that have tables,
+for a grid of sizes and heads. Those of families that must not spill are compiled. Kernels that
+spill, or whose wgmma is serialised, are added to chooser/spills.json. The chooser may then choose
+other kernels, which are compiled too.
 
 The compiled kernels and their sources are recorded in compiled_kernels.json next to this file.
-tests/chooser/test_kernel_losses.py relies on it as long as a family's sources compile to the same
-kernels. Run this after a change of kernels, tables or the cost model. It needs a compiler but no
-GPU, and continues where it stopped.
+As long as the sources of a family compile to the same kernels, tests/chooser/test_kernel_losses.py
+uses this record. Run this after kernels, tables or the cost model have changed. It needs a compiler
+but no GPU, and continues where it has stopped.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ from flashsmith.semantics.sizes import GRADIENT_WORDS
 
 COMPILED = Path(__file__).with_name("compiled_kernels.json")
 GPUS = ("H200", "H100", "A100", "L40S")
-# A larger library delays the record of its kernels; in a smaller library, host code takes longer
+# With more kernels per library, a stop would lose more; with fewer, host code would take longer
 # than kernels.
 _PER_LIBRARY = 12
 
 _BATCHES = (1, 8, 64)
 _HEADS = ((8, 8), (32, 8), (16, 1))
 _LENGTHS = (1, 16, 128, 512, 1024, 4096, 16384, 131072)
-# These numbers of queries are tried with every number of keys, others with as many keys as queries.
+# These numbers of queries are tried with every number of keys; other numbers only with as many
+# keys.
 _QUERIES = (1, 128)
-# The grid over a KV cache, where calls with few queries differ most.
+# The grid over a KV cache; calls with few queries differ most.
 _BATCHES_OF_DECODE = (1, 5, 16, 64, 256)
 _HEADS_OF_DECODE = ((8, 8), (32, 8), (32, 2), (16, 1))
 _QUERIES_OF_DECODE = (1, 2, 4, 8, 16, 128)
@@ -67,7 +68,7 @@ _MASKS = ("none", "causal", "window")
 
 
 class Group(NamedTuple):
-    """Problems with similar kernels, which one test covers together."""
+    """Problems whose kernels are similar, so that one test checks all of them."""
 
     gpu: str
     operation: str
@@ -75,7 +76,7 @@ class Group(NamedTuple):
     d_head: int
     mask: str
     softcap: bool
-    kind: str  # dense, packed or partial
+    kind: str  # One of dense, packed and partial
 
     def __str__(self) -> str:
         words = (self.operation, self.dtype.name.lower(), f"d{self.d_head}", self.mask, self.kind)
@@ -83,7 +84,7 @@ class Group(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A config, and the architecture and semantics that it is compiled for."""
+    """A config, with the architecture and semantics for which it is compiled."""
 
     config: KernelConfig
     arch: int
@@ -91,13 +92,13 @@ class Kernel(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """The kernel's name in the record."""
+        """The name of the kernel in the record."""
         text = f"{self.config} sm_{self.arch} {self.semantics}"
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def groups() -> list[Group]:
-    """All groups with choices among kernels that must not spill."""
+    """All groups in which a kernel that must not spill is chosen."""
     found = []
     for gpu, (operation, kinds) in product(
         GPUS,
@@ -108,14 +109,14 @@ def groups() -> list[Group]:
         }.items(),
     ):
         if operation != "decode" and device_spec(gpu).arch != 90:
-            continue  # mma.sync kernels may spill
+            continue  # Kernels of mma.sync may spill
         rest = product(DType, SUPPORTED_D_HEADS, _MASKS, (False, True), kinds)
         found += [Group(gpu, operation, *one) for one in rest]
     return found
 
 
 def chosen_kernels(group: Group) -> list[Kernel]:
-    """The chosen kernels of a group's problems that must not spill."""
+    """The kernels chosen for the problems of a group, if they must not spill."""
     device = device_spec(group.gpu)
     found: dict[Kernel, None] = {}
     for problem in _problems(group):
@@ -134,7 +135,8 @@ def _problems(group: Group) -> Iterator[Problem]:
     packed, partial_ = "packed" in group.kind, "partial" in group.kind
     semantics = Semantics(group.mask, group.softcap, packed, packed or partial_, partial_)
     words = ("", *GRADIENT_WORDS) if group.operation == "backward" else ("",)
-    # Uneven problems are one token longer, unless the semantics are uneven already.
+    # For uneven problems, lengths are one token longer, unless the semantics are uneven in any
+    # case.
     longer = (0,) if semantics.uneven else (0, 1)
     pairs = [(q, k) for q in _LENGTHS for k in (_LENGTHS if q in _QUERIES else (q,))]
     batches, heads = _BATCHES, _HEADS
@@ -150,7 +152,7 @@ def _problems(group: Group) -> Iterator[Problem]:
 
 
 class Record:
-    """The compiled kernels, by the sources of their family."""
+    """The kernels that have been compiled, by the sources of their families."""
 
     def __init__(self, path: Path = COMPILED) -> None:
         self.path = path
@@ -158,12 +160,12 @@ class Record:
         self._by_family: dict[str, dict[str, Any]] = data
 
     def knows(self, kernel: Kernel) -> bool:
-        """Whether a kernel was compiled from these sources or from equivalent sources."""
+        """Whether a kernel was compiled from these sources or from equivalent ones."""
         known = self._by_family.get(kernel.config.FAMILY)
         return known is not None and kernel.digest in known["kernels"] and _is_current(known)
 
     def add(self, kernels: Iterable[Kernel]) -> None:
-        """Adds kernels that were just compiled, and saves the record."""
+        """Adds kernels that have just been compiled, and saves the record."""
         for kernel in kernels:
             family = kernel.config.FAMILY
             known = self._by_family.get(family)
@@ -182,7 +184,7 @@ def _is_current(known: dict[str, Any]) -> bool:
 def compiled(
     kernels: Iterable[Kernel], jobs: int | None = None
 ) -> list[tuple[Kernel, KernelEntry]]:
-    """The compiler's report on each kernel; all kernels have the same architecture and
+    """The compiler's reports on kernels, which must all have the same architecture and
     semantics."""
     wanted = list(kernels)
     reports = []
@@ -196,7 +198,7 @@ def compiled(
 
 
 def unrecorded_losses(reports: Iterable[tuple[Kernel, KernelEntry]]) -> list[dict[str, Any]]:
-    """The lines about these kernels that chooser/spills.json lacks."""
+    """The lines for these kernels that are not in chooser/spills.json yet."""
     known = {
         (one["arch"], one["semantics"], one["config"]) for one in json.loads(KNOWN.read_text())
     }
@@ -214,7 +216,7 @@ def unrecorded_losses(reports: Iterable[tuple[Kernel, KernelEntry]]) -> list[dic
 
 
 def record_losses(lines: list[dict[str, Any]]) -> None:
-    """Adds lines to chooser/spills.json in its order and makes the chooser read it again."""
+    """Adds lines to chooser/spills.json, sorted as it is, and makes the chooser read it again."""
     if not lines:
         return
     everything = json.loads(KNOWN.read_text()) + lines
@@ -228,7 +230,7 @@ def record_losses(lines: list[dict[str, Any]]) -> None:
 
 
 def missing(record: Record, family: str | None) -> dict[tuple[int, Semantics, str], list[Kernel]]:
-    """The unrecorded kernels, grouped by architecture, semantics and family."""
+    """The kernels that are not recorded, by architecture, semantics and family."""
     found: dict[tuple[int, Semantics, str], dict[Kernel, None]] = {}
     for group in groups():
         for kernel in chosen_kernels(group):
@@ -246,7 +248,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=env.jobs(), help="compilers at once")
     asked = parser.parse_args()
     end, record = time.monotonic() + 60 * asked.minutes, Record()
-    # The chooser replaces a slow choice by another kernel, so this repeats until no kernel is new.
+    # When a choice is slow, the chooser takes another kernel; so this is repeated until there is no
+    # new kernel.
     while lacking := missing(record, asked.family):
         print(f"{sum(map(len, lacking.values()))} kernels are not recorded", flush=True)
         if not asked.record:

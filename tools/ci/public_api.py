@@ -3,12 +3,11 @@
 
 Usage: python tools/ci/public_api.py [--record [--breaking]]
 
-The list contains the names of ``__all__`` and earlier names, with their parameters, fields and
-methods. It also has error classes, commands with their options, and environment variables.
+The list contains the names in ``__all__`` and former names, with parameters, fields and methods. It
+also has error classes, commands with their options, and environment variables.
 
---record adds new entries, but refuses changes that break callers unless --breaking is given;
-docs/stability.md defines when that is allowed. The exit status is 1 if the list differs from the
-code.
+--record adds new entries. Changes that break callers need --breaking as well; docs/stability.md
+says when they are allowed. The exit status is 1 if the list differs from the code.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from flashsmith.families.earlier_names import EARLIER
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_suffix(".json")
-# Modules with an __all__ that users import from, and single documented functions.
+# Modules from whose __all__ users import, and single functions that are documented.
 MODULES = ("flashsmith", "flashsmith.parallel", "ptxlab")
 FUNCTIONS = (
     "flashsmith.integrations.transformers.register",
@@ -41,7 +40,7 @@ FUNCTIONS = (
     "flashsmith.integrations.fallbacks.fallback_count",
     "flashsmith.runtime.count_launches",
 )
-# Marks a parameter without a default, and a parameter that is keyword-only.
+# Marks of parameters: without a default, and keyword-only.
 REQUIRED = "required"
 KEYWORD = "keyword"
 
@@ -61,7 +60,7 @@ def _pages() -> ModuleType:
 
 
 def current() -> Api:
-    """The public surface of the code."""
+    """The public names and signatures in the code."""
     pages = _pages()
     python: dict[str, list[str]] = {}
     for module in MODULES:
@@ -86,11 +85,12 @@ def current() -> Api:
 
 
 def _described(path: str, node: ast.FunctionDef | ast.ClassDef) -> dict[str, list[str]]:
-    """A function's parameters; for a class, its fields and each public method separately."""
+    """The parameters of a function; for a class, its fields, and each public method separately."""
     if isinstance(node, ast.FunctionDef):
         return {path: _parameters(node)}
     fields, methods = [], {}
-    # A config's methods belong to its family and change with its kernels, so they are left out.
+    # The methods of a config are left out, because they belong to its family and change with its
+    # kernels.
     is_config = node.name.endswith("Config")
     for part in node.body:
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
@@ -109,7 +109,7 @@ def _described(path: str, node: ast.FunctionDef | ast.ClassDef) -> dict[str, lis
 
 
 def _parameters(node: ast.FunctionDef) -> list[str]:
-    """Each parameter as 'name: position or keyword: default'."""
+    """The parameters, each as 'name: position or keyword: default'."""
     arguments = node.args
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
@@ -142,7 +142,7 @@ def _commands(name: str, command: click.Command) -> Iterator[tuple[str, list[str
 
 
 def breaks(recorded: Api, now: Api) -> list[str]:
-    """The changes that break callers of the recorded surface."""
+    """What has changed so that callers of the recorded names would break."""
     found = []
     for part, entries in recorded.items():
         for name, listed in entries.items():
@@ -161,7 +161,7 @@ def breaks(recorded: Api, now: Api) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compares or records the surface; returns the exit status."""
+    """Compares the public names with the record, or records them. Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--record", action="store_true", help="write the list")
     parser.add_argument("--breaking", action="store_true", help="also record breaking changes")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that two trees compile to the same kernels, which proves that a change only moves code.
+"""Checks whether two checkouts compile to the same kernels. If so, a change has only moved code.
 
     python tools/ci/same_ptx.py --base-tree ../before
 
@@ -11,30 +11,32 @@ With other options:
     --base before.json     # the same, without compiling the base again
     --base before.json --new tools/ci/base_ptx.json --record
 
-Each tree builds the kernels with its own generator and sources, into a separate cache. The default
-kernels are the set 'cover' and all shipped kernels: each distinct config and semantics that ranks
-first in an entry of a shipped table, for the architecture of its GPU. Two kernels are the same if
-one of these is equal:
+Each checkout builds the kernels with its own generator and sources, in its own cache. The default
+is the set 'cover' and all shipped kernels, which are the configs that rank first in an entry of a
+shipped table, for the semantics and the architecture of that entry. Two kernels are the same if one
+of these is equal:
 
-- their canonical PTX: without line information and comments, and with registers, labels and symbols
-  numbered in order of appearance.
-- their machine code, byte for byte, when ptxas assembles each kernel alone. Branches are relative
-  and names are stored elsewhere, so that nothing has to be left out.
+- the canonical PTX: without line information and comments, and with registers, labels and symbols
+  numbered in the order in which they appear.
+- the machine code, byte for byte, if ptxas assembles the kernel alone. Nothing has to be left out
+  of it, because branches are relative and names are stored elsewhere.
 
-If both differ, the output shows the kernel's machine instructions, registers, spilled bytes and
-CTAs per SM, and which of these figures got worse. Registers count in steps of 8, as a GPU allocates
-them. A change that merges code may change kernels; --no-worse accepts kernels that are not worse.
+If both differ, the machine instructions, registers, spilled bytes and CTAs per SM of the kernel are
+printed, and which of them got worse. Registers count in units of 8, in which a GPU allocates them.
+A change that merges code may change kernels; --no-worse accepts those that are not worse.
 
-A file of --write-base has the hashes of each kernel's canonical PTX and machine code, its figures,
-the compiler's version and the sources' hash. With it, differing lines are not shown, and its
-compiler must be used. Without hashes of machine code only PTX is compared. --new takes such a file
-of this tree, made from its current sources.
+A file from --write-base has, for each kernel, the hashes of the canonical PTX and of the machine
+code, and its figures; also the version of the compiler, and the hash of the sources. With such a
+file, lines that differ are not printed, and the same compiler must be used. If it has no hashes of
+machine code, only PTX is compared. --new takes such a file for this checkout, if its sources have
+not changed since.
 
---record, without --set, records the sources of both trees as equivalent for each family whose
-kernels are all the same. Figures measured with the base tree's kernels then stay valid. Kernels
-that a file lacks, because they did not ship at that time, are ignored.
+--record (without --set) records the sources of both checkouts as equivalent, for each family whose
+kernels are all the same. Figures that were measured with the kernels of the base then stay valid.
+Kernels that are not in a file, because they did not ship at that time, are ignored.
 
-The exit status is 1 if a kernel differs (with --no-worse: is worse) or exists in only one tree.
+The exit status is 1 if a kernel differs (with --no-worse: is worse), or if only one checkout has
+it.
 """
 
 from __future__ import annotations
@@ -70,9 +72,9 @@ from flashsmith.families import (
 
 TREE = Path(__file__).resolve().parents[2]
 SHOWN_LINES = 6
-# The size of a machine instruction, from sm_70 on.
+# The bytes of a machine instruction, from sm_70 on.
 INSTRUCTION_BYTES = 16
-# The granularity at which a GPU allocates registers per thread.
+# A GPU allocates registers per thread in this unit.
 REGISTER_STEP = 8
 
 _LINE_INFORMATION = re.compile(r"\s*\.(loc|file|section|b8|b32|b64)\b.*")
@@ -92,14 +94,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled kernel: the hash of its canonical PTX, and the compiler's figures."""
+    """A compiled kernel: the hash of its canonical PTX, and the figures from the compiler."""
 
     digest: str
     instructions: int
     registers: int
     spilled_bytes: int
-    code: str = ""  # the hash of its machine code; empty until it is needed
-    # Empty for a kernel that was read from a file.
+    code: str = ""  # The hash of the machine code; empty until it is needed
+    # Empty if the kernel was read from a file.
     text: tuple[str, ...] = ()
     ptx: str = ""
 
@@ -114,12 +116,12 @@ class Kernel:
         )
 
     def with_code(self) -> Kernel:
-        """This kernel with the hash of its machine code, if its PTX is available."""
+        """This kernel with the hash of its machine code, if the PTX is known."""
         return self if self.code or not self.ptx else replace(self, code=code_digest(self.ptx))
 
 
 def code_digest(ptx: str) -> str:
-    """The hash of the machine code of a kernel that ptxas assembles alone."""
+    """The hash of the machine code of a kernel which ptxas assembles alone."""
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     if target is None:
         raise SystemExit(f"PTX without a target: it begins with {ptx[:60]!r}")
@@ -135,7 +137,7 @@ def code_digest(ptx: str) -> str:
 
 
 def code_hash(cubin: bytes) -> str:
-    """One hash of the machine code of a cubin's kernels, ignoring their names."""
+    """One hash of the machine code of all kernels in a cubin, without their names."""
     codes = sorted(kernel_code(cubin).values())
     return hashlib.sha256(b"".join(codes)).hexdigest()[:32]
 
@@ -146,12 +148,12 @@ def with_codes(kernels: Mapping[Key, Kernel]) -> dict[Key, Kernel]:
         return dict(zip(kernels, pool.map(Kernel.with_code, kernels.values()), strict=True))
 
 
-Key = tuple[int, str, str]  # arch, semantics, short form
+Key = tuple[int, str, str]  # (architecture, semantics, short form)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A tree's kernels, the compiler that made them, and the hash of each family's sources."""
+    """The kernels of a checkout, the compiler, and for each family the hash of its sources."""
 
     nvcc_version: str
     sources: dict[str, str]
@@ -182,7 +184,7 @@ class Compiled:
 
 
 def canonical(ptx: str) -> tuple[str, ...]:
-    """The lines of a kernel in canonical form, independent of names."""
+    """The lines of a kernel in canonical form, which does not depend on names."""
     names: dict[str, str] = {}
 
     def renamed(match: re.Match[str]) -> str:
@@ -195,7 +197,7 @@ def canonical(ptx: str) -> tuple[str, ...]:
     for line in ptx.splitlines():
         if _LINE_INFORMATION.fullmatch(line) or _DEBUG_LABEL.fullmatch(line.strip()):
             continue
-        # The number of declared registers follows from the registers that are used.
+        # How many registers are declared follows from those that are used.
         text = " ".join(_COMMENT.sub("", line).split())
         if text and not text.startswith(".reg "):
             lines.append(_NAMES.sub(renamed, text))
@@ -203,7 +205,7 @@ def canonical(ptx: str) -> tuple[str, ...]:
 
 
 def shipped_jobs() -> list[Job]:
-    """The kernels that the shipped tables rank first."""
+    """The kernels that rank first in the shipped tables."""
     found: dict[tuple[str, str, str], set[KernelConfig]] = {}
     for entry in WinnersTable.shipped():
         config = parse_kernel_name_into_config(entry.best.config)
@@ -217,12 +219,12 @@ def shipped_jobs() -> list[Job]:
 
 
 def set_job(name: str, arch: str, semantics: str) -> Job:
-    """The job that builds a named set of configs, or a list of short forms, for one arch."""
+    """A job that builds a named set of configs, or a list of short forms, for one architecture."""
     return Job(arch, str(Semantics.parse(semantics)), tuple(map(str, get_kernel_configs(name))))
 
 
 def build(tree: Path, jobs: Iterable[Job], cache: Path) -> None:
-    """Builds the jobs' kernels into a cache with a tree's own command."""
+    """Builds the kernels of the jobs to a cache, with the command of the checkout itself."""
     environment = os.environ | {
         "PYTHONPATH": str(tree / "src"),
         "FLASHSMITH_CACHE_DIR": str(cache),
@@ -238,7 +240,7 @@ def build(tree: Path, jobs: Iterable[Job], cache: Path) -> None:
 
 
 def compiled_in(cache: Path) -> Compiled:
-    """The kernels in a cache of any layout, found by their manifests."""
+    """The kernels in a cache of any layout, which are found by their manifests."""
     versions, sources, kernels = set(), {}, {}
     for manifest in sorted(cache.rglob("manifest.json")):
         data: dict[str, Any] = json.loads(manifest.read_text().partition("\n")[2])
@@ -260,7 +262,7 @@ def compiled_in(cache: Path) -> Compiled:
 
 
 def compiled_from(tree: Path, jobs: Iterable[Job]) -> Compiled:
-    """The kernels that a tree compiles for the jobs."""
+    """The kernels that a checkout compiles for the jobs."""
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"
         cache.mkdir()
@@ -271,11 +273,11 @@ def compiled_from(tree: Path, jobs: Iterable[Job]) -> Compiled:
 def recorded(
     known: Mapping[str, Mapping[str, str]], base: Mapping[str, str], new: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """The known equivalent sources of each family, with the base's sources added as equivalent to
-    the new sources.
+    """The equivalent sources of each family.
 
-    Other sources that were equivalent to the base's sources are then equivalent to the new sources
-    too.
+    The sources of the base are added as equivalent to the new ones.
+
+    Other sources that were equivalent to those of the base are then equivalent to the new ones too.
     """
     found = {older: dict(to) for older, to in known.items()}
     for family, older in base.items():
@@ -295,14 +297,14 @@ def is_same(before: Kernel, now: Kernel) -> bool:
 
 
 def ctas_per_sm(key: Key, kernel: Kernel) -> int:
-    """CTAs of a kernel that an SM of its architecture holds."""
+    """How many CTAs of a kernel an SM of its architecture can hold."""
     arch, _, form = key
     config = parse_kernel_name_into_config(form)
     return config.num_ctas_per_sm(device_spec(arch).max_smem_per_sm, kernel.registers)
 
 
 def what_is_worse(key: Key, before: Kernel, now: Kernel) -> list[str]:
-    """The figures in which a kernel is worse than before."""
+    """The figures that are worse than before."""
 
     def steps(kernel: Kernel) -> int:
         return -(-kernel.registers // REGISTER_STEP)
@@ -318,15 +320,14 @@ def what_is_worse(key: Key, before: Kernel, now: Kernel) -> list[str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A kernel that is not the same in both trees."""
+    """A kernel that is not the same in both checkouts."""
 
     text: str
-    is_worse: bool  # or the kernel exists in one tree only
+    is_worse: bool  # Or only one checkout has the kernel
 
 
 def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:
-    """The number of kernels in both trees, for each family in which all these kernels are the
-    same."""
+    """The families whose kernels are all the same in both checkouts, each with their number."""
     counts: Counter[str] = Counter()
     changed = set()
     for key in base.kernels.keys() & new.kernels.keys():
@@ -338,7 +339,10 @@ def unchanged_families(base: Compiled, new: Compiled) -> dict[str, int]:
 
 
 def read_new(path: Path) -> Compiled:
-    """Reads this tree's kernels from a file; exits if it was made from other sources."""
+    """Reads the kernels of this checkout from a file.
+
+    Exits if the file was made from other sources.
+    """
     found = Compiled.read(path)
     for family, older in found.sources.items():
         if older != source_hash(family):
@@ -347,7 +351,7 @@ def read_new(path: Path) -> Compiled:
 
 
 def differences(base: dict[Key, Kernel], new: dict[Key, Kernel]) -> Iterator[Difference]:
-    """The kernels that differ between the trees."""
+    """The kernels that differ between the two checkouts."""
     for key in sorted(base.keys() | new.keys()):
         named = f"{key[2]} [{key[1]}] for sm_{key[0]}"
         before, now = base.get(key), new.get(key)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
 WIDTH = 88
 
-# The page's order: the most used names come first. Names begin with `flashsmith.`.
+# The order of the page: names that are used most come first. `flashsmith.` comes before each name.
 GROUPS = {
     "Calls": (
         "attention",
@@ -66,9 +66,9 @@ GROUPS = {
 }
 # Every name of these modules' __all__ is on the page.
 MODULES = ("flashsmith", "flashsmith.parallel")
-# Explanations of arguments of this many words or more are not repeated.
+# If an explanation of an argument has at least this many words, it is not repeated.
 LONG = 11
-# The members of these classes that calls and choices need; the others are for builds and
+# The members of these classes that calls and choices need; other members are for builds and
 # measurements.
 MEMBERS = {
     "Semantics": ("parse",),
@@ -99,7 +99,7 @@ Classes of `flashsmith.errors`. Each is a `FlashsmithError` and also the class i
 
 @dataclass(frozen=True)
 class Definition:
-    """A function or class, its module and that module's text."""
+    """A function or class, with its module and the text of that module."""
 
     node: ast.FunctionDef | ast.ClassDef
     module: str
@@ -111,7 +111,7 @@ class Definition:
 
 
 def public_names(module: str = "flashsmith") -> list[str]:
-    """A module's __all__, without importing it."""
+    """The names in a module's __all__, which is read without importing the module."""
     for node in _parse(_path(module)).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
@@ -119,7 +119,7 @@ def public_names(module: str = "flashsmith") -> list[str]:
 
 
 def find(module: str, name: str) -> Definition:
-    """The definition of a module's name, following imports between modules.
+    """The definition of a name in a module; imports from other modules are followed.
 
     Raises LookupError if there is none.
     """
@@ -127,25 +127,28 @@ def find(module: str, name: str) -> Definition:
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             if any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list):
-                continue  # for type checkers; the documented definition follows
+                continue  # For type checkers; the definition with the documentation follows
             return Definition(node, module, path.read_text(encoding="utf-8"))
     return find(*_imported(module, name))
 
 
 def constant(module: str, name: str) -> str:
-    """The source text of a module's constant. Raises LookupError if there is none."""
+    """The text of a constant in a module. Raises LookupError if there is none."""
     for node in _parse(_path(module)).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)
         if isinstance(target, ast.Name) and target.id == name and value is not None:
-            if isinstance(value, ast.Call):  # Mask("none"), which callers write as "none"
+            if isinstance(value, ast.Call):  # Mask("none"); callers write "none"
                 value = value.args[0]
             return ast.unparse(value).replace("'", '"')
     return constant(*_imported(module, name))
 
 
 def _imported(module: str, name: str) -> tuple[str, str]:
-    """The module and name that a name is imported from. Raises LookupError if there is none."""
+    """The module and the name from which a name is imported.
+
+    Raises LookupError if there is none.
+    """
     for node in ast.walk(_parse(_path(module))):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
@@ -155,7 +158,7 @@ def _imported(module: str, name: str) -> tuple[str, str]:
 
 
 def page() -> str:
-    """The whole document. Raises LookupError if a public name is in none of the groups."""
+    """The whole document. Raises LookupError if a public name is not in any group."""
     shown = {f"flashsmith.{name}" for names in GROUPS.values() for name in names}
     for module in MODULES:
         public = {f"{module}.{name}" for name in public_names(module)} - {"flashsmith.__version__"}
@@ -174,9 +177,10 @@ def page() -> str:
 
 
 def _without_repeats(name: str, text: str, known: dict[str, str]) -> str:
-    """A section with one line for the arguments that an earlier section explains word for word.
+    """A section in which arguments are listed on one line if an earlier section has exactly the
+    same explanations.
 
-    ``known`` has the earlier explanations and their sections; the section's own are added.
+    ``known`` maps these explanations to sections; those of this section are added.
     """
     before, mark, rest = text.partition("**Args**\n\n")
     listed, end, after = rest.partition("\n\n")
@@ -200,13 +204,14 @@ def _anchor(name: str) -> str:
 
 
 def defined(name: str) -> Definition:
-    """The definition of a name of the page. Raises LookupError if there is none."""
+    """The definition of a name that is on the page. Raises LookupError if there is none."""
     module, _, last = f"flashsmith.{name}".rpartition(".")
     return find(module, last)
 
 
 def errors() -> Iterator[str]:
-    """A line on each error class: its name, the other class that it is, and what it means."""
+    """One line for each error class: its name, the other class from which it derives, and what it
+    means."""
     for node in _parse(_path("flashsmith.errors")).body:
         if isinstance(node, ast.ClassDef) and node.name != "FlashsmithError":
             *_, base = (ast.unparse(base) for base in node.bases)
@@ -215,26 +220,27 @@ def errors() -> Iterator[str]:
 
 
 def section(name: str, definition: Definition) -> str:
-    """The section of one name: signature, description, and a class's methods."""
+    """The section for a name: signature, description and, for a class, methods."""
     node = definition.node
     if isinstance(node, ast.FunctionDef):
         path = f"flashsmith.{name}".rpartition(".")[0] + "." if "." in name else ""
         return f"\n### {name}\n\n{_block(signature(definition, path))}\n{_described(node)}"
     fields = [_field(definition, part) for part in node.body if _is_field(part)]
-    # A config's methods belong to its family and are not a stable interface.
+    # The methods of a config belong to its family, and are not a stable interface.
     members = "" if name.endswith("Config") else "\n".join(_members(definition))
     members = f"**Members**\n\n{members}" if members else ""
     described = _described(node)
     if name.endswith("Config"):
-        described = described.partition("\n**Raises**\n")[0]  # NOTES has it
+        described = described.partition("\n**Raises**\n")[0]  # NOTES explains the errors
     text = f"\n### {name}\n\n{_block(_wrapped(f'class {name}', fields, ''))}\n{described}"
     return f"{text}\n{members}\n" if members else text
 
 
 def signature(definition: Definition, path: str = "", annotated: bool = True) -> str:
-    """A function's signature, with one argument per line if it is too long.
+    """The signature of a function; if it is too long, each argument is on a line.
 
-    ``path`` precedes its name. Without ``annotated`` it has no types, and is one line.
+    ``path`` comes before the name. Without ``annotated``, the signature has no types and is on one
+    line.
     """
     node = definition.node
     assert isinstance(node, ast.FunctionDef)
@@ -267,14 +273,14 @@ def _argument(definition: Definition, argument: ast.arg, default: ast.expr | Non
 
 
 def _declared(name: str, kind: str, default: str | None) -> str:
-    """An argument or field: its type, or its default, as in Python's own documentation."""
+    """An argument or field with its type and default, in the form of Python's own documentation."""
     if default is not None:
         return f"{name}={default}"
     return name if kind == "Any" else f"{name}: {kind}"
 
 
 def _value(definition: Definition, node: ast.expr) -> str:
-    """The text of a default, with the values of constants in place of their names."""
+    """The text of a default; names of constants are replaced by their values."""
     return re.sub(
         r"(?<![.\w])_?[A-Z][A-Z_]+\b(?!\.)",
         lambda found: constant(definition.module, found[0]),
@@ -294,14 +300,14 @@ def _ended(part: str) -> str:
 
 
 def _is_field(node: ast.stmt) -> bool:
-    """Whether a class's statement is a field that callers may set or a member of an enum."""
+    """Whether a statement in a class is a field that callers may set, or a member of an enum."""
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         return "ClassVar" not in ast.unparse(node.annotation) and not node.target.id.startswith("_")
     return isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
 
 
 def _field(definition: Definition, node: ast.stmt) -> str:
-    """A field's name, type, default and, if it declares one, meaning."""
+    """The name, type and default of a field, and its meaning if the declaration gives one."""
     if not isinstance(node, ast.AnnAssign):
         return definition.text(node)
     given, default = {}, None
@@ -321,7 +327,8 @@ def _field(definition: Definition, node: ast.stmt) -> str:
 
 
 def _keywords(module: str, call: ast.Call) -> dict[str | None, ast.expr]:
-    """The keywords of a field's declaration, and of field() inside the function it calls."""
+    """The keywords in the declaration of a field, and those of field() in the function that it
+    calls."""
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     name = ast.unparse(call.func)
     if "default" in given or name in ("field", "knob"):
@@ -361,9 +368,9 @@ def _described(node: ast.FunctionDef | ast.ClassDef) -> str:
 
 
 def _markdown(doc: str, fields: Sequence[str] = ()) -> str:
-    """A docstring as Markdown; its sections and its lines about fields become lists."""
+    """A docstring as Markdown. Its sections and its lines about fields become lists."""
     doc = re.sub(r"``([^`]+)``", r"`\1`", doc)
-    # The names of arguments that share an explanation may take two lines.
+    # If several arguments share an explanation, their names may be on two lines.
     doc = re.sub(r"^(    \w[\w, ]*,)\n +([\w, ]+:)", r"\1 \2", doc, flags=re.MULTILINE)
     out: list[str] = []
     section = ""
@@ -390,7 +397,7 @@ def _markdown(doc: str, fields: Sequence[str] = ()) -> str:
 
 
 def _names(text: str) -> list[str]:
-    """The arguments or errors that a line of a docstring explains; [] if it only continues an
+    """The arguments or errors that a line of a docstring explains; [] if the line only continues an
     explanation."""
     names = text.partition(":")[0] if ":" in text else ""
     return re.split(", *", names) if re.fullmatch(r"\w+(, *\w+)*", names) else []

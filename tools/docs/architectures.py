@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the table of supported transformers architectures in docs/log/architectures.md.
+"""Writes the table in docs/log/architectures.md of the transformers architectures that are
+supported.
 
 Usage: python tools/docs/architectures.py [--record [NAME ...]] [--missing]
 
-The table is made from tests/integrations/architectures/recorded.json. --record first sweeps all
-architectures, or the named ones; --missing sweeps those without a record. The whole sweep takes ten
-minutes of processor time. A test compares the page with this script's output.
+The table is made from tests/integrations/architectures/recorded.json. --record first tests all
+architectures, or those that are named; --missing tests those without a record. Testing all takes
+ten minutes of processor time. A test compares the page with this script's output.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ SCENARIOS = {
 
 
 def rewritten(page: str) -> str:
-    """The page with the recorded outcomes."""
+    """The page with the outcomes in the record."""
     begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
     return page[:begin] + "\n" + told(records.read()) + "\n" + page[end:]
 
@@ -82,7 +83,7 @@ def _counted(found: records.Records) -> str:
 
 
 def _listed(found: records.Records) -> Iterable[str]:
-    """A paragraph for each outcome, and for each reason."""
+    """A paragraph for each outcome and each reason."""
     by_outcome: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(dict)
     for name, outcomes in found.outcomes.items():
         for scenario, outcome in outcomes.items():
@@ -97,9 +98,9 @@ def _listed(found: records.Records) -> Iterable[str]:
 
 
 def _named(names: dict[str, list[str]], found: records.Records, kind: str) -> Iterable[str]:
-    """Each architecture, with its scenarios unless they all have this outcome.
+    """The architectures, each with its scenarios unless all of them have this outcome.
 
-    Partly served architectures are only named with their other outcomes.
+    An architecture that is partly supported is listed only with its other outcomes.
     """
     for name, scenarios in names.items():
         if len(scenarios) == len(found.outcomes[name]) or kind == "not run":
@@ -109,8 +110,8 @@ def _named(names: dict[str, list[str]], found: records.Records, kind: str) -> It
 
 
 def record(names: Sequence[str], *, missing: bool) -> None:
-    """Sweeps the named architectures, all, or those without a record; saves results during the
-    sweep."""
+    """Tests the architectures that are named, all, or those without a record; results are saved as
+    they come."""
     import transformers
     from builders import architectures
 

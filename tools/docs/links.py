@@ -1,7 +1,7 @@
 """Rewrites the links of README and docs/ for readers outside the repository.
 
-Pages have relative links, which work in a checkout. On the site of docs/ and on a package index,
-paths into the repository do not work, so this module rewrites them.
+Links in pages are relative, so that they work in a checkout. On the website of docs/ and on a
+package index, paths to files of the repository do not work; they are rewritten here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = "docs"
-# Documents outside docs/ that are pages of the site.
+# Documents outside docs/ that are pages of the website.
 PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
-# The site's folder for other linked files, such as examples and measured rows.
+# The folder of the website for other files to which pages link, such as examples and measured rows.
 FILES = "files"
 
 # The project's addresses are in [tool.flashsmith] of pyproject.toml.
@@ -31,7 +31,7 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def published(name: str) -> str:
-    """The address of the 'site' or the 'repository', without a trailing slash; may be ''.
+    """The address of the 'site' or of the 'repository', without a slash at the end; it may be ''.
 
     Raises LookupError if pyproject.toml has no such setting.
     """
@@ -44,9 +44,9 @@ def published(name: str) -> str:
 
 
 def rewrite(text: str, target_of: Callable[[str], str | None]) -> str:
-    """``text`` with each link's target outside code replaced by ``target_of(target)``.
+    """``text``, in which every link target outside code is replaced by ``target_of(target)``.
 
-    If the new target is None, a link becomes its text and a picture is removed.
+    If that is None, a link is replaced by its text, and a picture is removed.
     """
 
     def replaced(found: re.Match[str]) -> str:
@@ -64,9 +64,9 @@ def rewrite(text: str, target_of: Callable[[str], str | None]) -> str:
 
 
 def linked_path(document: str, target: str) -> tuple[str, str]:
-    """The repository path that a document links, and the anchor with its '#'.
+    """The path in the repository to which a link in a document leads, and the anchor with its '#'.
 
-    The path is empty for links within the document and to other hosts.
+    The path is empty if the link leads to the same document or to another host.
     """
     name, mark, anchor = target.partition("#")
     if not name or "://" in name or name.startswith("mailto:"):
@@ -75,14 +75,14 @@ def linked_path(document: str, target: str) -> tuple[str, str]:
 
 
 def site_path(path: str) -> str:
-    """The path of a repository file among the site's sources."""
+    """The path that a file of the repository has among the sources of the website."""
     if path.startswith(f"{DOCS}/"):
         return path[len(DOCS) + 1 :]
     return PAGES.get(path, f"{FILES}/{path}")
 
 
 def for_site(text: str, document: str) -> tuple[str, set[str]]:
-    """A document's text for the site, and the linked files outside docs/."""
+    """The text of a document for the website, and the files outside docs/ to which it links."""
     here = posixpath.dirname(site_path(document)) or "."
     files = set()
 
@@ -99,9 +99,9 @@ def for_site(text: str, document: str) -> tuple[str, set[str]]:
 
 
 def for_index(text: str, document: str, site: str) -> str:
-    """A document's text for a package index, with absolute links to the pages of ``site``.
+    """The text of a document for a package index, with absolute links to the pages of ``site``.
 
-    Without a site, links become their text.
+    If there is no site, links are replaced by their text.
     """
 
     def target_of(target: str) -> str | None:

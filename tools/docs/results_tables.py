@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/results.md and docs/log/results.md from the committed rows.
+"""Writes the tables in docs/results.md and docs/log/results.md from the rows in the repository.
 
 Usage: python tools/docs/results_tables.py [--check]
 
@@ -32,11 +32,11 @@ ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs" / "results.md", ROOT / "docs" / "log" / "results.md")
 ROWS = ROOT / "benchmarks" / "h200"
 LETTERS = {"128": "A", "64": "B", "96": "C", "256": "D"}
-# The number of the profile's first rows: an earlier version's kernels that no measured problem
+# The profile begins with this many rows of kernels of an earlier version, which no measured problem
 # chose.
 PROFILED_BEFORE = 7
 BEST_BACKWARD = "best-public-backward.csv"
-# The number of steps of a training run before its times are steady.
+# After this many steps, the times of a training are steady.
 STEPS_BEFORE = 10
 
 Row = dict[str, str]
@@ -65,13 +65,13 @@ def measured(name: str) -> Points:
 
 
 def rate(rows: dict[str, Row], name: str) -> float | None:
-    """An implementation's TFLOP/s on a problem; None without a measurement."""
+    """The TFLOP/s of an implementation on a problem; None if it was not measured."""
     row = rows.get(name)
     return float(row["tflops"]) if row and row["verdict"] == "pass" and row["tflops"] else None
 
 
 def ratio(rows: dict[str, Row], name: str) -> float | None:
-    """flashsmith over another implementation."""
+    """The TFLOP/s of flashsmith divided by those of another implementation."""
     ours, other = rate(rows, "ours"), rate(rows, name)
     return ours / other if ours and other else None
 
@@ -126,7 +126,7 @@ def is_other_length(key: tuple[str, ...]) -> bool:
 
 
 def kind(key: tuple[str, ...]) -> str:
-    """A problem's mask, heads and packing, in words."""
+    """The mask, heads and packing of a problem, in words."""
     _, _, semantics, batch, _, heads_q, heads_k = key
     words = ["causal" if "causal" in semantics else "full"]
     if is_other_batch(key):
@@ -139,7 +139,7 @@ def kind(key: tuple[str, ...]) -> str:
 
 
 def speed() -> str:
-    """The table of problem groups: range of TFLOP/s, mean and smallest ratios."""
+    """The table of groups of problems: range of TFLOP/s, and mean and smallest ratios."""
     groups: dict[str, list[dict[str, Row]]] = {}
     for key, rows in measured(SPEED).items():
         if is_other_batch(key):
@@ -170,7 +170,7 @@ def speed() -> str:
 
 
 def place(name: str) -> tuple[int, int]:
-    """The position of a group of problems in the table."""
+    """The place of a group of problems in the table."""
     d = re.match(r"d (\d+)", name)
     words = ("full", "causal", "heads", "packed")
     return (
@@ -180,7 +180,7 @@ def place(name: str) -> tuple[int, int]:
 
 
 def mean_and_least(points: Sequence[dict[str, Row]], name: str) -> str:
-    """The geometric mean and the minimum of flashsmith's ratios over an implementation."""
+    """The geometric mean and the minimum of the ratios of flashsmith to an implementation."""
     ratios = [found for rows in points if (found := ratio(rows, name))]
     if not ratios:
         return "-"
@@ -188,7 +188,7 @@ def mean_and_least(points: Sequence[dict[str, Row]], name: str) -> str:
 
 
 def every_point() -> str:
-    """The table of every problem's TFLOP/s and ratios."""
+    """The table of all problems: TFLOP/s and ratios."""
     lines = [
         [
             f"{key[0]}, {key[1]}",
@@ -205,7 +205,7 @@ def every_point() -> str:
 
 
 def configs() -> str:
-    """The table of named configs, with the number of problems that chose each."""
+    """The table of the configs that have names, with the number of problems that chose each."""
     count = Counter(plain_config(rows["ours"]["config"]) for rows in measured(SPEED).values())
     named = sorted(config_names().items(), key=lambda pair: (pair[1][0], int(pair[1][1:])))
     lines = [[name, config, str(count[config] or "-")] for config, name in named]
@@ -214,22 +214,22 @@ def configs() -> str:
 
 @cache
 def verdict_cells() -> list[Any]:
-    """The public problems over the interleaved rounds, pooled by tools/benchmark/verdict.py."""
+    """The public problems, pooled over the rounds by tools/benchmark/verdict.py."""
     spec = importlib.util.spec_from_file_location("verdict", ROOT / "tools/benchmark/verdict.py")
     assert spec is not None
     assert spec.loader is not None
     verdict = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = verdict  # where dataclasses look it up
+    sys.modules[spec.name] = verdict  # dataclasses look it up here
     spec.loader.exec_module(verdict)
     rounds = verdict.read_packed(ROWS / PUBLIC)
     best = verdict.read_best(verdict.BEST)
-    # The rounds come from two revisions whose machine code was compared.
+    # The rounds are of two revisions; their machine code was compared.
     found: list[Any] = verdict.make_cells(list(rounds.values()), best, same_code=True)
     return found
 
 
 def public() -> str:
-    """The table of public problems: medians of the rounds, and their 95% intervals in brackets."""
+    """The table of public problems: medians over the rounds, with 95% intervals in brackets."""
     lines = []
     for cell in verdict_cells():
         row = cell.row
@@ -249,12 +249,12 @@ def public() -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, with minimum and maximum."""
+    """The median, with the minimum and the maximum."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def hand_written() -> str:
-    """The table of flashsmith, the best hand-written kernel and cuDNN at d 128."""
+    """The table of flashsmith, the best hand-written kernel and cuDNN for d 128."""
     found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for row in read("hopper-probe.csv"):
         group = found.setdefault((row["dtype"], row["causal"]), {})
@@ -275,20 +275,20 @@ def hand_written() -> str:
 # --- the backward pass ---------------------------------------------------------------------------
 
 
-# Three runs of the cells, each beginning with a different contender. Only the first has FA2 and
+# Three runs of all cells, each of which begins with another contender. Only the first has FA2 and
 # FA4.
 VERDICTS = tuple(f"verdict-backward-{run}.csv" for run in range(3))
 WIDE, ENTRIES, FROZEN = "backward-wide.csv", "backward-entries.csv.gz", "backward-frozen.csv"
-# Problems of ENTRIES and others, with the current order of key blocks and with other orders.
+# Problems in ENTRIES and others, with the current order of key blocks and with other orders.
 ORDERS = "backward-orders.csv.gz"
-# A larger spread of one implementation's launches means that other work was on the GPU.
+# If the launches of an implementation have a larger spread, something else was running on the GPU.
 UNDISTURBED = 0.1
 Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A problem of the backward pass over the rounds: median TFLOP/s and ratios."""
+    """A problem of the backward pass: medians of TFLOP/s and ratios over the rounds."""
 
     rates: dict[str, float]
     over_cudnn: list[float]
@@ -298,7 +298,7 @@ class Cell:
 
 
 def key_of(problem: str) -> Key:
-    """The key of a problem's text, as in the rows of a benchmark."""
+    """The key for the text of a problem, as the rows of a benchmark have it."""
     batch, seq, heads, d, dtype, *words = problem.split()
     queries, _, keys = heads[1:].partition(":")
     return d[1:], dtype, "+".join(words), batch[1:], seq[1:], queries, keys or queries
@@ -324,7 +324,7 @@ def cells() -> dict[Key, Cell]:
 
 
 def problem_of(key: Key) -> str:
-    """A problem's text; for a backward pass it contains 'backward' before the mask."""
+    """The text of a problem; for a backward pass, 'backward' comes before the mask."""
     d, dtype, semantics, batch, seq, heads, _ = key
     words = [word for word in semantics.split("+") if word != "plain"]
     return " ".join([f"b{batch} s{seq} h{heads} d{d} {dtype}", *words])
@@ -332,7 +332,7 @@ def problem_of(key: Key) -> str:
 
 @cache
 def wide_points() -> Points:
-    """Problems without a cell that were measured while nothing else ran on the GPU."""
+    """Problems that are not cells, and that were measured while nothing else ran on the GPU."""
     return {
         key: rows
         for key, rows in measured(WIDE).items()
@@ -349,17 +349,17 @@ def backward_names() -> dict[str, str]:
 
 
 def mean_least(ratios: Sequence[float]) -> str:
-    """The geometric mean and the minimum; '-' without ratios."""
+    """The geometric mean and the minimum; '-' if there are no ratios."""
     return f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f})" if ratios else "-"
 
 
 def group_of(key: Key) -> str:
-    """A cell's head dimension and mask."""
+    """The head dimension and mask of a cell."""
     return f"d {key[0]}, {'causal' if 'causal' in key[2] else 'full'}"
 
 
 def grouped(keys: Iterable[Key]) -> dict[str, list[Key]]:
-    """Keys by head dimension and mask, then all."""
+    """The keys by head dimension and mask, followed by all."""
     groups: dict[str, list[Key]] = {}
     every = list(keys)
     for key in every:
@@ -368,7 +368,7 @@ def grouped(keys: Iterable[Key]) -> dict[str, list[Key]]:
 
 
 def backward() -> str:
-    """The table of groups of the 24 cells: mean and smallest ratios of their medians."""
+    """The table of the 24 cells in groups: the mean and the smallest ratio of their medians."""
     lines = []
     for name, keys in grouped(cells()).items():
         group = [cells()[key] for key in keys]
@@ -385,7 +385,8 @@ def backward() -> str:
 
 
 def backward_cells() -> str:
-    """The table of every cell: medians of the rounds, with minimum and maximum in brackets."""
+    """The table of all cells: medians over the rounds, with the minimum and the maximum in
+    brackets."""
     lines = [
         [
             f"d {key[0]}, {key[1]}, {kind(key)}",
@@ -404,14 +405,14 @@ def backward_cells() -> str:
 
 
 def mask_and_heads(key: Key) -> str:
-    """A problem's mask and heads, in words."""
+    """The mask and heads of a problem, in words."""
     words = [word for word in key[2].split("+") if word not in ("plain", "backward", "uneven")]
     heads = f"{key[5]} heads" if key[5] == key[6] else f"heads {key[5]}:{key[6]}"
     return ", ".join([*(words or ["full"]), heads])
 
 
 def backward_wide() -> str:
-    """The table of problems without a cell: other d, grouped heads, packed batches, windows."""
+    """The table of problems that are not cells: other d, grouped heads, packed batches, windows."""
     lines = [
         [
             f"d {key[0]}, {key[1]}, {mask_and_heads(key)}",
@@ -428,13 +429,14 @@ def backward_wide() -> str:
 
 
 def fastest(rows: Iterable[Row], kind: str) -> Row | None:
-    """The fastest correct row of a kind."""
+    """The fastest row of a kind that is correct."""
     timed = [row for row in rows if row["kind"] == kind and row["verdict"] == "pass"]
     return min(timed, key=lambda row: float(row["ms"]), default=None)
 
 
 def backward_frozen() -> str:
-    """The table of only dq, and only dk and dv, against all gradients, by our fastest kernels."""
+    """The table of computing only dq, or only dk and dv, against all gradients; with our fastest
+    kernels."""
     points, lines = measured(FROZEN), []
     for key, rows in points.items():
         whole, peer = fastest(rows.values(), "ours"), fastest(rows.values(), "peer")
@@ -459,11 +461,11 @@ def backward_frozen() -> str:
 
 
 def backward_repeatable() -> str:
-    """The table of the best deterministic kernel over the best kernel, measured interleaved."""
+    """The table of the best deterministic kernel against the best kernel, measured interleaved."""
     best: dict[Key, dict[bool, float]] = {}
     points = measured(ENTRIES)
     for key, rows in measured(ORDERS).items():
-        # A row of another order has the order's name before the config.
+        # In a row for another order, its name comes before the config.
         of_today = {name: row for name, row in rows.items() if name == row["config"]}
         points |= {key: of_today} if of_today else {}
     for key, rows in points.items():
@@ -500,7 +502,7 @@ def backward_kernels() -> str:
 
 
 def backward_profile() -> str:
-    """The table of profiler figures for single launches of the main kernels."""
+    """The table of the profiler's figures for single launches of the main kernels."""
     lines = [
         [
             f"`{plain_config(row['config'])}`" + ", causal" * row["problem"].endswith("causal"),
@@ -517,7 +519,7 @@ def backward_profile() -> str:
 
 
 def backward_host() -> str:
-    """The table of host microseconds for calls with gradients, compared with cuDNN's."""
+    """The table of calls with gradients: microseconds on the host, against cuDNN."""
     times = json.loads((ROWS / "backward-host.json").read_text(encoding="utf-8"))
     lines = [
         [call, f"{times[ours]:.0f}", f"{times[theirs]:.0f}" if theirs else "-"]
@@ -532,7 +534,7 @@ def backward_host() -> str:
 
 
 def training() -> str:
-    """The table of a training step by three implementations: median times and losses."""
+    """The table of a training step with three implementations: median times, and losses."""
     steps = json.loads((ROWS / "training-step.json").read_text(encoding="utf-8"))
     theirs = steps["cudnn"]
     lines = []
@@ -550,7 +552,7 @@ def training() -> str:
 # --- over a KV cache ------------------------------------------------------------------------------
 
 DECODE, DECODE_WIDE = "decode.jsonl.gz", "decode-wide.jsonl.gz"
-# `flashsmith roofline --json` of the same GPU, measured directly before.
+# The output of `flashsmith roofline --json` for the same GPU, measured just before.
 DECODE_ROOF = "decode-roofline.json"
 ON_H100 = "../h100/"
 NOT_MEASURED = "There are no rows of it yet."
@@ -559,7 +561,7 @@ CACHE_PEERS = ("cudnn", "fa2", "mem_efficient", "flash_attn_2", "flash_attn_3", 
 
 @dataclass(frozen=True, order=True)
 class Cache:
-    """A KV cache that ``queries`` tokens of each sequence read; page 0 is a dense cache."""
+    """A KV cache, which ``queries`` tokens of each sequence read. If page is 0, it is dense."""
 
     batch: int
     keys: int
@@ -571,14 +573,14 @@ class Cache:
 
     @property
     def bytes(self) -> int:
-        """The bytes of its 16-bit keys and values."""
+        """The bytes of its keys and values, which have 16 bits."""
         return 2 * 2 * self.batch * self.keys * self.heads_k * self.d
 
 
 def over_caches(name: str) -> dict[Cache, dict[str, float]]:
-    """Microseconds by cache and implementation, as medians of all rounds, in the file's order.
+    """Microseconds by cache and implementation: medians over all rounds, in the order of the file.
 
-    Raises SystemExit if one of our kernels is wrong, because its times must not be shown.
+    Raises SystemExit if a kernel of ours is wrong, because its times must not be shown.
     """
     rounds: dict[Cache, dict[str, list[float]]] = {}
     for row in read(name):
@@ -597,7 +599,7 @@ def over_caches(name: str) -> dict[Cache, dict[str, float]]:
 
 
 def dram_read(folder: str = "") -> float | None:
-    """TB/s that the roofline's kernel reads; None if it was not measured."""
+    """The TB/s that the roofline's kernel reads; None if it was not measured."""
     path = ROWS / folder / DECODE_ROOF
     if not path.exists():
         return None
@@ -607,25 +609,25 @@ def dram_read(folder: str = "") -> float | None:
 
 
 def best_peer(us: dict[str, float]) -> tuple[str, float] | None:
-    """The fastest peer and its microseconds."""
+    """The fastest peer, with its microseconds."""
     timed = [(us[name], name) for name in CACHE_PEERS if name in us]
     return (min(timed)[1], min(timed)[0]) if timed else None
 
 
 def over(us: float | None, other: float | None) -> float | None:
-    """The second time over the first time, i.e. the speedup of the first."""
+    """How much faster the first time is than the second: the second divided by the first."""
     return other / us if us and other else None
 
 
 def mean_of(ratios: Iterable[float | None]) -> str:
-    """The geometric mean of the ratios that exist."""
+    """The geometric mean of those ratios that are not None."""
     found = [ratio for ratio in ratios if ratio]
     return shown(statistics.geometric_mean(found) if found else None, ".3f")
 
 
 def cache_cells(of: Cache, us: dict[str, float], roof: float | None) -> list[str]:
-    """Cells of a row: cache size, microseconds of our kernel, cuDNN and the best peer, share of the
-    roof."""
+    """The cells of a row: size of the cache; microseconds of our kernel, of cuDNN and of the best
+    peer; share of the roof."""
     ours, best = us.get("ours"), best_peer(us)
     rate = of.bytes / ours / 1e6 if ours else None
     return [
@@ -642,9 +644,10 @@ CACHE_HEAD = ("MB", "ours", "cuDNN", "best peer", "over cuDNN", "over the best",
 
 
 def decode(folder: str = "") -> str:
-    """The table of one token over a KV cache, heads 32:8, d 128, bf16, dense and in pages.
+    """The table of one token over a KV cache that is dense or in pages, with heads 32:8, d 128,
+    bf16.
 
-    ``folder`` is the folder of the rows, relative to the folder of the H200's rows.
+    ``folder`` is where the rows are, relative to the folder with the rows of the H200.
     """
     if not (ROWS / folder / DECODE).exists():
         return NOT_MEASURED
@@ -673,7 +676,7 @@ def decode(folder: str = "") -> str:
 
 
 def decode_in_short(folder: str = "") -> str:
-    """The table of :func:`decode` with what a user compares."""
+    """A part of the table of :func:`decode`, with what users compare."""
     if not (ROWS / folder / DECODE).exists():
         return NOT_MEASURED
     found, roof = over_caches(folder + DECODE), dram_read(folder)
@@ -692,7 +695,7 @@ def decode_in_short(folder: str = "") -> str:
 
 
 def decode_wide(folder: str = "") -> str:
-    """The table of other heads, other head dimensions, and several tokens."""
+    """The table of other heads, other head dimensions and several tokens over a cache."""
     if not (ROWS / folder / DECODE_WIDE).exists():
         return NOT_MEASURED
     roof = dram_read(folder)
@@ -708,15 +711,16 @@ def decode_wide(folder: str = "") -> str:
     return table(["", "batch x keys", *CACHE_HEAD], lines)
 
 
-# The profiler's counters of single launches, and samples over time for some of them.
+# The profiler's counters for single launches; for some of them also samples over time.
 DECODE_PROFILE = "decode-profile.jsonl.gz"
-# Thresholds of a sample: the percentage of the DRAM rate above which it counts as reading, and the
-# fraction of the SMs' clocks above which it counts as running.
+# Thresholds for samples: above this percentage of the DRAM rate, a launch counts as reading; above
+# this share of the SMs' clocks, it counts as running.
 READS_PCT, RUNS = 20.0, 0.01
 
 
 def call_of(problem: str) -> str:
-    """'64 x 1024', with all that differs from heads 32:8, d 128, one token and a dense cache."""
+    """A text such as '64 x 1024', with everything that differs from heads 32:8, d 128, one token
+    and a dense cache."""
     batch, keys, heads, d, *words = problem.split()
     queries, _, capacity = keys[1:].partition(":")
     heads_q, _, heads_k = heads[1:].partition(":")
@@ -730,7 +734,7 @@ def call_of(problem: str) -> str:
 
 
 def decode_profile() -> str:
-    """The table of profiler counters for calls over a cache, one line per implementation."""
+    """The table of profiler counters for calls over a cache, one line for each implementation."""
     calls: dict[tuple[str, str], dict[str, Row]] = {}
     for row in read(DECODE_PROFILE):
         if row["what"] == "counters":
@@ -765,7 +769,8 @@ def decode_profile() -> str:
 
 
 def decode_samples() -> str:
-    """The table of when a launch reads, from samples of the DRAM rate and of the SMs' clocks."""
+    """The table of when launches read, from samples of the DRAM rate and of the clocks of the
+    SMs."""
     lines = []
     for row in read(DECODE_PROFILE):
         if row["what"] != "samples" or row["launch"] != "keys":
@@ -776,7 +781,7 @@ def decode_samples() -> str:
         shares = [clock / max(clocks) for clock in clocks]
         ran = [number for number, share in enumerate(shares) if share > RUNS]
         read_in = [number for number, rate in enumerate(rates) if rate > READS_PCT / 100]
-        # Reading begins, or ends, within a sample that is partly full.
+        # Reading begins or ends within a sample, which is then only partly full.
         starts = ran[0] + 1 - shares[ran[0]]
         begins = read_in[0] + 1 - min(1.0, rates[read_in[0]])
         ends = read_in[-1] + min(1.0, rates[read_in[-1]])
@@ -796,7 +801,7 @@ def decode_samples() -> str:
 
 
 def host_over_caches() -> str:
-    """The table of microseconds of repeated calls over a cache."""
+    """The table of repeated calls over a cache: microseconds on the host."""
     lines = [
         [row["call"], *(f"{float(row[it]):.1f}" for it in ("median", "bare", "overhead", "first"))]
         for row in read("host-overhead-decode.csv")
@@ -818,7 +823,7 @@ def profiled_before() -> dict[str, str]:
 
 
 def profile() -> str:
-    """The table of profiler figures for single launches."""
+    """The table of the profiler's figures for single launches."""
     lines = []
     for place, row in enumerate(read("ncu-hopper.csv")):
         config = plain_config(row["config"])
@@ -853,7 +858,7 @@ def profiled() -> str:
 
 
 def host() -> str:
-    """The table of microseconds of repeated calls."""
+    """The table of repeated calls: microseconds on the host."""
     others = {row["call"]: row for row in read("host-overhead-mma-sync.csv")}
     lines = [
         [
@@ -885,13 +890,13 @@ def progression() -> str:
     return table(["kernel", "registers", "`ldmatrix` conflict factor", "ms", "TFLOP/s"], lines)
 
 
-# Alternatives with at least this ratio count as equally fast.
+# Alternatives whose ratio is at least this count as equally fast.
 LEVEL = 0.995
 
 
 def spills() -> str:
-    """The table of choices that spill and of the best kernels without spills, by d and
-    semantics."""
+    """By d and semantics, the table of chosen kernels that spill, and of the best kernels that do
+    not."""
     ratios: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     spilled: dict[tuple[str, str], set[int]] = {}
     for row in read("spills.csv.gz"):
@@ -923,10 +928,11 @@ ON_H100 = "../h100/"
 
 
 def h100_rounds() -> dict[tuple[str, ...], list[float]]:
-    """Each round's time of the H200's choice over the time of the H100's choice.
+    """For each round, the time of the config chosen for the H200 divided by that of the config
+    chosen for the H100.
 
-    Keys: the problem, whether it is deterministic, its split, and both configs. (The H200's table
-    has changed since.)
+    The keys are the problem, whether it is deterministic, its split, and both configs. (The H200's
+    table has changed since.)
     """
     rounds: dict[tuple[str, ...], dict[str, Row]] = {}
     for row in read(f"{ON_H100}tables-in-turns.csv.gz"):
@@ -941,7 +947,8 @@ def h100_rounds() -> dict[tuple[str, ...], list[float]]:
 
 
 def h100_turns() -> str:
-    """The table of choices that the H100's table changes, measured interleaved with the H200's."""
+    """The table of problems for which the H100's table chooses other configs than the H200's,
+    measured interleaved."""
     lines = []
     for (problem, deterministic, split, *_), found in h100_rounds().items():
         if split == "invariant":
@@ -960,7 +967,8 @@ def h100_turns() -> str:
 
 
 def h100_decode() -> str:
-    """The table of attention over a cache: one kernel for all batches, measured at five batches."""
+    """The table of attention over a cache, where one kernel serves all batches; measured with five
+    batches."""
     kinds: dict[str, dict[str, float]] = {}
     for (problem, _, split, *_), found in h100_rounds().items():
         if split == "invariant":
@@ -977,14 +985,15 @@ def h100_decode() -> str:
 
 
 def h100_replays() -> str:
-    """The table of the H100's first-ranked kernels on 512 causal keys against cuDNN's replays."""
+    """The table of the kernels that rank first on the H100 for 512 causal keys, against replays of
+    cuDNN."""
     entries = json.loads((ROOT / "src/flashsmith/chooser/tables/h100.json").read_text())["entries"]
     first = {one["problem"]: one["ranked"][0]["config"] for one in entries}
     runs: dict[str, list[dict[str, float]]] = {}
     for row in read(f"{ON_H100}graph-replays.csv.gz"):
         rounds = runs.setdefault(row["problem"], [])
         name = row["config"] or row["kernel"]
-        # The later of the two runs repeats the earlier run's rounds.
+        # The later of the two runs repeats the rounds of the earlier one.
         if not rounds or name in rounds[-1]:
             rounds.append({})
         rounds[-1][name] = float(row["ms"])
@@ -1005,7 +1014,7 @@ def h100_replays() -> str:
 
 # --- correctness ---------------------------------------------------------------------------------
 
-# Files of rows, and the prefixes of their cases.
+# Files with rows, and how the names of their cases begin.
 PROOFS = {
     "`tools/gpu/prove_grid.py`": ("semantics-grid.csv.gz", ""),
     "`tools/gpu/prove_grid.py --family wgmma`": ("hopper-grid.csv.gz", ""),
@@ -1022,7 +1031,8 @@ PROOFS = {
 
 
 def proofs() -> str:
-    """The table of proven and wrong problems and of the largest errors relative to bounds."""
+    """The table of proofs: how many problems were proven and how many were wrong, and the largest
+    error relative to its bound."""
     lines = []
     for command, (name, prefix) in PROOFS.items():
         rows = [row for row in read(name) if row.get("case", "").startswith(prefix)]
@@ -1080,7 +1090,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """The page with its tables generated from the rows."""
+    """The page with its tables made from the rows."""
 
     def written(found: re.Match[str]) -> str:
         return f"<!-- table: {found[1]} -->\n\n{TABLES[found[1]]()}\n\n<!-- end -->"
@@ -1089,7 +1099,7 @@ def filled(text: str) -> str:
 
 
 def main() -> int:
-    """Writes or compares the tables; returns the exit status."""
+    """Writes the tables, or compares them. Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="compare only")
     check = parser.parse_args().check

@@ -2,8 +2,8 @@
 
 Usage: python tools/docs/run_picture.py [--out docs/run.svg]
 
-The script always runs the main job in the emulator, so that every machine draws the same picture.
-tests/cli/test_run_picture.py fails if the picture differs from a run's output.
+The kernels always run in the emulator, so that the picture is the same on every machine.
+tests/cli/test_run_picture.py fails if the picture is not what a run prints.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from flashsmith.benchmark.tasks import default_size
 from flashsmith.families import get_kernel_configs
 from flashsmith.runtime.target import choose_target
 
-# Columns of the drawn terminal, few enough to be legible on a page. Kernels are numbered.
+# The columns of the terminal in the picture; with more, it could not be read on a page. Kernels are
+# numbered.
 WIDTH = 92
-# Rich's template without the fonts that a browser would fetch from another host.
+# The template of rich, without the fonts that a browser would load from another host.
 RICH_FORM = inspect.signature(Console.export_svg).parameters["code_format"].default
 FORM = re.sub(r"@font-face \{\{.*?\}\}\s*", "", RICH_FORM, flags=re.DOTALL)
 
 
 def draw_run(out: Path) -> None:
-    """Runs the set `prog` in the emulator and writes the table's picture to `out`."""
+    """Runs the set `prog` in the emulator, and writes a picture of the table to `out`."""
     target = choose_target("sm_80", emulate=True)
     with ProgressReporter() as reporter:
         report = run_kernels(

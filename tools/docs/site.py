@@ -1,4 +1,4 @@
-"""Hooks of mkdocs (see mkdocs.yml) that add documents and files outside docs/ to the site."""
+"""Hooks for mkdocs (see mkdocs.yml), which add documents and files outside docs/ to the website."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ SEARCHED_LOGS = ("architectures", "lessons")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Sets the site's address, for its canonical links and its sitemap."""
+    """Sets the address of the website, for its canonical links and its sitemap."""
     config.site_url = f"{site}/" if (site := links.published("site")) else None
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds README as the first page, other documents as pages, and the files that pages link."""
+    """Adds README as the first page, other documents as pages, and the files to which pages
+    link."""
     linked: set[str] = set()
     for name, place in links.PAGES.items():
         text, found = links.for_site((links.ROOT / name).read_text(encoding="utf-8"), name)
@@ -43,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Points links to files outside docs/ at the copies that :func:`on_files` added.
+    """Makes links to files outside docs/ point to the copies that :func:`on_files` added.
 
     Logs are excluded from the search, because their notes would hide the pages for users.
     """

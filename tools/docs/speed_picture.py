@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Draws docs/speed.svg, README's picture of the forward pass, from the committed rows.
+"""Draws docs/speed.svg, the picture of the forward pass in README, from the rows in the repository.
 
 Usage: python tools/docs/speed_picture.py [--out docs/speed.svg]
 
-The bars are medians of the rounds in benchmarks/h200/verdict-public.csv.gz, as listed in
-docs/log/results.md. FlashAttention 3 was measured on another day, so its bar is cuDNN's rate in
-these rounds times the ratio of FlashAttention 3 to cuDNN on that day (best-public.csv). A test
-compares the picture with the rows.
+The bars are medians over the rounds in benchmarks/h200/verdict-public.csv.gz, which are also in
+docs/log/results.md. FlashAttention 3 was measured on another day: its bar is the rate of cuDNN in
+these rounds, times the ratio of the two on that day (best-public.csv). A test compares the picture
+with the rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import results_tables
 
 ROOT = Path(__file__).parents[2]
 KEYS = 4096
-# Colours of the report's charts, with a light and a dark form.
+# The colours that the report's charts have, in a light and a dark form.
 SERIES = (("flashsmith", "c0"), ("FA4", "c4"), ("FA3 *", "c3"), ("cuDNN", "c2"))
 STYLE = """
 :root { --surface: #ffffff; --ink: #1a1c20; --muted: #5b616b; --line: #dfe2e7;
@@ -41,7 +41,8 @@ MOST = 800.0
 
 
 def groups() -> Iterator[tuple[str, list[float]]]:
-    """(problem, TFLOP/s of each of SERIES) for every head dimension, full and causal."""
+    """(problem, TFLOP/s of each of SERIES), for each head dimension with and without a causal
+    mask."""
     with open(results_tables.ROWS / "best-public.csv", encoding="utf-8", newline="") as file:
         before = {row["problem"]: row for row in csv.DictReader(file)}
     for cell in results_tables.verdict_cells():

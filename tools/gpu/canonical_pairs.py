@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Compares pairs of calls on a GPU for which bits='canonical' promises equal bits.
+"""Compares, on a GPU, calls that must have equal bits with bits='canonical'.
 
     python tools/gpu/canonical_pairs.py rows.csv
     python tools/gpu/canonical_pairs.py rows.csv --d 128 --dtype bf16
     python tools/gpu/canonical_pairs.py rows.csv --build-only --arch 90    # needs no GPU
 
-For each dtype, d, mask and group of heads, one sequence's attention() is the reference. The
-reference is compared with other ways to compute the same rows: other configs, a batch, packed
-sequences, other queries in the call, and attention_with_cache(). This function runs in chunks of 1
-to 300 rows around the boundaries of tiles and chunks, with dense and paged caches, and with NaN in
-all elements that no row sees. A row's output and log-sum-exp must be equal bit by bit.
+For each dtype, d, mask and number of heads, attention() of one sequence is the reference. It is
+compared with other ways to compute the same rows: other configs, a batch, packed sequences, fewer
+queries in the call, and attention_with_cache(). For the latter, rows come in chunks of 1 to 300
+that end near boundaries of tiles and chunks. Caches are dense or paged, and everything that no row
+sees is NaN. The output and the log-sum-exp of each row must have equal bits.
 
-A CSV row has a case and a way, the numbers of compared calls and rows, how many of them differ, and
-a digest of the case's output for comparing GPUs. The exit status is 1 if a bit differs.
+A row of the CSV file has a case and a way, how many calls and rows were compared, how many differ,
+and a digest of the output, by which GPUs can be compared. The exit status is 1 if a bit differs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PAGES = (0, 16, 48)  # 0: dense
 
 @dataclass(frozen=True)
 class Case:
-    """The attention that is computed for one sequence."""
+    """What is computed: the attention of one sequence."""
 
     dtype: DType
     d: int
@@ -92,7 +92,7 @@ def cases(ds: list[int], dtypes: list[DType]) -> Iterator[Case]:
 
 
 def other_configs(case: Case, device: DeviceSpec) -> list[KernelConfig]:
-    """Canonical configs of every family for the case, in addition to the chosen config."""
+    """Canonical configs of all families for a case, without the chosen config."""
     found = []
     for family in families("forward"):
         d_head = min(d for d in family.knob_values["d_head"] if d >= case.d)
@@ -108,7 +108,7 @@ def other_configs(case: Case, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def kernels(every: list[Case], device: DeviceSpec) -> dict[Semantics, set[KernelConfig]]:
-    """All kernels that the cases' calls launch."""
+    """All kernels that the calls of the cases launch."""
     wanted: dict[Semantics, set[KernelConfig]] = {}
 
     def add(problem: Problem, cfg: KernelConfig) -> None:
@@ -138,7 +138,7 @@ def build(every: list[Case], device: DeviceSpec) -> int:
 
 
 class Sequence:
-    """A case's tensors and the rows that all ways must reproduce."""
+    """The tensors of a case, and the rows that every way must reproduce."""
 
     def __init__(self, case: Case, seed: int) -> None:
         import torch
@@ -150,10 +150,10 @@ class Sequence:
 
         def draw(batch: int, heads: int) -> Any:
             x = torch.randn(batch, LENGTH, heads, case.d, device="cuda")
-            x *= torch.where(torch.rand_like(x[..., :1]) < 0.02, 6.0, 1.0)  # some rows are large
+            x *= torch.where(torch.rand_like(x[..., :1]) < 0.02, 6.0, 1.0)  # Some rows are large
             return x.to(dtype)
 
-        # The first batch entry is the sequence; the other entries fill the batch.
+        # The first entry of the batch is the sequence; the others only fill the batch.
         self.q, self.k, self.v = draw(3, heads), draw(3, HEADS_K), draw(3, HEADS_K)
         self.keywords = dict(case.keywords)
         if self.keywords.get("sinks"):
@@ -167,7 +167,7 @@ class Sequence:
         )
 
     def ways(self, device: DeviceSpec) -> Iterator[tuple[str, Any, slice]]:
-        """The ways: a name, (o, lse) of some rows, and the slice of these rows."""
+        """All ways, each as a name, (o, lse) of some rows, and the slice of these rows."""
         every = slice(0, LENGTH)
         yield "forward without lse", (self.plain(), self.rows[1]), every
         for cfg in other_configs(self.case, device):
@@ -214,9 +214,9 @@ class Sequence:
         return sorted(end for end in ends if queries <= end <= LENGTH)
 
     def cached(self, rows: slice, page: int) -> tuple[Any, Any]:
-        """The rows by attention_with_cache(), in a batch with a longer sequence.
+        """Rows computed by attention_with_cache(), in a batch with a longer sequence.
 
-        The cache holds NaN after the keys and in unused pages.
+        After the keys, and in pages that are not used, the cache is NaN.
         """
         torch, end = self.torch, rows.stop
         capacity = LENGTH + 52
@@ -246,7 +246,7 @@ class Sequence:
         return o[:1], lse[:1]
 
     def differing(self, found: tuple[Any, Any], rows: slice) -> int:
-        """The number of elements of o and lse whose bits differ."""
+        """How many elements of o and lse have other bits."""
         torch = self.torch
         o, lse = self.rows[0][:, rows], self.rows[1][:, :, rows]
         apart = (found[0].contiguous().view(torch.int16) != o.contiguous().view(torch.int16)).sum()

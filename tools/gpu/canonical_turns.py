@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Measures the cost of bits='canonical': launches canonical and unrestricted kernels alternately.
+"""Measures what bits='canonical' costs: launches canonical kernels and others alternately.
 
     python tools/gpu/canonical_turns.py rows.csv
     python tools/gpu/canonical_turns.py rows.csv --only decode --rounds 15
 
-Forward: 32 cells of d 64, 128 and 256, with and without a causal mask, launched alternately with
-the L2 overwritten before each launch. Decode: replays of CUDA graphs with split='invariant' and
-with canonical kernels, whose calls cycle through caches larger than the L2. Outputs are checked in
-the same run; canonical kernels' outputs are also compared with free kernels' outputs.
+Forward: 32 cells with d 64, 128 and 256, with and without a causal mask. The L2 is overwritten
+before each launch. Decode: CUDA graphs with kernels for split='invariant' and canonical ones. Their
+calls cycle through caches that are larger than the L2 together. Outputs are checked in the same
+run, and those of canonical kernels are also compared with the others.
 
-There is a CSV row per round. The summary lists each cell's ratio (free time over canonical time:
-above 1, canonical is faster) with the spread of its rounds, and the geometric means.
+There is a CSV row per round. The summary has the ratio for each cell with the spread over its
+rounds, and the geometric means. The ratio is the time of the free kernel divided by that of the
+canonical one, so above 1 the canonical one is faster.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from flashsmith.benchmark.timing import Protocol
 FREE, CANONICAL = "free", "canonical"
 HEADS = {64: 32, 128: 16, 256: 8}
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-# batch, queries, keys, heads of q and of k, d
+# (batch, queries, keys, heads of q, heads of k, d)
 DECODES = (
     *((1, 1, keys, 32, 8, 128) for keys in (1024, 4096, 8192, 16384, 65536)),
     *((8, 1, keys, 32, 8, 128) for keys in (1024, 4096, 16384)),
@@ -111,7 +112,7 @@ def decode_cells(others: list[str]) -> Iterator[tuple[str, Any]]:
                 with torch.cuda.graph(captured, stream=stream):
                     run()
 
-                def replay(_run: Any = run) -> Any:  # keeps the tensors that the graph reads
+                def replay(_run: Any = run) -> Any:  # Keeps the tensors alive that the graph reads
                     captured.replay()
                     return out
 
@@ -132,7 +133,7 @@ def decode_cells(others: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def differ(a: Any, b: Any) -> str:
-    """Why two outputs cannot belong to the same attention; '' if they can."""
+    """Why the two outputs cannot be those of the same attention; '' if they can."""
     import torch
 
     if not torch.isfinite(b).all():

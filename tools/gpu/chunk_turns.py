@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Checks and measures chunks of a prompt over a KV cache, launching kernels alternately.
+"""Checks and measures chunks of a prompt over a KV cache; kernels are launched alternately.
 
     python tools/gpu/chunk_turns.py rows.csv
     python tools/gpu/chunk_turns.py rows.csv --only s512 --rounds 9
     python tools/gpu/chunk_turns.py --list    # the builds that the cells need
 
-Each cell has the last queries of one sequence of 32:8 heads and d 128, causal, over a cache that is
-dense or has pages, or a mixed batch of chunks and single tokens. Contenders are attention() on the
+A cell is the last queries of one sequence with heads 32:8 and d 128, causal, over a cache that is
+dense or has pages; or a mixed batch of chunks and single tokens. Compared are attention() on the
 same keys without a cache, free and canonical, and attention_with_cache() with and without
-chunk_warpgroups. The L2 is overwritten before each launch. Outputs are compared with attention()'s:
-canonical ones must be equal, others within a tolerance. A row gives the time of a round, and the
-summary the medians relative to free attention().
+chunk_warpgroups. The L2 is overwritten before each launch. Outputs are compared with those of
+attention(): canonical ones must be equal, others must be within a tolerance. A row has the time of
+one round. The summary has medians relative to free attention().
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from flashsmith.benchmark.rounds import AlternatingRounds, Contender
 from flashsmith.benchmark.timing import Protocol
 
 HEADS_Q, HEADS_K, D = 32, 8, 128
-# What ran chunks before, free and canonical, and the kernels to compare.
+# The kernels that were used for chunks before, free and canonical, and the kernels with which they
+# are compared.
 FREE = "(BF16, 128, 16, 64, 4): decode+stages_3+least_128+parts_2+chunks_128+early+cluster_8"
 CANONICAL = "(BF16, 128, 32, 128, 4): decode+stages_3+least_128+parts_1+canonical_1"
 CONFIGS = {
@@ -46,7 +47,7 @@ CHUNKS = (
     *((8192, 8192), (8192, 32768)),
 )
 PAGES = (0, 16, 64, 256, 1)
-# Queries and keys of each sequence of a mixed batch: chunks among single tokens.
+# For each sequence of a mixed batch (chunks and single tokens), its queries and keys.
 MIXED = {
     "mixed 1x1024+64x1": [(1024, 4096)] + [(1, 4096)] * 64,
     "mixed 2x2048+200x1": [(2048, 8192)] * 2 + [(1, 2048)] * 200,
@@ -67,7 +68,7 @@ def _random(*shape: int) -> Any:
 
 
 def _in_pages(cache: Any, page: int) -> tuple[Any, Any]:
-    """A (batch, keys, heads, d) cache in pages of a random order, and the page table."""
+    """A cache (batch, keys, heads, d) cut into pages in random order, and its page table."""
     import torch
 
     batch, keys, heads, d = cache.shape
@@ -114,7 +115,8 @@ def chunk_cells(pages: tuple[int, ...]) -> Iterator[Cell]:
 
 
 def mixed_cells(pages: tuple[int, ...]) -> Iterator[Cell]:
-    """Chunks and single tokens in one packed call; attention() has no such call over a cache."""
+    """Chunks and single tokens in one packed call over a cache, which attention() cannot
+    compute."""
     import torch
 
     for name, sequences in MIXED.items():

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Times the same sweep on one and on two GPUs of a Ray cluster, and prints the ratio.
+"""Times the same sweep on one GPU and on two GPUs of a Ray cluster, and prints the ratio.
 
     python tools/gpu/cluster_sweep.py OUT              # two GPUs of this machine, some 10 minutes
     python tools/gpu/cluster_sweep.py OUT --gpus 1     # or in two shorter calls:
     python tools/gpu/cluster_sweep.py OUT --gpus 2     # OUT keeps the seconds of the first call
 
-The sweep has 48 problems of about equal work, with the set `tune` of both forward families.
-Libraries are built before. The time includes the start of the measuring processes, but not Ray's
-start. The run also checks that every problem has a winner, that no measurement is listed twice, and
-that each problem was timed on one GPU.
+The sweep has 48 problems with about equal work, and the set `tune` of both forward families. The
+libraries are built first. The time includes starting the processes that measure, but not starting
+Ray. The run also checks that each problem has a winner and was timed on one GPU, and that no
+measurement occurs twice.
 
 The exit status is 0 if one GPU needs at least 200 s and two GPUs are at least 1.8 times as fast.
 OUT/summary.json has the figures; OUT/one and OUT/two have the sweeps' journals and rankings.
@@ -40,7 +40,7 @@ NAMES = {1: "one", 2: "two"}
 
 
 def problems() -> list[Problem]:
-    """Independent problems: no problem is the reference of another."""
+    """Independent problems: none is the reference of another."""
     return [
         Problem.parse(f"b{16384 // s} s{s} h{heads} d{d} {dtype}{mask}")
         for heads in ("16", "32", "32:8")
@@ -56,9 +56,9 @@ def races(device: DeviceSpec) -> list[Race]:
 
 
 def check(folder: Path) -> dict[str, int]:
-    """The number of problems per GPU.
+    """How many problems each GPU had.
 
-    Raises ValueError if a measurement is listed twice or a problem was timed on two GPUs.
+    Raises ValueError if a measurement occurs twice, or if a problem was timed on two GPUs.
     """
     records = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
     seen = Counter(
@@ -78,7 +78,8 @@ def check(folder: Path) -> dict[str, int]:
 
 
 def sweep(cluster: Cluster, wanted: Sequence[Race], gpus: int, folder: Path) -> dict[str, Any]:
-    """The seconds of a sweep by ``gpus`` of the cluster's GPUs, and the problems of each GPU."""
+    """The seconds of a sweep on ``gpus`` GPUs of the cluster, and how many problems each GPU
+    had."""
     found = cluster.gpus[:gpus]
     if len(found) < gpus:
         raise ValueError(f"gpus={gpus}: Ray has {len(found)} here")
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = given.out / "summary.json"
     summary = json.loads(path.read_text()) if path.exists() else {}
     for gpus in given.gpus:
-        # Actors are new for each sweep.
+        # Each sweep gets new actors.
         cluster = connect(ANY_CLUSTER, partial(first_gpu_runner, DEFAULT_HALVING))
         device = cluster.gpus[0][1].device
         with SweepProgress() as progress:

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Launches decode configs of several versions of csrc alternately, and compares their bits.
+"""Launches decode configs compiled from several versions of csrc alternately, and compares their
+bits.
 
     python tools/gpu/configs_in_turns.py rows.csv --problem 'b1 s1:1024 h32:8 d128 bf16 decode' \\
         --csrc old=OLD/csrc --csrc new=src/flashsmith/csrc --config SHORT_FORM --config SHORT_FORM
     python tools/gpu/configs_in_turns.py ... --build-only     # needs no GPU
 
-Contenders are all configs of all versions, except where one cannot be built, which is said, and
-'invariant': the config that attention_with_cache() takes for split='invariant'. Calls are in graphs
-that cycle through several caches, as in 'flashsmith bench'. Each contender's output is checked in
-the same run. Those of canonical configs must have the same bits on all caches.
+Contenders are all configs of all versions (those that cannot be built are reported), and
+'invariant', which is the config that attention_with_cache() uses for split='invariant'. Calls are
+in graphs that cycle through several caches, as in 'flashsmith bench'. The output of each contender
+is checked in the same run. Outputs of canonical configs must have the same bits on all caches.
 
-There is a CSV row per problem, contender and round. The summary lists each contender's median time,
-and its ratio: the invariant config's time over its own in the same round, above 1 if it is faster.
-The exit status is 1 if an output is wrong or bits differ.
+There is a CSV row per problem, contender and round. The summary has, for each contender, the median
+time and the ratio: the time of the invariant config divided by its own in the same round, so above
+1 it is faster. The exit status is 1 if an output is wrong or bits differ.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ INVARIANT = "invariant"
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contender's name, its kernel with the problem, and the library that has it."""
+    """A contender: its name, its kernel with the problem, and the library that contains it."""
 
     name: str
     pair: Pair
@@ -59,7 +60,7 @@ class Entrant:
 def entrants(
     text: str, invariant: Path, sources: dict[str, Path], configs: list[str]
 ) -> Iterator[Entrant]:
-    """The contenders of a problem."""
+    """The contenders for a problem."""
     free = Problem.parse(text)
     canonical = replace(free, bits=CANONICAL)
     found = choose_config(free, device_spec("H200"))
@@ -84,7 +85,7 @@ def bits_of(one: Entrant, kernel: Any, workloads: list[AnyWorkload]) -> list[Any
 
 
 def race(problem: str, racing: list[Entrant], rounds: int) -> Iterator[dict[str, Any]]:
-    """The rows of a problem."""
+    """The rows for a problem."""
     import torch
 
     kernels = {one.name: loaded({one.pair.kernel: one.library}) for one in racing}
@@ -105,7 +106,7 @@ def race(problem: str, racing: list[Entrant], rounds: int) -> Iterator[dict[str,
                 why = "its bits differ from the first canonical contender's"
         each = [implementation(one.name, kernel, w) for w in workloads]
         replay, output = captured(one.name, each, clock, workloads[0].memory)
-        # Checked now, since the next contender's calls write the same tensors.
+        # Checked now, because the calls of the next contender write to the same tensors.
         why = why or "; ".join(workloads[0].check(output).reasons)
         contenders.append(Contender(one.name, replay.launch, lambda why=why: why))
         calls[one.name] = replay.calls
@@ -122,7 +123,7 @@ def race(problem: str, racing: list[Entrant], rounds: int) -> Iterator[dict[str,
 
 
 def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A line per contender of a problem."""
+    """One line for each contender of each problem."""
     times: dict[str, dict[int, float]] = {}
     for row in rows:
         if row["us"]:

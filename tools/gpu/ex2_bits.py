@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
-"""Records ex2.approx.ftz.f32 of a GPU as a table, and checks that the table predicts all results.
+"""Records the results of ex2.approx.ftz.f32 on a GPU as a table, and checks that all results follow
+from it.
 
     python tools/gpu/ex2_bits.py rows.csv --table ex2_sm90.npz
     python tools/gpu/ex2_bits.py --build ex2_bits.cubin
     python tools/gpu/ex2_bits.py rows.csv --table ex2_sm90.npz --cubin ex2_bits.cubin
 
-The unit splits x into an integer and a fraction with a fixed number of bits, and only evaluates the
-fraction. So 2^x should follow from a table of 2^f for all multiples f of 2^-24, which float32
-represents exactly. The unknown part is how x is rounded: x or its magnitude, down or to the
-nearest, to 22, 23 or 24 bits. Each of these rules is tried on a sample of all floats. The best rule
-is compared on every float from 2^-30 to 256 and on a sample of the rest.
+The instruction splits x into an integer and a fraction with a fixed number of bits; only the
+fraction is evaluated. So 2^x should follow from a table of 2^f for all f that are multiples of
+2^-24, which are exact in float32. It is unknown how x is rounded: x itself or its magnitude, down
+or to nearest, to 22, 23 or 24 bits. Each of these rules is tried on a sample of all floats. The
+best one is checked on all floats from 2^-30 to 256, and on a sample of the others.
 
-A CSV row has a sign, an exponent, and the number of results that differ from the rule's results.
-The exit status is 1 if a result differs. For each fraction the table stores the difference between
-the result and the nearest float, in units in the last place. These small numbers compress well.
+A row of the CSV file has a sign, an exponent, and how many results differ from those of the rule.
+The exit status is 1 if a result differs. For each fraction, the table has the difference between
+the result and the nearest float, in units of the last place. These are small numbers, which can be
+compressed well.
 """
 
 from __future__ import annotations
@@ -37,28 +39,28 @@ from flashsmith.runtime.driver import current_gpu
 
 SOURCE = Path(__file__).with_suffix(".cu")
 
-#: Bits of a fraction in the table.
+#: Bits that a fraction has in the table.
 BITS = 24
-#: Number of floats with one sign and exponent.
+#: How many floats have the same sign and exponent.
 MANTISSAS = 1 << 23
 EXPONENTS = range(-149, 128)
-#: Exponents for which every float is compared. Other exponents give 1 or a neighbour of 1, 0 or
+#: Exponents for which all floats are compared. For others, the result is 1 or next to 1, 0 or
 #: infinity.
 VARIED = range(-30, 8)
-#: Stride of the sample for other exponents and for the comparison of rules.
+#: For other exponents, and to compare rules, only each STRIDE-th float is used.
 STRIDE = 1024
-#: Floats that are compared together, few enough for the processor's cache.
+#: How many floats are compared at once; they are few enough for the processor's cache.
 PART = 1 << 14
 BLOCKS, THREADS = 1056, 256
 
 f4, f8, i4, i8, u4 = np.float32, np.float64, np.int32, np.int64, np.uint32
 
-#: Computes 2^x of at most MANTISSAS floats.
+#: Computes 2^x for at most MANTISSAS floats.
 Function = Callable[[np.ndarray], np.ndarray]
 
 
 class Rule(NamedTuple):
-    """A rule that rounds x to a multiple of 2^-bits."""
+    """A rule by which x is rounded to a multiple of 2^-bits."""
 
     rounding: str
     bits: int
@@ -67,7 +69,7 @@ class Rule(NamedTuple):
         return f"{self.rounding} to {self.bits} bits"
 
     def fixed(self, x: np.ndarray) -> np.ndarray:
-        """x in units of 2^-24, int64; clipped far outside the range."""
+        """x in units of 2^-24 (int64), clipped if it is far out of range."""
         scaled = np.clip(x.astype(f8), -1e4, 1e4) * 2.0**self.bits
         return ROUNDINGS[self.rounding](scaled).astype(i8) << (BITS - self.bits)
 
@@ -82,14 +84,17 @@ def fractions() -> np.ndarray:
 
 
 def recorded(function: Function) -> np.ndarray:
-    """The bits of 2^f for all fractions f, int32."""
+    """The bits of 2^f for all fractions f (int32)."""
     x = fractions()
     parts = [function(x[at : at + MANTISSAS]) for at in range(0, x.size, MANTISSAS)]
     return np.concatenate(parts).view(i4)
 
 
 def by_table(table: np.ndarray, x: np.ndarray, rule: Rule) -> np.ndarray:
-    """The bits of 2^x by a table and a rule; subnormal results are 0, too large ones infinity."""
+    """The bits of 2^x according to a table and a rule.
+
+    A subnormal result is 0, and one that is too large is infinity.
+    """
     fixed = rule.fixed(np.where(np.abs(x) < f4(2.0**-126), f4(0), x))
     whole, fraction = fixed >> BITS, fixed & ((1 << BITS) - 1)
     bits = table[fraction].astype(i8) + (whole << 23)
@@ -98,9 +103,9 @@ def by_table(table: np.ndarray, x: np.ndarray, rule: Rule) -> np.ndarray:
 
 
 def floats(sign: int, exponent: int, stride: int = 1) -> np.ndarray:
-    """All floats of a sign and an exponent, or every ``stride``-th.
+    """All floats with this sign and exponent, or each ``stride``-th of them.
 
-    The exponent of a subnormal float is the exponent of its first bit.
+    For a subnormal float, the exponent is that of its first bit.
     """
     if exponent >= -126:
         words = np.arange(0, MANTISSAS, stride, dtype=u4) | u4((exponent + 127) << 23)
@@ -111,7 +116,7 @@ def floats(sign: int, exponent: int, stride: int = 1) -> np.ndarray:
 
 
 class Row(NamedTuple):
-    """A line of the CSV file."""
+    """A row of the CSV file."""
 
     rule: str
     sign: int
@@ -121,7 +126,8 @@ class Row(NamedTuple):
 
 
 def compare(function: Function, table: np.ndarray, rule: Rule, stride: int) -> Iterator[Row]:
-    """Compares a rule on every ``stride``-th float where results vary, and on fewer elsewhere."""
+    """Compares a rule on each ``stride``-th float where results vary, and on fewer floats
+    elsewhere."""
     for sign in (0, 1):
         for exponent in EXPONENTS:
             x = floats(sign, exponent, stride if exponent in VARIED else max(stride, STRIDE))
@@ -134,7 +140,8 @@ def compare(function: Function, table: np.ndarray, rule: Rule, stride: int) -> I
 
 
 def deviations(table: np.ndarray) -> np.ndarray:
-    """Each entry's difference from the nearest float in last bits; int8 if it fits."""
+    """By how much each entry differs from the nearest float, in units of the last place; int8 if
+    possible."""
     nearest = np.exp2(fractions().astype(f8)).astype(f4).view(i4)
     found = table - nearest
     return found.astype(np.int8) if np.abs(found).max() < 128 else found
@@ -157,7 +164,7 @@ class Gpu:
 
 
 def examine(function: Function, rows_file: Path, table_file: Path | None, stride: int) -> int:
-    """Records the table, compares the rules and writes the rows; returns the exit status."""
+    """Records the table, compares the rules and writes the rows. Returns the exit status."""
     begin = time.perf_counter()
     table = recorded(function)
     off = deviations(table)
@@ -189,7 +196,7 @@ def examine(function: Function, rows_file: Path, table_file: Path | None, stride
 
 
 def _repeated(table: np.ndarray) -> int:
-    """The number of odd entries equal to the previous one; all of them, if 23 bits are used."""
+    """How many odd entries equal the one before; if 23 bits are used, all do."""
     return int((table[1::2] == table[::2]).sum())
 
 

@@ -1,4 +1,4 @@
-"""Kernels of tools on the first GPU, compiled by the builder and launched through the driver."""
+"""Kernels for tools, on the first GPU: the builder compiles them, and the driver launches them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ CSRC = Path(flashsmith.__file__).parent / "csrc"
 
 
 def compiled(source: Path, form: str = "cubin", arch: str = "90a") -> bytes:
-    """Compiles a source with csrc's headers to a cubin, or to PTX (``form`` "ptx")."""
+    """Compiles a source to a cubin, or to PTX if ``form`` is "ptx"; it may include the headers in
+    csrc."""
     tools = find_toolchain()
     code = f"code={'compute' if form == 'ptx' else 'sm'}_{arch}"
     headers = [f"-I{folder}" for folder in (*tools.include_dirs, CSRC)]
@@ -34,7 +35,7 @@ def compiled(source: Path, form: str = "cubin", arch: str = "90a") -> bytes:
 
 
 class GpuKernels:
-    """A module and named arrays on the GPU. Needs a current context."""
+    """A module, and arrays on the GPU that have names. A context must be current."""
 
     def __init__(self, image: bytes) -> None:
         self._module = ctypes.c_void_p()
@@ -42,7 +43,7 @@ class GpuKernels:
         self._memory: dict[str, tuple[int, int]] = {}
 
     def allocate(self, name: str, nbytes: int) -> int:
-        """The address of an array; an existing array must have this size."""
+        """The address of an array; if it exists already, it must have this size."""
         if name not in self._memory:
             pointer = ctypes.c_uint64()
             call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(nbytes))
@@ -59,14 +60,14 @@ class GpuKernels:
         call("cuMemcpyHtoD_v2", address, data, size)
 
     def fetch(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Fills ``array`` from the beginning of the GPU's array."""
+        """Copies from the beginning of an array on the GPU to ``array``."""
         address = ctypes.c_uint64(self._memory[name][0])
         data, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
         call("cuMemcpyDtoH_v2", data, address, size)
         return array
 
     def launch(self, kernel: str, ctas: int, threads: int, *arguments: str | int) -> None:
-        """Launches a kernel; arguments are names of arrays and 32-bit numbers."""
+        """Launches a kernel; arguments are names of arrays, or 32-bit numbers."""
         function = ctypes.c_void_p()
         call("cuModuleGetFunction", ctypes.byref(function), self._module, kernel.encode())
         values = [

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Compares replays of CUDA graphs with eager launches: ours, our other schedules, and PyTorch's.
+"""Compares replays of CUDA graphs with eager launches, for attention(), our other schedules and
+PyTorch.
 
     python tools/gpu/graph_replays.py
 
-Prints median microseconds of an eager launch, of the replay of its graph, and their difference. All
-are launched alternately, between two events, with the L2 overwritten before each launch.
+Prints the median microseconds of an eager launch, of a replay of its graph, and the difference.
+They are launched alternately, each between two events, and the L2 is overwritten before each.
 
-A replay's output must equal the eager launch's bit by bit and agree with float64; a wrong replay
-has no time. The exit status is 1 if a replay is wrong, or if a replay of attention() takes
---limit-us more than its launch.
+The output of a replay must have the same bits as that of the eager launch, and agree with float64;
+otherwise it gets no time. The exit status is 1 if a replay is wrong, or if a replay of attention()
+takes --limit-us more than its launch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Launch = Callable[[], Any]
 def launches(
     shape: tuple[int, int, int, int, bool],
 ) -> tuple[dict[str, Launch], Callable[[Any], str]]:
-    """The launches, and a function that returns why an output is wrong, or '' if it is right.
+    """The launches; and a function that returns why an output is wrong, '' if it is right.
 
     Each launch returns its output, (batch, seq, heads, d).
     """
@@ -80,7 +81,7 @@ def launches(
 
 
 def captured(launch: Launch) -> tuple[Launch, Any]:
-    """A function that replays a graph of one launch, and the graph's output."""
+    """A function that replays a graph of one launch, and the output of the graph."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -95,7 +96,8 @@ def captured(launch: Launch) -> tuple[Launch, Any]:
 
 
 def times_us(turns: AlternatingRounds, rounds: int) -> dict[str, float]:
-    """Median microseconds of the correct contenders, launched alternately."""
+    """The median microseconds of those contenders that are correct; they are launched
+    alternately."""
     protocol = Protocol(num_warmups=5, runs=rounds, warmup_ms=0.0, measure_ms=0.0)
     return {name: 1e3 * it.median_ms for name, it in turns.round(protocol).items()}
 

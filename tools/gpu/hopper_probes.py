@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the emulator's Hopper probes on the GPU too: both must give the same output.
+"""Runs the emulator's Hopper probes on the GPU too, and compares the outputs.
 
     python tools/gpu/hopper_probes.py
 
-There are two sets: wgmma on images of shared memory in every layout (PTX), and small kernels with
+There are two sets: wgmma on images of shared memory in all layouts (PTX); and small kernels with
 bulk copies, mbarriers, clusters, named barriers and sums in global memory (CUDA). The output has
-one line per probe. The exit status is 1 if a probe disagrees: by more than 1e-5 relative L2 for
-products, by more than 1e-3 with float16 intermediates, or at all for sums.
+one line per probe. The exit status is 1 if the outputs of a probe differ: for products by more than
+1e-5 (relative L2), with float16 intermediates by more than 1e-3, and for sums at all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from wgmma_tiles import SPANS, Tile, accumulators
 
 from flashsmith.runtime.driver import call, current_gpu
 
-# CUDA driver API codes (cuda.h).
+# Codes of the CUDA driver API (cuda.h).
 _KINDS = {2: 6, 4: 7}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _MAX_DYNAMIC_SHARED = 8
@@ -48,7 +48,7 @@ class DeviceArrays:
             call("cuMemcpyHtoD_v2", pointer, _host(array), ctypes.c_size_t(array.nbytes))
 
     def fetch(self, name: str) -> None:
-        """Overwrites the host array with the GPU's."""
+        """Copies an array from the GPU to the host array."""
         array = self.arrays[name]
         pointer = ctypes.c_uint64(self.addresses[name])
         call("cuMemcpyDtoH_v2", _host(array), pointer, ctypes.c_size_t(array.nbytes))
@@ -104,7 +104,7 @@ def launch(
     threads: int,
     smem_bytes: int,
 ) -> None:
-    """Loads a cubin or PTX, launches its entry with one structure as argument, and waits."""
+    """Loads a cubin or PTX, launches the entry with one structure as its argument, and waits."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     call("cuModuleLoadData", ctypes.byref(module), image)
     call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
@@ -130,7 +130,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def kernel_distances(probe: Probe) -> tuple[float, float]:
-    """(GPU to emulator, GPU to float64)."""
+    """The relative L2 distances (GPU to emulator, GPU to float64)."""
     emulated = run_emulated(probe, ptx_of(probe))
     inputs, output = probe.inputs(), probe.blank()
     device = DeviceArrays({**inputs, "output": output})
@@ -148,7 +148,7 @@ Layout = tuple[str, tuple[str, np.ndarray, np.ndarray]]
 
 
 def layouts() -> Iterator[Layout]:
-    """(name, (body, image of shared memory, expected product)) of every layout."""
+    """For each layout: (name, (body, image of shared memory, expected product))."""
     for span in SPANS:
         for n in (8, 64, 128, 256):
             b = Tile(n, 64, True, span)
@@ -164,7 +164,7 @@ def layouts() -> Iterator[Layout]:
 
 
 def layout_distances(body: str, image: np.ndarray, want: np.ndarray) -> tuple[float, float]:
-    """(GPU to emulator, GPU to float64)."""
+    """The relative L2 distances (GPU to emulator, GPU to float64)."""
     text = whole_program(body, image.size)
     source = aligned(image.shape, np.uint8)
     source[:] = image
@@ -180,7 +180,7 @@ def layout_distances(body: str, image: np.ndarray, want: np.ndarray) -> tuple[fl
 
 
 def main() -> int:
-    """Runs all probes; returns 1 if a probe disagrees."""
+    """Runs all probes. Returns 1 if the outputs of one differ."""
     begin, wrong = time.time(), 0
     with current_gpu(0):
         rows: list[tuple[str, float, tuple[float, float]]] = []

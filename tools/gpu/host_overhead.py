@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Measures the host time of a call against a bare launch, in microseconds; a CSV row per kind.
+"""Measures how long the host takes for a call and for a bare launch, in microseconds; a CSV row per
+kind.
 
-A bare launch is the library's own launcher with prepared arguments.
+A bare launch is only the library's launcher, with arguments that are prepared.
 
     python tools/gpu/host_overhead.py rows.csv --limit-us 15
     python tools/gpu/host_overhead.py rows.csv --over-a-cache    # attention_with_cache()
     python tools/gpu/host_overhead.py rows.csv --pretend     # no GPU: launches do nothing
     python tools/gpu/host_overhead.py rows.csv --config "(FP16, 128, ...): ..."
 
-Calls and bare launches alternate in short bursts with a synchronisation after each, so that neither
-waits for space in the launch queue. `first` is the first call of its kind, with its kernel loaded.
-With --limit-us the exit status is 1 if a repeated call takes more than this limit longer than its
-bare launch. Without --config attention() chooses the kernel.
+Calls and bare launches alternate in short bursts, each followed by a synchronisation, so that
+neither waits for space in the launch queue. `first` is the first call of its kind after its kernel
+is loaded. With --limit-us, the exit status is 1 if a repeated call takes longer than its bare
+launch by more than this. Without --config, attention() chooses the kernel.
 
-The bare launch of a wgmma kernel includes its tensor maps and counter. Over a cache the bare launch
-includes all launches of a call, with the memory for the parts' results already allocated.
+For a wgmma kernel, the bare launch includes tensor maps and the counter. Over a cache, it includes
+all launches of a call; memory for the results of the parts is allocated before.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ BATCH, SEQ, HEADS, D = 2, 512, 16, 128
 
 @dataclass(frozen=True)
 class Cell:
-    """A kind of call, as a function without arguments."""
+    """A kind of call: its name, and a function without arguments."""
 
     name: str
     call: Callable[[], Any]
 
 
 def cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
-    """Calls of `config` on problems so small that the kernels finish before the next call does."""
+    """Calls of `config` for problems so small that kernels finish before the next call is made."""
 
     def half(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float16)
@@ -91,8 +92,7 @@ def cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
 
 
 def cache_cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
-    """Calls of `config` over a KV cache: one token per sequence, whose keys are split into
-    parts."""
+    """Calls of `config` over a KV cache: one token per sequence, with keys split into parts."""
 
     def half(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float16)
@@ -129,8 +129,7 @@ def cache_cells(device: str, config: KernelConfig | None) -> Iterator[Cell]:
 
 
 def bare_launch(cell: Cell) -> tuple[Callable[[], Any], Any]:
-    """A function that repeats the launches of a call, and the outputs that must stay alive
-    meanwhile."""
+    """A function that repeats the launches of a call, and the outputs, which must stay alive."""
     seen: list[Callable[[], Any]] = []
     held: list[Workspace] = []
     prepare = LoadedKernel.prepare
@@ -202,7 +201,10 @@ def write_rows(
     wait: Callable[[], None],
     environment: Environment,
 ) -> dict[str, float]:
-    """Measures the cells and writes their rows; returns the overhead of each."""
+    """Measures the cells and writes their rows.
+
+    Returns by how much each call is longer than its bare launch.
+    """
     overheads, writer = {}, None
     with out.open("w", newline="") as file:
         for cell in cells:

@@ -1,4 +1,4 @@
-"""Pairs of a kernel and a problem, and the kernels of such pairs in two versions of csrc."""
+"""Pairs: a kernel and a problem; and the kernels of pairs, compiled from two versions of csrc."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ Libraries = Mapping[tuple[KernelConfig, Semantics], KernelLibrary]
 def first_ranked(
     operations: Collection[str], softcap: bool = False, family: str | None = None
 ) -> list[Pair]:
-    """Every config, with its semantics, that ranks first in a shipped entry of these operations.
+    """All configs that rank first in a shipped entry for these operations, with their semantics.
 
-    With ``family``, these are instead the configs that the chooser takes from this family alone on
-    the entries' GPUs.
+    With ``family``, these are the configs that the chooser chooses from this family alone, for the
+    GPUs of the entries.
     """
     found: dict[tuple[KernelConfig, Semantics], Pair] = {}
     for entry in WinnersTable.shipped():
@@ -79,7 +79,7 @@ def first_ranked(
 
 
 def library_of(csrc: Path, configs: set[KernelConfig], semantics: Semantics) -> KernelLibrary:
-    """A library of these sources that contains the configs, from the cache or newly built."""
+    """A library of these sources that contains the configs, from the cache or built now."""
     (family,) = {config.FAMILY for config in configs}
     cache, sources = Cache(cache_dir()), source_hash(family, csrc)
     for manifest in cache.manifests():
@@ -93,7 +93,7 @@ def library_of(csrc: Path, configs: set[KernelConfig], semantics: Semantics) -> 
 
 
 def libraries_of(csrc: Path, pairs: Iterable[Pair]) -> Libraries:
-    """The library of each pair's kernel."""
+    """By pair, the library with its kernel."""
     wanted: dict[tuple[str, Semantics], set[KernelConfig]] = {}
     for pair in pairs:
         wanted.setdefault((pair.config.FAMILY, pair.semantics), set()).add(pair.config)
@@ -106,14 +106,14 @@ def libraries_of(csrc: Path, pairs: Iterable[Pair]) -> Libraries:
 
 
 def loaded(libraries: Libraries) -> dict[tuple[KernelConfig, Semantics], LoadedKernel]:
-    """The kernels of the libraries; each library is loaded once."""
+    """The kernels in the libraries; each library is loaded once."""
     by_path = {library.path: library for library in libraries.values()}
     kernels = {path: load_library(library) for path, library in by_path.items()}
     return {key: kernels[library.path][key[0]] for key, library in libraries.items()}
 
 
 def changed_resources(base: Libraries, new: Libraries) -> Iterator[str]:
-    """Lines about the compiler's figures that differ for the new kernels."""
+    """Lines about those figures of the compiler that differ for the new kernels."""
     for key, library in new.items():
         before, now = (one.entry(key[0]) for one in (base[key], library))
         for name in RESOURCES:
@@ -123,7 +123,7 @@ def changed_resources(base: Libraries, new: Libraries) -> Iterator[str]:
 
 
 def changed_pairs(pairs: Collection[Pair], base: Libraries, new: Libraries) -> list[Pair]:
-    """The pairs whose machine code differs between the libraries."""
+    """The pairs whose kernels have other machine code in the two libraries."""
     with ThreadPoolExecutor() as pool:
         same = pool.map(partial(_is_same_code, base, new), pairs)
         return [pair for pair, alike in zip(pairs, same, strict=True) if not alike]

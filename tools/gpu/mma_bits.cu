@@ -1,9 +1,9 @@
-// Sums of products of the same operands by mma.sync m16n8k16 and by every form of wgmma m64nNk16
-// that flashsmith's kernels use. mma_bits.py compares their bits.
+// Computes the same sums of products by mma.sync m16n8k16, and by every form of wgmma m64nNk16 that
+// flashsmith's kernels use. mma_bits.py compares their bits.
 //
-// One CTA of a warpgroup computes 64 rows by 256 columns of C + A B, from one tile of A (64 rows)
-// and one of B (256 rows) in global memory, both with k along their rows. Every tile of A is
-// multiplied with every tile of B. All kernels take the same arguments and write the same elements
+// One CTA, a warpgroup, computes 64 rows by 256 columns of C + A B. It uses a tile of A (64 rows)
+// and a tile of B (256 rows) in global memory; k is along the rows of both. Each tile of A is
+// multiplied with each tile of B. All kernels have the same arguments, and write the same elements
 // of D.
 #include "common/ptx_functions.cuh"
 #include "sm90/tma.cuh"
@@ -11,7 +11,7 @@
 
 namespace flashsmith {
 
-// csrc/ does not need wgmma with 8 columns, so it is defined here.
+// wgmma with 8 columns is defined here, because csrc/ does not use it.
 #define WGMMA_8(type)                                                                \
     if constexpr (kRegisters)                                                        \
         asm volatile(                                                                \
@@ -49,13 +49,13 @@ struct Wgmma<value_t, 8, kTransposeB> {
 using namespace flashsmith;
 
 constexpr int kRows = kWarpgroupRows, kColumns = 256;
-// Steps of k that are copied to shared memory together.
+// How many steps of k are copied to shared memory at once.
 constexpr int kSteps = 4, kDepth = 16 * kSteps;
 using Tile = Panel<kDepth>;
 
-// The arguments of every kernel. `stride` is the number of elements from one row of A or B to the
-// next, at least 64; B has `b_tiles` tiles. Without `accumulate`, mma.sync begins at 0 and does not
-// read C, and wgmma must ignore it, since its first step has predicate 0.
+// The arguments of every kernel. `stride` is how many elements there are from one row of A or B to
+// the next, at least 64; B has `b_tiles` tiles. Without `accumulate`, mma.sync starts with 0 and
+// does not read C; wgmma must ignore C, because its first step has predicate 0.
 struct Sums {
     const uint16_t *a, *b;
     const float* c;
@@ -72,7 +72,8 @@ struct Sums {
           stride(stride),
           accumulate(accumulate) {}
 
-    // The index of this lane's accumulator element e in the 16x8 tile at this row and column.
+    // The index of the accumulator element e of this lane, for the 16x8 tile at this row and
+    // column.
     FS_DEVICE int place(int row, int column, int e) const {
         const int lane = lane_index();
         return (row + lane / 4 + e / 2 * 8) * kColumns + column + lane % 4 * 2 + e % 2;
@@ -80,7 +81,7 @@ struct Sums {
     FS_DEVICE uint32_t pair(const uint16_t* operand, int row, int k) const {
         return *reinterpret_cast<const uint32_t*>(operand + row * stride + k);
     }
-    // Loads this warp's 16x16 part of A, starting at column k.
+    // Loads the 16x16 part of A for this warp that begins at column k.
     FS_DEVICE void load_a(uint32_t (&registers)[4], int k) const {
         const int lane = lane_index(), row = thread_index() / kWarpSize * kWarpRows + lane / 4;
 #pragma unroll
@@ -110,7 +111,7 @@ FS_DEVICE void by_mma_sync(const Sums& sums) {
 
 // ---- wgmma --------------------------------------------------------------------------------------
 
-// Copies columns k to k + 63 of `rows` rows without transposing.
+// Copies the columns k to k + 63 of `rows` rows.
 FS_DEVICE void copy_rows(const Sums& sums, const uint16_t* from, uint8_t* tile, int rows, int k) {
     for (int i = thread_index(); i < rows * Tile::kChunks; i += kWarpgroupThreads) {
         const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
@@ -118,7 +119,8 @@ FS_DEVICE void copy_rows(const Sums& sums, const uint16_t* from, uint8_t* tile, 
         store_shared_16B(shared_address(tile) + Tile::offset(row, chunk), x);
     }
 }
-// The same, transposed: k is along the columns of panels of 64 rows, which are side by side.
+// The same, transposed: k is along the columns of panels with 64 rows, which are next to each
+// other.
 FS_DEVICE void copy_transposed(const Sums& sums, const uint16_t* from, uint8_t* tile, int rows,
                                int k) {
     for (int i = thread_index(); i < kDepth * rows / 8; i += kWarpgroupThreads) {
@@ -175,9 +177,10 @@ FS_DEVICE void by_wgmma(const Sums& sums) {
             } else {
                 copy_rows(sums, sums.a, a_tile, kRows, 16 * first);
             }
-            tma_store_fence();  // the same proxy fence is needed before wgmma reads
+            tma_store_fence();  // The same proxy fence is needed before wgmma reads
             __syncthreads();
-            // A whole tile is one group, as in the kernels. A partial tile waits for each step.
+            // A whole tile is one group of wgmma, as in the kernels. For a part of a tile, each
+            // step is waited for.
             wgmma_fence(d, registers);
             if (sums.steps - first >= kSteps) {
 #pragma unroll
@@ -225,7 +228,7 @@ FS_DEVICE void by_wgmma(const Sums& sums) {
 KERNELS(f16, __half)
 KERNELS(bf16, __nv_bfloat16)
 
-// Counts the words that differ, out of `count`.
+// Counts how many of `count` words differ.
 extern "C" __global__ void count_differences(const uint32_t* one, const uint32_t* other, int count,
                                              unsigned long long* differing) {
     const int words = blockDim.x * gridDim.x;

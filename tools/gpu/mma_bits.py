@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the bits of mma.sync, wgmma and the emulator's tensor core on an sm_90 GPU.
+"""Compares the bits of mma.sync, wgmma and the emulator's tensor core on a GPU of sm_90.
 
     python tools/gpu/mma_bits.py rows.csv --model --sample sample.npz
     python tools/gpu/mma_bits.py --build mma_bits.cubin   # on a machine with a compiler
@@ -7,13 +7,15 @@
     python tools/gpu/mma_bits.py --check sample.npz       # the model alone, without a GPU
 
 Both instructions get the same operands: float16 and bfloat16 values of many kinds, in chains of 1
-to 64 steps of 16, starting from accumulators of many kinds. Each form of wgmma that kernels use is
-compared with mma.sync on the GPU: 8 to 256 columns, A in shared memory and in registers, B K-major
-and MN-major. With --model the emulator (ptxlab's exact_mma) also computes a part of each case.
+to 64 steps of 16, with many kinds of accumulators at the beginning. Each form of wgmma that kernels
+use is compared with mma.sync on the GPU: with 8 to 256 columns, A in shared memory or registers, B
+K-major or MN-major. With --model, the emulator (exact_mma of ptxlab) also computes a part of each
+case.
 
-A CSV row has a case, the name of what mma.sync is compared with, the number of accumulators, and
-how many of them differ. NaNs are compared by their bits. The exit status is 1 if an accumulator
-differs. The sample contains operands and results of short chains, to test the model without a GPU.
+A row of the CSV file has a case, with what mma.sync is compared, the number of accumulators, and
+how many differ. NaN are compared by their bits too. The exit status is 1 if an accumulator differs.
+The sample has operands and results of short chains, with which the model can be tested without a
+GPU.
 """
 
 from __future__ import annotations
@@ -39,22 +41,23 @@ from ptxlab.machine.tensor_cores import OPERAND_TYPES, TENSOR_CORES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 
-#: The rows of a tile of A, the columns of a tile of B, as in mma_bits.cu, and the largest k.
+#: The rows of a tile of A and the columns of a tile of B, as in mma_bits.cu, and the largest k.
 ROWS, COLUMNS, DEPTH = 64, 256, 1024
 STEP = 16
 THREADS = 128
-#: Chains of whole tiles in shared memory (multiples of 4 steps), of partial tiles, and of both.
+#: The lengths of chains: whole tiles in shared memory (multiples of 4 steps), parts of tiles, and
+#: both.
 STEPS = (1, 3, 4, 7, 64)
-#: Columns of each case that the emulator computes.
+#: How many columns of each case the emulator computes.
 MODEL_COLUMNS = 64
-#: The sample's rows, columns and steps.
+#: The rows, columns and steps in the sample.
 SAMPLE_ROWS, SAMPLE_COLUMNS, SAMPLE_STEPS = 16, 32, (1, 3, 4)
 
 KINDS = ("f16", "bf16")
 FORMS = [
     f"n{n}_{a}_{b}" for n in (8, 64, 128, 256) for a in ("shared", "registers") for b in ("k", "mn")
 ]
-#: The start for which C must be ignored.
+#: The kind of start for which C must be ignored.
 PREDICATE_0 = "predicate 0"
 
 f4, u2, u4 = np.float32, np.uint16, np.uint32
@@ -67,7 +70,7 @@ Operands = tuple[np.ndarray, np.ndarray]
 
 
 class Draw:
-    """Random float32 numbers, with small and large exponents that suit the type ``kind``."""
+    """Draws float32 numbers with small and large exponents that suit the type ``kind``."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self.kind, self.rng = kind, np.random.default_rng((KINDS.index(kind), seed))
@@ -97,7 +100,7 @@ def _near_two(draw: Draw, shape: Shape) -> np.ndarray:
 
 
 def _cancelling(draw: Draw, a: Shape, b: Shape) -> Operands:
-    """Operands with groups of four products, of which two cancel and two are much smaller."""
+    """Operands with groups of four products: two cancel, and two are much smaller."""
     x, y = draw.normal(a), draw.normal(b)
     x[:, 1::4], y[:, 1::4] = -x[:, ::4], y[:, ::4]
     x[:, 2::4] *= f4(2.0**-9)
@@ -108,7 +111,7 @@ def _cancelling(draw: Draw, a: Shape, b: Shape) -> Operands:
 
 
 def _zero_times_large(draw: Draw, a: Shape, b: Shape) -> Operands:
-    """Operands with zeros times large factors, mixed with small products."""
+    """Operands with zeros times large factors, among small products."""
     x, y = draw.normal(a, -9), draw.normal(b, -9)
     x[:, ::2] = 0 * draw.sign((a[0], a[1] // 2))
     y[:, ::2] = np.ldexp(y[:, ::2], draw.of(22, 129))
@@ -126,7 +129,7 @@ def _each(one: Callable[[Draw, Shape], np.ndarray]) -> Callable[[Draw, Shape, Sh
     return lambda draw, a, b: (one(draw, a), one(draw, b))
 
 
-#: Functions that draw A and B, as float32 or as words.
+#: Functions that draw A and B, as float32 or as 16-bit words.
 VALUES: dict[str, Callable[[Draw, Shape, Shape], Operands]] = {
     "normal": _each(Draw.normal),
     "probabilities": lambda draw, a, b: (np.abs(draw.normal(a)) * f4(0.1), draw.normal(b)),
@@ -153,8 +156,8 @@ VALUES: dict[str, Callable[[Draw, Shape, Shape], Operands]] = {
 
 
 def words_of(values: np.ndarray, kind: str) -> np.ndarray:
-    """16-bit words of float32 values (truncated for bfloat16); an array of words is returned
-    unchanged."""
+    """Converts float32 values to 16-bit words (for bfloat16 by truncation); words are returned as
+    they are."""
     if values.dtype == u2:
         return values
     with np.errstate(over="ignore"):
@@ -163,19 +166,19 @@ def words_of(values: np.ndarray, kind: str) -> np.ndarray:
 
 
 def floats_of(words: np.ndarray, kind: str) -> np.ndarray:
-    """float32 of 16-bit words."""
+    """Converts 16-bit words to float32."""
     return OPERAND_TYPES[kind].floats(np.ascontiguousarray(words).view(u4))
 
 
 def operands(values: str, kind: str, tiles: int, seed: int) -> Operands:
-    """Words of A (64 rows per tile) and B (256 rows per tile), with 1024 elements of k per row."""
+    """The words of A (64 rows per tile) and B (256 rows per tile), with 1024 elements per row."""
     draw = Draw(kind, seed)
     a, b = VALUES[values](draw, (tiles * ROWS, DEPTH), (tiles * COLUMNS, DEPTH))
     return words_of(a, kind), words_of(b, kind)
 
 
 class Case(NamedTuple):
-    """The operands of a sum: words of A and B, both with k along their rows, and float32 C."""
+    """The operands of a sum: A and B as words, with k along the rows of both, and C in float32."""
 
     kind: str
     values: str
@@ -186,11 +189,12 @@ class Case(NamedTuple):
 
     @property
     def accumulate(self) -> bool:
-        """Whether C is added; if not, the first step begins at zero."""
+        """Whether C is added; if not, the first step starts with zero."""
         return self.start != PREDICATE_0
 
     def corner(self, rows: int, columns: int, k: int = DEPTH) -> Case:
-        """The case with only its first rows and columns and the first ``k`` elements of k."""
+        """The part of the case with the first rows, the first columns and the first ``k`` elements
+        of k."""
         a, b, c = self.a[:rows, :k], self.b[:columns, :k], self.c[:rows, :columns]
         return self._replace(a=a, b=b, c=c)
 
@@ -204,7 +208,7 @@ class Case(NamedTuple):
 
 
 def cases(tiles: int, seed: int) -> Iterator[Case]:
-    """All cases. C has the rows of A and 256 columns."""
+    """All cases. Yields all cases; C has the rows of A, and 256 columns."""
     for number, (kind, values) in enumerate((k, v) for k in KINDS for v in VALUES):
         a, b = operands(values, kind, tiles, seed + number)
         shape, draw = (a.shape[0], COLUMNS), Draw(kind, seed + number)
@@ -224,7 +228,7 @@ def cases(tiles: int, seed: int) -> Iterator[Case]:
 
 
 def _size(x: np.ndarray) -> int:
-    """The exponent of the median magnitude of the finite, non-zero values."""
+    """The exponent of the median magnitude, over values that are finite and not zero."""
     sizes = np.abs(x[np.isfinite(x) & (x != 0)])
     return int(np.frexp(np.median(sizes))[1]) if sizes.size else 0
 
@@ -233,19 +237,19 @@ def _size(x: np.ndarray) -> int:
 
 
 class Device(Protocol):
-    """Runs the kernels of mma_bits.cu on arrays that it keeps by name."""
+    """Runs the kernels in mma_bits.cu on arrays, which it keeps by name."""
 
     def put(self, name: str, array: np.ndarray) -> None:
         """Copies an array to the device."""
 
     def sums(self, kernel: str, into: str, tiles: int, steps: int, accumulate: bool) -> None:
-        """Computes ``into`` = C + A B for all pairs of tiles of the arrays a, b and c."""
+        """Computes ``into`` = C + A B for all pairs of tiles in the arrays a, b and c."""
 
     def differing(self, one: str, other: str) -> int:
-        """The number of accumulators of two arrays that differ in bits."""
+        """How many accumulators in two arrays have different bits."""
 
     def first(self, name: str) -> np.ndarray:
-        """The accumulators of the first tiles of A and B."""
+        """The accumulators for the first tile of A and the first tile of B."""
 
 
 class Gpu:
@@ -276,7 +280,7 @@ class Gpu:
 
 
 class Row(NamedTuple):
-    """A line of the CSV file."""
+    """A row of the CSV file."""
 
     dtype: str
     values: str
@@ -287,7 +291,7 @@ class Row(NamedTuple):
     differing: int
 
 
-#: Arrays by name: operands, and results by number of steps.
+#: Arrays by name: operands, and results for numbers of steps.
 Sample = dict[str, np.ndarray]
 
 
@@ -301,7 +305,7 @@ def compare(
     sample: Sample | None = None,
     seed: int = 0,
 ) -> Iterator[Row]:
-    """Compares all cases; adds corners of them, with results, to ``sample``."""
+    """Compares all cases. Adds a corner of each, with its results, to ``sample``."""
     for case in cases(tiles, seed):
         for name in ("a", "b", "c"):
             device.put(name, getattr(case, name))
@@ -322,14 +326,14 @@ def compare(
 
 
 def against_model(case: Case, steps: int, found: np.ndarray) -> Row:
-    """Compares the emulator's bits for a case with the corner of ``found`` that it covers."""
+    """Compares the bits of the emulator for a case with the part of ``found`` that it computes."""
     want = case.by_model(steps)
     differing = int((want != found[: want.shape[0], : want.shape[1]]).sum())
     return Row(*case[:3], steps, "model", want.size, differing)
 
 
 def add_to(sample: Sample, case: Case, steps: int, found: np.ndarray) -> None:
-    """Adds a case's corner and its bits to a sample."""
+    """Adds a corner of a case, with its bits, to a sample."""
     corner = case.corner(SAMPLE_ROWS, SAMPLE_COLUMNS, STEP * max(SAMPLE_STEPS))
     where = f"{case.kind}/{case.values}"
     sample[f"{where}/a"], sample[f"{where}/b"] = corner.a, corner.b
@@ -351,7 +355,7 @@ def check(sample: Sample) -> Iterator[Row]:
 
 
 def summary(rows: list[Row]) -> int:
-    """Prints the cases that differ and the totals; returns the exit status."""
+    """Prints the cases that differ, and totals. Returns the exit status."""
     compared: Counter[str] = Counter()
     differing: Counter[str] = Counter()
     for row in rows:

@@ -4,14 +4,15 @@
     python tools/gpu/pair_shares.py rows.csv
     python tools/gpu/pair_shares.py rows.csv --kinds odd --seqs 1024 --dims 64
 
-- causal: a causal mask against no mask, from 4096 keys on. The causal call may take at most 0.56 of
-  the time without a mask (half the FLOP and some overhead).
-- odd: length n - 1 against n, from 1024 on. Length n - 1 must reach 0.95 of the TFLOP/s of n.
+- causal: with a causal mask and without a mask, from 4096 keys on. The causal call may take 0.56 of
+  the time without a mask: half of the FLOP, and some overhead.
+- odd: length n - 1 and length n, from 1024 on. With length n - 1, there must be at least 0.95 of
+  the TFLOP/s of n.
 
-The launches of a pair alternate, so that both have the same clock and temperature. If they were
-measured one after the other, the GPU's power limit would change their ratio by several percent.
-Outputs are checked against float64 in the same run, and a pair with a wrong output has no times.
-The exit status is 1 if an output is wrong or a problem is too slow.
+The launches of a pair alternate, so that both run at the same clock and temperature. One after the
+other, the power limit of the GPU would change their ratio by several percent. Outputs are checked
+against float64 in the same run. If one is wrong, the pair gets no times. The exit status is 1 if an
+output is wrong or a problem is too slow.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DType, Problem
 from flashsmith.runtime import query_gpu
 
-# Smallest allowed ratios of TFLOP/s.
+# The smallest ratios of TFLOP/s that are allowed.
 LEAST_SHARES = {"causal": 0.5 / 0.56, "odd": 0.95}
 LENGTHS = {"causal": (4096, 8192, 16384), "odd": (1024, 4096)}
 HEAD_DIMS = {"causal": (64, 96, 128, 256), "odd": (64, 128)}
@@ -42,7 +43,7 @@ HEAD_DIMS = {"causal": (64, 96, 128, 256), "odd": (64, 128)}
 
 @dataclass(frozen=True)
 class Pair:
-    """A ``problem`` and the ``other`` problem that it is compared with."""
+    """A ``problem``, and the ``other`` problem with which it is compared."""
 
     kind: str
     problem: Problem

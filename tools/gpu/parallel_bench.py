@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
-"""Proves and times flashsmith.parallel on this machine's GPUs, against PyTorch's context_parallel.
+"""Proves flashsmith.parallel on the GPUs of this machine, and times it against PyTorch's
+context_parallel.
 
     python tools/gpu/parallel_bench.py rows.jsonl                        # two GPUs, over NCCL
     python tools/gpu/parallel_bench.py rows.jsonl --gpus 4 --seqs 32768,131072 --steps speed
 
 The dtype is bf16; the defaults are heads 32:8 and d 128. Steps:
 
-- proof: each schedule and mask on 4096 tokens. This step gives the largest errors of o, dq, dk and
-  dv against float64, relative to the errors of attention() on one GPU. It also checks that repeated
-  calls give the same bits.
-- speed: a causal batch of 1, launched alternately by several implementations. They are attention()
-  of the whole sequence on one GPU, each schedule, and PyTorch's context_parallel with flashsmith's
-  kernels and with cuDNN (with grouped and with repeated heads of K and V). Each is first compared
-  with float64 on one head of K.
+- proof: every schedule and mask on 4096 tokens. The largest errors of o, dq, dk and dv against
+  float64 are given relative to those of attention() on one GPU. Repeated calls must have the same
+  bits.
+- speed: a causal batch of 1, with several implementations launched alternately. These are
+  attention() of the whole sequence on one GPU, each schedule, and PyTorch's context_parallel with
+  the kernels of flashsmith and of cuDNN (K and V with grouped or repeated heads). Before that, each
+  is compared with float64 for one head of K.
 
 Rows have the form of benchmarks/h200/parallel.jsonl.gz: what ('correct', 'alone', 'call', 'peer',
-'wrong', 'absent'), and milliseconds as medians of rounds. A context_parallel with an error above
-three times that of attention() gets a row 'wrong' and no time. The exit status is 1 for such a row,
-if our error is above 1.1 times one kernel's error, or if bits differ.
+'wrong', 'absent'), and milliseconds as medians of rounds. If the error of context_parallel is above
+three times that of attention(), it gets a row 'wrong' and no time. The exit status is 1 if there is
+such a row, if our error is above 1.1 times that of one kernel, or if bits differ.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from flashsmith import parallel
 from flashsmith.benchmark.peers import why_wrong
 from flashsmith.benchmark.records import for_json
 
-# Transfers that work on all machines: multicast needs rights that some do not grant.
+# These transfers work on all machines; multicast needs rights that some machines do not grant.
 NO_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
@@ -65,13 +66,13 @@ MOST_OVER_ONE_KERNEL = 1.1
 TIMEOUT = 600.0
 STEPS = ("proof", "speed")
 OUTPUTS = ("o", "dq", "dk", "dv")
-# Scores that a float64 reference computes at a time.
+# How many scores a float64 reference computes at once.
 SCORES = 1 << 27
 Row = dict[str, Any]
 
 
 def drawn(seq: int, device: torch.device, options: Any) -> dict[str, Any]:
-    """Random full tensors, the same on every rank."""
+    """Random tensors with whole sequences, the same on every rank."""
     heads_q, heads_k = options.heads
     generator = torch.Generator(device).manual_seed(7)
 
@@ -84,7 +85,7 @@ def drawn(seq: int, device: torch.device, options: Any) -> dict[str, Any]:
 
 
 def exactly(whole: Mapping[str, Any], causal: bool, window: Any, sinks: Any) -> list[Any]:
-    """o, dq, dk and dv of dense tensors in float64, computed by head and by blocks of rows."""
+    """o, dq, dk and dv of dense tensors in float64, computed head by head in blocks of rows."""
     q, k, v, do = (whole[name][0].double() for name in ("q", "k", "v", "do"))
     group, scale = q.shape[1] // k.shape[1], q.shape[2] ** -0.5
     o, dq, dk, dv = (torch.zeros_like(it) for it in (q, q, k, v))
@@ -119,13 +120,14 @@ def with_gradients(attend: Callable[..., Any], tensors: Sequence[Any], do: Any) 
 
 
 def offsets_of(seq: int, device: torch.device) -> torch.Tensor:
-    """Offsets of three sequences, the middle one empty; the others are halves of ``seq``."""
+    """The offsets of three sequences: the middle one is empty, and each of the others is half of
+    ``seq``."""
     lengths = [seq // 2, 0, seq - seq // 2]
     return torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
 
 
 class Bench:
-    """One rank of the benchmark, which also writes rows."""
+    """The benchmark on one rank, which also writes rows."""
 
     def __init__(self, rank: int, ranks: int, path: Path, options: Any) -> None:
         self.rank, self.ranks, self._path, self.options = rank, ranks, path, options
@@ -162,7 +164,7 @@ class Bench:
     def _references(
         self, whole: Mapping[str, Any], asked: Mapping[str, Any], sinks: Any, cu: Any
     ) -> tuple[list[Any], list[Any]]:
-        """The outputs of one kernel, and the outputs in float64."""
+        """The outputs of one kernel, and those in float64."""
         causal, window = asked.get("causal", False), asked.get("window")
         places = [slice(0, whole["q"].shape[1])]
         if cu is not None:
@@ -248,12 +250,14 @@ class Bench:
     def _proven(
         self, peer: Any, whole: Mapping[str, Any], row: Row, right: Any, single: Mapping[str, float]
     ) -> Any:
-        """The peer's call. If the peer is wrong or fails, writes a row 'wrong' or 'absent' and
-        returns None."""
+        """The call of a peer.
+
+        If the peer is wrong or fails, writes a row 'wrong' or 'absent', and returns None.
+        """
         try:
             one = peer.prepared(self, whole, row["direction"])
             errors = self._errors(one, right)
-        except RuntimeError as error:  # NotImplementedError is one
+        except RuntimeError as error:  # NotImplementedError is a RuntimeError too
             why = (str(error).splitlines() or [type(error).__name__])[0][:200]
             self.say({"what": "absent", "name": peer.name, **row, "why": why})
             return None
@@ -264,9 +268,10 @@ class Bench:
         return one
 
     def _errors(self, one: Any, right: Sequence[Any]) -> dict[str, float]:
-        """The largest errors of an implementation's outputs on any rank; infinite for NaN.
+        """The largest errors of an implementation's outputs on any rank; infinite if there is a
+        NaN.
 
-        All ranks get the same errors, so that all ranks time the same calls.
+        All ranks get the same result, so that they time the same calls.
         """
         found = one.output()
         names = OUTPUTS[: len(found)]
@@ -277,8 +282,8 @@ class Bench:
         return dict(zip(names, errors.tolist(), strict=True))
 
     def _in_turns(self, implementations: Sequence[Any]) -> dict[str, list[float]]:
-        """Milliseconds of each implementation by round; implementations alternate within a
-        round."""
+        """For each implementation, its milliseconds in each round; in a round, implementations
+        alternate."""
         counts = {}
         for one in implementations:
             with one.entered() as call:
@@ -300,7 +305,8 @@ class Bench:
             if name == Alone.name:
                 self.say({"what": "alone", **timed})
             elif name in SCHEDULES:
-                # Efficiencies are taken within a round, in which all implementations alternated.
+                # Efficiencies are ratios of times in the same round, in which implementations
+                # alternate.
                 by_round = [
                     one / (self.ranks * it)
                     for one, it in zip(times[Alone.name], found, strict=True)
@@ -315,7 +321,7 @@ class Bench:
                 self.say({"what": "peer", "name": name, **timed, **over})
 
     def _once(self, call: Callable[[], Any], count: int) -> float:
-        """Milliseconds of a call on the slowest rank."""
+        """The milliseconds of a call on the slowest rank."""
         self._synchronize()
         dist.barrier()
         began = time.perf_counter()
@@ -335,14 +341,14 @@ class Bench:
 
 
 def last_group(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """The last head of K and V, and the query heads that share it."""
+    """The last head of K and V, with the query heads that use it."""
     group = whole["q"].shape[2] // whole["k"].shape[2]
     heads = {"q": group, "do": group, "k": 1, "v": 1}
     return {name: whole[name][:, :, -count:] for name, count in heads.items()}
 
 
 def of_last_group(found: Sequence[Any], heads_k: int) -> list[Any]:
-    """The last group of o, dq, dk and dv with all heads.
+    """The part of o, dq, dk and dv for the last head of K and V, from those of all heads.
 
     If K and V were repeated, dk and dv are summed over the group.
     """
@@ -354,7 +360,7 @@ def of_last_group(found: Sequence[Any], heads_k: int) -> list[Any]:
 def called(
     attend: Callable[..., Any], tensors: Sequence[Any], do: Any, direction: str
 ) -> Callable[[], list[Any]]:
-    """A function that returns o and, with the backward pass, dq, dk and dv."""
+    """A function that returns o and, with the backward pass, also dq, dk and dv."""
     leaves = [it.detach().requires_grad_(direction == "both") for it in tensors]
 
     def call() -> list[Any]:
@@ -367,7 +373,7 @@ def called(
 
 
 class Alone:
-    """attention() of full sequences on one GPU."""
+    """attention() of whole sequences on one GPU."""
 
     name = "alone"
 
@@ -413,7 +419,8 @@ class Sharded:
 
 
 class ContextParallel:
-    """PyTorch's context_parallel with a backend's kernels, by all-gather or all-to-all rotation."""
+    """PyTorch's context_parallel with the kernels of a backend; it rotates K and V by all-gather or
+    all-to-all."""
 
     def __init__(self, backend: str, rotate: str, *, gqa: bool) -> None:
         self.name = f"context_parallel {backend} {rotate} {'gqa' if gqa else 'repeated'}"
@@ -432,7 +439,7 @@ class ContextParallel:
     def entered(self) -> Iterator[Callable[[], list[Any]]]:
         """Enters context_parallel, which replaces scaled_dot_product_attention.
 
-        So the function must be looked up at each call.
+        So this function must be looked up in each call.
         """
         from torch.distributed.tensor import experimental
         from torch.distributed.tensor.experimental._attention import set_rotate_method
@@ -470,7 +477,7 @@ class ContextParallel:
 
 @contextlib.contextmanager
 def flashsmith_in_pytorch() -> Iterator[None]:
-    """Makes flashsmith PyTorch's implementation of flash attention."""
+    """Makes PyTorch use flashsmith as its implementation of flash attention."""
     from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 
     from flashsmith.integrations import flash_registry
@@ -551,7 +558,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def status_of(path: Path, before: int) -> int:
-    """The exit status for all rows after the first ``before`` rows."""
+    """The exit status for all rows except the first ``before``."""
     new = [json.loads(line) for line in path.read_text().splitlines()[before:]]
     return 0 if all(row.get("ok", True) for row in new) else 1
 

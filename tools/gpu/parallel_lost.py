@@ -1,24 +1,26 @@
 #!/usr/bin/env python3
-"""Checks that ranks of flashsmith.parallel end in time when another rank is lost; a line per case.
+"""Checks that the ranks of flashsmith.parallel end in time if another rank is lost; one line per
+case.
 
     python tools/gpu/parallel_lost.py rows.jsonl --warm    # builds the kernels, which takes minutes
     python tools/gpu/parallel_lost.py rows.jsonl           # two GPUs, some six minutes
 
-A case is a schedule, a length and a way. In the backward pass of its fourth call, the last rank
+A case is a schedule, a length, and the way in which the last rank is lost. In the backward pass of
+its fourth call, the last rank
 
     killed    is killed
     stopped   is stopped by a signal
     raised    raises an exception and ends
     silent    catches the exception, keeps running, and makes no more calls
 
-The other ranks continue to call and synchronise with their GPU after every --flight calls. Rank 0
-must fail within the group's --timeout plus --slack (5 s). Its caller gets a GroupError. If rank 0
-waits in CUDA, the text of a GroupError must be on standard error, with a non-zero exit status. Rank
-0's process must end within ten seconds after the error.
+The other ranks continue with calls, and synchronise with their GPU after every --flight calls. Rank
+0 must fail within the --timeout of the group plus --slack (5 s). Its caller gets a GroupError. If
+it waits in CUDA, the text of a GroupError must be on standard error instead, and the exit status
+must not be zero. The process of rank 0 must end at most ten seconds after the error.
 
-Several cases (--at-once) run at a time, since they mostly wait. The dtype is bf16; the defaults are
-heads 32:8 and d 128. Rows are JSON lines with what='lost'. The exit status is 1 if a case did not
-end in time.
+Several cases (--at-once) run at the same time, because they mostly wait. The dtype is bf16; the
+defaults are heads 32:8 and d 128. Rows are JSON lines with what='lost'. The exit status is 1 if a
+case did not end in time.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ from flashsmith.errors import GroupError
 from flashsmith.integrations import traceable
 
 WAYS = ("killed", "stopped", "raised", "silent")
-# The call in which a rank is lost, and the seconds in which a process must end after its error.
+# In which call a rank is lost, and how many seconds after its error a process must have ended.
 LAST, ENDING = 4, 10.0
-# Seconds until a rank is lost: starting, connecting and the first calls.
+# Seconds until a rank is lost, for starting, connecting and the first calls.
 STARTING = 300.0
 
 
@@ -58,7 +60,7 @@ class Case(NamedTuple):
 
 
 class Planted(Exception):
-    """The exception that a rank's own code raises."""
+    """An exception that the code of a rank raises, outside flashsmith."""
 
 
 # --- a rank --------------------------------------------------------------------------------------
@@ -86,7 +88,7 @@ def plant(way: str, folder: Path, calls: list[int]) -> None:
 
 
 class Calls:
-    """Calls of a schedule, forward and backward, on this rank's shards."""
+    """Calls of a schedule on the shards of this rank, forward and backward."""
 
     def __init__(self, seq: int, rank: int, options: Any) -> None:
         device = torch.device(options.device, rank if options.device == "cuda" else None)
@@ -105,7 +107,7 @@ class Calls:
 
 
 def work(case: Case, rank: int, folder: Path, options: Any) -> None:
-    """Makes calls until the last rank is lost in the case's way."""
+    """Makes calls until the last rank is lost in the way that the case names."""
     joined(rank, options.gpus, str(folder), options, options.timeout)
     calls, counted, is_last = Calls(case.seq, rank, options), [0], rank == options.gpus - 1
     if is_last:
@@ -125,7 +127,7 @@ def work(case: Case, rank: int, folder: Path, options: Any) -> None:
 
 
 def warm(rank: int, folder: Path, options: Any) -> None:
-    """Calls each schedule once, with enough time to build its kernels."""
+    """Calls each schedule once, with enough time for building its kernels."""
     joined(rank, options.gpus, str(folder), options, TIMEOUT)
     for seq in options.seqs:
         calls = Calls(seq, rank, options)
@@ -140,13 +142,13 @@ def warm(rank: int, folder: Path, options: Any) -> None:
 
 
 class Running:
-    """The processes of one case."""
+    """The processes of a case."""
 
     def __init__(self, case: Case | None, arguments: Sequence[str], options: Any) -> None:
         self.case, self._options = case, options
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
-        # Times of the start, of the loss, and of rank 0's error or end.
+        # When the case began, when the rank was lost, and when rank 0 got an error or ended.
         self._began, self._lost, self._over = time.monotonic(), 0.0, 0.0
         self.processes = [
             subprocess.Popen(
@@ -158,7 +160,10 @@ class Running:
         ]  # fmt: skip
 
     def row(self) -> dict[str, Any] | None:
-        """The row of the case, or None while rank 0's outcome is unknown; ends all processes."""
+        """The row of the case, or None if it is not yet known what happened to rank 0.
+
+        Ends all processes.
+        """
         assert self.case is not None
         zero, now, options = self.processes[0], time.monotonic(), self._options
         said, lost = self.folder / "said-0", self.folder / "lost"
@@ -188,7 +193,10 @@ class Running:
         return row
 
     def wait(self) -> bool:
-        """Waits for all ranks and prints the errors of failed ranks. Returns whether all passed."""
+        """Waits for all ranks, and prints the errors of those that failed.
+
+        Returns whether none failed.
+        """
         statuses = [process.wait() for process in self.processes]
         for rank, status in enumerate(statuses):
             if status:
@@ -204,7 +212,7 @@ class Running:
 
 
 def _line(written: str) -> str:
-    """The line of standard error that names the error, or the last line."""
+    """From what was written to standard error, the line with the error, or the last line."""
     lines = [line for line in written.splitlines() if line.strip()]
     named = [line for line in lines if "GroupError" in line]
     return (named or lines or [""])[-1]
@@ -254,7 +262,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, An
     parser.add_argument("--warm", action="store_true", help="only build the kernels")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
                         help="cpu: gloo processes in the emulator")  # fmt: skip
-    for name in ("--rank", "--folder", "--case"):  # for the processes that it starts
+    for name in ("--rank", "--folder", "--case"):  # These are for the processes that it starts
         parser.add_argument(name, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.heads = tuple(int(it) for it in options.heads.split(":"))

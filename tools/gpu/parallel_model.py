@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Predicts flashsmith.parallel's causal calls on more GPUs from parts that were measured on two.
+"""Predicts causal calls of flashsmith.parallel on more GPUs, from measurements on two GPUs.
 
 Usage: python tools/gpu/parallel_model.py ROWS
 
-ROWS is a file of JSON lines. Each has its kind (`what`), ms, seq and direction: 'forward', or
-'both' with the backward pass. The kinds and their other fields are:
+ROWS is a file of JSON lines. Each line has its kind (`what`), ms, seq and direction: 'forward', or
+'both' if the backward pass is included. The kinds and their further fields are:
 
     link     bytes                 A message in each direction, without kernels.
     alone                          The call on one GPU.
@@ -12,14 +12,14 @@ ROWS is a file of JSON lines. Each has its kind (`what`), ms, seq and direction:
     parts    ranks, compute, both  The call on two GPUs: kernels alone, and complete (no ms).
     kept     us                    The host time of the call on two GPUs.
 
-The last three kinds belong to a schedule: 'zigzag', unless the row says 'allgather'. A link that
-names a schedule is used for that schedule only, and the schedule then uses no other link.
+The last three kinds are for one schedule: 'zigzag', unless the row says 'allgather'. A link with
+the name of a schedule is used only for that schedule, which then uses no other link.
 
-Transfers that overlap kernels take a share of the GPU while they last. With kernels of C ms,
-overlapped transfers of M ms and other transfers of N ms, a pass takes N + max(M, C + share M), and
-at least its host time. The share is the median over a schedule's measured calls on two GPUs that do
-not wait for the host. To predict one of these calls, only the other calls are used, so that its
-error is that of a real prediction.
+While a transfer overlaps kernels, it takes a share of the GPU. If kernels take C ms, transfers that
+overlap take M ms and other transfers take N ms, a pass takes N + max(M, C + share M), but at least
+its time on the host. The share is the median over those calls of a schedule on two GPUs that do not
+wait for the host. If one of these calls is predicted, only the others are used, so that the error
+is that of a real prediction.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Prediction(NamedTuple):
 
 
 class Model:
-    """The model of one schedule."""
+    """The model for one schedule."""
 
     def __init__(self, rows: Iterable[Row], schedule: str = "zigzag") -> None:
         self._schedule = schedule
@@ -86,30 +86,31 @@ class Model:
             raise SystemExit(f"rows are missing: {', '.join(dict.fromkeys(missing))}; measure them")
 
     def message(self, size: int) -> float:
-        """Milliseconds of a message over the link, interpolated linearly between measured sizes."""
+        """The milliseconds of a message over the link, interpolated linearly between the sizes that
+        were measured."""
         place = min(max(bisect_left(self._link, (size,)), 1), len(self._link) - 1)
         (a, at_a), (b, at_b) = self._link[place - 1 : place + 1]
         return at_a + (at_b - at_a) * (size - a) / (b - a)
 
     def transfers(self, seq: int, direction: str, ranks: int) -> tuple[float, float]:
-        """Milliseconds of a rank's messages without overlap, and of messages that overlap
+        """For a rank, the milliseconds of messages that overlap nothing, and of those that overlap
         kernels."""
         block, others = self._bytes[seq, ranks], ranks - 1
         if self._schedule == "zigzag":
             once = self.message(block)
             if direction == "both":
-                # K and V again, and their gradients in fp32.
+                # K and V once more, and their gradients in fp32.
                 once += self.message(block) + self.message(2 * block)
             return 0.0, others * once
         half = self.message(others * block // 2)
         if direction == "forward":
             return half, half
-        # Both halves precede the first kernel. The fp32 gradients follow, one half at a time.
+        # Both halves come before the first kernel. The gradients in fp32 follow, in two halves.
         gradients = self.message(others * block)
         return 3 * half + gradients, half + gradients
 
     def share(self, but: tuple[int, str] | None = None) -> float:
-        """The share of a GPU that overlapped transfers take while they last."""
+        """Which share of a GPU transfers take while they overlap kernels."""
         found = []
         for at, (compute, both) in self._measured.items():
             if at != but and both > 1.05 * self._kept.get(at, 0.0):

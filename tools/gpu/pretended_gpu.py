@@ -1,7 +1,8 @@
-"""A simulated GPU: PyTorch's host tensors stand for GPU tensors, and launches are only recorded.
+"""A simulated GPU: host tensors of PyTorch stand for tensors on a GPU, and launches are only
+recorded.
 
-Everything up to the launch is real: the checks, the choice of a config, the arguments. The contents
-of the tensors afterwards are undefined.
+Everything before the launch is real: the checks, the choice of a config, the arguments. Afterwards,
+the contents of the tensors are undefined.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ H200 = device_spec("H200")
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: its kernel, prepared arguments, stream and tensor addresses (0: absent)."""
+    """A launch: its kernel, prepared arguments, stream, and addresses of tensors (0 if absent)."""
 
     config: Any
     semantics: Any
@@ -42,11 +43,13 @@ class Launch:
 
 @dataclass
 class PretendedGpu:
-    """The GPU's ``launches`` so far; ``stream`` is PyTorch's current stream.
+    """The simulated GPU.
 
-    ``launcher`` is called like a library's launcher, with a stream and addresses; None records the
-    launch. ``block_bytes`` is the size of the workspaces that backward and KV-cache kernels need.
-    With ``only_uneven``, no kernel requires whole tiles.
+    ``launches`` are those so far; ``stream`` stands for PyTorch's current stream.
+
+    ``launcher`` is called with a stream and addresses, like the launcher of a library; if it is
+    None, launches are recorded. ``block_bytes`` is how many bytes of workspaces kernels for the
+    backward pass or a KV cache need. With ``only_uneven``, no kernel needs whole tiles.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -57,7 +60,7 @@ class PretendedGpu:
     kernels: dict[Any, libraries.LoadedKernel] = field(default_factory=dict)
 
     def kernel(self, config: Any, arch: int, semantics: Any, may_build: Any) -> Any:
-        """Replaces LoadedKernels.get; every kernel exists."""
+        """Replaces LoadedKernels.get(); every kernel exists."""
         semantics = replace(semantics, uneven=semantics.uneven or self.only_uneven)
         key = config, arch, semantics
         if key not in self.kernels:
@@ -71,7 +74,7 @@ class PretendedGpu:
 
         def prepare(index: int, *arguments: Any) -> tuple[Callable[..., Any], int]:
             def note(stream: int, *addresses: int) -> None:
-                addresses = addresses[:n_addresses]  # without the workspaces'
+                addresses = addresses[:n_addresses]  # Without those of workspaces
                 absent = (0,) * (n_addresses - len(addresses))
                 self.launches.append(
                     Launch(config, semantics, arguments, stream, (*addresses, *absent))
@@ -88,7 +91,7 @@ class PretendedGpu:
 
 
 class PretendedTensors(TorchTensors):
-    """Treats PyTorch's host tensors as tensors of GPU 0."""
+    """Treats host tensors of PyTorch as tensors of GPU 0."""
 
     def __init__(self, pretended: PretendedGpu) -> None:
         super().__init__()
@@ -108,19 +111,19 @@ class PretendedTensors(TorchTensors):
 
 @contextmanager
 def pretended_gpu() -> Iterator[PretendedGpu]:
-    """Within the block, host tensors count as tensors of GPU 0, an H200."""
+    """In the block, host tensors count as tensors of GPU 0, which is an H200."""
     pretended = PretendedGpu()
     replaced = {
         (driver, "query_gpu"): lambda ordinal: H200,
-        # The object is replaced, and not the method of its class, because an attribute of the
-        # object would hide that method, and a real GPU would get host addresses.
+        # The object is replaced, not the method of its class: an attribute of the object would hide
+        # the method, and a real GPU would get host addresses.
         (forward_pass, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
         (kernel_choice, "loaded_kernels"): SimpleNamespace(get=pretended.kernel),
     }
     with ExitStack() as stack:
         for (where, name), pretence in replaced.items():
             stack.enter_context(mock.patch.object(where, name, pretence))
-        # The cached adapters of tensor types must not persist across the block.
+        # The adapters for types of tensors are cached; these must not be used outside the block.
         adapters = {TorchTensors: PretendedTensors(pretended)}
         stack.enter_context(mock.patch.dict(frameworks._adapters, adapters))
         stack.enter_context(mock.patch.dict(frameworks._by_type, clear=True))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Proves the grid of a family's operation on the GPU; a CSV row per case.
+"""Proves the grid of cases for the operation of a family, on a GPU; a CSV row per case.
 
 The grids are in tests/grids: proof_grid.py, backward_grid.py for the backward pass, and
 decode_grid.py for kernels that read a cache.
@@ -15,11 +15,12 @@ With other options:
     rows.csv --family mma_sync_decode --processes 16    # small rows
     rows.csv --handful --workers 1    # under compute-sanitizer
 
-Rows that are already in the file are not proven again, so a run can stop at any time and continue
-later. If PyTorch is installed, references are computed on the GPU. With --processes NumPy computes
-them, because small problems mostly take host time, and threads of one process share one
-interpreter. The exit status is 0 if every row is right and no row is missing, 1 if a row is wrong,
-and 2 if rows are missing.
+Cases that already have a row are not proven again, so a run can be stopped at any time and
+continued later. If PyTorch is installed, references are computed on the GPU. With --processes,
+NumPy computes
+them: small problems mostly take time on the host, and the threads of a process share one
+interpreter. The exit status is 0 if all cases have a row and all rows are right, 1 if a row is
+wrong, and 2 if rows are missing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from typing import Any
 
 import numpy as np
 
-# The grids belong to the tests.
+# The grids are among the tests.
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from grids.backward_grid import backward_grid, covering_backward_cases
@@ -71,9 +72,9 @@ FIGURES = ("max_error", "bound", "rel_l2", "lse_error", "row_max_error")
 COLUMNS = ("case", "config", "semantics", "ok", *FIGURES, "said")
 Row = dict[str, Any]
 BUILDS_AT_ONCE = 4
-# A process that is forked from a process with a CUDA context cannot use the GPU.
+# If a process has a CUDA context, a process that is forked from it cannot use the GPU.
 START_METHOD = "spawn"
-# Longest sequence for a sanitizer, which is a hundred times slower.
+# The longest sequence under a sanitizer, which makes everything a hundred times slower.
 SMALL = 512
 
 
@@ -82,7 +83,7 @@ def say(text: str) -> None:
 
 
 def finished_rows(path: Path) -> dict[str, Row]:
-    """The file's rows by case; an incomplete last line is ignored."""
+    """The rows in a file, by case; if the last line is incomplete, it is ignored."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
@@ -91,7 +92,7 @@ def finished_rows(path: Path) -> dict[str, Row]:
 
 
 def build(cases: Iterable[Any], arch: int) -> None:
-    """Compiles and loads every kernel that the cases need, several libraries at a time."""
+    """Compiles and loads all kernels that the cases need, several libraries at a time."""
     wanted: dict[Any, set[Any]] = {}
     for case in cases:
         wanted.setdefault(case.semantics, set()).add(case.config)
@@ -109,7 +110,8 @@ def build(cases: Iterable[Any], arch: int) -> None:
 
 
 def refused_rows(family: str) -> Iterator[Row]:
-    """Rows for head dimensions that are not a multiple of 8, which must raise an ArgumentError."""
+    """Rows for head dimensions that are not a multiple of 8, for which ArgumentError must be
+    raised."""
     for dtype in DType:
         for d in REFUSED_D:
             q = np.zeros((1, 64, 1, d), numpy_dtype(dtype))
@@ -124,7 +126,8 @@ def refused_rows(family: str) -> Iterator[Row]:
             yield row | {"case": f"{dtype.name.lower()}, d{d}", "ok": right, "said": said}
 
 
-# By operation: its grid, a small cover of it, and the fields whose values a sanitizer should see.
+# By operation: the grid, a small part that covers it, and the fields of which a sanitizer should
+# see all values.
 GRIDS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     FORWARD.name: (
         proof_grid, covering_cases,
@@ -144,17 +147,16 @@ GRIDS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 
 
 def grid_of(family: str) -> Iterator[Any]:
-    """The cases of a family's operation."""
+    """The cases for the operation of a family."""
     cases: Iterator[Any] = GRIDS[family_named(family).operation][0](family)
     return cases
 
 
 def handful(family: str = FIRST_FAMILY) -> list[Any]:
-    """A few small cases for a sanitizer, smallest first, since its time may run out.
+    """A few small cases for a sanitizer; the smallest are first, because its time may run out.
 
-    Together they cover every semantics and every value of every field and knob. If the grid has few
-    kernels, the cases cover every kernel, in one dtype. Over a cache there are some longer cases
-    too.
+    Together they have all semantics, and all values of each field and knob. If the grid has few
+    kernels, they have all of these, in one dtype. Over a cache, some longer cases are added.
     """
     operation = family_named(family).operation
     whole, covering, names = GRIDS[operation]
@@ -186,7 +188,7 @@ def handful(family: str = FIRST_FAMILY) -> list[Any]:
 
 
 def part_of(text: str) -> slice:
-    """The cases of one of several parts: '3/8' is every eighth case from the third.
+    """The cases of one of several parts: '3/8' is every eighth case, beginning with the third.
 
     Raises argparse.ArgumentTypeError for other texts.
     """
@@ -199,14 +201,14 @@ def part_of(text: str) -> slice:
 def prove_case(case: Any) -> Row:
     """Proves a case and returns its row.
 
-    LaunchError is passed on, since the GPU's results are meaningless after it.
+    LaunchError is not caught, because the results of the GPU mean nothing after it.
     """
     row: Row = dict.fromkeys(COLUMNS, "")
     row |= {"case": str(case), "config": str(case.config), "semantics": str(case.semantics)}
     try:
         verdict = prove(case.config, **case.keywords(), backend="gpu")
     except LaunchError:
-        # With several workers, a concurrent case may have caused the failure instead.
+        # With several workers, another case that ran at the same time may be the cause.
         print(f"FAILED: {case}", file=sys.stderr)
         raise
     except FlashsmithError as error:
@@ -223,7 +225,7 @@ def same_inputs(case: Any) -> tuple[Any, ...]:
 
 
 def prove_group(cases: list[Any], deadline: float) -> list[Row]:
-    """Proves cases until the deadline; returns their rows."""
+    """Proves cases until the deadline. Returns their rows."""
     rows = []
     for case in cases:
         if time.monotonic() > deadline:
@@ -233,9 +235,10 @@ def prove_group(cases: list[Any], deadline: float) -> list[Row]:
 
 
 def begin_process(cases: list[Any], arch: int) -> None:
-    """Initialises one of several processes that share a GPU: builds its libraries.
+    """Initialises one of several processes that use the same GPU, and builds its libraries.
 
-    References come from NumPy, since small launches of many processes wait for each other.
+    NumPy computes the references, because small launches of many processes would wait for each
+    other.
     """
     sys.modules["torch"] = None  # type: ignore[assignment]
     with contextlib.redirect_stdout(io.StringIO()):
@@ -243,7 +246,7 @@ def begin_process(cases: list[Any], arch: int) -> None:
 
 
 def processes(count: int, cases: list[Any], arch: int) -> Executor:
-    """A pool of ``count`` processes that can prove the cases."""
+    """A pool of ``count`` processes which can prove the cases."""
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ[f"{library}_NUM_THREADS"] = "1"
     context = multiprocessing.get_context(START_METHOD)
@@ -251,11 +254,11 @@ def processes(count: int, cases: list[Any], arch: int) -> Executor:
 
 
 class Run:
-    """Proves cases, group by group of equal inputs, and writes their rows."""
+    """Proves cases in groups with equal inputs, and writes their rows."""
 
     def __init__(self, path: Path, known: Iterable[Row], deadline: float) -> None:
         self.deadline = deadline
-        # The file is rewritten, since the last run may have left an incomplete line.
+        # The file is written again, because the last run may have left an incomplete line.
         whole = path.with_suffix(".tmp")
         self.file = whole.open("w", newline="")
         self.writer = csv.DictWriter(self.file, COLUMNS)
@@ -284,7 +287,7 @@ class Run:
     def run(self, cases: list[Any], pool: Executor, at_once: int) -> None:
         groups = [list(group) for _, group in groupby(cases, same_inputs)]
         if at_once > 1:
-            # The longest groups run first, so that no long group starts last.
+            # The longest groups come first, so that none of them begins last.
             groups.sort(key=lambda group: -group[0].lengths[0] * group[0].lengths[1])
         with pool:
             pending: list[Future[list[Row]]] = [

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Proves every config of some sets on the GPU for several lengths; a CSV row per proof.
+"""Proves every config of some sets for several lengths, on a GPU; a CSV row per proof.
 
     python tools/gpu/prove_sets.py rows.csv --kernels tune cover --seqs 128 256
     timeout 300 python tools/gpu/prove_sets.py rows.csv --kernels hopper --masks none causal --lazy
 
-A wrong kernel, or one that fails, also gets a row, and the exit status is then 1. A kernel that
-hangs has no row; the last line on stderr names it.
+A kernel that is wrong or fails gets a row too; the exit status is then 1. A kernel that hangs has
+no row; it is named in the last line on stderr.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = (*PROBLEM, "ok", "max_error", "bound", "rel_l2", "lse_error")
 
 
 def build(configs: Iterable[KernelConfig], seqs: Iterable[int], masks: Iterable[str]) -> None:
-    """Builds and loads the kernels that the lengths and masks need."""
+    """Builds and loads the kernels for these lengths and masks."""
     wanted: dict[Semantics, set[KernelConfig]] = {}
     for config, seq, mask in product(configs, seqs, masks):
         problem = Problem(1, seq, seq, 1, 1, config.d_head, config.dtype, Semantics(mask))
@@ -43,7 +43,7 @@ def build(configs: Iterable[KernelConfig], seqs: Iterable[int], masks: Iterable[
 def prove_row(
     config: KernelConfig, batch: int, heads: int, seq: int, causal: bool, row_max: bool
 ) -> dict[str, object]:
-    """Proves a config and returns its row; a kernel that failed to run has no figures."""
+    """Proves a config and returns its row. If the kernel could not run, the row has no figures."""
     row: dict[str, object] = dict.fromkeys(COLUMNS, "")
     row |= zip(PROBLEM, (str(config), batch, heads, seq, causal, row_max), strict=True)
     print(f"{config} at {seq}{', causal' * causal}", file=sys.stderr, flush=True)

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """Runs the calls of prove_grid.py --handful under a tool of compute-sanitizer.
 
-Each call runs in a separate process, several at a time. The tool reports which calls completed.
+Each call has its own process; several run at the same time. The output file says which calls have
+completed.
 
     tools/gpu/sanitized_calls.py seen.csv --tool memcheck --family mma_sync_decode --kernels decode
     tools/gpu/sanitized_calls.py seen.csv --tool racecheck ... --seconds 300
     tools/gpu/sanitized_calls.py seen.csv --tool racecheck ... -- --racecheck-num-workers 2
 
-Kernels must be built before. A call that takes longer than --seconds is ended and does not affect
-the others. Calls that are clean according to the file are not run again, so that the others can get
-more time, or further options for the tool after '--'. Each call's report is next to the file. The
-exit status is 0 if all calls completed without a report, 9 with a report, and 2 if a call did not
-complete.
+Kernels must be built before. If a call takes longer than --seconds, it is ended; the other calls
+are not affected. Calls that are clean according to the file are not run again. So the others can be
+given more time, or further options of the tool after '--'. The report on each call is in a file
+next to it. The exit status is 0 if all calls have completed without a report, 9 if there is a
+report, and 2 if a call did not complete.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from flashsmith.families import FAMILIES
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 HERE = Path(__file__).parent
-# compute-sanitizer's exit status if it reports something.
+# The exit status of compute-sanitizer if it reports something.
 REPORTED = 9
-# Each instance communicates with its program through at most PORTS ports from FIRST_PORT.
+# An instance of the tool and its program communicate through one of PORTS ports from FIRST_PORT on.
 FIRST_PORT, PORTS = 49152, 16
 _SUMMARY = re.compile(r"=+ ((?:ERROR|RACECHECK) SUMMARY: (\d+).*)")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A tool's result for one call.
+    """What the tool found in one call.
 
-    ``outcome`` is 'clean', 'reported', 'out of time', or describes how the process ended without a
+    ``outcome`` is 'clean', 'reported' or 'out of time', or says how the process ended without a
     proof.
     """
 
@@ -68,7 +69,7 @@ COLUMNS = tuple(field.name for field in fields(Seen))
 
 
 def command(options: argparse.Namespace, number: int, count: int, rows: Path) -> list[str]:
-    """The command line of one call under the tool."""
+    """The command that runs one call under the tool."""
     return [
         *("compute-sanitizer", "--tool", options.tool, "--report-api-errors", "no"),
         *(
@@ -91,7 +92,7 @@ def watch(options: argparse.Namespace, number: int, count: int, case: str) -> Se
     rows.unlink(missing_ok=True)
     start = time.monotonic()
     with log.open("w") as file:
-        # A separate session, so that the tool's child process ends with it.
+        # It has its own session, so that the child process of the tool is ended too.
         process = subprocess.Popen(
             command(options, number, count, rows),
             stdout=file,
@@ -120,7 +121,7 @@ def watch(options: argparse.Namespace, number: int, count: int, case: str) -> Se
 
 
 def seen_before(path: Path) -> dict[str, Seen]:
-    """The file's calls, by case."""
+    """The calls in the file, by case."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
@@ -143,9 +144,9 @@ def write(path: Path, calls: Sequence[Seen]) -> None:
 def watched(
     options: argparse.Namespace, cases: Sequence[str], open_: Sequence[int]
 ) -> Iterator[Seen]:
-    """The calls of these numbers, in the order in which they end.
+    """Runs the calls with these numbers, and yields them in the order in which they end.
 
-    The last cases of a handful are the longest, so these cases begin first.
+    The last cases of a handful are the longest, so they begin first.
     """
     with ThreadPoolExecutor(options.at_once) as pool:
         pending = [

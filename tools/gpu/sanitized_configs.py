@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Prints ten configs, ';'-separated, that together have every value of every knob.
+"""Prints ten configs, separated by ';', that together have all values of all knobs.
 
-They are for `compute-sanitizer`, which is too slow for whole sets; see tools/gpu/prove.sh.
+`compute-sanitizer` is too slow for whole sets, and is run on these; see tools/gpu/prove.sh.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ COUNT = 10
 
 
 def knob_values(config: FlashForwardKernelConfig) -> set[tuple[str, object]]:
-    """Every (knob, value) of a config."""
+    """All (knob, value) pairs of a config."""
     return {(knob.name, getattr(config, knob.name)) for knob in fields(config)}
 
 
 def covering_configs(count: int = COUNT) -> list[FlashForwardKernelConfig]:
-    """`count` configs of `cover`, chosen greedily to add the most new values.
+    """`count` configs of `cover`; each is the one that adds the most new values.
 
     Raises:
-        SystemExit: these configs do not have every value; `count` must be larger.
+        SystemExit: they do not have all values, so `count` must be larger.
     """
     pool = get_kernel_configs("cover")
     missing = set().union(*map(knob_values, pool))

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Launches the kernels of two versions of csrc alternately, to find the cost of a source change.
+"""Launches kernels compiled from two versions of csrc alternately, to find out what a change of the
+sources costs.
 
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --softcap     # the same, capped
@@ -7,23 +8,23 @@
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --operations decode backward
     python tools/gpu/sources_in_turns.py rows.csv --base OLD/csrc --build-only  # needs no GPU
 
-A pair consists of a kernel that ranks first in an entry of a shipped table, given by config and
-semantics, and of the problem of the first such entry. Entries of the forward pass are used unless
---operations names other operations. Libraries are kept in the cache, and any library of the same
-sources is used. One machine can therefore build libraries that another machine times.
+A pair is a kernel that ranks first in an entry of a shipped table, given by its config and
+semantics, and the problem of the first such entry. Entries are those of the forward pass, unless
+--operations gives other operations. Libraries are kept in the cache, and any library built from the
+same sources is used. So one machine can build the libraries, and another can time them.
 --changed-only leaves out pairs with equal machine code.
 
-A round is an independent measurement: base and new are launched alternately with the L2 flushed.
-Over a small KV cache the launches are in graphs that cycle through several caches, as in
-'flashsmith bench'. Outputs of both are checked in the same run, and a pair with a wrong output has
-no times. A pair with a ratio below --again gets up to twenty more rounds, and all its rounds are
+A round is an independent measurement: both kernels are launched alternately, and the L2 is flushed.
+For a small KV cache, launches are in graphs that cycle through several caches, as in 'flashsmith
+bench'. The outputs of both are checked in the same run. If one is wrong, the pair gets no times. If
+the ratio of a pair is below --again, up to twenty more rounds are measured, and all rounds are
 pooled.
 
-There is a CSV row per round. The summary lists registers and spills that changed, and each pair's
-ratio (base's time over new's: above 1, new is faster) with its interval. It also lists the pairs
-still below --again, and the geometric mean of all ratios with its 95% interval, from the rounds
-that all pairs have. The exit status is 1 if an output is wrong or the interval extends below
---least.
+There is a CSV row per round. The summary lists registers and spills that have changed, and the
+ratio of each pair with its interval: the time of the base divided by the new time, so above 1 the
+new kernel is faster. It also lists the pairs that are still below --again, and the geometric mean
+of all ratios with its 95% interval, from the rounds that all pairs have. The exit status is 1 if an
+output is wrong, or if the interval extends below --least.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ from flashsmith.runtime.request import check_operation
 BASE, NEW = "base", "new"
 ROUND = Protocol(num_warmups=2, runs=12, warmup_ms=0.0, measure_ms=20.0)
 MORE_ROUNDS = 20
-# The time estimate of a pair is the sum of its tensors and proofs, its rounds without launches, and
-# its launches.
+# The time of a pair is estimated as the sum of these: its tensors and proofs, its rounds without
+# launches, and its launches.
 PAIR_SECONDS, ROUND_SECONDS, FLOP_PER_SECOND = 2.0, 0.1, 4e14
 
 
@@ -70,14 +71,14 @@ def implementation(name: str, kernel: LoadedKernel, workload: AnyWorkload) -> Ke
 
 
 def protocol_of(problem: Problem) -> Protocol:
-    """The protocol of a round, as 'flashsmith bench' measures such a problem."""
+    """The protocol of a round, which is that of 'flashsmith bench' for such a problem."""
     if problem.operation != DECODE.name:
         return ROUND
     return ROUND.over_cache(problem.computed.bytes(problem))
 
 
 def contenders(pair: Pair, kernels: dict[str, LoadedKernel]) -> tuple[list[Contender], int]:
-    """Both kernels with their proofs, and the number of calls per launch."""
+    """Both kernels with their proofs, and the number of calls in a launch."""
     workload = workload_of(pair.problem)
     if not protocol_of(pair.problem).in_graphs:
         alone = [implementation(name, kernel, workload) for name, kernel in kernels.items()]
@@ -88,7 +89,7 @@ def contenders(pair: Pair, kernels: dict[str, LoadedKernel]) -> tuple[list[Conte
     for name, kernel in kernels.items():
         each = [implementation(name, kernel, one) for one in workloads]
         replay, output = captured(name, each, clock, workload.memory)
-        # Judged now, since the next contender's calls write the same tensors.
+        # Checked now, because the calls of the next contender write to the same tensors.
         why = "; ".join(workload.check(output).reasons)
         made.append(Contender(name, replay.launch, lambda why=why: why))
         calls = replay.calls
@@ -96,7 +97,7 @@ def contenders(pair: Pair, kernels: dict[str, LoadedKernel]) -> tuple[list[Conte
 
 
 def measured(pair: Pair, kernels: dict[str, LoadedKernel]) -> Callable[[], dict[str, Any]]:
-    """A function that measures one more round of a pair and returns its row."""
+    """A function that measures another round of a pair and returns its row."""
     both, calls = contenders(pair, kernels)
     turns = AlternatingRounds(both)
 
@@ -122,9 +123,9 @@ def measured(pair: Pair, kernels: dict[str, LoadedKernel]) -> Callable[[], dict[
 def rounds_of(
     one_round: Callable[[], dict[str, Any]], rounds: int, again: float
 ) -> Iterable[dict[str, Any]]:
-    """The rows of a pair's rounds, with more rounds as long as the median ratio is below ``again``.
+    """The rows of a pair. Rounds are added as long as the median ratio is below ``again``.
 
-    There is only one row if an output is wrong.
+    If an output is wrong, there is only one row.
     """
     ratios: list[float] = []
     while len(ratios) < rounds or (
@@ -138,9 +139,9 @@ def rounds_of(
 
 
 def geometric_mean(ratios: Sequence[Sequence[float]]) -> PooledFigure:
-    """The geometric mean over pairs of the medians of their rounds.
+    """The geometric mean over pairs; each pair counts with the median of its rounds.
 
-    The interval comes from the geometric means of the single rounds that all pairs have.
+    Its interval comes from the geometric means of those rounds that all pairs have.
     """
     mean = statistics.geometric_mean(map(statistics.median, ratios))
     rounds = PooledFigure.of(
@@ -150,7 +151,7 @@ def geometric_mean(ratios: Sequence[Sequence[float]]) -> PooledFigure:
 
 
 def estimated_seconds(pairs: Sequence[Pair], rounds: int) -> float:
-    """The approximate time of the rounds, if no pair needs more rounds."""
+    """About how long the rounds take if no pair needs more."""
     launches = 2 * (ROUND.runs + ROUND.num_warmups + ROUND.num_estimates)
     work = sum(launches * pair.problem.attn_flop() / FLOP_PER_SECOND for pair in pairs)
     return len(pairs) * (PAIR_SECONDS + rounds * ROUND_SECONDS) + rounds * work

@@ -1,31 +1,33 @@
 #!/usr/bin/env python3
-"""Launches the choices of a GPU's new winners table alternately with the choices without it.
+"""Compares the choices by a new table of winners for this GPU with those without it, launched
+alternately.
 
     python tools/gpu/tables_in_turns.py rows.csv --table mine.json
     python tools/gpu/tables_in_turns.py rows.csv --table mine.json --settled settled.json
     python tools/gpu/tables_in_turns.py rows.csv --replays 'b16 s512 h16 d128 bf16 causal'
 
-The table is for this GPU and does not ship yet. Each entry's choice is compared with the choice by
-the shipped tables of other GPUs; for the backward pass also with deterministic=True. If the two
-kernels differ, both are proven and launched alternately, with the L2 flushed, in independent
-rounds. There is a row for each kernel and round. The summary lists each cell's ratio, which is the
-time without the table over the time with it. Above 1, the entry is useful. Listed are the median of
-the rounds, and the interval that contains the true median with at least 95%.
+The table is for this GPU, and is not shipped yet. For each entry, the kernel chosen with it is
+compared with the kernel chosen by the shipped tables of other GPUs; for the backward pass, also
+with deterministic=True. If these differ, both are proven, and launched alternately in independent
+rounds with the L2 flushed. There is a row for each kernel and round. The summary has the ratio of
+each cell: the time without the table divided by the time with it. If it is above 1, the entry is
+useful. It is given as the median over the rounds, with the interval that contains the true median
+with a confidence of at least 95%.
 
---settled writes a corrected table. If the rounds show that an entry's winner is slower, the winner
-is ranked after the other kernel, by the rounds' ratio. No unmeasured kernel is ranked before these
-two.
+--settled writes a corrected table. If an entry's winner is slower according to the rounds, it is
+ranked after the other kernel, with the ratio from the rounds. No kernel that was not measured here
+is ranked before these two.
 
-Over a cache one kernel serves all batches and lengths. So both kernels are compared at five of
-these sizes, and the entry keeps its winner only if none of the five ratios is below 1. The other
-cache entries are only used with split='free' and are compared at their own problem.
+Over a cache, one kernel serves all batches and lengths. So both kernels are compared on five sizes,
+and the entry keeps its winner only if none of the five ratios is below 1. Other entries over a
+cache are used only with split='free', and are compared on their own problem.
 
---replays takes problems instead of a table. It compares the tables' first-ranked kernels (and
---more configs, whose dtype is set to the problem's) with cuDNN. Each launch is the replay of a CUDA
-graph of one call, and the ratio is cuDNN's time over each kernel's.
+--replays is given problems instead of a table. It compares the kernels that rank first in the
+tables, and the configs in --more (with the dtype of the problem), with cuDNN. A launch is then the
+replay of a CUDA graph of one call, and a ratio is the time of cuDNN divided by that of the kernel.
 
-The exit status is 1 if an output is wrong or, unless --settled is given, if a cell's interval is
-below 1.
+The exit status is 1 if an output is wrong or, without --settled, if the interval of a cell is below
+1.
 """
 
 from __future__ import annotations
@@ -67,21 +69,21 @@ from flashsmith.runtime import query_gpu
 from flashsmith.tuning.problems import read_problems
 
 WITHOUT, WITH, CUDNN = "without the table", "with the table", "cudnn"
-# Scores that a proof computes; tune has already proven all rows.
+# How many scores a proof computes; tune has already proven all rows.
 SCORES = 1 << 20
 WARM_UP_MS = 100.0
-# Kernels with a larger expected or recorded ratio to the best are not replayed.
+# Kernels whose expected or recorded time is above this multiple of the best are not replayed.
 NEAR = 1.10
-# For a cache: sequences and their keys.
+# Over a cache: numbers of sequences and of keys.
 PLACES = ((1, 1024), (1, 8192), (8, 8192), (64, 1024), (64, 4096))
 INVARIANT, FREE = "invariant", "free"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A problem and the kernels that are compared on it, by their names in the rows.
+    """A problem, and the kernels that are compared on it, by the names that they have in rows.
 
-    `entry` is the entry that chose one of the kernels, over a cache for this `split`.
+    `entry` is the entry by which one of the kernels is chosen; over a cache, for this `split`.
     """
 
     problem: Problem
@@ -96,9 +98,9 @@ class Cell:
 
 
 def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> list[Cell]:
-    """A cell for each choice that the table's entries for the device change."""
+    """A cell for each choice that the entries of the table change on this device."""
     others = WinnersTable([one for one in shipped if not same_gpu(one.key.gpu, device.name)])
-    # After an update, the new entries are used together with the other GPUs' entries.
+    # The new entries will be used together with those of other GPUs.
     updated = WinnersTable([*others, *table])
     found = []
     for entry in table:
@@ -123,7 +125,7 @@ def cells_of(table: WinnersTable, shipped: WinnersTable, device: DeviceSpec) -> 
 def _over_a_cache(
     entry: Entry, others: WinnersTable, updated: WinnersTable, device: DeviceSpec
 ) -> list[Cell]:
-    """The cells of a cache's entry; none if the entry changes no choice."""
+    """The cells for an entry over a cache; none if it changes no choice."""
     split = INVARIANT if entry.problem == without_batch(entry.problem) else FREE
     places = PLACES if split == INVARIANT else ((entry.problem.batch, entry.problem.seq_k),)
     before, after = (
@@ -143,8 +145,7 @@ def _over_a_cache(
 
 
 def replayed(problem: Problem, device: DeviceSpec, more: Sequence[str]) -> Cell:
-    """The configs that are near the best according to the tables, and the configs given in
-    ``more``."""
+    """The configs that are near the best according to the tables, and those in ``more``."""
     expected = gather(problem, device, WinnersTable.merged()).expected
     least = min(one.ms for one in expected)
     configs = [one.config for one in expected if one.ms <= NEAR * least]
@@ -156,7 +157,7 @@ def replayed(problem: Problem, device: DeviceSpec, more: Sequence[str]) -> Cell:
 
 
 def prepared(cell: Cell, *, replays: bool) -> tuple[list[Contender], dict[str, float], CudaEvents]:
-    """The contenders by their names in the rows, the largest error of each, and a clock."""
+    """The contenders, by their names in rows, the largest error of each, and a clock."""
     workload = workload_of(cell.problem)
     calls: dict[str, Any] = {
         name: kernel_implementation(config, workload) for name, config in cell.kernels.items()
@@ -167,7 +168,7 @@ def prepared(cell: Cell, *, replays: bool) -> tuple[list[Contender], dict[str, f
     clock = CudaEvents()
 
     def contender(name: str, launch: Callable[[], Any], output: Any) -> Contender:
-        # Judged now, since the next contender's calls may write the same tensor.
+        # Checked now, because the calls of the next contender may write to the same tensor.
         proof = workload.check(output, SCORES)
         errors[name] = proof.max_error
         return Contender(name, launch, lambda: "; ".join(proof.reasons))
@@ -185,9 +186,9 @@ def prepared(cell: Cell, *, replays: bool) -> tuple[list[Contender], dict[str, f
 def rounds_of(
     cell: Cell, rounds: int, *, replays: bool, until: float = math.inf
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each round; the first comes after the GPU's clock has settled.
+    """The rows of each round. The first round begins when the clock of the GPU has settled.
 
-    Raises ValueError if an output is wrong, since the cell cannot be compared then.
+    Raises ValueError if an output is wrong, because there is nothing to compare then.
     """
     contenders, errors, clock = prepared(cell, replays=replays)
     turns = AlternatingRounds(contenders, clock)
@@ -224,7 +225,7 @@ def rounds_of(
 
 
 def ratios(rows: Sequence[dict[str, Any]], over: str, under: str) -> list[float]:
-    """Each round's time of one kernel over another's."""
+    """For each round, the time of one kernel divided by that of another."""
     times: dict[tuple[int, str], float] = {
         (row["round"], row["kernel"]): float(row["ms"]) for row in rows
     }
@@ -232,16 +233,17 @@ def ratios(rows: Sequence[dict[str, Any]], over: str, under: str) -> list[float]
 
 
 def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
-    """The cell's entry, with these rounds' ratio of its choice to the other tables' choice.
+    """The entry of a cell, corrected by the ratio that these rounds give for its choice and the
+    choice of the other tables.
 
-    Unmeasured kernels that would be ranked before the two are removed.
+    Kernels that were not measured here and would rank before the two are removed.
     """
     assert cell.entry is not None
     entry = cell.entry
     known = {one.config: one for one in entry.ranked}
     before, after = (str(cell.kernels[name]) for name in (WITHOUT, WITH))
-    # The median of the rounds' ratios decides, and not the ratio of two medians. The entry's times
-    # were measured at another clock, so the other tables' choice keeps its time in the entry.
+    # The median of the ratios in the rounds decides, not the ratio of two medians. The times in the
+    # entry were measured at another clock, so the choice of the other tables keeps its time.
     ratio = _median(rows, WITHOUT, WITH)
     if before in known:
         ms = {before: known[before].ms, after: known[before].ms / ratio}
@@ -269,10 +271,10 @@ def settled(cell: Cell, rows: Sequence[dict[str, Any]]) -> Entry:
 
 
 def given_up(cell: Cell, standing: Entry) -> Entry | None:
-    """The entry with the other tables' choice ranked first.
+    """The entry with the choice of the other tables in the first place.
 
-    The entry's own choice and the kernels that were faster at the entry's problem are removed. None
-    if the entry does not contain the other tables' choice.
+    Its own choice, and kernels that were faster on its problem, are removed. None if the choice of
+    the other tables is not in the entry.
     """
     before = str(cell.kernels[WITHOUT])
     ms = {one.config: one.ms for one in standing.ranked}
@@ -317,7 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         more = [text for text in options.more.split(";") if text.strip()]
         cells = [replayed(one, device, more) for one in read_problems(options.replays)]
     replays, wrong, below = options.table is None, 0, 0
-    # Cells of batch-invariant entries that have not yet confirmed the winner, or do not confirm it.
+    # Cells of batch-invariant entries that have not confirmed the winner yet, or that do not
+    # confirm it.
     unproven = [cell for cell in cells if cell.split == INVARIANT]
     environment = {
         name: value
@@ -352,10 +355,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     if cell in unproven:
                         unproven.remove(cell)
                 elif cell.split != INVARIANT:
-                    # If an entry has two cells, the second works on the result of the first.
+                    # If an entry has two cells, the second one begins with the result of the first.
                     standing = next(one for one in table if one.place == cell.entry.place)
                     table.put(settled(replace(cell, entry=standing), rows))
-    finally:  # also after Ctrl-C, with the cells done so far
+    finally:  # Also done after Ctrl-C, with the cells that are finished
         if options.settled is not None:
             for cell in unproven:
                 _give_up(cell, table)
@@ -379,7 +382,7 @@ def _median(rows: Sequence[dict[str, Any]], over: str, under: str) -> float:
 
 
 def _report(cell: Cell, rows: Sequence[dict[str, Any]], *, replays: bool) -> bool:
-    """Prints a cell's ratios; returns whether a table's interval is below 1."""
+    """Prints the ratios of a cell. Returns whether the interval of a table is below 1."""
     print(f"{cell}", flush=True)
     over, names = (CUDNN, list(cell.kernels)) if replays else (WITHOUT, [WITH])
     high = 1.0

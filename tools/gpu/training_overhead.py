@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
-"""Measures the host time of a forward pass and its autograd.grad against PyTorch with cuDNN.
+"""Measures how long the host takes for a forward pass and autograd.grad, against PyTorch with
+cuDNN.
 
 Prints and writes a JSON object with microseconds.
 
     python tools/gpu/training_overhead.py times.json --limit-ratio 1.2
     python tools/gpu/training_overhead.py times.json --pretend    # no GPU: launches do nothing
 
-Contenders alternate in short bursts with a synchronisation after each, so that none waits for space
-in the launch queue. With --limit-ratio the exit status is 1 if our time over cuDNN's is larger. On
-a GPU every output is first compared with float64. A wrong output has no time, and the exit status
-is then 1.
+Contenders alternate in short bursts, each followed by a synchronisation, so that none waits for
+space in the launch queue. With --limit-ratio, the exit status is 1 if our time divided by that of
+cuDNN is larger. On a GPU, every output is compared with float64 first. A contender with a wrong
+output gets no time, and the exit status is 1.
 
-PyTorch computes gradients on a GPU in that GPU's thread. The rows "in a thread" use such a thread
-without a GPU; waking it takes most of their time. "bare" is a Python autograd.Function that
-allocates and saves like ours but does nothing else. "spread" has the 10th and 90th percentiles.
+PyTorch computes gradients on a GPU in a separate thread for this GPU. Rows "in a thread" use such a
+thread without a GPU; most of their time is for waking it. "bare" is an autograd.Function in Python
+that allocates and saves as much as ours, and does nothing else. "spread" is the 10th and 90th
+percentile.
 """
 
 from __future__ import annotations
@@ -36,21 +38,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import flashsmith
 from flashsmith.benchmark.peers import why_wrong
 
-# The number of a burst's calls, and of its first calls, which are not counted because the GPU is
+# How many calls a burst has; and how many of them are not counted at its beginning, when the GPU is
 # idle and caches are cold.
 BURST, COLD = 12, 2
 WARM_UP = 5
 BATCH, SEQ, HEADS, D = 1, 128, 2, 128
 
 
-# Largest error, relative to the largest output; bf16's unit roundoff is 2^-9.
+# The largest error relative to the largest output; the unit roundoff of bf16 is 2^-9.
 MOST_ERROR = 2.0**-6
-# Bytes of a kernel's workspaces for the problem below: fp32 sums of dq and two statistics.
+# The bytes of workspaces that a kernel needs for the problem below: fp32 sums of dq and two
+# statistics.
 BLOCK_BYTES = 4 * (128 * 2 * 128 + 2 * 2 * 128)
 
 
 class Bare(torch.autograd.Function):
-    """A minimal autograd.Function, which shows the minimum cost of gradients in Python."""
+    """An autograd.Function that does nothing, which shows what gradients cost in Python at
+    least."""
 
     @staticmethod
     def forward(q: Any, k: Any, v: Any) -> Any:
@@ -68,7 +72,8 @@ class Bare(torch.autograd.Function):
 
 
 class Elsewhere:
-    """Runs functions in another thread, which sleeps in between, and waits for their results."""
+    """Runs functions in another thread and waits for their results; the thread sleeps in
+    between."""
 
     def __init__(self) -> None:
         self._go, self._done = threading.Lock(), threading.Lock()
@@ -93,13 +98,13 @@ class Elsewhere:
 
 
 def drawn(device: str) -> list[Any]:
-    """q, k, v and do of a small problem, whose kernels finish before the next call's launches."""
+    """q, k, v and do of a problem so small that kernels finish before the next call launches."""
     shape = (BATCH, SEQ, HEADS, D)
     return [torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(4)]
 
 
 def contenders(tensors: Sequence[Any]) -> dict[str, Callable[[], Any]]:
-    """Calls that return o, or dq, dk and dv."""
+    """Calls which return o, or dq, dk and dv."""
     q, k, v, do = tensors
     device = q.device.type
     o, lse = flashsmith.attention(q, k, v, causal=True, return_lse=True)
@@ -108,7 +113,7 @@ def contenders(tensors: Sequence[Any]) -> dict[str, Callable[[], Any]]:
     their_do = do.transpose(1, 2).contiguous()
     ours = partial(flashsmith.attention, causal=True)
     sdpa = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
-    bare = super(torch.autograd.Function, Bare).apply  # without the binding of arguments
+    bare = super(torch.autograd.Function, Bare).apply  # Without the binding of arguments
     grad, elsewhere = torch.autograd.grad, Elsewhere()
     in_a_thread: dict[str, Callable[[], Any]] = {
         "both, in a thread": lambda: elsewhere(grad, ours(*leaves), leaves, do),
@@ -138,7 +143,7 @@ def exactly(tensors: Sequence[Any]) -> list[Any]:
 
 
 def wrong(runs: dict[str, Callable[[], Any]], tensors: Sequence[Any]) -> dict[str, str]:
-    """The contenders with wrong outputs, and why, by comparison with attention() and float64.
+    """The contenders with wrong outputs, and why; they are compared with attention() and float64.
 
     "bare" computes nothing and is never wrong.
     """
@@ -173,7 +178,8 @@ def wrong(runs: dict[str, Callable[[], Any]], tensors: Sequence[Any]) -> dict[st
 
 
 def measure(runs: dict[str, Callable[[], Any]], turns: int, wait: Callable[[], None]) -> Any:
-    """Median microseconds of each contender, and the ratio of ours to cuDNN's if both exist."""
+    """The median microseconds of each contender, and our time divided by that of cuDNN if there are
+    both."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-WARM_UP, turns):
         for name, run in runs.items():
@@ -202,7 +208,7 @@ def main() -> int:
     parser.add_argument("--limit-ratio", type=float, default=float("inf"), help="fail above this")
     options = parser.parse_args()
     if options.pretend:
-        torch.set_num_threads(1)  # more threads only delay the peer
+        torch.set_num_threads(1)  # More threads would only delay the peer
         with pretended_gpu() as pretended:
             import tvm_ffi
 

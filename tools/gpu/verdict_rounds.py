@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Measures rounds of the verdict in one process, so that the GPU's time is spent on launches.
+"""Measures rounds of the verdict in one process, so that most of the GPU's time is for launches.
 
     python tools/gpu/verdict_rounds.py OUT RUN --seconds 200 [--cells public] [--peers cudnn,...]
 
-A round is the same as in tools/gpu/verdict.sh: OUT/verdict-SETS-RUN-ROUND.csv, which
-tools/benchmark/verdict.py pools. Every cell's contenders are proven on the same random tensors and
-launched alternately, starting with a different contender in each round. The start of the process, a
-peer's compilation, and the tensors with their float64 references are needed only once. A round is
-also shorter: it has a third of the launches, but at least eight per contender. Because rounds are
-pooled by their medians, short rounds at different times are better than a few long rounds.
+A round is the same as in tools/gpu/verdict.sh. Its file is OUT/verdict-SETS-RUN-ROUND.csv, and
+tools/benchmark/verdict.py pools the files. The contenders of a cell are proven on the same random
+tensors, and launched alternately; each round begins with another one. Starting the process,
+compiling a peer, and making the tensors with their float64 references are done only once. A round
+is also
+shorter: it has a third of the launches, but at least eight per contender. Rounds are pooled by
+their medians, so short rounds at different times are better than a few long ones.
 
-The script ends before --seconds if the remaining time may be too short for another round, or after
---rounds. The exit status is 1 if one of our kernels is wrong or could not run, or if a peer is
-wrong.
+The script ends after --rounds, or before --seconds if there may not be enough time for another
+round. The exit status is 1 if one of our kernels is wrong or could not run, or if a peer is wrong.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def rounds(
     make_workload: MakeWorkload = workload_of,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[list[Measurement]]:
-    """The rows of each round, after they were written to its file.
+    """The rows of each round, when they are in its file.
 
-    An interrupted round leaves its rows in a file named unfinished-... A problem's tensors are made
-    once.
+    An interrupted round leaves its rows in a file named unfinished-... The tensors of a problem are
+    made once.
     """
     kept = cache(make_workload)
     for number in rounds_within(seconds, most, now):

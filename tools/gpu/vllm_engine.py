@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""vLLM itself, with this backend and with its own: tokens, log-probabilities, and time of a step.
+"""Runs vLLM with flashsmith's backend and with its own, and compares tokens, log-probabilities and
+the time of a step.
 
     python tools/gpu/vllm_engine.py models FOLDER               # writes small random models
     python tools/gpu/vllm_engine.py run FOLDER/llama OUT.json --backend CUSTOM
@@ -158,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     result: dict[str, Any] = {"backend": args.backend, "start_s": time.perf_counter() - start}
     given = prompts(24, 300, 2500)
     result["generated"] = []
-    for batch in (given[:12], given):  # the second finds the prefixes of the first
+    for batch in (given[:12], given):  # The second call finds the prefixes of the first
         outputs = generate(llm, batch, NEW_TOKENS, logprobs=5)
         for one in outputs:
             completion = one.outputs[0]
@@ -183,8 +184,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def differences(llm: Any, given: list[list[int]]) -> dict[str, dict[str, float]]:
-    """Bitwise comparisons of log-probabilities of the same tokens: of decode steps in two batches,
-    of prefills in other batches, and of decode with prefill."""
+    """Compares the bits of log-probabilities of the same tokens: decode steps in two batches,
+    prefills in other batches, and decode with prefill."""
     decoded = generate(llm, given, 32, logprobs=0)
     whole = [one.prompt_token_ids + list(one.outputs[0].token_ids) for one in decoded]
     found = {name: Differences() for name in ("decode", "prefill", "decode and prefill")}
@@ -207,7 +208,7 @@ def differences(llm: Any, given: list[list[int]]) -> dict[str, dict[str, float]]
 
 
 class Differences:
-    """How many of some pairs differ, and by how much at most."""
+    """How many of the pairs differ, and the largest difference."""
 
     def __init__(self) -> None:
         self.rows, self.of, self.largest = 0, 0, 0.0
@@ -227,7 +228,8 @@ def _chosen(output: Any) -> list[float]:
 
 
 def times(llm: Any, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of a decode step after 1,000 and 8,000 tokens, and of a prefill, by batch."""
+    """By batch, the milliseconds of a decode step after 1,000 and 8,000 tokens, and of a
+    prefill."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         for batch in SIZES:
@@ -236,13 +238,13 @@ def times(llm: Any, rounds: int) -> dict[str, list[float]]:
                     continue
                 given = [one[:length] for one in prompts(batch, length, 2, seed=batch)]
                 for one, prompt in enumerate(given):
-                    prompt[0] = 3 + one  # no prefix is shared
+                    prompt[0] = 3 + one  # No prefix is shared
                     prompt[1] = random.randrange(3, VOCABULARY)
                 begin = time.perf_counter()
                 generate(llm, given, 1)
                 prefill = time.perf_counter() - begin
                 begin = time.perf_counter()
-                generate(llm, given, 1)  # its prefix is cached but for a block
+                generate(llm, given, 1)  # All of its prefix is cached except one block
                 short = time.perf_counter() - begin
                 begin = time.perf_counter()
                 generate(llm, given, 101)
@@ -253,7 +255,8 @@ def times(llm: Any, rounds: int) -> dict[str, list[float]]:
 
 
 def compare(ours: Path, theirs: Path, again: Path | None) -> int:
-    """``again`` is their backend with other chunks: how far right results lie apart."""
+    """``again`` is their backend with other chunks, which shows how much right results may
+    differ."""
     first, second = (json.loads(path.read_text()) for path in (ours, theirs))
     found = _apart(first, second)
     print("ours and theirs:", found)
@@ -274,8 +277,9 @@ def compare(ours: Path, theirs: Path, again: Path | None) -> int:
 
 
 def _apart(first: Any, second: Any) -> dict[str, float]:
-    """How far two runs lie apart: log-probabilities of the same tokens, and the share of sequences
-    whose tokens part somewhere. Tokens after that have other contexts and do not count."""
+    """How much two runs differ: in log-probabilities of the same tokens, and in the share of
+    sequences whose tokens become different. Tokens after the first different one have another
+    context, and do not count."""
     apart, parted = [0.0], 0
     for one, other in zip(first["generated"], second["generated"], strict=True):
         for step, token in enumerate(other["tokens"]):

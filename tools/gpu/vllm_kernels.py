@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Times the backend's calls and those of vLLM's FlashAttention 3, alternately, over vLLM's cache.
+"""Times calls of flashsmith's backend and of vLLM's FlashAttention 3, alternately, over vLLM's
+cache.
 
     python tools/gpu/vllm_kernels.py rows.csv [--only PATTERN] [--rounds 7]
 
-Each cell is a step of an engine: prefills, chunks, decodes, or a mix, 32:8 heads of d 128, bf16,
-pages of 16. Block tables have room for 16,384 keys per request. Contenders are graph replays; the
-output of FlashAttention is compared with ours before either is timed.
+A cell is one step of an engine: prefills, chunks, decodes or a mix, with heads 32:8, d 128, bf16,
+pages of 16. Block tables have room for 16,384 keys per request. Contenders are replays of graphs.
+Before they are timed, the output of FlashAttention is compared with ours.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 HEADS_Q, HEADS_K, D, PAGE, MOST_KEYS = 32, 8, 128, 16, 16384
 LAUNCHES = 20
-# By name: queries and keys of each request.
+# By name: the queries and keys of each request.
 CELLS: dict[str, list[tuple[int, int]]] = {
     "prefill 8 x 1024": [(1024, 1024)] * 8,
     "prefill 4 x 2048": [(2048, 2048)] * 4,
@@ -39,7 +40,7 @@ CELLS: dict[str, list[tuple[int, int]]] = {
 
 
 def contenders(requests: list[tuple[int, int]]) -> dict[str, Callable[[], Any]]:
-    """The calls of a step by name, each of which returns its output."""
+    """The calls for a step by name; each returns its output."""
     import torch
     from vllm.vllm_flash_attn import flash_attn_varlen_func
 
@@ -140,7 +141,7 @@ def main() -> int:
                 graph.replay()
                 end.record()
                 torch.cuda.synchronize()
-                if number:  # the first warms up
+                if number:  # The first one is a warm-up
                     us = begin.elapsed_time(end) * 1000 / LAUNCHES
                     rows.append(
                         {"cell": cell, "contender": name, "round": number, "us": f"{us:.2f}"}

@@ -1,26 +1,27 @@
 #!/usr/bin/env python3
-"""Times the kernels chosen for windows of several sizes on all of these windows.
+"""Times the kernels that are chosen for windows of several sizes, each on all of these windows.
 
 This shows whether another window size needs another kernel.
 
     python tools/gpu/windows_in_turns.py rows.csv 'b4 s8192 h16 d64 bf16' 'b1 s8192 h16 d128 bf16'
     python tools/gpu/windows_in_turns.py rows.csv 'b4 s8192 h16 d64 bf16' --windows 64 8192
 
-The problems are given without a mask. The choices for all windows are proven on each window and
-launched alternately, with the L2 flushed, in independent rounds. There is a row for each window,
-kernel and round. The summary lists each kernel's time over the chosen kernel's time; above 1, the
-choice is better. Listed are the median of the rounds, and the interval that contains the true
-median with at least 95%. A window with a wrong output has no times, and the exit status is then 1.
+The problems are given without a mask. The kernels chosen for all windows are proven on each window,
+and launched alternately in independent rounds with the L2 flushed. There is a row for each window,
+kernel and round. The summary has the time of each kernel divided by that of the chosen kernel;
+above 1, the choice is right. It is given as the median over the rounds, with the interval that
+contains the true median with a confidence of at least 95%. If an output is wrong, the window gets
+no times, and the exit status is 1.
 
     python tools/gpu/windows_in_turns.py rows.csv --table src/flashsmith/chooser/tables/h200.json
 
-enters the rankings, by the median of the rounds, in an autotune table. Without problems it reads
-the rows that the file already has.
+enters the rankings, by the median of the rounds, in an autotune table. Without problems, it reads
+the rows that are in the file.
 
     python tools/gpu/windows_in_turns.py rows.csv 'b4 s8192 h32 d64 bf16 causal' --kernels list.txt
 
-times the listed short forms instead, one per line, on complete problems. A problem gets the short
-forms with its dtype and d, and the kernel chosen for it.
+times the listed short forms instead, one per line, on complete problems. For a problem, these are
+the short forms with its dtype and d, and the kernel that is chosen for it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from flashsmith.families import (
 from flashsmith.runtime import query_gpu
 
 WINDOWS = 64, 512, 1024, 8192
-# Columns of a row, apart from its environment.
+# The columns of a row besides its environment.
 OF_A_ROUND = "problem", "round", "config", "chosen", "ms"
 ROUND = Protocol(num_warmups=2, runs=10, warmup_ms=0.0, measure_ms=20.0, num_estimates=1)
 
@@ -62,13 +63,13 @@ ROUND = Protocol(num_warmups=2, runs=10, warmup_ms=0.0, measure_ms=20.0, num_est
 def choices(
     problem: str, windows: Sequence[int], device: DeviceSpec
 ) -> dict[Problem, KernelConfig]:
-    """The problem with each window, and the kernel chosen for it."""
+    """The problem with each window, and the kernel that is chosen for it."""
     with_windows = [Problem.parse(f"{problem} window_{keys}") for keys in windows]
     return {one: choose(one, device).config for one in with_windows}
 
 
 def listed(problem: str, forms: Path, device: DeviceSpec) -> dict[Problem, list[KernelConfig]]:
-    """The problem, and its kernels: the chosen one first, then the listed ones."""
+    """The problem, with the kernel that is chosen for it and those in the list."""
     one = Problem.parse(problem)
     chosen = choose(one, device).config
     others = map(parse_kernel_name_into_config, forms.read_text().split("\n")[:-1])
@@ -79,7 +80,7 @@ def listed(problem: str, forms: Path, device: DeviceSpec) -> dict[Problem, list[
 def rounds_of(
     problem: Problem, kernels: Sequence[KernelConfig], rounds: int
 ) -> Iterator[dict[str, float]]:
-    """Milliseconds by config, round by round. Raises ValueError if an output is wrong."""
+    """The milliseconds of each config, round by round. Raises ValueError if an output is wrong."""
     workload = workload_of(problem)
     turns = AlternatingRounds(
         [Contender.of(kernel_implementation(one, workload)) for one in kernels]
@@ -91,13 +92,13 @@ def rounds_of(
 
 
 def ratios(rounds: Sequence[dict[str, float]], chosen: str) -> dict[str, PooledFigure]:
-    """The time of each other kernel over the time of the chosen kernel."""
+    """The time of each other kernel divided by that of the chosen kernel."""
     others = [config for config in rounds[0] if config != chosen]
     return {one: PooledFigure.of([of[one] / of[chosen] for of in rounds]) for one in others}
 
 
 def enter(rows: Path, table: Path) -> None:
-    """Enters each problem's kernels, fastest first, in an autotune table."""
+    """Enters the kernels for each problem, fastest first, in an autotune table."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     environments: dict[str, dict[str, str]] = {}

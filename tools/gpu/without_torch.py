@@ -3,7 +3,7 @@
 
     compute-sanitizer --tool initcheck python tools/gpu/without_torch.py SCRIPT ARGUMENTS...
 
-initcheck would spend minutes on PyTorch's own copies and report them.
+initcheck would take minutes for PyTorch's own copies, and report them.
 """
 
 import runpy
@@ -12,7 +12,7 @@ from pathlib import Path
 
 if len(sys.argv) < 2:
     sys.exit("usage: without_torch.py SCRIPT ARGUMENTS...")
-# None in sys.modules makes imports of the module fail.
+# If sys.modules has None for a module, importing it fails.
 sys.modules["torch"] = None  # type: ignore[assignment]
 sys.argv = sys.argv[1:]
 sys.path[0] = str(Path(sys.argv[0]).parent)

@@ -1,2 +1,2 @@
-"""The main job for a set of kernels: builds and runs them, proves them, counts instructions and, on
-a GPU, times the kernels."""
+"""Runs `flashsmith run` and the commands that measure: builds kernels, proves them, counts their
+instructions and, on a GPU, times them."""

@@ -1,7 +1,8 @@
-"""`flashsmith bench`: measures flashsmith's kernels and other libraries' attention on each problem.
+"""`flashsmith bench`: times flashsmith's kernels and other libraries' attention on the same
+problems.
 
-All implementations of a benchmark point get the same tensors. All outputs are checked, and the
-implementations with correct output are timed together.
+All implementations that are compared on a problem get the same tensors. Every output is checked,
+and implementations with correct outputs are timed together.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...
     """The configs that ``kernels`` selects, and whether attention() is measured.
 
     If ``kernels`` is None, the environment variable KERNELS applies. The word 'ours' selects
-    attention(), alone or along with other keys. Without any key, attention() is the default.
+    attention(); it may be combined with other words. Without any selection, attention() is
+    measured.
 
     Raises SelectionError for an unknown key.
     """
@@ -82,12 +84,12 @@ def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...
 
 @dataclass(frozen=True)
 class BenchEntry:
-    """A flashsmith implementation, before its tensors exist.
+    """An implementation of flashsmith to measure on a problem, before the tensors exist.
 
-    ``config`` is None if no kernel can be chosen, and ``note`` gives the reason. ``attention``:
+    ``config`` is None if no kernel can be chosen; ``note`` then gives the reason. ``attention``:
     whether the public function is measured, which chooses ``config`` itself. It is attention(), or
-    attention_with_cache() for problems over a cache. Otherwise the kernel is called directly.
-    Gradients are computed by PyTorch's autograd through attention() if PyTorch holds the tensors.
+    attention_with_cache() for problems over a cache. If false, the kernel is called directly. If
+    PyTorch holds the tensors, gradients are computed by its autograd through attention().
     """
 
     name: str
@@ -96,7 +98,7 @@ class BenchEntry:
     note: str = ""
 
     def implementation(self, workload: AnyWorkload) -> KernelImplementation:
-        """The implementation on a workload; ``config`` must not be None."""
+        """The implementation with a workload's tensors; ``config`` must not be None."""
         assert self.config is not None
         if isinstance(workload, BackwardWorkload):
             if workload.has_autograd:
@@ -109,10 +111,10 @@ class BenchEntry:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """A whole benchmark of ``configs``, ``peers`` and, if ``ours``, attention().
+    """What a benchmark measures: ``configs``, ``peers`` and, if ``ours``, attention().
 
     ``rotation`` is the index of the implementation that is measured first on each problem; the
-    order wraps around.
+    others follow in their order, and then those before it.
     """
 
     problems: tuple[Problem, ...]
@@ -124,8 +126,8 @@ class BenchPlan:
     rotation: int = 0
 
     def check(self) -> None:
-        """Raises ArgumentError if there are no problems, no implementations, or no config that
-        serves any of the problems."""
+        """Raises ArgumentError if there is no problem, no implementation, or no config that serves
+        any of the problems."""
         if not self.problems:
             raise ArgumentError("problems: none; give at least one")
         if not (self.configs or self.ours or self.peers):
@@ -158,7 +160,7 @@ class BenchPlan:
                     yield entry.config, problem
             if problem.operation == BACKWARD.name:
                 forward = problem.of_operation(DEFAULT)
-                with suppress(FlashsmithError):  # reported with that problem's measurement
+                with suppress(FlashsmithError):  # Reported when this problem is measured
                     yield choose_config(forward, device), forward
 
     def peers_of(self, problem: Problem) -> tuple[Peer, ...]:
@@ -167,14 +169,14 @@ class BenchPlan:
 
 
 def _choosers(problem: Problem) -> dict[str, Callable[[Problem, DeviceSpec], KernelConfig]]:
-    """The public calls that compute a problem, by name, and the chooser that each of them uses."""
+    """The public functions that compute a problem: name -> the function that chooses its kernel."""
     if problem.operation == DECODE.name:
         return {OURS: CHOOSERS["invariant"], OURS_FREE: CHOOSERS["free"]}
     return {OURS: choose_config} if problem.operation in (DEFAULT, BACKWARD.name) else {}
 
 
 def serves(cfg: KernelConfig, problem: Problem) -> bool:
-    """Whether a kernel computes a problem's operation and gradients, for its dtype and head
+    """Whether a kernel computes the problem's operation and gradients with its dtype and head
     dimension."""
     if cfg.family.operation != problem.operation or cfg.dtype != problem.dtype:
         return False
@@ -211,13 +213,14 @@ def run_bench(
     write: Callable[[Measurement], None] = lambda row: None,
     make_workload: MakeWorkload = workload_of,
 ) -> list[Measurement]:
-    """The measurements of all problems, in order. Each measurement is passed to ``write`` as soon
-    as its problem is done.
+    """Measures all problems in order and returns the rows.
 
-    Kernels that are wrong or cannot run, and absent peers, also get a row.
+    The rows of a problem are passed to ``write`` as soon as the problem is done.
 
-    Raises ArgumentError for a plan without implementations, any error of building, and LaunchError
-    if a kernel has left the GPU unusable to this process.
+    Kernels that are wrong or cannot run, and peers that are absent, get rows too.
+
+    Raises ArgumentError for a plan without implementations, LaunchError if a kernel has left the
+    GPU unusable to this process, and any error of building.
     """
     plan.check()
     environment, telemetry = environment or Environment.collect(), telemetry or Telemetry()
@@ -234,7 +237,7 @@ def run_bench(
         try:
             made = point.run()
         except BaseException:
-            # Rows made so far are written even if the run is interrupted.
+            # The rows made so far are written even if the run is interrupted.
             for row in point.rows:
                 write(row)
             raise
@@ -246,7 +249,7 @@ def run_bench(
 
 
 def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
-    """One line about a problem, the fastest implementation first."""
+    """One line that summarises a problem's rows, the fastest implementation first."""
     timed = sorted((row for row in rows if row.tflops), key=lambda row: -(row.tflops or 0))
     said = [
         f"{row.implementation} {row.tb_per_s:.2f} TB/s"
@@ -260,8 +263,11 @@ def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
 
 @dataclass
 class _Point:
-    """One problem. ``rows`` holds the rows made so far, which get their times as soon as all
-    implementations are timed."""
+    """One problem.
+
+    The measurement of one problem. ``rows`` are its rows so far, which get their times when all
+    implementations are timed.
+    """
 
     bench: BenchState
     problem: Problem
@@ -269,7 +275,7 @@ class _Point:
 
     @property
     def protocol(self) -> Protocol:
-        """The plan's protocol, switched to CUDA graphs for a small cache."""
+        """The plan's protocol; for a small cache, changed to use CUDA graphs."""
         protocol = self.bench.plan.protocol
         if self.problem.operation != DECODE.name or not self.bench.clock.can_capture:
             return protocol
@@ -300,7 +306,7 @@ class _Point:
                 makers |= {peer.name: peer.prepare for peer in peers}
                 timed = self._replays(timed, makers, workload)
             samples = measure(timed, self.protocol, clock=bench.clock, telemetry=bench.telemetry)
-        except Exception as error:  # includes PyTorch's own errors
+        except Exception as error:  # This includes PyTorch's own errors
             names = [found.name for found in timed]
             return self._untimed(names, f"timed together: {_first_line(error)}")
         self.rows = [
@@ -314,11 +320,13 @@ class _Point:
     def _replays(
         self, right: Sequence[Implementation], makers: _Makers, workload: AnyWorkload
     ) -> list[Implementation]:
-        """CUDA graphs of the implementations' calls, on ``workload`` and on further sets of
-        tensors, which all implementations share.
+        """Captures the calls of each implementation in a CUDA graph.
 
-        An implementation is left untimed if its calls cannot be captured, or if the output of a
-        replay is wrong.
+        The calls rotate through several sets of tensors: ``workload``'s and further ones, which all
+        implementations share.
+
+        An implementation is not timed if its calls cannot be captured or if a replay gives a wrong
+        output.
         """
         bench, sets = self.bench, [workload]
         for number in range(1, num_sets(self.problem.computed.bytes(self.problem))):
@@ -329,7 +337,7 @@ class _Point:
                 made = [makers[name](each) for each in sets]
                 replay, output = captured(name, made, bench.clock, workload.memory)
                 proof = Proof.of(workload.check(output))
-            except Exception as error:  # includes PyTorch's own errors
+            except Exception as error:  # This includes PyTorch's own errors
                 self._untimed([name], f"in a graph: {_first_line(error)}")
                 continue
             if proof.verdict == "pass":
@@ -341,8 +349,9 @@ class _Point:
     def _untimed(
         self, names: list[str], why: str, verdict: Verdict | None = None
     ) -> list[Measurement]:
-        """Marks the rows of ``names`` as failed: their output was correct, but timing raised an
-        error. If several were timed together, the culprit is unknown."""
+        """Marks the rows of ``names`` as failed, because timing them raised an error although their
+        outputs were correct. If several implementations were timed together, it is unknown which
+        one caused the error."""
         self._check_gpu(f"one of {', '.join(names)}")
         self.rows = [
             replace(
@@ -359,7 +368,10 @@ class _Point:
     def _prove_ours(
         self, entry: BenchEntry, workload: AnyWorkload
     ) -> ProvableImplementation | None:
-        """The implementation if its output is correct; adds its row in either case."""
+        """Adds the row of a flashsmith implementation.
+
+        Returns the implementation, or None if its output is wrong.
+        """
         kernel = self._kernel(entry)
         wrong = entry.note if entry.config is None else self.bench.kernels.illegality(entry.config)
         if entry.config is None or wrong:
@@ -376,8 +388,11 @@ class _Point:
         return made if proof.verdict == "pass" else None
 
     def _prove_peer(self, peer: Peer, workload: AnyWorkload) -> ProvableImplementation | None:
-        """The peer's implementation if its output is correct; adds its row in either case. Any
-        exception makes the peer absent."""
+        """Adds the row of a peer.
+
+        Returns the peer's implementation, or None if its output is wrong. Any exception makes the
+        peer absent.
+        """
         if (absence := peer.absence(self.problem)) is not None:
             self._add(peer.name, "peer", Proof("absent", absence))
             return None
@@ -392,7 +407,7 @@ class _Point:
         return made if proof.verdict == "pass" else None
 
     def _kernel(self, entry: BenchEntry) -> tuple[Mapping[str, Any] | Part | None, ...]:
-        """The config and the resources of an entry's kernel, for its row."""
+        """What a row says about the entry's kernel: its config, and its resources."""
         if entry.config is None:
             return ()
         named = {"family": entry.config.FAMILY, "config": str(entry.config)}

@@ -1,5 +1,5 @@
-"""The table of `flashsmith bench`: each problem's implementations by speed, relative to FA2 and to
-the best peer."""
+"""The table of `flashsmith bench`: the implementations of each problem by speed, and their speed
+relative to FA2 and to the best peer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "absent": "
 
 
 def print_rows(console: Console, rows: Sequence[Measurement]) -> None:
-    """Prints the environment and one table of all rows, with problems in the order given."""
+    """Prints the environment, then one table of all rows; problems keep their order."""
     for line in header(rows):
         print_text(console, line)
     cells: list[tuple[Cell, ...]] = []
@@ -40,7 +40,7 @@ def print_rows(console: Console, rows: Sequence[Measurement]) -> None:
 
 
 def header(rows: Sequence[Measurement]) -> list[str]:
-    """The environment and the timing protocol."""
+    """The lines above the table: the environment and the timing protocol."""
     if not rows:
         return []
     row = rows[0]
@@ -59,8 +59,8 @@ def header(rows: Sequence[Measurement]) -> list[str]:
 
 
 def _caches(rows: Sequence[Measurement]) -> list[str]:
-    """How TB/s are counted for memory-bound problems, and how small caches are kept out of the
-    L2."""
+    """Explains how TB/s are counted for memory-bound problems, and how small caches are kept out of
+    the L2."""
     if not any(row.is_memory_bound for row in rows):
         return []
     return [
@@ -71,8 +71,10 @@ def _caches(rows: Sequence[Measurement]) -> list[str]:
 
 
 def flop_formula(rows: Sequence[Measurement]) -> str:
-    """The FLOP formula of unmasked problems, '4 b h s_q s_k d'. The factor is 10 for all gradients,
-    6 for dq alone and 8 without dq."""
+    """The formula by which FLOP are counted without a mask, such as '4 b h s_q s_k d'.
+
+    The factor is 10 for all gradients, 6 for dq alone and 8 for dk and dv alone.
+    """
     forward, factors = False, set()
     for problem in {row.problem for row in rows}:
         forward |= problem.operation == DEFAULT
@@ -83,7 +85,8 @@ def flop_formula(rows: Sequence[Measurement]) -> str:
 
 
 def _typical_options(rows: Sequence[Measurement]) -> list[str]:
-    """The measured window sizes and softcaps, since the problems' names do not include them."""
+    """The window sizes and softcaps that were measured, which the problems' names do not
+    contain."""
     problems = dict.fromkeys(row.problem for row in rows)
     windows = sorted({problem.window[0] for problem in problems if problem.window is not None})
     caps = sorted({problem.softcap for problem in problems} - {0.0})
@@ -96,7 +99,7 @@ def _typical_options(rows: Sequence[Measurement]) -> list[str]:
 
 
 def sort_rows(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Rows with a time first, fastest to slowest, then failures, then absent peers."""
+    """Sorts rows: those with a time first, fastest to slowest, then failures, then absent peers."""
     order = {"pass": 0, "fail": 1, "error": 1, "absent": 2}
     return sorted(rows, key=lambda row: (order[row.verdict], row.ms or 0.0))
 

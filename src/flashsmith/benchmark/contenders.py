@@ -1,4 +1,4 @@
-"""The documented old name of ``implementations.kernel_implementation``."""
+"""The old name of ``implementations.kernel_implementation``, kept because it was documented."""
 
 from flashsmith.benchmark.implementations import kernel_implementation as kernel_contender
 

@@ -1,5 +1,6 @@
-"""Environment: the machine and software behind a measurement. Telemetry: a GPU's SM clock and power
-while something runs.
+"""Environment: the machine and the software with which something was measured.
+
+Telemetry: a GPU's SM clock and power while something runs.
 
 NVML is only read, never used to change settings.
 """
@@ -26,20 +27,21 @@ from flashsmith.runtime import driver
 
 INTERVAL_SECONDS = 0.01
 
-# One reading: SM clock in MHz and power in W, None where unavailable.
+# A function that reads a sensor: SM clock in MHz and power in W, each None if unavailable.
 Sensor = Callable[[], tuple[float | None, float | None]]
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The origin of a measurement, as stored in each row; '' where unknown.
+    """The machine and software of a measurement, as each row stores them; '' for what is unknown.
 
-    gpu: its name.
-    arch: 90 for sm_90.
+    gpu: name of the GPU.
+    arch: compute capability, such as 90 for sm_90.
     driver: NVIDIA's driver version.
     cuda: the CUDA version that the driver supports.
     torch, flashsmith, python: versions.
-    revision: `git describe` of flashsmith's checkout, or else a hash of its CUDA sources.
+    revision: `git describe` of flashsmith's checkout; without a checkout, a hash of its CUDA
+    sources.
     """
 
     gpu: str
@@ -54,8 +56,9 @@ class Environment:
     @classmethod
     @cache
     def collect(cls, ordinal: int | None = 0) -> Environment:
-        """The environment of this process and of GPU ``ordinal`` (None: no GPU). The result is
-        cached.
+        """The environment of this process with GPU ``ordinal`` (None: no GPU).
+
+        The result is cached.
 
         Raises ArgumentError if that GPU does not exist.
         """
@@ -73,7 +76,7 @@ class Environment:
 
 
 def _driver_version() -> str:
-    """The version from NVML, or else from the kernel module's own file."""
+    """The driver's version from NVML; without NVML, from the kernel module's file."""
     try:
         import pynvml
 
@@ -96,8 +99,8 @@ def _cuda_version() -> str:
 
 
 def _torch_version() -> str:
-    """The loaded module's version if PyTorch is loaded, because it includes the CUDA version;
-    otherwise the installed version."""
+    """PyTorch's version: that of the loaded module, which includes the CUDA version, or else that
+    of the installed package."""
     loaded = sys.modules.get("torch")
     if loaded is not None:
         return str(loaded.__version__)
@@ -128,7 +131,7 @@ def _revision() -> str:
 
 @dataclass
 class Reading:
-    """Medians of the readings so far, each None without any reading."""
+    """The medians of the readings so far; None if there were none."""
 
     clocks: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)
@@ -149,10 +152,10 @@ class Reading:
 
 
 class Telemetry:
-    """Reads GPU ``ordinal``'s sensors in a thread.
+    """Reads the sensors of GPU ``ordinal`` in a thread.
 
-    Every reading is empty without NVML (the extra 'bench'), without its driver, or if NVML does not
-    list this GPU; ``absence`` then gives the reason. ``sensor`` replaces NVML.
+    All readings are None if NVML (the extra 'bench') or its driver is missing, or if NVML does not
+    list this GPU. ``absence`` then gives the reason. ``sensor`` replaces NVML, for tests.
     """
 
     def __init__(self, ordinal: int = 0, *, sensor: Sensor | None = None) -> None:
@@ -166,7 +169,7 @@ class Telemetry:
 
     @contextmanager
     def reading(self) -> Iterator[Reading]:
-        """Reads the sensor repeatedly while the block runs, at least once."""
+        """While the block runs, reads the sensor repeatedly; at least once."""
         reading = Reading()
         if self._sensor is None:
             yield reading
@@ -191,7 +194,7 @@ def _read(sensor: Sensor, reading: Reading, done: threading.Event) -> None:
 
 
 class _Absent(Exception):
-    """The reason why there are no sensors."""
+    """Stands for missing sensors, with the reason."""
 
 
 def _nvml_sensor(ordinal: int) -> Sensor:
@@ -225,7 +228,7 @@ def _asked(pynvml: Any, question: Callable[[], float], factor: float = 1.0) -> f
 
 
 def _power_milliwatts(pynvml: Any, handle: Any) -> float:
-    """The instantaneous power if the GPU reports it, or else its average over up to a second."""
+    """The GPU's momentary power if it reports this, otherwise its average over up to a second."""
     (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
     if value.nvmlReturn == pynvml.NVML_SUCCESS:
         return float(value.value.uiVal)
@@ -233,7 +236,10 @@ def _power_milliwatts(pynvml: Any, handle: Any) -> float:
 
 
 def _pci_bus_id(ordinal: int) -> bytes:
-    """The PCI bus ID. With it NVML finds the GPU even if CUDA_VISIBLE_DEVICES renumbers GPUs."""
+    """The PCI bus ID of GPU ``ordinal``.
+
+    NVML can find a GPU by this ID even if CUDA_VISIBLE_DEVICES renumbers the GPUs.
+    """
     device = ctypes.c_int()
     driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
     text = ctypes.create_string_buffer(32)

@@ -1,4 +1,5 @@
-"""All facts about one config: before it is built, from its build, and from a small run."""
+"""`flashsmith explain`: what is known about one config before it is built, from its build, and from
+a small run."""
 
 from __future__ import annotations
 
@@ -27,8 +28,7 @@ from flashsmith.verify import Verdict, prove
 
 @dataclass(frozen=True)
 class RuleResult:
-    """One legality rule applied to this config; `values` are the config's values that the rule
-    reads."""
+    """Whether a config fulfils one legality rule; `values` are the values that the rule reads."""
 
     name: str
     holds: bool
@@ -38,7 +38,7 @@ class RuleResult:
 
 @dataclass(frozen=True)
 class KnobEffect:
-    """One field of a config: its value, the value's effect, and the place in csrc/ that implements
+    """One field of a config: its value, what the value does, and the file in csrc/ that implements
     it."""
 
     knob: str
@@ -49,8 +49,7 @@ class KnobEffect:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The output of `flashsmith explain`. The fields after `order` are set only for a legal
-    config."""
+    """The result of `flashsmith explain`. Only legal configs have the fields after `order`."""
 
     config: KernelConfig
     target: Target
@@ -77,7 +76,7 @@ class Explanation:
         return self.verdict is not None and self.verdict.ok
 
     def to_json(self) -> dict[str, Any]:
-        """The explanation as JSON; fields that an illegal config lacks are null."""
+        """The explanation as JSON. Fields that an illegal config does not have are null."""
         verdict = self.verdict
         return {
             "config": str(self.config),
@@ -102,9 +101,10 @@ class Explanation:
 
 
 def explain(cfg: KernelConfig, target: Target, reporter: ProgressReporter) -> Explanation:
-    """Explains `cfg` on `target`: builds it if necessary, and emulates a small problem.
+    """Explains `cfg`: builds its kernel for `target` if necessary, and emulates it on a small
+    problem.
 
-    For an illegal config, only what is known before a build is explained. Raises any error of
+    An illegal config is explained only by what is known before a build. Raises any error of
     building.
     """
     known = _before_building(cfg, target)
@@ -138,9 +138,9 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     cfg, device = known.config, known.target.device
     kernel = library.entry(cfg)
     conflicts = BankConflicts()
-    # Two K/V steps cover the loop's step and the peeled first step, if there is one. The sizes fill
-    # whole tiles, since an uneven problem would run another kernel, with other registers than the
-    # ones shown.
+    # Two steps over K and V cover the loop's step, and the peeled first step if the kernel has one.
+    # The sizes fill whole tiles. An uneven problem would run another kernel, which uses other
+    # registers than those shown.
     rows, step = cfg.family.loop_tiles(cfg) or (0, 0)
     seq_q, seq_k = (rows, 2 * step) if rows else (whole_tiles(_ROWS, cfg),) * 2
     sizes = 1, seq_q, seq_k, 1, 1, cfg.d_head
@@ -161,13 +161,13 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     return () if is_legal(cfg, device) else tuple(nearest_legal(cfg, device))
 
 
-# The minimum number of rows for a kernel without a loop over keys.
+# At least this many rows for a kernel that has no loop over keys.
 _ROWS = 128
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity", "order")
 
 
 def knob_effects(cfg: KernelConfig) -> tuple[KnobEffect, ...]:
-    """The effect of every field of `cfg`, in order."""
+    """What each field of `cfg` does, in the order of the fields."""
     effects = []
     for knob in fields(cfg):
         declared, value = knob.metadata, getattr(cfg, knob.name)

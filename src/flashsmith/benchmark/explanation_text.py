@@ -1,4 +1,4 @@
-"""An explanation as text: sections with small tables, for a terminal or a pipe."""
+"""An explanation as text: sections with small tables, for terminals and pipes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashsmith.families.order import order_name
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
-    """Prints everything that `explain` found, the most general parts first."""
+    """Prints an explanation, with the most general parts first."""
     cfg = explanation.config
     print_text(console, str(cfg), style="bold")
     print_text(console, f"on {explanation.target}")

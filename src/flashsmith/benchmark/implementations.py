@@ -1,5 +1,5 @@
-"""The implementations that are timed: attention(), attention_with_cache(), flashsmith's kernels by
-config, and peers."""
+"""The implementations that can be timed: attention(), attention_with_cache(), flashsmith's kernels
+by config, and peers."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ class ProvableImplementation(Implementation, Protocol):
     """An implementation that can be timed and whose output can be compared."""
 
     def output(self) -> Any:
-        """The output of one launch, in q's layout. Elements that flashsmith did not write are
-        NaN."""
+        """Runs one launch and returns its output in q's layout.
+
+        Elements that flashsmith did not write are NaN.
+        """
 
     def result(self, returned: Any) -> Any:
-        """The output of a launch in q's layout, from the value that the launch returned."""
+        """Converts what a launch returned into the output, in q's layout."""
 
 
 @dataclass(frozen=True)
 class KernelImplementation:
-    """A flashsmith kernel on one workload, whose output tensors it writes.
+    """A kernel of flashsmith with the tensors of one workload; it writes the workload's output.
 
-    ``note`` says how the kernel is called, unless attention() or forward() calls it.
+    ``note`` says how the kernel is called if this is neither attention() nor forward().
     """
 
     name: str
@@ -54,21 +56,22 @@ class KernelImplementation:
         return self.call()
 
     def output(self) -> Any:
-        """The workload's output, filled with NaN before one call writes it."""
+        """Fills the workload's output with NaN, runs one call and returns the output."""
         self.workload.poison()
         return self.result(self.call())
 
     def result(self, returned: Any) -> Any:
-        """The workload's output; the returned value is ignored."""
+        """The workload's output; ``returned`` is ignored."""
         return self.workload.output
 
 
 @dataclass(frozen=True)
 class GradientImplementation(KernelImplementation):
-    """Backward kernels as called by PyTorch's autograd, which allocates the gradients."""
+    """The gradients as PyTorch's autograd computes them through attention(); autograd allocates
+    their memory."""
 
     def output(self) -> dict[str, Any]:
-        """The gradients by name, from memory that is allocated as NaN."""
+        """The gradients by name, from memory that is filled with NaN when it is allocated."""
         with _empty_memory_is_nan():
             return self.result(self.call())
 
@@ -79,7 +82,7 @@ class GradientImplementation(KernelImplementation):
 
 
 def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> KernelImplementation:
-    """All launches of one call of the kernel that ``config`` names."""
+    """A direct call of the kernel that ``config`` names, with all its launches."""
     prepared = isinstance(workload, (BackwardWorkload, DecodeWorkload))
     note = "prepared call" if prepared else ""
     return KernelImplementation(str(config), config, workload, workload.call(config), note)
@@ -88,11 +91,12 @@ def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> Kernel
 def attention_implementation(
     config: KernelConfig, workload: Any, name: str = OURS
 ) -> KernelImplementation:
-    """attention() or attention_with_cache(), which choose a kernel at each call; ``config`` is that
-    choice. The name OURS_FREE means split='free'.
+    """attention() or attention_with_cache(), which choose a kernel at each call.
 
-    This calls the chooser's own function, because `flashsmith.attention` takes another 0.5 us to
-    ask PyTorch whether it is tracing.
+    ``config`` is the config that they choose. The name OURS_FREE stands for split='free'.
+
+    It calls the function below `flashsmith.attention`, which takes 0.5 us more to find out whether
+    PyTorch is tracing.
     """
     w = workload
     if isinstance(w, DecodeWorkload):
@@ -107,10 +111,11 @@ def attention_implementation(
 def gradient_implementation(
     name: str, config: KernelConfig, workload: BackwardWorkload, backward_config: Any = None
 ) -> GradientImplementation:
-    """The gradients of `flashsmith.attention` on PyTorch tensors, computed through autograd as for
+    """The gradients of `flashsmith.attention` on PyTorch tensors, computed by autograd as for
     peers.
 
-    With ``backward_config`` None, the call chooses the backward kernel, which is ``config``.
+    If ``backward_config`` is None, the call chooses the backward kernel itself; ``config`` is what
+    it chooses.
     """
     forward = partial(flashsmith.attention, **workload.options, backward_config=backward_config)
     call = workload.differentiated(forward)
@@ -124,17 +129,18 @@ def captured(
     memory: TensorMemory,
     least: int | None = None,
 ) -> tuple[Replay, Any]:
-    """The graph of an implementation's calls on several sets of tensors, made by Replay.of(), and
-    the output that one replay writes.
+    """Captures an implementation's calls on several sets of tensors in a graph, by Replay.of().
 
-    The output comes from the first set's call. Its tensors are filled with NaN before the replay.
+    Returns the graph and the output of one replay.
 
-    Raises any error of the calls and of capturing.
+    The output is that of the first set of tensors. It is filled with NaN before the replay.
+
+    Raises any error that a call or the capture raises.
     """
     returned: list[Any] = [None]
 
     def launch() -> Any:
-        # On replay, a graph writes the same tensors that its calls returned during capture.
+        # A replay writes to the tensors that the calls returned during the capture.
         returned[0] = implementations[0].launch()
         return returned[0]
 
@@ -151,8 +157,11 @@ def captured(
 
 @contextmanager
 def _empty_memory_is_nan() -> Iterator[None]:
-    """Makes PyTorch fill newly allocated memory with NaN. Otherwise an unwritten gradient could
-    reuse an earlier gradient's memory, with correct contents."""
+    """Makes PyTorch fill the memory that it allocates with NaN.
+
+    Otherwise a gradient that was not written could reuse the memory of an earlier gradient, which
+    had the correct values.
+    """
     import torch
 
     before = torch.are_deterministic_algorithms_enabled()

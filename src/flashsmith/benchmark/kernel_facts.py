@@ -1,4 +1,5 @@
-"""KernelFacts: a kernel's costs and instruction counts, computed in one place for every command."""
+"""KernelFacts: what a kernel costs and which instructions it executes, computed here for all
+commands."""
 
 from __future__ import annotations
 
@@ -18,21 +19,21 @@ from flashsmith.runtime.emulation import (
     parse_entry,
 )
 
-# Uses of shared memory; each family maps its accesses to them.
+# Uses of shared memory; each family assigns its accesses to them.
 CONFLICT_KINDS = ("ldmatrix", "copy st", "O st", "O ld")
 KernelUse = tuple[KernelConfig, Problem]
 
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """The costs of one kernel from the compiler's report, and its counts from the emulator.
+    """The costs of a kernel according to the compiler, and its counts according to the emulator.
 
     registers, spill_store_bytes, spill_load_bytes: per thread. If a config has several kernels,
-    registers and spills are the maximum over the kernels.
+    this is the maximum over them.
     smem_bytes: per CTA.
-    instructions: executed warp instructions by class, None if nothing was emulated.
-    conflicts: for each use of shared memory, the number of wavefronts over the ideal number; None
-    without such an access.
+    instructions: executed warp instructions by class; None if nothing was emulated.
+    conflicts: for each use of shared memory, the wavefronts divided by the wavefronts without bank
+    conflicts; None for a use that does not occur.
     """
 
     registers: int
@@ -51,7 +52,7 @@ class KernelFacts:
         emulation: EmulationResult | None = None,
         conflicts: BankConflicts | None = None,
     ) -> KernelFacts:
-        """The facts of a built kernel on a device, and of its emulation if there was one."""
+        """The facts of a built kernel on a device; ``emulation`` adds the emulator's counts."""
         cfg, spilling = entry.config, entry.most_spilling
         return cls(
             registers=entry.most_registers,
@@ -65,16 +66,16 @@ class KernelFacts:
 
     @property
     def spill_bytes(self) -> int:
-        """Spilled stores and loads together."""
+        """The spilled bytes that are stored plus those that are loaded."""
         return self.spill_store_bytes + self.spill_load_bytes
 
     @property
     def total_instructions(self) -> int | None:
-        """Warp instructions of all classes; None if nothing was emulated."""
+        """The sum of the warp instructions of all classes; None if nothing was emulated."""
         return None if self.instructions is None else sum(self.instructions.values())
 
     def columns(self) -> dict[str, Any]:
-        """The columns of a Measurement that hold a kernel's facts."""
+        """The facts as columns of a Measurement."""
         names = ["registers", "spill_bytes", "smem_bytes", "ctas_per_sm"]
         names += ["instructions", "conflicts"] if self.instructions is not None else []
         return {name: getattr(self, name) for name in names}
@@ -84,8 +85,8 @@ NO_CONFLICTS: dict[str, float | None] = dict.fromkeys(CONFLICT_KINDS)
 
 
 def conflict_factors(measured: BankConflicts, cfg: KernelConfig) -> dict[str, float | None]:
-    """The number of wavefronts over the ideal number for each of CONFLICT_KINDS; None without such
-    an access."""
+    """For each of CONFLICT_KINDS, the wavefronts divided by the wavefronts without bank conflicts;
+    None for a use that does not occur."""
     factors: dict[str, float | None] = {}
     uses = cfg.family.conflict_kinds()
     for use in CONFLICT_KINDS:
@@ -98,14 +99,15 @@ def conflict_factors(measured: BankConflicts, cfg: KernelConfig) -> dict[str, fl
 
 
 def static_mix(ptx: str, entry: str) -> dict[str, int]:
-    """Instructions in the PTX text of one entry by class, the largest class first."""
+    """The number of instructions of each class in the PTX of one entry, the most frequent class
+    first."""
     kernel = parse_entry(ptx, entry)
     return instruction_mix(Counter(instruction.mnemonic for instruction in kernel.instructions))
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The number of CTAs that each resource allows on one SM; the smallest number decides."""
+    """How many CTAs fit on one SM, by resource; the smallest number counts."""
 
     ctas_per_sm: int
     warps_per_sm: int
@@ -114,8 +116,7 @@ class Occupancy:
 
 
 def occupancy(cfg: KernelConfig, device: DeviceSpec, registers: int) -> Occupancy:
-    """How many CTAs of a kernel with `registers` per thread fit on one SM, and which resources
-    limit it."""
+    """How many CTAs of a kernel with `registers` per thread fit on one SM, by resource."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         registers,
@@ -132,16 +133,18 @@ def occupancy(cfg: KernelConfig, device: DeviceSpec, registers: int) -> Occupanc
 
 
 class BuiltKernels:
-    """The kernels of a benchmark, all built before any is timed. Kernels are found by config and by
-    the semantics that they are compiled for."""
+    """The kernels of a benchmark; all are built before the first is timed.
+
+    They are looked up by config and by the semantics for which they are compiled.
+    """
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
         self._libraries: dict[Semantics, list[KernelLibrary]] = defaultdict(list)
 
     def build(self, uses: Iterable[KernelUse], progress: Progress) -> None:
-        """Builds the kernels that no library contains yet; kernels with the same semantics and
-        family form one library.
+        """Builds the kernels that are not in any library yet; a library contains the kernels of one
+        family with the same semantics.
 
         A config that is illegal on this device is skipped. Raises any error of building.
         """
@@ -158,7 +161,7 @@ class BuiltKernels:
                 self._libraries[semantics].append(built)
 
     def illegality(self, config: KernelConfig) -> str | None:
-        """Why the config is illegal on this device, None if it is legal."""
+        """Why the config is illegal on this device; None if it is legal."""
         try:
             check_legal(config, self.device)
         except IllegalConfigError as error:
@@ -166,7 +169,8 @@ class BuiltKernels:
         return None
 
     def facts(self, config: KernelConfig, problem: Problem) -> KernelFacts | None:
-        """The costs of a kernel; None if it is not built."""
+        """The facts of the kernel that computes a problem with this config; None if it is not
+        built."""
         entry = self._find(config, problem.required_semantics(config))
         return None if entry is None else KernelFacts.of(entry, self.device)
 

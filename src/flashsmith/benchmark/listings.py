@@ -1,6 +1,6 @@
-"""Listings of config sets, kernel libraries and the library cache.
+"""Tables of config sets, kernel libraries and the cache.
 
-Facts are plain dictionaries, ready for JSON; the tables show a part of them.
+The facts are dictionaries that can be written as JSON; the tables show a part of them.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def _meaning(key: str) -> str:
 def config_facts(
     configs: Iterable[KernelConfig], target: Target, cached: Iterable[CacheEntry]
 ) -> list[dict[str, Any]]:
-    """The facts known about each config before it runs.
+    """What is known about each config before it runs.
 
-    'built' is derived from the cache's libraries, ``cached``. Only current plain kernels for this
-    architecture count.
+    ``cached`` are the libraries in the cache; 'built' says whether one of them contains the config.
+    Only libraries count that are current, plain and for this architecture.
     """
     built = {
         kernel.config
@@ -89,7 +89,7 @@ def print_configs(console: Console, facts: Sequence[dict[str, Any]]) -> None:
 
 
 def library_facts(library: KernelLibrary) -> dict[str, Any]:
-    """The path of a library, and the compiler's report on each of its kernels."""
+    """The path of a library and, for each of its kernels, the compiler's report."""
     manifest = library.manifest
     return {
         "path": str(library.path),
@@ -101,7 +101,7 @@ def library_facts(library: KernelLibrary) -> dict[str, Any]:
 
 
 def print_library(console: Console, library: KernelLibrary, target: Target) -> None:
-    """Prints a table of a library's kernels."""
+    """Prints a table of the kernels in a library."""
     columns = make_columns(
         "kernel | regs> | spilled\nbytes> | CTAs/SM> | code\nbytes> | nvcc\nseconds>"
     )
@@ -121,10 +121,12 @@ def print_library(console: Console, library: KernelLibrary, target: Target) -> N
 
 
 def entry_facts(entry: CacheEntry) -> dict[str, Any]:
-    """The facts about one library in the cache, with its configs unless it is damaged.
+    """The facts about one library in the cache.
 
-    'current' is is_current()'s answer: whether the library would be used. It is None for a damaged
-    library.
+    They include its configs unless the library is damaged.
+
+    'current' says whether the library would be used, as is_current() finds. It is None for a
+    damaged library.
     """
     manifest = entry.manifest
     return {
@@ -143,7 +145,7 @@ def entry_facts(entry: CacheEntry) -> dict[str, Any]:
 
 
 def print_entries(console: Console, entries: Sequence[CacheEntry]) -> None:
-    """Prints a table of the cache's libraries."""
+    """Prints a table of the libraries in the cache."""
     columns = make_columns("library | arch | semantics | configs> | MiB> | last used | state~")
     rows = [
         (

@@ -1,7 +1,8 @@
-"""Measurement: one implementation on one problem, with everything that its figures depend on.
+"""Measurement: the result of one implementation on one problem, with everything that its figures
+depend on.
 
-A measurement is a row: its fields are the columns of every measurement file. It is assembled from
-typed parts: a Problem, Proof, Times, KernelFacts and Environment.
+A measurement is a row. Its fields are the columns of all measurement files. It is put together from
+a Problem, a Proof, Times, KernelFacts and an Environment:.
 
     proof = Proof.of(workload.check(output))
     Measurement.of("ours", "ours", problem, proof, Times.of(samples, problem), environment)
@@ -22,8 +23,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.verify import Comparison
 
-# On every GPU so far, tensor cores compute more FLOP than this in the time that memory takes to
-# read a byte.
+# While memory delivers one byte, the tensor cores of every GPU so far compute more FLOP than this.
 FLOP_PER_BYTE = 100
 Kind = Literal["ours", "peer"]
 Verdict = Literal["pass", "fail", "absent", "error"]
@@ -31,11 +31,12 @@ Verdict = Literal["pass", "fail", "absent", "error"]
 
 @dataclass(frozen=True)
 class Proof:
-    """The check of an output before it is timed.
+    """The result of checking an output before it is timed.
 
-    verdict: 'absent' for a peer that cannot take part, 'error' for a kernel that did not finish.
-    note: the reason, or a peer's version.
-    max_error, error_bound, rel_l2: against float64; None if nothing was compared.
+    verdict: 'pass' or a failure; 'absent' for a peer that cannot take part, 'error' for a kernel
+    that did not finish.
+    note: why it failed; for a peer that passed, its version.
+    max_error, error_bound, rel_l2: errors against float64; None if nothing was compared.
     """
 
     verdict: Verdict
@@ -46,7 +47,7 @@ class Proof:
 
     @classmethod
     def of(cls, found: Comparison, note: str = "") -> Proof:
-        """The Proof of a comparison; ``note`` is used only if the output is correct."""
+        """The Proof that a comparison gives; ``note`` is used only if the output is correct."""
         verdict: Verdict = "pass" if found.ok else "fail"
         note = note if found.ok else "; ".join(found.reasons)
         return cls(verdict, note, found.max_error, found.bound, found.rel_l2)
@@ -54,12 +55,12 @@ class Proof:
 
 @dataclass(frozen=True)
 class Times:
-    """The statistics of an implementation's samples.
+    """Statistics of the times of an implementation's launches.
 
     ms: the median.
-    spread: the interquartile range over the median.
-    tflops: `Problem.attn_flop` over the median.
-    sm_clock_mhz, power_w: readings during the timed launches, None without a sensor.
+    spread: the interquartile range divided by the median.
+    tflops: `Problem.attn_flop` divided by the median.
+    sm_clock_mhz, power_w: readings during the timed launches; None without a sensor.
     """
 
     ms: float
@@ -71,7 +72,7 @@ class Times:
 
     @classmethod
     def of(cls, samples: Samples, problem: Problem) -> Times:
-        """The times of launches on a problem."""
+        """The times of an implementation's launches on a problem."""
         ms = samples.median_ms
         return cls(
             ms=ms,
@@ -89,18 +90,16 @@ _Self = TypeVar("_Self", bound="Measurement")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One implementation on one problem.
+    """The result of one implementation on one problem: a row.
 
-    implementation: its name in tables; files call the column 'contender'.
-    family, config: of flashsmith's kernel, which attention() may have chosen; '' for a peer.
-    semantics: the words of the problem's semantics, or 'plain'; batch and lengths are as in
-    Problem.
-    verdict to rel_l2: the fields of Proof.
-    ms to power_w: the fields of Times.
-    registers to ctas_per_sm, instructions, conflicts: the fields of KernelFacts. CSV and Parquet
-    files lack the last two.
-    gpu to python: the fields of Environment.
-    time: when the row was made (UTC, ISO).
+    implementation: its name in tables; in files this column is called 'contender'.
+    family, config: those of flashsmith's kernel, also if attention() chose it; '' for a peer.
+    semantics: the words of the problem's semantics, or 'plain'. Batch and lengths are those of
+    Problem. verdict to rel_l2: fields of Proof. ms to power_w: fields of Times. registers to
+    ctas_per_sm,
+    instructions, conflicts: fields of KernelFacts. CSV and Parquet files do not have instructions
+    and conflicts. gpu to python: fields of Environment.
+    time: when the row was made (UTC, in ISO format).
     """
 
     implementation: str
@@ -152,8 +151,7 @@ class Measurement:
         *parts: Part | Mapping[str, Any] | None,
         **columns: Any,
     ) -> _Self:
-        """The measurement of an implementation, assembled from its parts; None parts are
-        ignored."""
+        """Makes the row of an implementation from parts, which may be None."""
         for part in parts:
             columns |= _columns(part)
         named = {"implementation": implementation, "kind": kind, "family": "", "config": ""}
@@ -161,19 +159,20 @@ class Measurement:
 
     @property
     def environment(self) -> Environment:
-        """The environment part of the row."""
+        """The row's environment."""
         return Environment(**{part.name: getattr(self, part.name) for part in fields(Environment)})
 
     @property
     def is_failure(self) -> bool:
-        """Whether this row makes a run fail: an output is wrong, or a flashsmith kernel did not
-        finish. A peer's wrong output counts too, because nothing may be compared with it."""
+        """Whether this row makes the run fail: its output is wrong, or a flashsmith kernel did not
+        finish. The wrong output of a peer is a failure too, because nothing may be compared with
+        it."""
         return self.verdict in ("fail", "error")
 
     @property
     def is_memory_bound(self) -> bool:
-        """Whether memory limits the problem on any GPU, by the operation's count of bytes. False if
-        the row's problem is unknown."""
+        """Whether memory limits the problem on any GPU, by the bytes that the operation must read
+        and write. False if the row's problem cannot be read."""
         try:
             problem = self.problem
         except ArgumentError:
@@ -184,13 +183,14 @@ class Measurement:
 
     @property
     def tb_per_s(self) -> float:
-        """TB/s of the bytes that a kernel must read and write; 0 if nothing was timed."""
+        """Rate in TB/s at which the bytes that a kernel must read and write were moved; 0 if
+        nothing was timed."""
         problem = self.problem
         return problem.computed.bytes(problem) / self.ms / 1e9 if self.ms else 0.0
 
     @property
     def problem(self) -> Problem:
-        """The measured problem. Raises ArgumentError if the row does not name a valid problem."""
+        """The problem of the row. Raises ArgumentError if the row does not name a valid problem."""
         return _problem(
             f"b{self.batch} s{self.seq_q}:{self.seq_k} h{self.heads_q}:{self.heads_k} d{self.d} "
             f"{self.dtype} {self.semantics}"
@@ -223,5 +223,5 @@ _SIZES = ("batch", "seq_q", "seq_k", "heads_q", "heads_k", "d")
 
 
 def now() -> str:
-    """The current time in the format that measurements use."""
+    """The current time as measurements store it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

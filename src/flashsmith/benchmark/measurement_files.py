@@ -1,8 +1,8 @@
-"""Reading and writing of measurement files.
+"""Measurement files: reading and writing.
 
-JSON Lines and CSV files grow by one row at a time, and each row is on disk before the next is
-measured. JSON and Parquet files (extra 'parquet') are written as a whole. All have Measurement's
-fields as columns. Files of older versions can be read, because columns may be added or removed.
+JSON Lines and CSV files grow by one row at a time: each row is on disk before the next is measured.
+JSON and Parquet files (extra 'parquet') are written as a whole. All have the fields of Measurement
+as columns. Files of older versions can be read although columns have been added and removed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.printable import quoted
 from flashsmith.safe_json import UnusableTextError, parse_json, read_json, read_text
 
-# The size limit of a measurement file; ten million rows stay below it.
+# Largest size of a measurement file that is read; ten million rows stay below it.
 MOST_BYTES = 1 << 30
 STDOUT = "-"
-# Fields that have another name in files.
+# Fields that have another name in files: field -> column.
 _COLUMN_OF = {"implementation": "contender"}
 _FIELD_OF = {column: field for field, column in _COLUMN_OF.items()}
-# Columns of every file; nested fields are stored only in JSON.
+# Nested fields, which only JSON files contain.
 _PARTED = ("instructions", "conflicts")
 COLUMNS = tuple(
     _COLUMN_OF.get(field.name, field.name)
@@ -45,10 +45,10 @@ _Self = TypeVar("_Self", bound="GrowingFile")
 
 
 def require_writable(option: str, path: str | Path) -> None:
-    """Raises ArgumentError, which names `option`, unless a file can be written at `path`.
+    """Raises ArgumentError, which names `option`, if no file can be written at `path`.
 
-    This is called before the work whose result the file will hold. A missing folder is not created,
-    because its name may be a typing error.
+    Called before the work whose result will be written to the file. A missing folder is not
+    created, because its name may be mistyped.
     """
     path = Path(path)
     folder = path.parent
@@ -78,13 +78,13 @@ def require_writable(option: str, path: str | Path) -> None:
 
 
 class GrowingFile:
-    """A file to which records with `columns` are appended: JSON Lines if its name ends in .jsonl,
-    otherwise CSV. An existing file is continued.
+    """A file to which records with these `columns` are appended: JSON Lines if its name ends in
+    .jsonl, otherwise CSV. An existing file is continued.
 
-    A last line that was cut off by a crash or a full disk is removed first. Use as a context
+    A last line that was cut off by a crash or a full disk is removed first. It is used as a context
     manager.
 
-    Raises ArgumentError if the file has other columns or cannot be written.
+    Raises ArgumentError if the file cannot be written or has other columns.
     """
 
     def __init__(self, path: str | Path, columns: tuple[str, ...] = COLUMNS) -> None:
@@ -112,8 +112,10 @@ class GrowingFile:
         self._file.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Appends one line, which is on disk when the call returns. CSV joins the lines of a
-        multi-line text into one."""
+        """Appends one line, which is on disk when the call returns.
+
+        In CSV, a text of several lines is written on one line.
+        """
         if self._lines:
             self._file.write(json.dumps(for_json(record)) + "\n")
         else:
@@ -139,8 +141,7 @@ class GrowingFile:
             )
 
     def _check_lines(self) -> None:
-        """Checks the existing records, so that a file of another kind is neither cut nor
-        continued."""
+        """Checks the records in an existing file, so that no file of another kind is changed."""
         try:
             for number, record in enumerate(read_lines(self.path) if self.path.exists() else (), 1):
                 row_of(record, f"{self.path}, row {number}")
@@ -176,7 +177,7 @@ def _drop_unfinished_line(path: Path, *, quotes: bool) -> None:
         return
     content = path.read_bytes()
     complete = content.rfind(b"\n") + 1
-    # An odd number of quotes means that the record continues within a quoted text.
+    # If the number of quotes is odd, the record continues in the next line, within a quoted text.
     while quotes and content.count(b'"', 0, complete) % 2:
         complete = content.rfind(b"\n", 0, complete - 1) + 1
     if complete < len(content):
@@ -184,13 +185,13 @@ def _drop_unfinished_line(path: Path, *, quotes: bool) -> None:
 
 
 class MeasurementFiles:
-    """The output files of a run: JSON Lines and CSV files grow with each measurement, JSON and
-    Parquet files are written at the end. An interrupted run keeps the measurements made so far.
+    """The files to which a run writes: JSON Lines and CSV files grow with each measurement; JSON
+    and Parquet files are written at the end. An interrupted run keeps the measurements made so far.
 
-    '-' for CSV or JSON means standard output, written at the end.
+    '-' for CSV or JSON means standard output, which is written at the end.
 
-    Raises ArgumentError for a wrong suffix, a file that cannot be written, or two outputs to
-    standard output. Raises DependencyError for Parquet without pyarrow.
+    Raises ArgumentError if a name ends in the wrong suffix, a file cannot be written, or two
+    outputs go to standard output. Raises DependencyError for Parquet without pyarrow.
     """
 
     def __init__(
@@ -218,7 +219,8 @@ class MeasurementFiles:
 
     @property
     def takes_stdout(self) -> bool:
-        """Whether standard output receives the measurements and not a table."""
+        """Whether measurements go to standard output, where the table would be printed
+        otherwise."""
         return STDOUT in (self._csv, self._json)
 
     def __enter__(self) -> MeasurementFiles:
@@ -249,7 +251,9 @@ class MeasurementFiles:
 
 
 def write_rows(path: str | Path, rows: Sequence[Measurement]) -> None:
-    """Writes all measurements into a new file: .csv, .jsonl, .json or .parquet, by its suffix.
+    """Writes all measurements to a new file.
+
+    Its suffix selects the format: .csv, .jsonl, .json or .parquet.
 
     Raises ArgumentError for another suffix, DependencyError for Parquet without pyarrow.
     """
@@ -262,7 +266,7 @@ def write_rows(path: str | Path, rows: Sequence[Measurement]) -> None:
 def rows_as_csv(
     rows: Iterable[Measurement], file: TextIO, columns: tuple[str, ...] = COLUMNS
 ) -> None:
-    """Writes header and rows into an open file."""
+    """Writes a header and the rows to an open CSV file."""
     writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(_cells(row, columns) for row in rows)
@@ -271,7 +275,7 @@ def rows_as_csv(
 def rows_as_json(
     rows: Iterable[Measurement], columns: tuple[str, ...] = COLUMNS
 ) -> list[dict[str, Any]]:
-    """The rows as JSON; infinities and NaN, which JSON lacks, become words."""
+    """The rows as JSON. Infinities and NaN, which JSON does not have, become words."""
     return [
         for_json(_cells(row, [*columns, *(name for name in _PARTED if getattr(row, name))]))
         for row in rows
@@ -279,7 +283,7 @@ def rows_as_json(
 
 
 def require_parquet() -> None:
-    """Raises DependencyError, which names the extra, if Parquet files cannot be written."""
+    """Raises DependencyError, which names the extra, if pyarrow is missing."""
     _pyarrow()
 
 
@@ -312,7 +316,7 @@ def _write_parquet(path: Path, rows: Iterable[Measurement]) -> None:
 
 
 def _stored_as(column: str) -> type:
-    """The type that a column is stored as: str (also for choices), int or float."""
+    """The type in which files store a column: str (also for choices), int or float."""
     hint = hints_of(Measurement)[_FIELD_OF.get(column, column)]
     if get_origin(hint) in (Union, UnionType):
         hint = get_args(hint)[0]
@@ -334,10 +338,10 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def read_rows(path: str | Path) -> list[Measurement]:
-    """The measurements of a file; columns that Measurement does not have are ignored.
+    """Reads the measurements in a file; unknown columns are ignored.
 
-    Raises ArgumentError for an unknown suffix, an unreadable file, a missing required column, or a
-    value that its column cannot hold.
+    Raises ArgumentError if the suffix is unknown, the file is unreadable, a required column is
+    missing, or a value does not fit its column.
     """
     path = Path(path)
     records = _by_ending(path, _READERS)(path)
@@ -345,9 +349,11 @@ def read_rows(path: str | Path) -> list[Measurement]:
 
 
 def row_of(record: Mapping[str, Any], where: str) -> Measurement:
-    """The measurement of a record, whose values may be texts; ``where`` starts the error messages.
+    """Makes a measurement from a record, whose values may be texts.
 
-    Raises ArgumentError for a missing required column, or a value that its column cannot hold.
+    Messages of errors begin with ``where``.
+
+    Raises ArgumentError if a required column is missing or a value does not fit its column.
     """
     return checked_row(Measurement, record, where, required_of(Measurement))
 
@@ -355,7 +361,7 @@ def row_of(record: Mapping[str, Any], where: str) -> Measurement:
 def checked_row(
     cls: type[_Row], record: Mapping[str, Any], where: str, required: Sequence[str]
 ) -> _Row:
-    """Like row_of(), for any class of measurement; ``required`` are its required columns."""
+    """The same as row_of() for any class of measurement; ``required`` are its required columns."""
     missing = [
         _column(name)
         for name in required
@@ -372,12 +378,14 @@ def checked_row(
 
 
 def read_csv(path: str | Path) -> tuple[tuple[str, ...], list[tuple[int, dict[str, str]]]]:
-    """The columns of a CSV file, and its rows as texts, each with the number of its last line.
+    """Reads the columns and rows of a CSV file.
 
-    Blank lines are ignored; a byte order mark and any line ends are accepted.
+    Rows are texts, each with the number of its last line.
 
-    Raises ArgumentError, which names file and line, if the file is not UTF-8 text or not CSV, if a
-    column occurs twice, or if a row has more or fewer values than there are columns.
+    Blank lines are ignored. A byte order mark and all kinds of line ends are accepted.
+
+    Raises ArgumentError, which names the file and line, if the file is not UTF-8 or not CSV, if a
+    column occurs twice, or if a row does not have one value for each column.
     """
     try:
         text = read_text(path, MOST_BYTES)
@@ -426,7 +434,7 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """One object per line; a last line that was cut off is left out."""
+    """Reads one object per line. If the last line was cut off, it is left out."""
     try:
         text = read_text(path, MOST_BYTES)
     except UnusableTextError as error:
@@ -455,7 +463,7 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
         records: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        # These messages can have many lines.
+        # These messages may have many lines.
         reason = str(error).partition("\n")[0]
         raise ArgumentError(f"{path}: cannot be read as parquet: {reason}") from error
     return records

@@ -1,8 +1,8 @@
-"""Other libraries' attention behind one small interface, so that flashsmith can be compared with
-it.
+"""Peers: the attention of other libraries, behind one small interface, for comparisons with
+flashsmith.
 
-A peer that is not installed, or cannot serve a problem, counts as absent and not as failed; the row
-gives the reason.
+A peer that is not installed or cannot serve a problem is absent; it has not failed. Its row gives
+the reason.
 """
 
 from __future__ import annotations
@@ -30,27 +30,31 @@ from flashsmith.semantics import UNLIMITED
 
 
 class Peer(Protocol):
-    """Another library's attention."""
+    """The attention of another library."""
 
     @property
     def name(self) -> str:
-        """The peer's name in --peers and in tables."""
+        """The name of the peer in --peers and in tables."""
 
     def absence(self, problem: Problem) -> str | None:
-        """Why the peer cannot take part; None if nothing rules it out before it is tried."""
+        """Why the peer cannot take part; None if this is unknown before it is tried."""
 
     def version(self) -> str:
-        """The version of the computing library; valid only if the peer is not absent."""
+        """The version of the library that computes; valid only if the peer is not absent."""
 
     def prepare(self, workload: Any) -> PeerImplementation:
-        """The implementation on a workload of the problem's operation, whose tensors are PyTorch's.
-        Any exception makes the peer absent."""
+        """The implementation for a workload, whose tensors are PyTorch's.
+
+        If this raises an exception, the peer is absent.
+        """
 
 
 @dataclass(frozen=True)
 class PeerImplementation:
-    """A peer on one workload. ``in_q_layout`` converts what ``call`` returns into q's layout, or
-    into gradients by name."""
+    """A peer with the tensors of one workload.
+
+    ``in_q_layout`` converts what ``call`` returns: to q's layout, or to gradients by name.
+    """
 
     name: str
     call: Callable[[], Any]
@@ -61,24 +65,26 @@ class PeerImplementation:
         return self.call()
 
     def output(self) -> Any:
-        """The output of one call, in q's layout."""
+        """Runs one call and returns its output in q's layout."""
         return self.result(self.call())
 
     def result(self, returned: Any) -> Any:
-        """A call's result, in q's layout."""
+        """The result of a call in q's layout."""
         return self.in_q_layout(returned)
 
 
-# How much larger a peer's error may be than flashsmith's, both against the same reference. Kernels
-# that round more often, for example when they merge partial results in 16 bits, stay far below this
-# factor. Kernels that compute another function are far above it.
+# A peer's error against the reference may be at most this many times flashsmith's error. Kernels
+# that round more often stay far below this factor, for example if they merge partial results in 16
+# bits. Kernels that compute a different function are far above it.
 MOST_OVER_OURS = 3.0
 
 
 def why_wrong(theirs: Mapping[str, float], ours: Mapping[str, float]) -> str:
-    """Why a peer's result is wrong; '' if it is correct. Peers with a wrong result are not timed.
+    """Why the result of a peer is wrong; '' if it is correct.
 
-    ``theirs`` and ``ours`` are the largest errors by output name. This rule is for benchmarks whose
+    Peers with a wrong result are not timed.
+
+    ``theirs`` and ``ours`` map the names of outputs to their largest errors. For benchmarks whose
     problems Workload.check() does not support.
     """
     return "; ".join(
@@ -89,7 +95,7 @@ def why_wrong(theirs: Mapping[str, float], ours: Mapping[str, float]) -> str:
 
 
 def torch_absence() -> str | None:
-    """Why PyTorch cannot be used on a GPU here; None if it can be used."""
+    """Why PyTorch cannot use a GPU here; None if it can."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     import torch
@@ -104,9 +110,9 @@ def torch_absence() -> str | None:
 
 @dataclass(frozen=True)
 class SdpaPeer:
-    """One SDPA backend; ``backend`` is its name in torch.nn.attention.SDPBackend.
+    """One backend of PyTorch's SDPA; ``backend`` is its name in torch.nn.attention.SDPBackend.
 
-    ``direct``: packed batches and windows call the function below the backend.
+    ``direct``: whether packed batches and windows call the function below the backend.
     """
 
     name: str
@@ -145,7 +151,7 @@ class SdpaPeer:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         backend = getattr(SDPBackend, self.backend)
-        # Views as (batch, heads, seq, d): nothing is copied.
+        # Views of shape (batch, heads, seq, d); nothing is copied.
         q, k, v = (tensor.transpose(1, 2) for tensor in (workload.q, workload.k, workload.v))
         grouped = workload.problem.heads_q != workload.problem.heads_k
         causal = workload.causal
@@ -160,8 +166,10 @@ class SdpaPeer:
 
 
 def _direct_call(workload: Workload) -> Callable[[], Any]:
-    """A call of the function below the flash backend, which PyTorch itself uses for nested tensors.
-    It aligns masks to the bottom right."""
+    """A call of the function below the flash backend, which PyTorch uses for nested tensors.
+
+    It aligns masks to the bottom right.
+    """
     import torch
 
     w, p = workload, workload.problem
@@ -179,10 +187,13 @@ def _direct_call(workload: Workload) -> Callable[[], Any]:
 
 @dataclass(frozen=True)
 class FlexPeer:
-    """FlexAttention. Masks become block masks, so that tiles without visible keys are skipped.
+    """FlexAttention.
 
-    ``mode`` is torch.compile's. The default takes seconds per problem; max-autotune takes half a
-    minute, because it tries a dozen tiles and prints its findings.
+    PyTorch's FlexAttention. Masks become block masks, so that tiles without visible keys are
+    skipped.
+
+    ``mode`` is that of torch.compile. The default mode takes seconds per problem; max-autotune
+    takes half a minute, because it tries a dozen tiles.
     """
 
     name: str = "flex"
@@ -202,7 +213,7 @@ class FlexPeer:
         import torch
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        # After a few shapes of one function, torch.compile gives up and runs it uncompiled.
+        # Otherwise torch.compile gives up after a few shapes and runs the function uncompiled.
         torch._dynamo.reset()
         compiled = torch.compile(flex_attention, dynamic=False, mode=self.mode)
         p = workload.problem
@@ -221,7 +232,8 @@ class FlexPeer:
 
 
 def _visible(problem: Problem) -> Callable[..., Any] | None:
-    """The mask function, aligned to the bottom right; None if every key is visible."""
+    """The mask as FlexAttention's function, aligned to the bottom right; None if all keys are
+    visible."""
     mask, offset = problem.semantics.key_mask, problem.seq_k - problem.seq_q
     if not mask.hides:
         return None
@@ -235,7 +247,7 @@ def _visible(problem: Problem) -> Callable[..., Any] | None:
 
 
 def _changed(problem: Problem) -> Callable[..., Any] | None:
-    """The function that modifies a score; None if scores stay unchanged."""
+    """FlexAttention's function that changes scores; None if scores do not change."""
     score, numbers = problem.semantics.score, problem.numbers
     if score.is_plain:
         return None
@@ -249,13 +261,13 @@ def _changed(problem: Problem) -> Callable[..., Any] | None:
 
 # --- packages ---
 
-# The packages' names for flashsmith's options, where they differ.
+# Names of options that packages call differently: flashsmith's name -> theirs.
 _THEIR_NAMES = {
     "window": "window_size",
     "cache_lens": "cache_seqlens",
     "page_table": "block_table",
 }
-# A function that lacks one of these keywords would compute something else.
+# If a function does not have one of these keywords, it would compute something else.
 _NEEDED = {"causal", "window_size", "softcap", "cache_seqlens", "block_table", "cu_seqlens_q"}
 _DENSE, _PACKED = "flash_attn_func", "flash_attn_varlen_func"
 _CACHED = "flash_attn_with_kvcache"
@@ -263,8 +275,8 @@ _CACHED = "flash_attn_with_kvcache"
 
 @dataclass(frozen=True)
 class FlashAttnPeer:
-    """One FlashAttention generation: the modules that may hold its functions, and the distributions
-    that ship it."""
+    """One generation of FlashAttention: the modules in which its functions may be, and the
+    distributions that contain it."""
 
     name: str
     modules: tuple[str, ...]
@@ -274,8 +286,8 @@ class FlashAttnPeer:
         return self.absence_of(_PACKED if problem.semantics.packed else _DENSE)
 
     def absence_of(self, function: str) -> str | None:
-        """Why the function of that name cannot be used here; None if it can be used."""
-        # The cheap check comes first: without PyTorch none of the modules can be imported.
+        """Why the function with this name cannot be used here; None if it can."""
+        # The cheap check is first: without PyTorch, none of the modules can be imported.
         if absent := torch_absence():
             return absent
         found = self._function(function)
@@ -297,10 +309,9 @@ class FlashAttnPeer:
     def prepare_call(
         self, name: str, tensors: Sequence[Any], options: Mapping[str, Any]
     ) -> PeerImplementation:
-        """A peer implementation that calls the package's function ``name``; ``options`` use
-        flashsmith's names."""
+        """Calls the function ``name`` of the package; ``options`` have flashsmith's names."""
         function = self._function(name)
-        # The available keywords depend on the package's version.
+        # Which keywords exist depends on the version of the package.
         known = inspect.signature(function).parameters
         options = {
             name if name in known else _THEIR_NAMES.get(name, name): value
@@ -316,7 +327,7 @@ class FlashAttnPeer:
         return PeerImplementation(self.name, call, _output)
 
     def _function(self, name: str) -> Any:
-        """The function, or a text that says why it is missing."""
+        """The function, or a text that says why there is none."""
         reasons = []
         for module in self.modules:
             try:
@@ -331,13 +342,13 @@ class FlashAttnPeer:
                 )
             except AttributeError:
                 reasons.append(f"{module} has no {name}")
-            except Exception as error:  # a wheel for another PyTorch fails in many ways
+            except Exception as error:  # wheels for another PyTorch fail in many ways
                 reasons.append(f"{module} cannot be imported: {str(error).splitlines()[0]}")
         return "; ".join(reasons)
 
 
 def _output(returned: Any) -> Any:
-    """o; some versions also return the LSE."""
+    """o, from functions of which some versions also return the LSE."""
     return returned[0] if isinstance(returned, tuple) else returned
 
 
@@ -346,8 +357,10 @@ def _output(returned: Any) -> Any:
 
 @dataclass(frozen=True)
 class GradientPeer:
-    """The gradients of another peer's forward pass, by torch.autograd.grad(). This times the
-    kernels without the accumulation into .grad."""
+    """The gradients of another peer's forward pass, computed by torch.autograd.grad().
+
+    This measures only the kernels, not the accumulation into .grad.
+    """
 
     of: SdpaPeer | FlashAttnPeer
 
@@ -375,11 +388,11 @@ class GradientPeer:
 
 @dataclass(frozen=True)
 class DenseCachePeer:
-    """PyTorch's attention on a dense cache that every sequence fills, since SDPA takes no cache
-    lengths.
+    """PyTorch's attention over a dense cache that every sequence fills, because SDPA does not take
+    cache lengths.
 
-    A single query under a causal mask sees every key, so SDPA is called without a mask. Other masks
-    go to the function below the flash backend, which aligns them to the bottom right.
+    With one query, a causal mask shows all keys, so SDPA is called without a mask. With other
+    masks, the function below the flash backend is called, which aligns masks to the bottom right.
     """
 
     of: SdpaPeer
@@ -414,14 +427,14 @@ class DenseCachePeer:
 
 
 def _sees_all(problem: Problem) -> bool:
-    """Whether every query sees every key of a cache."""
+    """Whether every query sees every key in the cache."""
     mask = problem.semantics.key_mask
     return not mask.hides or (mask.is_triangular and problem.seq_q == 1)
 
 
 @dataclass(frozen=True)
 class CachePeer:
-    """A FlashAttention package's function for a KV cache."""
+    """The function of a FlashAttention package for a KV cache."""
 
     of: FlashAttnPeer
 
@@ -440,15 +453,15 @@ class CachePeer:
         return self.of.prepare_call(_CACHED, (w.q, w.k_cache, w.v_cache), w.options)
 
 
-# Twice the size that FlashInfer's documentation recommends.
+# This is twice the size that FlashInfer's documentation recommends.
 _WORKSPACE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class FlashInferPeer:
-    """FlashInfer's decode attention over pages; a dense cache has one page per sequence.
+    """FlashInfer's decode attention over pages; a dense cache is one page per sequence.
 
-    The plan, which waits for the GPU, is made once and not timed; only its run is timed.
+    FlashInfer's plan waits for the GPU; it is made once, and only the run is timed.
     """
 
     name: str = "flashinfer"
@@ -464,7 +477,7 @@ class FlashInferPeer:
             importlib.import_module("flashinfer")
         except ModuleNotFoundError as error:
             return f"{error.name or 'flashinfer'} is not installed"
-        except Exception as error:  # a wheel for another PyTorch fails in many ways
+        except Exception as error:  # wheels for another PyTorch fail in many ways
             return f"flashinfer cannot be imported: {str(error).splitlines()[0]}"
         return None
 
@@ -512,8 +525,10 @@ class FlashInferPeer:
 
 @cache
 def _workspace(device: Any) -> Any:
-    """FlashInfer's scratch memory. One workspace is enough, because its calls run in order on one
-    stream."""
+    """FlashInfer's scratch memory.
+
+    One is enough, because FlashInfer's calls run one after the other on one stream.
+    """
     import torch
 
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -521,7 +536,7 @@ def _workspace(device: Any) -> Any:
 
 # --- by name ---
 
-# PyTorch's built-in FlashAttention-2, the baseline of all comparisons.
+# PyTorch's built-in FlashAttention-2, to which all speeds are related.
 BASELINE = "fa2"
 _ALL: tuple[SdpaPeer | FlexPeer | FlashAttnPeer, ...] = (
     SdpaPeer(BASELINE, "FLASH_ATTENTION", direct=True),
@@ -548,10 +563,10 @@ _OWN: dict[str, Sequence[Peer]] = {BACKWARD.name: BACKWARD_PEERS, DECODE.name: D
 
 
 def get_peers(names: str) -> tuple[Peer, ...]:
-    """The peers named in a comma-separated list, each once, in the order of PEERS. 'all' and 'none'
-    are allowed.
+    """The peers in a comma-separated list of names, without duplicates, in the order of PEERS.
+    'all' and 'none' are allowed.
 
-    Raises ArgumentError for an unknown name; the message lists the known ones.
+    Raises ArgumentError for an unknown name; the message lists the known names.
     """
     wanted = {name.strip().replace("-", "_") for name in names.split(",") if name.strip()}
     if wanted == {"all"}:
@@ -568,10 +583,10 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 
 
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
-    """The peers among ``asked`` that apply to a problem.
+    """Those peers in ``asked`` that can be compared on a problem.
 
-    FlashInfer applies only to a KV cache. Operations other than attention have their own peers.
-    Those whose names are in ``asked`` apply, or all of them if no name matches.
+    FlashInfer can be only over a KV cache. Operations other than attention bring their own peers.
+    Of these, the ones with names in ``asked`` are returned, or all if no name matches.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

@@ -1,7 +1,6 @@
-"""The problems of a benchmark: default shapes, shapes from lists of sizes, and named sets.
+"""The problems of a benchmark: default shapes, combinations of sizes, and named sets.
 
-The named sets fix the problems that kernels are compared on, so that results from different days
-and machines cover the same points.
+A named set has fixed problems, so that results from different days and machines can be compared.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from flashsmith.printable import quoted
 from flashsmith.safe_json import whole_number
 
 SEQ_LENS = (512, 1024, 2048, 4096, 8192, 16384)
-# Number of heads such that heads times d is 2048, as is common in models, by head dimension.
+# By head dimension: the number of heads for which heads times d is 2048, a common value.
 _HEADS = {64: 32, 128: 16, 256: 8}
 _OTHER_HEADS = 16
-# (longest sequence, batch size) pairs, which bound a problem's work.
+# (longest sequence, batch size) pairs, which limit the work of a problem.
 _BATCHES = ((4096, 16), (8192, 8), (16384, 4), (32768, 2))
 
 
@@ -36,9 +35,10 @@ def default_problem(
 ) -> Problem:
     """The default problem for a head dimension and a sequence length.
 
-    The batch is 16 up to length 4096, 8 up to 8192, 4 up to 16384, 2 up to 32768, then 1. There are
-    16 heads, or 32 for d 64 and 8 for d 256, unless given as (heads_q, heads_k). In decode, ``seq``
-    is the cache's length, and each sequence has one query.
+    The batch is 16 up to length 4096, 8 up to 8192, 4 up to 16384, 2 up to 32768, then 1. The
+    number of heads is 32 for d 64, 8 for d 256 and otherwise 16, unless ``heads`` is given as
+    (heads_q, heads_k). In decode, ``seq`` is the length of the cache, and each sequence has one
+    query.
 
     Raises ArgumentError if the sizes are invalid.
     """
@@ -50,14 +50,17 @@ def default_problem(
 
 
 def default_heads(d: int) -> int:
-    """The number of heads of a default problem with that head dimension."""
+    """How many heads a default problem with this head dimension has."""
     return _HEADS.get(d, _OTHER_HEADS)
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes given to `flashsmith bench`. ``gqa`` is '8' (heads of k and v) or '32:8' (heads of
-    q, heads of k and v)."""
+    """The shapes given to `flashsmith bench`.
+
+    ``gqa`` is the heads of k and v, such as '8', or the heads of q and those of k and v, such as
+    '32:8'.
+    """
 
     d_heads: tuple[int, ...]
     seq_lens: tuple[int, ...]
@@ -68,7 +71,7 @@ class Shapes:
     operation: str = DEFAULT
 
     def problems(self) -> tuple[Problem, ...]:
-        """One problem for every combination. Raises ArgumentError if the sizes are invalid."""
+        """All combinations, as problems. Raises ArgumentError if the sizes are invalid."""
         combined = product(self.d_heads, self.dtypes, self.masks, self.seq_lens)
         return tuple(
             default_problem(
@@ -101,14 +104,14 @@ class Shapes:
 
 _D_HEADS = (128,)
 _DTYPES = (DType.FP16, DType.BF16)
-# Larger values are most likely typing errors, and would run for hours.
+# A larger value is most likely mistyped, and would run for hours.
 _LARGEST = 1 << 20
 
 
 def parse_problems(texts: Sequence[str]) -> tuple[Problem, ...]:
-    """The problems of all texts; one text may hold several, separated by ';'.
+    """The problems in all texts; a text may contain several, separated by ';'.
 
-    Raises ArgumentError for a text that does not name a problem.
+    Raises ArgumentError if a text is not a problem.
     """
     words = [word for text in texts for word in text.split(";") if word.strip()]
     return tuple(dict.fromkeys(map(Problem.parse, words)))
@@ -125,8 +128,9 @@ def make_shapes(
     gqa: str | None = None,
     packed: bool = False,
 ) -> Shapes:
-    """The shapes that comma-separated lists select; an omitted list defaults to what the configs
-    support.
+    """The shapes in comma-separated lists.
+
+    Without a list, the values that the configs support are taken.
 
     Raises ArgumentError for an invalid list.
     """
@@ -187,7 +191,7 @@ _UNSEEN = (
 )
 
 
-# (batch, keys): with 32 heads of q and 8 of k, the caches take 4 MB to 17 GB.
+# (batch, keys): with 32 heads of q and 8 of k, caches have 4 MB to 17 GB.
 _CACHES = (
     *((1, 1024), (1, 4096), (1, 8192), (8, 1024)),
     *((1, 65536), (8, 8192), (64, 1024)),
@@ -267,14 +271,14 @@ def _verdict() -> Iterator[Problem]:
 # heads: d 64, 96 and 256.
 # grouped: four heads of q per head of k.
 # packed: packed sequences.
-# unseen: batches and lengths that no default sweep tunes on.
+# unseen: batches and lengths that the default problems of `flashsmith tune` do not contain.
 # verdict: all of the above.
-# public: problems for which the best public kernel's results are known
+# public: problems for which the results of the best public kernel are known
 # (benchmarks/h200/best-public.csv).
-# canonical: the problems of public with bits='canonical'; peers keep their own order of operations.
+# canonical: those of public with bits='canonical'; peers compute in their own order.
 # backward: gradients of such problems (best-public-backward.csv).
-# decode: one token over a cache, dense and in pages of 16 keys.
-# decode_wide: other heads and head dimensions, and eight tokens.
+# decode: one token over a cache that is dense or has pages of 16 keys.
+# decode_wide: decode with other heads and head dimensions, and with eight tokens.
 PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
     "main": _main,
     "heads": _heads,
@@ -291,9 +295,9 @@ PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
 
 
 def named_problems(names: str) -> tuple[Problem, ...]:
-    """The problems of a comma-separated list of sets, each once.
+    """The problems in a comma-separated list of named sets, without duplicates.
 
-    Raises ArgumentError for an unknown name; the message lists the known ones.
+    Raises ArgumentError for an unknown name; the message lists the known names.
     """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in PROBLEM_SETS]

@@ -1,4 +1,4 @@
-"""Progress reporters for long-running work: a bar on a terminal, plain lines elsewhere."""
+"""Reports progress: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from flashsmith.builder import BuildEvent
 
 
-# The shortest time between two lines that differ only in their numbers.
+# The shortest time between two lines of which only the numbers differ.
 _LINE_SECONDS = 15.0
 
 
 class LineReporter:
     """Writes lines to standard error, with a progress bar below them on a terminal.
 
-    Use as a context manager; `quiet` writes nothing.
+    It is used as a context manager. With `quiet` it writes nothing.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -42,7 +42,7 @@ class LineReporter:
         self._bar: Progress | None = None
 
     def _begin(self, *columns: ProgressColumn, total: float | None, **fields: Any) -> None:
-        """Starts a bar with these columns to its right, on a terminal only."""
+        """On a terminal, starts a progress bar with these columns to its right."""
         if not self._console.is_terminal or self.quiet:
             return
         what = TextColumn(
@@ -68,22 +68,23 @@ class LineReporter:
             self._bar = None
 
     def say(self, text: str) -> None:
-        """Prints one line that stays on the screen."""
+        """Prints one line above the bar, which stays on the screen."""
         if not self.quiet:
             self._console.print(text, markup=False, soft_wrap=True)
 
 
 class _Elapsed(ProgressColumn):
-    """The elapsed time."""
+    """The column with the elapsed time."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{format_seconds(task.elapsed or 0.0)} so far")
 
 
 class _Remaining(ProgressColumn):
-    """The time left until the task's `end`, on the monotonic clock; empty where `end` is None.
+    """The column with the time left until the task's `end` (on the monotonic clock); empty if `end`
+    is None.
 
-    Until the first step is done, this is an estimate that no measurement has corrected.
+    Until the first step is complete, `end` is only an estimate.
     """
 
     def render(self, task: Task) -> Text:
@@ -113,17 +114,16 @@ class ProgressReporter(LineReporter):
         return self
 
     def expect(self, what: str, estimates: Sequence[float]) -> None:
-        """Announces how long `what` is estimated to take; `estimates` are the seconds of each
-        following step."""
+        """Announces how long `what` will take: `estimates` are the seconds of its steps."""
         self._estimates = estimates
         self.say(f"{what} is estimated to take {_about(sum(estimates))}")
 
     def step(self, what: str, done: int, total: int) -> None:
-        """Reports that `done` of `total` steps are complete and `what` is next, in the bar or as a
-        line.
+        """Reports, in the bar or as a line, that `done` of `total` steps are complete and that
+        `what` is next.
 
-        Both include the remaining time. It is derived from the estimates given to `expect`, or else
-        from the duration of the previous steps.
+        The report includes the remaining time. That time comes from the estimates given to
+        `expect`, or else from the duration of the steps so far.
         """
         estimates = self._estimates if len(self._estimates) == total else [1.0] * total
         if done == 0:
@@ -139,8 +139,8 @@ class ProgressReporter(LineReporter):
             self.say(f"{what} ({done + 1} of {total}{rest})")
 
     def _is_news(self, what: str) -> bool:
-        """Whether to print a line: the step differs from the last line's step, or the last line is
-        old."""
+        """Whether to print a line: if the step is another one than in the last line, or if the last
+        line is old."""
         last, since = self._last_line
         now = time.monotonic()
         if what == last and now - since < _LINE_SECONDS:
@@ -149,7 +149,7 @@ class ProgressReporter(LineReporter):
         return True
 
     def build(self, event: BuildEvent) -> None:
-        """Reports a builder's event; usable as the builder's `progress` argument."""
+        """Reports an event of the builder; can be passed as the builder's `progress`."""
         if self._bar is not None:
             what = {"compile": "compiling", "host": "compiling host code"}.get(
                 event.stage, event.message

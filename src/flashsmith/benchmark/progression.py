@@ -1,8 +1,8 @@
-"""`flashsmith progression`: a run in which each kernel is compared with the previous kernel.
+"""`flashsmith progression`: an ablation, which compares each kernel with the one before it.
 
-Costs and instruction counts come from the emulator, as in `flashsmith run`. Times, and the share of
-FlashAttention-2, are measured as in `flashsmith bench` and need a GPU. An ablation is stored as
-JSON.
+Costs and instruction counts are those of `flashsmith run`, which come from the emulator. Times and
+shares of FlashAttention-2's speed are measured as by `flashsmith bench`, which needs a GPU. The
+ablation is stored as JSON.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from flashsmith.runtime.target import Target
 
 KIND = "flashsmith progression"
 SCHEMA = 1
-# More steps would make the plot unreadable.
+# With more steps the plot would be unreadable.
 MOST_STEPS = 200
-# The shortest accepted time, in milliseconds: no launch is shorter, and ratios of accepted times
-# stay finite.
+# Shortest time that is accepted, in milliseconds. No launch is shorter, and ratios of accepted
+# times are finite.
 SHORTEST = 1e-12
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Statistics of one step's timed launches, in milliseconds; `peer_ms` is the peer's time in the
-    same run.
+    """Statistics of the times of one step, in milliseconds; `peer_ms` is the time of the peer in
+    the same run.
 
-    `tflops` counts 4 b h s_q s_k d FLOP. `spread` is the interquartile range over the median.
+    `tflops` counts 4 b h s_q s_k d FLOP, as without a mask. `spread` is the interquartile range
+    divided by the median.
     """
 
     ms: float
@@ -60,7 +61,7 @@ class StepTime:
 
     @property
     def share(self) -> float | None:
-        """Throughput relative to the peer's throughput; None without a peer."""
+        """The kernel's throughput divided by the peer's; None without a peer."""
         return None if self.peer_ms is None else self.peer_ms / self.ms
 
 
@@ -68,8 +69,9 @@ class StepTime:
 class Step(KernelFacts):
     """One kernel of the ablation, with its facts.
 
-    `problems` lists what is wrong with the kernel and is empty for a correct one. Instructions and
-    conflicts were counted at length `counted_seq`; older files, which had a single length, store 0.
+    `problems` lists what is wrong with the kernel; it is empty if the kernel is correct.
+    `counted_seq` is the length at which instructions and conflicts were counted; it is 0 in older
+    files, which had a single length.
     """
 
     config: str
@@ -94,9 +96,9 @@ class Ablation:
     """All steps of an ablation.
 
     `counted` is the problem on which instructions and conflicts were counted. `timed` is the
-    problem that was timed, None without a GPU. `peer` names the implementation that shares refer
-    to, and `peer_note` gives the reason if there is none. `environment` holds the same facts as a
-    benchmark row: GPU, driver, versions, revision.
+    problem that was timed; None without a GPU. `peer` is the name of the implementation with which
+    speeds are compared; if there is none, `peer_note` says why. `environment` has the same facts as
+    a row of a benchmark: GPU, driver, versions, revision.
     """
 
     arch: str
@@ -124,9 +126,9 @@ class Ablation:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Ablation:
-        """The ablation that to_json() wrote.
+        """Reads an ablation from the JSON that to_json() writes.
 
-        Raises ArgumentError for another schema, and for a missing or unusable field.
+        Raises ArgumentError if the schema is another one, or if a field is missing or unusable.
         """
         if data.get("kind") != KIND or data.get("schema") != SCHEMA:
             raise ArgumentError(
@@ -151,11 +153,11 @@ Pair = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Change:
-    """The differences between two steps; unchanged values are left out.
+    """What differs between two steps; unchanged values are left out.
 
     `conflicts` and `costs` (registers, spilled bytes, ...) are pairs (before, after).
-    `instructions` are executed warp instructions by class, after minus before. `speedup` is the
-    time before over the time after, None unless both steps were timed.
+    `instructions` maps classes to executed warp instructions after minus before. `speedup` is the
+    time before divided by the time after; None unless both steps were timed.
     """
 
     instructions: dict[str, int]
@@ -174,8 +176,10 @@ COSTS = {
 
 
 def change_between(before: Step, after: Step) -> Change:
-    """The Change from one step to the next. Instruction counts are compared only at the same
-    length."""
+    """The Change from one step to the next.
+
+    Instruction counts are compared only if both were counted at the same length.
+    """
     same_length = before.counted_seq == after.counted_seq
     return Change(
         instructions=_differences(before.instructions, after.instructions)
@@ -200,12 +204,12 @@ def _pairs(before: Costs, after: Costs) -> dict[str, Pair]:
 
 
 def _rounded(conflicts: dict[str, float | None]) -> dict[str, float | None]:
-    # Tables show one digit, so a smaller difference would read '1.0 -> 1.0'.
+    # Tables show one decimal. With a smaller difference they would show '1.0 -> 1.0'.
     return {use: None if factor is None else round(factor, 1) for use, factor in conflicts.items()}
 
 
 def _differences(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    """Differences by class, the largest first; unchanged classes are left out."""
+    """The differences of counts by class, the largest first, without unchanged classes."""
     classes = {**before, **after}
     counts = {name: after.get(name, 0) - before.get(name, 0) for name in classes}
     changed = [(name, count) for name, count in counts.items() if count]
@@ -216,13 +220,12 @@ def _ratio(after: int | None, before: int | None) -> float | None:
     return after / before if after is not None and before else None
 
 
-# Number of classes that a change names; the other classes are summed.
+# A change names this many classes; the others are summed up.
 _CLASSES_NAMED = 4
 
 
 def step_names(ablation: Ablation) -> list[str]:
-    """A short name for each step: the first step's short form, then what changed in each later
-    one."""
+    """A short name for each step: the short form of the first, then for each step what changed."""
     configs = [step.config for step in ablation.steps]
     return configs[:1] + [
         config_words(before, after) or after for before, after in pairwise(configs)
@@ -230,10 +233,10 @@ def step_names(ablation: Ablation) -> list[str]:
 
 
 def config_words(before: str, after: str) -> str:
-    """The difference between two short forms: '+ swizzled', '- buffer', 'stages_2 -> stages_3'.
+    """What differs between two short forms: '+ swizzled', '- buffer', 'stages_2 -> stages_3'.
 
-    Two words with the same letters before their first digit are values of one knob and are shown as
-    'old -> new'. The result is empty when nothing differs.
+    If two words are the same up to their first digit, they are values of one knob, which gives 'old
+    -> new'. The result is empty if nothing differs.
     """
     (old_tile, old), (new_tile, new) = _parts(before), _parts(after)
     phrases = [f"{old_tile} -> {new_tile}"] if old_tile != new_tile else []
@@ -256,7 +259,7 @@ def _stem(word: str) -> str:
 
 
 def change_words(change: Change) -> list[str]:
-    """One phrase for the time and for each kind of difference; empty when nothing changed."""
+    """One phrase each for the time and for each kind of difference; empty if nothing changed."""
     phrases = []
     if change.speedup is not None:
         phrases.append(f"time x {1 / change.speedup:.2f}")
@@ -290,7 +293,8 @@ def _plain(value: float | None) -> str:
 
 
 def conflict_words(step: Step) -> str:
-    """The uses of shared memory that have bank conflicts: 'ldmatrix x8, O st x8', or 'none'."""
+    """The uses of shared memory that have bank conflicts, such as 'ldmatrix x8, O st x8'; 'none' if
+    there are none."""
     found = [f"{use} x{factor:.3g}" for use, factor in step.conflicts.items() if _bad(factor)]
     return ", ".join(found) or "none"
 
@@ -313,12 +317,12 @@ def run_ablation(
     reporter: ProgressReporter,
     write: Callable[[Measurement], None] | None = None,
 ) -> Ablation:
-    """The ablation of `configs`, in their order.
+    """Runs the ablation of `configs`, in this order.
 
-    On a GPU the kernels are also timed, at length `seq` together with the baseline; kernels of one
-    dtype are interleaved. `write` receives every measurement.
+    On a GPU the kernels are also timed at length `seq`, together with the baseline. Kernels of the
+    same dtype are interleaved. `write` receives every measurement.
 
-    A kernel that is wrong or does not finish becomes a step with problems. Raises
+    A kernel that is wrong or does not finish becomes a step with `problems`. Raises
     IllegalConfigError, and any error of building and timing.
     """
     on_gpu = target.backend == "gpu"
@@ -347,8 +351,10 @@ def run_ablation(
 
 
 def ablation_of(report: Report, rows: Sequence[Measurement]) -> Ablation:
-    """The ablation of a run, with the times from `rows`. A peer's time is assigned to the steps of
-    the same problem."""
+    """The ablation of a run; the times are taken from `rows`.
+
+    The time of a peer is given to all steps with the same problem.
+    """
     peers = [row for row in rows if row.kind == "peer"]
     gaps = [f"no share of {row.implementation}: {_why(row)}" for row in peers if row.ms is None]
     steps = tuple(

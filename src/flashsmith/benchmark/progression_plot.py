@@ -1,6 +1,6 @@
-"""An ablation as a picture: each step's throughput, if timed, and its instruction mix.
+"""Draws an ablation: the throughput of each step, if timed, and its instruction mix.
 
-Drawn with matplotlib (extra 'bench'), without a display and without global state.
+It uses matplotlib (extra 'bench') without a display and without global state.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg")
-# Twice the resolution of a page, so that pictures stay crisp on dense screens and on paper.
+# Twice the resolution of a web page, so that pictures are sharp on dense screens and on paper.
 _DPI = 144
 _SURFACE, _INK, _MUTED, BAD = "#ffffff", "#1a1c20", "#5b616b", "#b3261e"
-# Distinguishable with all common kinds of colour vision; the first is flashsmith's, the second the
-# peer's.
+# Colours that people with any common colour blindness can distinguish; the first is flashsmith's,
+# the second the peer's.
 _HUES = ("#0b5cad", "#c75000", "#007f5c", "#a33c80", "#7a6a00", "#565b64")
-# A longer text would leave no room for the bars; the knobs of every shipped config are shorter.
+# Longer texts would leave no room for the bars; the knobs of all shipped configs are shorter.
 _MOST_CHARACTERS = 105
-# Instruction classes by stacked bar; all other classes are summed in _REST.
+# The instruction classes in each part of a stacked bar; all other classes are summed in _REST.
 _GROUPS = {
     "mma": ("mma",),
     "ldmatrix": ("ldmatrix",),
@@ -36,12 +36,13 @@ _GROUPS = {
     "integer, moves": ("integer", "move", "predicate"),
 }
 _REST = "the rest"
-# Limit of the lines of a step's name.
+# A step's name has at most this many lines.
 _MOST_LINES = 4
 
 
 def check_picture_path(path: Path) -> None:
-    """Raises ArgumentError unless `path` ends in a supported suffix and can be written.
+    """Raises ArgumentError unless `path` ends in a supported suffix and a file can be written
+    there.
 
     Raises DependencyError if matplotlib is not installed.
     """
@@ -60,25 +61,26 @@ def check_picture_path(path: Path) -> None:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Writes the figure in the format of the path's suffix; equal figures give equal bytes.
+    """Writes the figure; the suffix of `path` selects the format. Equal figures give equal bytes.
 
-    Raises ArgumentError for another suffix, or if the file cannot be written.
+    Raises ArgumentError if the suffix is unknown or the file cannot be written.
     """
     check_picture_path(path)
     from matplotlib import rc_context
 
     kind = path.suffix.lower().removeprefix(".")
     metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"Date": None}
-    # Without this, IDs in an SVG get a random salt.
+    # Without this, the IDs in an SVG have a random salt.
     with rc_context({"svg.hashsalt": "flashsmith"}), warnings.catch_warnings():
-        # Names from a file may be too long for the chart. Characters that the font lacks are drawn
-        # as boxes. Neither deserves a warning on the terminal.
+        # Names from a file may be too long for the chart, and may have characters that the font
+        # lacks. These are drawn as boxes. No warning is needed for either.
         warnings.filterwarnings("ignore", r"Glyph \d+|constrained_layout not applied", UserWarning)
         figure.savefig(path, dpi=_DPI, format=kind, metadata=metadata)
 
 
 def draw_ablation(ablation: Ablation) -> Figure:
-    """Steps from top to bottom; TFLOP/s, if timed, and executed instructions in two panels."""
+    """Draws the steps from top to bottom in two panels: TFLOP/s if timed, and executed
+    instructions."""
     names = step_names(ablation)
     timed = ablation.has_times
     figure = _new_figure(11 if timed else 9, 1.5 + 0.55 * max(len(names), 2))
@@ -93,7 +95,7 @@ def draw_ablation(ablation: Ablation) -> Figure:
 
 
 def _new_figure(width: float, height: float) -> Figure:
-    """An empty figure, sized in inches, with automatic layout."""
+    """An empty figure of this size (in inches) with automatic layout."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -117,17 +119,19 @@ def _dress(axes: Axes, title: str) -> None:
 
 
 def _label(text: str) -> str:
-    """A text from a file as a picture can show it: no formula, no control characters, not too
-    long."""
+    """A text from a file in a form that a picture can show: no formulas, no control characters, not
+    too long."""
     if len(text) > _MOST_CHARACTERS:
         text = f"{text[: _MOST_CHARACTERS - 1]}…"
-    # Matplotlib would parse text between two dollar signs as a formula.
+    # Matplotlib would take text between two dollar signs for a formula.
     return printable(text, lines=True).replace("$", r"\$")
 
 
 def _wrapped(name: str) -> str:
-    """A step's name on a few short lines: a short form breaks after its tile, a list of changes at
-    commas."""
+    """A step's name on a few short lines.
+
+    A short form is broken after its tile, a list of changes at commas.
+    """
     tile, found, knobs = name.partition("): ")
     lines = [f"{tile}):", knobs] if found else name.replace(", ", ",\n").split("\n")
     return "\n".join(map(_label, lines[:_MOST_LINES]))
@@ -145,8 +149,8 @@ def _draw_times(axes: Axes, ablation: Ablation) -> None:
     for place, step in enumerate(ablation.steps):
         _write_rate(axes, place, step, longest)
     if peers:
-        # Drawn behind the bars. Steps of several dtypes have different peer times, which are nearly
-        # equal; the line marks the fastest.
+        # Drawn behind the bars. Steps of several dtypes have slightly different peer times; the
+        # line marks the fastest.
         axes.axvline(max(peers), color=_HUES[1], linewidth=1.4, linestyle=(0, (4, 3)), zorder=0)
         axes.text(
             max(peers),
@@ -231,7 +235,7 @@ def _costs(step: Step) -> str:
 
 
 def _grouped(steps: tuple[Step, ...]) -> dict[str, list[float]]:
-    """Every step's instruction counts, by group of classes."""
+    """The instruction counts of every step, summed by group of classes."""
     grouped: dict[str, list[float]] = {group: [] for group in (*_GROUPS, _REST)}
     for step in steps:
         mix = step.instructions or {}

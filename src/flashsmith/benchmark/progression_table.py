@@ -1,4 +1,4 @@
-"""An ablation on the console: a row for each step, then what each step changed."""
+"""Prints an ablation: a row for each step, then what each step changed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def print_ablation(console: Console, ablation: Ablation) -> None:
 
 
 def header(ablation: Ablation) -> list[str]:
-    """The device, and the problems that were counted and timed."""
+    """The lines above the table: the device, the problem that was counted, and the problem that was
+    timed."""
     lines = [
         f"device:  {ablation.arch} ({ablation.device})",
         f"counted: {ablation.counted}, in the emulator; instructions are PTX warp instructions",

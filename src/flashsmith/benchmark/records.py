@@ -1,7 +1,7 @@
-"""Decodes untrusted records (JSON objects and CSV rows) into dataclasses.
+"""Reads untrusted records (JSON objects and rows of CSV files) into dataclasses.
 
-msgspec checks every value against its field's type. Infinities and NaN, which JSON lacks, are
-stored as words.
+msgspec checks every value against the type of its field. Infinities and NaN, which JSON does not
+have, are stored as words.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from flashsmith.printable import quoted
 
-# Larger values are rejected: no real count or measurement is as large, and sums and ratios of the
-# accepted values stay finite.
+# Larger values are rejected: no count or measurement is so large, and sums and ratios of accepted
+# values are finite.
 LARGEST = 10**18
 MOST_CHARACTERS = 100_000
 _Record = TypeVar("_Record")
@@ -27,7 +27,7 @@ _STEP = re.compile(r"(\w+)|\[(\d+)\]")
 
 
 def for_json(value: Any) -> Any:
-    """`value` as strict JSON: at any depth, infinities and NaN become 'inf', '-inf' and 'nan'."""
+    """`value` as strict JSON: infinities and NaN, at any depth, become 'inf', '-inf' and 'nan'."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
@@ -64,13 +64,13 @@ def read_record(
 ) -> _Record:
     """Builds a dataclass from ``record``, a JSON object or a row of texts.
 
-    Numbers may be given as texts, including for_json()'s words, and '' means None where a field
+    Numbers may be given as texts, including the words of for_json(); '' means None if the field
     allows None. Missing fields get their defaults, and unknown fields are ignored.
 
-    ``columns`` maps a field to the name that files use for it. Raises ValueError, which names the
+    ``columns`` maps fields to the names that they have in files. Raises ValueError, which names the
     field, its value and what is allowed.
     """
-    import msgspec  # takes 6 ms, and no code that runs a kernel needs it
+    import msgspec  # Takes 6 ms, and code that runs kernels does not need it
 
     if not isinstance(record, Mapping):
         raise ValueError(f"{quoted(record, 80)} is not an object")
@@ -78,7 +78,7 @@ def read_record(
     for field, column in columns.items():
         if column in given:
             given[field] = given.pop(column)
-    owner: Any = cls  # hashable, which mypy cannot infer for a type variable
+    owner: Any = cls  # Hashable, which mypy cannot infer for a type variable
     optional = _may_be_none(owner)
     given = {
         name: None if value == "" and name in optional else value
@@ -99,7 +99,7 @@ def read_record(
 
 
 def _in_words(said: str, cls: Any, value: Any, columns: Mapping[str, str]) -> str:
-    """msgspec's message, with the offending value added."""
+    """The message of msgspec, with the wrong value added."""
     said, _, path = said.partition(" - at `$")
     path = path.strip("`.")
     if missing := _MISSING.fullmatch(said):
@@ -120,8 +120,7 @@ def _in_words(said: str, cls: Any, value: Any, columns: Mapping[str, str]) -> st
 
 
 def _outsized(value: Any) -> tuple[str, Any] | None:
-    """The path and value of the first text or integer that is too large; None if all are small
-    enough."""
+    """The path and value of the first text or integer that is too large; None if there is none."""
     if isinstance(value, str):
         return ("", value) if len(value) > MOST_CHARACTERS else None
     if isinstance(value, int):

@@ -1,9 +1,8 @@
-"""Interleaved comparison of contenders: after a check of their outputs, contenders are timed in
-independent rounds.
+"""Compares contenders in rounds: checks their outputs, then times them in independent rounds.
 
-A GPU's clock drifts by more than the difference between two kernels. Contenders are therefore
-interleaved within a round, and ratios use times of the same round. The rounds are then pooled into
-a median and a confidence interval.
+A GPU's clock drifts by more than the difference between two kernels. The contenders are therefore
+interleaved within a round, and ratios are taken between times of the same round. The rounds are
+pooled into a median with a confidence interval.
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ from flashsmith.benchmark.implementations import KernelImplementation
 from flashsmith.benchmark.timing import Clock, Protocol, Samples, measure
 
 CONFIDENCE = 0.95
-# A later round may take up to this factor times the longest round so far.
+# A later round may take this many times as long as the longest round so far.
 SLACK = 1.15
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """An implementation that is timed against others. ``why_wrong`` computes the output and returns
-    why the output is wrong, '' if it is correct."""
+    """An implementation that is timed together with others.
+
+    ``why_wrong`` runs it and returns why its output is wrong; '' if it is correct.
+    """
 
     name: str
     launch: Callable[[], Any]
@@ -35,7 +36,7 @@ class Contender:
 
     @classmethod
     def of(cls, implementation: KernelImplementation) -> Contender:
-        """A kernel as a contender; its workload checks the output."""
+        """A contender from a kernel's implementation, whose workload checks the output."""
         check = implementation.workload.check
         return cls(
             implementation.name,
@@ -45,11 +46,12 @@ class Contender:
 
 
 class AlternatingRounds:
-    """Contenders that are checked once and then timed in rounds, each round starting with the next
-    contender.
+    """Contenders that are checked once and then timed in rounds.
 
-    ``wrong`` maps the names of incorrect contenders, which are not timed, to the reason. ``right``
-    lists the correct ones.
+    Each round begins with another contender.
+
+    ``wrong`` maps the names of contenders that are wrong to the reason; they are not timed.
+    ``right`` are the contenders that are correct.
     """
 
     def __init__(self, contenders: Sequence[Contender], clock: Clock | None = None) -> None:
@@ -60,7 +62,7 @@ class AlternatingRounds:
         self._clock = clock
 
     def round(self, protocol: Protocol) -> dict[str, Samples]:
-        """Runs one more round and returns its samples by name, in the order of first launch.
+        """Runs another round. Returns its samples by name, in the order of the first launches.
 
         Raises any error that ``measure`` raises.
         """
@@ -70,7 +72,8 @@ class AlternatingRounds:
 
 
 def rotated(items: Sequence[_T], first: int) -> list[_T]:
-    """The items from index ``first`` on, then the items before it; ``first`` wraps around."""
+    """The items from index ``first`` on, followed by those before it; ``first`` is taken modulo the
+    length."""
     place = first % max(1, len(items))
     return [*items[place:], *items[:place]]
 
@@ -78,12 +81,12 @@ def rotated(items: Sequence[_T], first: int) -> list[_T]:
 def rounds_within(
     seconds: float, most: int | None = None, now: Callable[[], float] = time.monotonic
 ) -> Iterator[int]:
-    """Yields round numbers from 0 while another round is likely to end in time, up to ``most``
-    rounds.
+    """Yields the numbers 0, 1, ... of rounds, at most ``most``, as long as the next round is likely
+    to end in time.
 
-    The first round always runs. The first round's duration is not used as an estimate, because this
-    round builds, compiles and makes the tensors. A later round is expected to take at most SLACK
-    times the longest so far.
+    There is always a first round. Its duration says nothing about later rounds, because it also
+    builds, compiles and makes the tensors. A later round is expected to take at most SLACK times as
+    long as the longest one so far.
     """
     begin, longest, number = now(), 0.0, 0
     while most is None or number < most:
@@ -98,11 +101,11 @@ def rounds_within(
 
 @dataclass(frozen=True)
 class PooledFigure:
-    """A figure pooled over rounds: the median, and an interval that holds the true median with at
-    least 95% confidence.
+    """A figure from several rounds: their median, and an interval that contains the true median
+    with at least 95% confidence.
 
-    The interval comes from order statistics and needs six rounds. With fewer, ``certain`` is False,
-    and ``low`` and ``high`` are the minimum and the maximum.
+    The interval is given by order statistics, which need six rounds. With fewer, ``certain`` is
+    False, and ``low`` and ``high`` are the minimum and the maximum.
     """
 
     median: float
@@ -122,14 +125,14 @@ class PooledFigure:
         return format(self)
 
     def __format__(self, form: str) -> str:
-        """The median, followed by the interval in brackets unless both ends are equal."""
+        """The median; if the ends of the interval differ, the interval follows in brackets."""
         median, low, high = (format(it, form or ".3f") for it in (self.median, self.low, self.high))
         return median if self.low == self.high else f"{median} ({low} to {high})"
 
 
 def left_out(count: int) -> int | None:
-    """The number of values below the median's interval among ``count`` ordered values, equal to the
-    number above it; None if ``count`` is too small for an interval."""
+    """Of ``count`` ordered values, how many are below the interval for the median (equally many are
+    above it). None if ``count`` is too small for an interval."""
     tail, outside = 0.0, None
     for place in range(count // 2):
         tail += math.comb(count, place) / 2**count

@@ -1,4 +1,4 @@
-"""The documented old location of ``read_rows``, the reader of measurement files."""
+"""The old location of ``read_rows``, kept because it was documented."""
 
 from flashsmith.benchmark.measurement_files import read_rows
 

@@ -1,4 +1,4 @@
-"""The main job: builds a set of kernels, runs each on real tensors, proves it, and counts
+"""`flashsmith run`: builds a set of kernels, runs each on real tensors, proves it, and counts
 instructions and bank conflicts."""
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
-# The factor by which checks slow the emulator down, for the time estimate.
+# The emulator takes this many times as long with its checks, for estimates.
 _CHECKS_COST = 2.2
-# Seconds that both references together take per score and column, on one core.
+# Seconds per score and column that the two references take together, on one core.
 _REFERENCE_SECONDS = 0.8e-9
 
 
 @dataclass(frozen=True)
 class Options:
-    """The values that a task's semantics leave open; None means Problem's typical value.
+    """Values that the semantics of a task leave open; None stands for the typical value that
+    Problem gives.
 
-    `checks` enables all checks of the emulator. `seed` determines the inputs, and the lengths of
-    packed sequences.
+    `checks`: whether to enable all checks of the emulator. `seed` determines the inputs and the
+    lengths of packed sequences.
     """
 
     window: Window | None = None
@@ -53,7 +54,7 @@ class Options:
     seed: int = 0
 
     def of(self, problem: Problem) -> dict[str, Any]:
-        """The options with which `prove` proves `problem`."""
+        """The options that `prove` needs to prove `problem`."""
         return reference_of(problem.computed).options(
             problem,
             window=self.window,
@@ -65,12 +66,12 @@ class Options:
 
 @dataclass(frozen=True)
 class KernelRun:
-    """The results of one kernel.
+    """The results of running one kernel.
 
-    `proven` is the problem of the proof, with the compiled-in semantics. `emulated` is the problem
-    on which instructions and conflicts were counted. `problems` lists what is wrong and is empty
-    for a kernel that passed. `verdict` is None for a kernel that did not finish, and `times` is
-    None without a GPU.
+    `proven` is the problem on which it was proven, with the semantics for which it was compiled.
+    `emulated` is the problem on which instructions and conflicts were counted. `problems` lists
+    what is wrong; it is empty if the kernel passed. `verdict` is None if the kernel did not finish;
+    `times` is None without a GPU.
     """
 
     config: KernelConfig
@@ -88,7 +89,7 @@ class KernelRun:
 
     @property
     def proof(self) -> Proof:
-        """The verdict in the form that measurements use."""
+        """The verdict as the Proof of a measurement."""
         note = "; ".join(self.problems)
         if self.verdict is None:
             return Proof("error", note)
@@ -113,8 +114,7 @@ class KernelRun:
         }
 
     def measurement(self, timed: Problem | None, environment: Environment) -> Measurement:
-        """The results as a row of measurements; `timed` is the problem that the kernel was timed
-        on, if any."""
+        """The results as a row; `timed` is the problem on which the kernel was timed, if it was."""
         return Measurement.of(
             str(self.config),
             "ours",
@@ -132,7 +132,10 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run. `skipped` maps the kernels that cannot compute the task to the reason."""
+    """The results of a whole run.
+
+    `skipped` maps each kernel that cannot compute the task to the reason.
+    """
 
     target: Target
     task: Task
@@ -147,12 +150,12 @@ class Report:
 
     @property
     def meaning(self) -> str:
-        """The computation, in the terms of forward(): masks, caps, lengths, sinks."""
+        """What was computed, in the terms of forward(): masks, caps, lengths, sinks."""
         problem = self.rows[0].proven
         return reference_of(problem.computed).meaning(problem, self.options.of(problem))
 
     def to_json(self) -> dict[str, Any]:
-        """The run as JSON; each kernel is an item of `kernels`."""
+        """The run as JSON; `kernels` has one item per kernel."""
         on_gpu = self.target.backend == "gpu"
         return {
             "arch": self.target.arch,
@@ -180,16 +183,17 @@ def run_kernels(
     reporter: ProgressReporter,
     write: Callable[[Measurement], None] | None = None,
 ) -> Report:
-    """Builds, runs, proves and, on a GPU, times every config that can compute the task.
+    """Builds, runs and proves every config that can compute the task; on a GPU, also times it.
 
-    `task` defines the proven problem. Instructions and conflicts are always counted in the
-    emulator: on the task itself, or with a GPU on EMULATED with the same semantics. A kernel that
-    is wrong or does not finish becomes a row of the report, not an exception. `write` receives each
-    kernel's measurement as soon as it is complete.
+    `task` defines the problem on which kernels are proven. Instructions and conflicts are always
+    counted in the
+    emulator: on the task itself or, if there is a GPU, on EMULATED with the same semantics. A
+    kernel that is wrong or does not finish gets a row in the report and raises no exception.
+    `write` is called with each measurement as soon as it is complete.
 
-    Raises ArgumentError if no config can compute the task, or if its lengths require a kernel with
-    other semantics than the task names. Raises IllegalConfigError, any error of building, and
-    LaunchError if a kernel has left the GPU unusable to this process.
+    Raises ArgumentError if no config can compute the task, or if the lengths of the task need a
+    kernel with other semantics. Raises IllegalConfigError, any error of building, and LaunchError
+    if a kernel has left the GPU unusable to this process.
     """
     options = options or Options()
     for cfg in configs:
@@ -234,8 +238,10 @@ def _not_computed(task: Task, skipped: Mapping[KernelConfig, str]) -> ArgumentEr
 
 
 def _estimates(jobs: Sequence[_Job]) -> list[float]:
-    """The expected seconds of each kernel. The first kernel of a problem includes the time of its
-    references."""
+    """The seconds that each kernel is expected to take.
+
+    For the first kernel of a problem they include the references.
+    """
     estimates, known = [], set[Problem]()
     for job in jobs:
         problem, seconds = job.emulated, job.estimate()
@@ -248,7 +254,7 @@ def _estimates(jobs: Sequence[_Job]) -> list[float]:
 
 
 def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Job:
-    """The job of one kernel. Raises ArgumentError for options that do not fit the kernel."""
+    """The job for one kernel. Raises ArgumentError if the options do not fit the kernel."""
     proven = emulated = task.problem(cfg)
     options.of(proven)
     if target.backend == "gpu":
@@ -259,7 +265,7 @@ def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Jo
 def _libraries(
     jobs: Sequence[_Job], target: Target, reporter: ProgressReporter
 ) -> dict[KernelConfig, KernelLibrary]:
-    """Each config's library, built for the semantics that the config is proven with."""
+    """For each config, the library that contains it for the semantics with which it is proven."""
     groups: dict[Semantics, list[KernelConfig]] = {}
     for job in jobs:
         groups.setdefault(job.proven.semantics, []).append(job.config)
@@ -270,12 +276,12 @@ def _libraries(
     return found
 
 
-# Descriptions of what is wrong with a kernel.
+# What is wrong with a kernel, as texts.
 Problems = tuple[str, ...]
 
 
 def _timed(rows: Sequence[KernelRun], task: Task, seed: int) -> list[KernelRun]:
-    """The rows, with times for the kernels that are correct."""
+    """The rows, with times added for correct kernels."""
     asked = {row.config: task.timed(row.config) for row in rows if row.ok}
     found = time_kernels({cfg: problem for cfg, problem in asked.items() if problem}, seed)
     timed = []
@@ -295,13 +301,13 @@ def time_kernels(
     clock: Clock | None = None,
     make_workload: Callable[[Problem, int], AnyWorkload] = workload_of,
 ) -> dict[KernelConfig, Times | Problems]:
-    """Launches every kernel on its problem, checks two heads of its output, then times the correct
+    """Runs every kernel on its problem, checks two heads of the output, and times the correct
     kernels.
 
     A kernel that is wrong or does not finish gets problems instead of times. Kernels of the same
-    problem are interleaved. `clock` None is GPU 0's.
+    problem are interleaved. If `clock` is None, it is that of GPU 0.
 
-    Raises LaunchError if there is no GPU, or if a kernel has left it unusable to this process.
+    Raises LaunchError if there is no GPU or a kernel has left it unusable to this process.
     """
     clock = clock or CudaEvents()
     timings: dict[KernelConfig, Times | Problems] = {}
@@ -342,7 +348,7 @@ def _times(
 
 @dataclass(frozen=True)
 class _Job:
-    """One kernel's run."""
+    """What is needed to run one kernel."""
 
     config: KernelConfig
     target: Target
@@ -351,7 +357,7 @@ class _Job:
     options: Options
 
     def estimate(self) -> float:
-        """The expected seconds of the emulation."""
+        """The seconds that the emulation is expected to take."""
         seconds = estimate_seconds(self.config, self.emulated)
         return seconds * (_CHECKS_COST if self.options.checks else 1.0)
 
@@ -373,8 +379,10 @@ class _Job:
     def _prove(
         self, backend: str, problem: Problem, problems: list[str], *observers: BankConflicts
     ) -> Verdict | None:
-        """The verdict, or None for a kernel that did not finish; anything wrong is appended to
-        `problems`."""
+        """Returns the verdict, or None if the kernel did not finish.
+
+        Appends what is wrong to `problems`.
+        """
         try:
             verdict = prove(
                 self.config,

@@ -1,4 +1,4 @@
-"""The table of `flashsmith run`: one row per kernel, with its verdict, costs and counts."""
+"""Prints the table of `flashsmith run`: one row per kernel with its verdict, costs and counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashsmith.benchmark.tasks import describe_lengths
 from flashsmith.families import Semantics
 from flashsmith.pluralize import pluralize
 
-# The cost columns of this table and of the ablation's.
+# The columns for costs, in this table and in that of an ablation.
 COST_COLUMNS = make_columns("regs> | spilled\nbytes> | smem\nKiB> | CTAs\n/SM> | instr>")
 _COLUMNS = (
     Column("verdict"),
@@ -25,7 +25,7 @@ _TIME_COLUMNS = make_columns("ms> | TFLOP/s>")
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Prints the header, the table, any problems, the skipped kernels, and how many kernels
+    """Prints the header, the table, what is wrong, the kernels that were skipped, and how many
     passed."""
     for line in header(report):
         print_text(console, line, indent=9)
@@ -40,7 +40,7 @@ def print_report(console: Console, report: Report) -> None:
 
 
 def header(report: Report) -> list[str]:
-    """The problem, the architecture and the backend of a run."""
+    """The lines above the table: the problem, the architecture and the backend."""
     target, task = report.target, report.task
     configs = [row.config for row in report.rows]
     lines = [
@@ -65,8 +65,8 @@ def header(report: Report) -> list[str]:
 
 def _print_rows(console: Console, report: Report) -> None:
     timed = any(row.times for row in report.rows)
-    # Kernels of one problem can be compiled for different semantics, since only some kernels' tiles
-    # divide the problem's lengths.
+    # Kernels for one problem may be compiled for different semantics: only the tiles of some
+    # kernels divide its lengths.
     meant = any(row.proven.semantics != Semantics() for row in report.rows)
     differ = len({row.emulated.seq_q for row in report.rows}) > 1
     columns = [
@@ -104,7 +104,7 @@ def _cells(row: KernelRun, timed: bool) -> tuple[Cell, ...]:
 
 
 def cost_cells(facts: KernelFacts) -> tuple[Cell, ...]:
-    """A row's cells for COST_COLUMNS."""
+    """The cells of a row for COST_COLUMNS."""
     total = facts.total_instructions
     return (
         str(facts.registers),
@@ -124,5 +124,5 @@ def _factor(factor: float | None) -> Cell:
 
 
 def marked(text: str, *, costly: bool) -> Cell:
-    """The text, in yellow if it costs time."""
+    """The text; in yellow if it is something that costs time."""
     return Text(text, "yellow") if costly else text

@@ -1,9 +1,9 @@
-"""Tables and consoles: boxes and colour on a terminal, plain Markdown tables elsewhere.
+"""Tables and consoles: boxes and colours on a terminal, plain Markdown tables elsewhere.
 
-On a terminal, tables fit the width and no word is broken. Prose is wrapped, and long texts move to
-a numbered list above their table. A table that is still too wide is split into several tables.
-Elsewhere, a table has one line per row, however wide, so that programs can search, cut and parse
-it. The parser of short forms reads its `| ... |` rows.
+On a terminal, tables fit the width without breaking words. Prose is wrapped, and long texts become
+a numbered list above the table. A table that is still too wide is split into several tables.
+Elsewhere, a table has one line per row, of any width, so that programs can search, cut and parse
+it. The parser of short forms can read the `| ... |` rows.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from rich.text import Text
 
 from flashsmith.printable import printable
 
-# Wider than any line, because output is laid out before printing and rich must not wrap it again.
+# Wider than any line. Output is laid out before it is printed, and rich must not wrap it again.
 _UNWRAPPED = 10_000
-# The width of texts when not on a terminal, unless COLUMNS sets another.
+# The width of texts when the output is not a terminal, unless COLUMNS gives another.
 _PIPED_WIDTH = 120
-# The narrowest wrapped column of prose, and the length above which a column's texts move to a list.
+# Prose is not wrapped to less than this; a column with longer texts may become a list.
 _LEAST_PROSE = 16
 _LONG = 30
 
-# A Text carries a style for terminals.
+# A Text has a style for terminals.
 Cell = str | Text
 _Rows = Sequence[Sequence[Cell]]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """A column of a table.
 
     heading: '\\n' in it starts a new line on a terminal.
-    right: whether cells are right-aligned.
-    prose: whether texts may be wrapped at spaces.
+    right: whether its cells are right-aligned.
+    prose: whether its texts may be wrapped at spaces.
     """
 
     heading: str
@@ -52,7 +52,8 @@ class Column:
 
 
 def make_columns(headings: str) -> list[Column]:
-    """Columns from headings such as 'kernel | ms> | note~': '>' aligns right, '~' marks prose."""
+    """Makes columns from headings such as 'kernel | ms> | note~': '>' aligns to the right, '~'
+    marks prose."""
     return [
         Column(heading.rstrip(">~"), heading.endswith(">"), heading.endswith("~"))
         for heading in headings.split(" | ")
@@ -66,7 +67,7 @@ class _Table:
 
 
 class _SafeConsole(Console):
-    """A console that escapes control characters in foreign texts."""
+    """A console that escapes control characters in texts from outside."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(
@@ -76,7 +77,8 @@ class _SafeConsole(Console):
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """A console on `file` (standard output by default), plain unless `file` is a terminal.
+    """A console for `file` (default: standard output); its output is plain unless `file` is a
+    terminal.
 
     Control characters in texts and cells are shown escaped.
     """
@@ -96,7 +98,7 @@ def page_width(console: Console) -> int:
 
 
 def print_table(console: Console, columns: Sequence[Column], rows: _Rows) -> None:
-    """Prints a table in the form that suits `console`; a row has one cell per column."""
+    """Prints a table in the form that fits `console`. A row has one cell for each column."""
     table = _Table(tuple(columns), tuple(tuple(map(_escaped, row)) for row in rows))
     if not console.is_terminal:
         console.print(plain_table(table.columns, table.rows), markup=False, soft_wrap=True)
@@ -111,10 +113,10 @@ def print_table(console: Console, columns: Sequence[Column], rows: _Rows) -> Non
 
 
 def print_text(console: Console, text: str, style: str = "", indent: int = 0) -> None:
-    """Prints text with each line wrapped at spaces; the continuation of a line is indented.
+    """Prints a text. Lines are wrapped at spaces, and their continuations are indented.
 
-    On a terminal, a short form that is too long for a line is broken after a '+'; elsewhere short
-    forms stay whole.
+    On a terminal, a short form that does not fit on a line is broken after a '+'. Elsewhere short
+    forms are never broken.
     """
     width = page_width(console)
     for line in printable(text, lines=True).splitlines():
@@ -123,8 +125,10 @@ def print_text(console: Console, text: str, style: str = "", indent: int = 0) ->
 
 
 def plain_table(columns: Sequence[Column], rows: _Rows) -> str:
-    """The rows as an aligned Markdown table; a cell of several lines continues in the rows
-    below."""
+    """The rows as an aligned Markdown table.
+
+    A cell of several lines continues in the rows below.
+    """
     headings = [column.heading.replace("\n", " ") for column in columns]
     texts = [
         list(line)
@@ -148,8 +152,8 @@ def plain_table(columns: Sequence[Column], rows: _Rows) -> str:
 
 
 def _escaped(cell: Cell) -> Cell:
-    """The cell on one line, without control characters, so that later line feeds come from layout
-    only."""
+    """The cell on one line and without control characters, so that only the layout can add line
+    feeds."""
     return cell if isinstance(cell, Text) else printable(cell)
 
 
@@ -158,7 +162,7 @@ def _lines_of(cell: Cell) -> list[str]:
 
 
 def rich_table(columns: Sequence[Column], rows: _Rows, narrow: bool = False) -> Table:
-    """The rows as a rich table; `narrow` leaves a single space between columns."""
+    """The rows as a table of rich; with `narrow`, only one space is between columns."""
     table = Table(
         box=box.SIMPLE_HEAD,
         header_style="bold",
@@ -168,7 +172,7 @@ def rich_table(columns: Sequence[Column], rows: _Rows, narrow: bool = False) -> 
     for column in columns:
         table.add_column(column.heading, justify="right" if column.right else "left", no_wrap=True)
     for row in rows:
-        # rich would parse a plain string with a short form as markup.
+        # rich would interpret a short form in a plain string as markup.
         table.add_row(
             *(cell if isinstance(cell, Text) else Text(printable(cell, lines=True)) for cell in row)
         )
@@ -185,8 +189,8 @@ def _boxed_width(table: _Table, narrow: bool = True) -> int:
 
 
 def _laid_out(table: _Table, width: int) -> tuple[list[tuple[str, list[str]]], list[_Table]]:
-    """Lists of long texts, each with its heading, and tables that fit and refer to the texts by
-    number."""
+    """Lays out a table: lists of long texts with headings, and tables that fit the width and refer
+    to the texts by number."""
     listed: list[tuple[str, list[str]]] = []
     while _boxed_width(wrapped := _with_wrapped_prose(table, width)) > width:
         place = _longest_column(table)
@@ -199,12 +203,13 @@ def _laid_out(table: _Table, width: int) -> tuple[list[tuple[str, list[str]]], l
 
 
 def _with_wrapped_prose(table: _Table, width: int) -> _Table:
-    """The table with its prose wrapped as far as that helps, the widest column first."""
+    """Wraps the prose of a table as far as this helps, beginning with the widest column."""
     prose = [n for n, column in enumerate(table.columns) if column.prose]
     while (excess := _boxed_width(table) - width) > 0:
         lengths = {n: _column_width(table, n) for n in prose}
         for n in sorted(prose, key=lambda n: -lengths[n]):
-            # Not below the next widest column, so that the columns share the wrapping.
+            # A column is not made narrower than the next one, so that all columns are wrapped
+            # alike.
             next_one = max((other for other in lengths.values() if other < lengths[n]), default=0)
             target = max(lengths[n] - excess, next_one - 1, _LEAST_PROSE)
             folded = _with_column(table, n, [_fold(row[n], target) for row in table.rows])
@@ -234,7 +239,7 @@ def _with_column(table: _Table, place: int, cells: Sequence[Cell]) -> _Table:
 
 
 def _longest_column(table: _Table) -> int | None:
-    """The column with the longest texts that may not be wrapped; None if all texts are short."""
+    """The column with the longest texts that may not be wrapped; None if its texts are short."""
     lengths = {
         n: _column_width(table, n)
         for n, column in enumerate(table.columns)
@@ -245,14 +250,14 @@ def _longest_column(table: _Table) -> int | None:
 
 
 def _numbered(table: _Table, place: int) -> tuple[_Table, list[str]]:
-    """The table with numbers in place of a column's texts, and the texts, each once."""
+    """Replaces the texts of a column by numbers. Returns the table and the distinct texts."""
     texts = list(dict.fromkeys(str(row[place]) for row in table.rows))
     numbers = [str(texts.index(str(row[place])) + 1) for row in table.rows]
     column = Column("#" if place == 0 else table.columns[place].heading, right=True)
     columns = (*table.columns[:place], column, *table.columns[place + 1 :])
     table = _with_column(replace(table, columns=columns), place, numbers)
     if place and table.columns[0].heading == "#" and numbers == [str(r[0]) for r in table.rows]:
-        return _without(table, place), texts  # the first column already has these numbers
+        return _without(table, place), texts  # The first column already has these numbers
     return table, texts
 
 
@@ -264,8 +269,10 @@ def _without(table: _Table, place: int) -> _Table:
 
 
 def _in_blocks(table: _Table, width: int) -> list[_Table]:
-    """Several tables, each starting with the first column, or with row numbers if the first column
-    has duplicates."""
+    """Splits a table into several.
+
+    Each begins with the first column, or with row numbers if the first column has duplicates.
+    """
     if len({str(row[0]) for row in table.rows}) < len(table.rows):
         rows = tuple((str(number), *row) for number, row in enumerate(table.rows, 1))
         table = _Table((Column("#", right=True), *table.columns), rows)
@@ -292,7 +299,8 @@ def _chosen(table: _Table, places: Sequence[int]) -> _Table:
 
 
 def _print_list(console: Console, heading: str, texts: Sequence[str], *, named: bool) -> None:
-    """Prints the texts with their numbers; `named` adds the heading, if there are several lists."""
+    """Prints numbered texts; `named` adds the heading, which is needed if there are several
+    lists."""
     if named:
         print_text(console, heading, style="bold")
     for number, text in enumerate(texts, 1):
@@ -306,7 +314,7 @@ _FORM_SPACE = "\0"
 
 
 def _wrapped(line: str, width: int, indent: int, *, whole_forms: bool) -> list[str]:
-    """The line split into lines of at most `width`, without breaking a word."""
+    """Splits a line into lines of at most `width`, without breaking words."""
     kept = _FORM.sub(lambda form: form.group().replace(" ", _FORM_SPACE), line)
     pieces = re.findall(r"\s*\S+", kept)
     if not whole_forms:
@@ -321,7 +329,7 @@ def _wrapped(line: str, width: int, indent: int, *, whole_forms: bool) -> list[s
 
 
 def _parts_of(piece: str, width: int) -> list[str]:
-    """A short form that is too long for a line, split after each '+'."""
+    """Splits a short form that does not fit on a line after each '+'."""
     if len(piece.lstrip()) <= width or _FORM_SPACE not in piece:
         return [piece]
     return re.findall(r"[^+]+\+?", piece)

@@ -1,4 +1,4 @@
-"""Tasks: the problems that a run proves and times each kernel on."""
+"""Tasks: the problems on which a run proves and times its kernels."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from flashsmith.operations import DECODE, DEFAULT
 from flashsmith.runtime.target import Target
 
 _PLAIN = Semantics()
-# The batch of a packed problem, unless a batch is given.
+# The batch of a packed problem if none is given.
 PACKED_SEQUENCES = 4
 
 
 def whole_tiles(seq: int, cfg: KernelConfig) -> int:
-    """The smallest length of at least `seq` that the config's tiles divide, for queries and keys
-    alike.
+    """The smallest length from `seq` on that is a multiple of the config's tiles for queries and
+    for keys.
 
-    Each config gets its own length, because the least common multiple over a set of configs is
-    unbounded (13,440 for the shipped Hopper kernels).
+    Each config has its own length, because the least common multiple over a set of configs can be
+    very large (13,440 for the shipped Hopper kernels).
     """
     whole = math.lcm(*cfg.family.dividing_tiles(cfg).values())
     return -(-seq // whole) * whole
@@ -30,19 +30,21 @@ def whole_tiles(seq: int, cfg: KernelConfig) -> int:
 
 @dataclass(frozen=True)
 class TimedSize:
-    """The size of the timed problem; in decode, a sequence has one query."""
+    """The size of the problem that is timed. In decode, a sequence has one query."""
 
     batch: int = 16
     seq: int = 4096
     heads: int = 16
 
     def length(self, semantics: Semantics) -> int:
-        """The length of the sequences; for an uneven kernel, a length that does not fill the
-        kernel's tiles."""
+        """The length of the sequences.
+
+        For an uneven kernel, it does not fill the kernel's tiles.
+        """
         return self.seq - (semantics.uneven and not semantics.packed)
 
     def problem(self, cfg: KernelConfig, semantics: Semantics = _PLAIN) -> Problem:
-        """The timed problem for a config's dtype and head dimension."""
+        """The problem that is timed, with the dtype and head dimension of a config."""
         queries = 1 if cfg.family.operation == DECODE.name else None
         return _problem(cfg, self.batch, self.length(semantics), self.heads, semantics, queries)
 
@@ -55,8 +57,7 @@ def _problem(
     semantics: Semantics,
     queries: int | None = None,
 ) -> Problem:
-    """The problem that a config's kernel computes at these sizes; ``queries`` defaults to
-    ``seq``."""
+    """The problem of these sizes for a config's kernel; ``queries`` is ``seq`` if not given."""
     sizes = batch, seq if queries is None else queries, seq, heads, heads, cfg.d_head
     family = cfg.family
     needed = family.gradients_of(cfg)
@@ -68,10 +69,10 @@ TIMED = TimedSize()
 
 @dataclass(frozen=True)
 class Size:
-    """The problem size for every kernel; head dimension and dtype come from the config.
+    """The size of the problem for every kernel; each config adds its head dimension and dtype.
 
-    For packed semantics, ``batch`` is the number of sequences and ``seq`` the length of the
-    longest. ``whole_tiles`` gives each kernel the shortest length of at least ``seq`` that its
+    For packed semantics, ``batch`` is the number of sequences, and ``seq`` is the length of the
+    longest. With ``whole_tiles``, each kernel gets the shortest length from ``seq`` on that its
     tiles divide.
     """
 
@@ -82,15 +83,15 @@ class Size:
     whole_tiles: bool = False
 
     def length(self, cfg: KernelConfig) -> int:
-        """The number of queries and of keys for `cfg`'s kernel."""
+        """The number of queries, and of keys, for `cfg`'s kernel."""
         return whole_tiles(self.seq, cfg) if self.whole_tiles else self.seq
 
     def problem(self, cfg: KernelConfig) -> Problem:
-        """The problem for `cfg`'s kernel, with the semantics that the kernel is compiled for."""
+        """The problem for `cfg`'s kernel, with the semantics for which the kernel is compiled."""
         return _problem(cfg, self.batch, self.length(cfg), self.heads, self.semantics)
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
-        """The problem that the same kernel is timed on. Its size fills a GPU."""
+        """The problem on which the same kernel is timed. It is large enough to fill a GPU."""
         return TIMED.problem(cfg, self.semantics)
 
     def why_not(self, cfg: KernelConfig) -> str | None:
@@ -98,8 +99,8 @@ class Size:
         return None
 
     def check(self, cfg: KernelConfig) -> None:
-        """Raises ArgumentError for a value below 1, or if the size would run a kernel with other
-        semantics than the task's."""
+        """Raises ArgumentError if a value is below 1, or if at this size a kernel would run that
+        has other semantics than the task."""
         for name, value in (("batch", self.batch), ("heads", self.heads), ("seq", self.seq)):
             if value < 1:
                 raise ArgumentError(f"{name}={value}: give a whole number above 0")
@@ -114,7 +115,7 @@ class Size:
                 )
 
     def describe(self, configs: Sequence[KernelConfig]) -> str:
-        """The size in words, with the configs' head dimensions, dtypes and operations."""
+        """The size in words, with the head dimensions, dtypes and operations of the configs."""
         d_heads = ", ".join(map(str, sorted({cfg.d_head for cfg in configs})))
         dtypes = ", ".join(sorted({cfg.dtype.name.lower() for cfg in configs}))
         lengths = describe_lengths([self.length(cfg) for cfg in configs])
@@ -123,11 +124,11 @@ class Size:
         return ", ".join([size, *others])
 
     def describe_timed(self) -> str:
-        """The size that is timed."""
+        """The size that is timed, in words."""
         return f"batch {TIMED.batch}, seq {TIMED.length(self.semantics)}, heads {TIMED.heads}"
 
     def to_json(self, configs: Sequence[KernelConfig]) -> dict[str, Any]:
-        """The size as JSON; the length is None if it differs between the configs."""
+        """The size as JSON. The length is None if the configs have different lengths."""
         lengths = {self.length(cfg) for cfg in configs}
         facts = asdict(self) | {"semantics": str(self.semantics)}
         facts["seq"] = lengths.pop() if len(lengths) == 1 else None
@@ -141,16 +142,17 @@ class Size:
 
 @dataclass(frozen=True)
 class OneProblem:
-    """One given problem for every kernel that can compute it."""
+    """One given problem, for all kernels that can compute it."""
 
     given: Problem
 
     def problem(self, cfg: KernelConfig) -> Problem:
-        """The problem with the semantics that `cfg`'s kernel is compiled for."""
+        """The problem, with the semantics for which `cfg`'s kernel is compiled."""
         return replace(self.given, semantics=self.given.required_semantics(cfg))
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
-        """The problem to time, which is this problem; None if it has nothing to compute."""
+        """The problem that is timed, which is the given one; None if there is nothing to
+        compute."""
         return self.problem(cfg) if self.given.attn_flop() else None
 
     def why_not(self, cfg: KernelConfig) -> str | None:
@@ -166,8 +168,8 @@ class OneProblem:
         return None
 
     def check(self, cfg: KernelConfig) -> None:
-        """Raises ArgumentError if the problem has no queries, if no kernel takes its d, or if a
-        kernel of `cfg` would run with other semantics than the problem's."""
+        """Raises ArgumentError if the problem has no queries, if no kernel takes its d, or if `cfg`
+        would run a kernel with other semantics."""
         if not self.given.batch * self.given.seq_q:
             raise ArgumentError(
                 f"problem='{self.given}': has no queries, so that no kernel runs; give b and s of "
@@ -208,23 +210,23 @@ class OneProblem:
 
 Task = Size | OneProblem
 
-# Four K/V steps of 64 keys cover every part of the loop and take a second or two per kernel.
+# Four steps of 64 keys cover every part of the loop, and take a second or two per kernel.
 EMULATED = Size(batch=1, seq=256, heads=2)
-# On a GPU, the float64 reference on the CPU computes this size in seconds.
+# The float64 reference, which runs on the CPU, takes seconds for this size.
 PROVEN_ON_GPU = Size(batch=2, seq=1024, heads=4)
 
 
 def default_size(target: Target, semantics: Semantics = _PLAIN) -> Size:
     """The default size of a proof.
 
-    Each kernel gets a length that its tiles divide. For uneven semantics, all kernels get the same
-    length, which no tile divides.
+    Each kernel gets a length that is a multiple of its tiles. For uneven semantics, all kernels get
+    one length, which is no multiple of any tile.
     """
     return size_for(PROVEN_ON_GPU if target.backend == "gpu" else EMULATED, semantics)
 
 
 def size_for(size: Size, semantics: Semantics) -> Size:
-    """About this size, adapted to kernels of these semantics; packed problems get PACKED_SEQUENCES
+    """About the given size, for kernels with these semantics; packed problems get PACKED_SEQUENCES
     sequences."""
     return replace(
         size,
@@ -236,7 +238,7 @@ def size_for(size: Size, semantics: Semantics) -> Size:
 
 
 def describe_lengths(lengths: Sequence[int]) -> str:
-    """The length, or the range of lengths if the kernels' lengths differ."""
+    """The length in words, or the range if the kernels have different lengths."""
     shortest, longest = min(lengths), max(lengths)
     if shortest == longest:
         return str(shortest)

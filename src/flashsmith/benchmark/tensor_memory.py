@@ -1,5 +1,5 @@
-"""TensorMemory: allocates a benchmark's tensors, through PyTorch on the GPU or else through the
-CUDA driver."""
+"""TensorMemory: allocates the tensors of a benchmark, with PyTorch on the GPU or else with the CUDA
+driver."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ Shape = tuple[int, ...]
 
 
 class TensorMemory(Protocol):
-    """Makes tensors on GPU 0, with standard normal contents, and copies them to the host."""
+    """Makes tensors on GPU 0 with standard normal values, and copies them to the host."""
 
     def draw(self, shape: Shape, dtype: DType, seed: int) -> Any:
-        """A dense random tensor."""
+        """A new tensor of random values."""
 
     def put(self, array: np.ndarray) -> Any:
-        """A copy of a host array."""
+        """A new tensor with the contents of a host array."""
 
     def fetch(self, tensor: Any) -> np.ndarray:
-        """A copy on the host. Raises LaunchError if an earlier kernel failed."""
+        """A copy of a tensor on the host. Raises LaunchError if an earlier kernel failed."""
 
     def poison(self, tensor: Any) -> None:
         """Fills a tensor with NaN."""
 
     def nonfinite(self, tensor: Any) -> int:
-        """The number of elements that are NaN or infinite. Raises LaunchError if an earlier kernel
-        failed."""
+        """How many elements are NaN or infinite. Raises LaunchError if an earlier kernel failed."""
 
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
-        """One head of the rows ``at`` of (batch, seq, heads, d) or (total, heads, d), on the host.
+        """The rows ``at`` of one head of a tensor (batch, seq, heads, d) or (total, heads, d),
+        copied to the host.
 
-        The shape is (rows, d), or (blocks, rows, d) if ``at`` is a list of blocks. Raises
+        The result is (rows, d); if ``at`` is a list of blocks, (blocks, rows, d). Raises
         LaunchError if an earlier kernel failed.
         """
 
 
 class TorchMemory:
-    """PyTorch's tensors, which peers accept too; random numbers are drawn on the GPU."""
+    """Tensors of PyTorch, which peers accept too; random numbers are drawn on the GPU."""
 
     device = "cuda:0"
 
@@ -65,7 +65,7 @@ class TorchMemory:
         import torch
 
         if array.dtype == ml_dtypes.bfloat16:
-            # torch cannot convert bfloat16 from NumPy, so the bits are passed as integers.
+            # torch cannot read NumPy's bfloat16, so the bits are passed as integers.
             bits = torch.from_numpy(array.view(np.int16)).to(self.device)
             return bits.view(torch.bfloat16)
         return torch.from_numpy(array).to(self.device)
@@ -88,8 +88,8 @@ class TorchMemory:
         import torch
 
         with _failures_as_launch_errors():
-            # Both extremes are NaN if any element is NaN. Unlike isfinite() of the whole tensor,
-            # this allocates no memory of the tensor's size.
+            # If any element is NaN, both extremes are. isfinite() of the whole tensor would
+            # allocate a tensor of the same size; this does not.
             ends = torch.stack(torch.aminmax(tensor))
             if torch.isfinite(ends).all():
                 return 0
@@ -101,8 +101,10 @@ class TorchMemory:
 
 @contextlib.contextmanager
 def _failures_as_launch_errors() -> Iterator[None]:
-    """Converts PyTorch's RuntimeError into a LaunchError. PyTorch raises it at the first
-    synchronizing call after a kernel has failed."""
+    """Turns PyTorch's RuntimeError into a LaunchError.
+
+    After a kernel has failed, PyTorch raises RuntimeError at the first call that synchronises.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -110,7 +112,7 @@ def _failures_as_launch_errors() -> Iterator[None]:
 
 
 class DriverMemory:
-    """DeviceArrays that are filled from the host."""
+    """DeviceArrays, which are filled from the host."""
 
     def draw(self, shape: Shape, dtype: DType, seed: int) -> DeviceArray:
         numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
@@ -123,7 +125,7 @@ class DriverMemory:
         return tensor.to_host()
 
     def poison(self, tensor: DeviceArray) -> None:
-        # All bits set is NaN in fp16, bf16 and fp32.
+        # If all bits are set, the value is NaN in fp16, bf16 and fp32.
         with driver.current_gpu(tensor.ordinal):
             address, size = ctypes.c_uint64(tensor.address), ctypes.c_size_t(tensor.nbytes)
             driver.call("cuMemsetD8_v2", address, ctypes.c_ubyte(0xFF), size)
@@ -136,7 +138,7 @@ class DriverMemory:
 
 
 def gpu_memory() -> TensorMemory:
-    """PyTorch's memory if PyTorch can use the GPU, else the driver's."""
+    """PyTorch's memory if PyTorch can use the GPU, otherwise the driver's."""
     if importlib.util.find_spec("torch") is not None:
         import torch
 

@@ -1,9 +1,10 @@
-"""The timing protocol: the order of launches, the events around them, and the clock.
+"""The timing protocol: in which order implementations are launched, where events are recorded, and
+which clock is used.
 
-Kernels are timed with CUDA events on the stream that they run on, after a warm-up. Before each
-launch the L2 is overwritten. Problems with a small cache use CUDA graphs instead, whose calls
-rotate through more tensors than the L2 holds. Implementations are interleaved or timed one by one.
-All timing in flashsmith is done here.
+Kernels are timed by CUDA events on their stream, after a warm-up. Before each launch the L2 is
+overwritten. For problems with a small cache, CUDA graphs are used instead. Their calls rotate
+through more tensors than the L2 can hold. Implementations are interleaved, or timed one by one. All
+timing of flashsmith is done here.
 """
 
 from __future__ import annotations
@@ -50,17 +51,18 @@ Order = Literal["interleaved", "one_by_one"]
 class Protocol:
     """How implementations are timed.
 
-    order: 'interleaved' launches each implementation once per round, in an order that changes from
-    round to round. A drifting clock then affects all implementations equally, and no implementation
-    always follows the same other one. 'one_by_one' finishes an implementation before the next.
+    order: 'interleaved' launches each implementation once per round, in an order that differs
+    between rounds. If the clock drifts, all implementations are then affected equally, and no
+    implementation always runs after the same other one. 'one_by_one' finishes one implementation
+    before the next begins.
     flush_l2: whether the L2 is overwritten before every timed launch.
-    in_graphs: whether a launch is a Replay of a graph. The graph's calls rotate through sets of
-    tensors, so that SETS_BYTES of other sets are read before a set is read again.
-    num_warmups, runs: the minimum numbers of untimed and timed launches of an implementation.
-    warmup_ms, measure_ms: the minimum total times of those launches, so that short kernels are
-    launched more often. 0 does not change the numbers of launches. With 'interleaved' they refer to
-    the mean time of the implementations.
-    num_estimates: the number of launches from which the time of one launch is estimated.
+    in_graphs: whether each launch replays a graph. The calls of a graph rotate through sets of
+    tensors: before a set is read again, SETS_BYTES of other sets are read.
+    num_warmups, runs: the least numbers of untimed and of timed launches of an implementation.
+    warmup_ms, measure_ms: the least total times of these launches, so that short kernels are
+    launched more often. With 0, the numbers of launches are num_warmups and runs. With
+    'interleaved', the mean time of the implementations counts.
+    num_estimates: how many launches are used to estimate the time of one.
 
     Raises ArgumentError for an unknown order, or a number below its minimum.
     """
@@ -84,9 +86,9 @@ class Protocol:
 
     @classmethod
     def named(cls, order: str, num_warmups: int | None = None, runs: int | None = None) -> Protocol:
-        """The protocol with that order; a given number is used exactly.
+        """The protocol with this order. If a number is given, exactly that many launches are made.
 
-        Raises ArgumentError for an unknown order or an invalid number.
+        Raises ArgumentError if the order is unknown or a number is invalid.
         """
         if order not in _NAMED:
             raise ArgumentError(f"protocol={order!r}: allowed are {_listed()}")
@@ -98,15 +100,17 @@ class Protocol:
         return protocol
 
     def over_cache(self, nbytes: int) -> Protocol:
-        """The protocol for calls that read a cache of ``nbytes``. Small caches are timed in graphs,
-        because a call takes about as long as its launch. For large caches the protocol is
-        unchanged."""
+        """The protocol for calls that read a cache of ``nbytes`` bytes.
+
+        Calls on a small cache take about as long as their launch, so they are timed in graphs. For
+        large caches, the protocol does not change.
+        """
         if nbytes > LARGEST_IN_GRAPHS:
             return self
         return replace(self, flush_l2=False, in_graphs=True)
 
     def launches(self, estimate_ms: float) -> tuple[int, int]:
-        """The numbers of untimed and timed launches, for implementations with this launch time."""
+        """The numbers of untimed and of timed launches if a launch takes ``estimate_ms``."""
         return (
             _enough(self.num_warmups, self.warmup_ms, estimate_ms),
             _enough(self.runs, self.measure_ms, estimate_ms),
@@ -119,7 +123,7 @@ class Protocol:
 
 
 def _enough(least: int, milliseconds: float, each: float) -> int:
-    # Event timestamps have a resolution of half a microsecond.
+    # The timestamps of events have a resolution of half a microsecond.
     return max(least, int(milliseconds / max(each, 5e-4)))
 
 
@@ -128,27 +132,26 @@ def _listed() -> str:
 
 
 # Caches of up to LARGEST_IN_GRAPHS bytes are timed in CUDA graphs of at least CALLS_IN_GRAPH calls.
-# The gap between two launches and the resolution of an event then cost less than 0.1 us per call.
-# The graph rotates through sets of tensors of at least SETS_BYTES together, since an L2 holds about
-# 50 MB.
+# The time between two launches and the resolution of an event then add less than 0.1 us per call.
+# The sets of tensors have at least SETS_BYTES together, since an L2 holds about 50 MB.
 LARGEST_IN_GRAPHS = 40_000_000
 SETS_BYTES = 240_000_000
 CALLS_IN_GRAPH = 48
 IN_GRAPHS = "in graphs"
 
 INTERLEAVED = Protocol()
-# The protocol of Triton's do_bench, so that results are comparable with it.
+# The protocol of Triton's do_bench; results can be compared with it.
 ONE_BY_ONE = Protocol("one_by_one", num_warmups=1, runs=1, warmup_ms=25.0, measure_ms=200.0)
 _NAMED = {INTERLEAVED.order: INTERLEAVED, ONE_BY_ONE.order: ONE_BY_ONE}
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The times of one implementation's timed launches, at least one, in the order they ran.
+    """The times of the timed launches of one implementation in their order; at least one.
 
-    sm_clock_mhz and power_w are medians of the readings during the timed part, None if NVML gave
-    none. Interleaved implementations run within milliseconds of each other and share their
-    readings.
+    sm_clock_mhz and power_w are medians of readings during these launches; None if NVML gave none.
+    Implementations that are interleaved run within milliseconds of each other, so they have the
+    same readings.
     """
 
     times_ms: tuple[float, ...]
@@ -157,7 +160,7 @@ class Samples:
 
     @property
     def median_ms(self) -> float:
-        """The median time, from which all figures are derived."""
+        """The median time, from which all other figures are computed."""
         return statistics.median(self.times_ms)
 
     @property
@@ -167,7 +170,7 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """The interquartile range over the median; 0 for a single time."""
+        """The interquartile range divided by the median; 0 if there is only one time."""
         if len(self.times_ms) < 2 or not self.median_ms:
             return 0.0
         lower, _, upper = statistics.quantiles(self.times_ms, n=4, method="inclusive")
@@ -178,44 +181,47 @@ class Samples:
 
 
 class Clock(Interface):
-    """A stream of work, executed in order, on which events mark the progress."""
+    """A stream that executes work in order, with events that mark times."""
 
     def running(self) -> AbstractContextManager[None]:
-        """The context in which all other methods are called and implementations are launched."""
+        """The context in which all other methods are called and all launches are made."""
 
     def events(self, count: int) -> list[Any]:
-        """``count`` events, created before anything is timed."""
+        """Creates ``count`` events, before anything is timed."""
 
     def record(self, event: Any) -> None:
-        """Records an event after everything enqueued so far; does not wait."""
+        """Records an event after all work enqueued so far; does not wait."""
 
     def flush(self) -> None:
-        """Enqueues an operation that evicts everything from the L2; does not wait."""
+        """Enqueues work that evicts everything from the L2; does not wait."""
 
     def synchronize(self) -> None:
-        """Waits for everything enqueued so far. Raises LaunchError if some of this work failed."""
+        """Waits for all work enqueued so far. Raises LaunchError if some of it failed."""
 
     def elapsed_ms(self, begin: Any, end: Any) -> float:
-        """Milliseconds between two events that have completed."""
+        """The milliseconds between two events, which must have completed."""
 
     @property
     def can_capture(self) -> bool:
-        """Whether calls can be captured in a graph."""
+        """Whether calls can be captured in a CUDA graph."""
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
-        """Captures the calls in a graph, after a warm-up call of each, and returns a function that
-        launches it. Raises any error of the calls and of capturing."""
+        """Captures the calls in a graph, after one warm-up of each.
+
+        Returns a function that launches the graph. Raises any error that a call or the capture
+        raises.
+        """
 
 
-# As many bytes as Triton's do_bench overwrites; twice the L2 if that is more.
+# Triton's do_bench overwrites this many bytes; twice the L2 is overwritten if that is more.
 FLUSHED_BYTES = 256_000_000
 
 
 class CudaEvents:
-    """Events on one stream of GPU ``ordinal``.
+    """CUDA events on one stream of GPU ``ordinal``.
 
-    ``stream`` is a handle; None means PyTorch's current stream if PyTorch uses the GPU, otherwise
-    the default stream. Events are valid until the next call of events().
+    ``stream`` is the handle of a stream. None stands for PyTorch's current stream if PyTorch uses
+    the GPU, otherwise for the default stream. Events are valid until the next call of events().
 
     Raises LaunchError if there is no such GPU.
     """
@@ -235,7 +241,7 @@ class CudaEvents:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Makes the GPU current and determines the stream."""
+        """Makes the GPU current and finds the stream."""
         stream = _current_stream(self.ordinal) if self._wanted is None else self._wanted
         self._stream = ctypes.c_void_p(stream)
         with driver.current_gpu(self.ordinal):
@@ -245,7 +251,7 @@ class CudaEvents:
                 self._destroy_events()
 
     def events(self, count: int) -> list[ctypes.c_void_p]:
-        """Events with timing enabled, which may be recorded again."""
+        """Events that record times; they can be recorded again."""
         while len(self._pool) < count:
             event = ctypes.c_void_p()
             driver.call("cuEventCreate", ctypes.byref(event), 0)
@@ -257,7 +263,7 @@ class CudaEvents:
         driver.call("cuEventRecord", event, self._stream)
 
     def flush(self) -> None:
-        """Overwrites more memory than the L2 holds; does not wait."""
+        """Overwrites more bytes than the L2 holds; does not wait."""
         buffer = self._buffer
         words = ctypes.c_size_t(buffer.nbytes // 4)
         driver.call("cuMemsetD32Async", ctypes.c_uint64(buffer.address), 0, words, self._stream)
@@ -267,7 +273,7 @@ class CudaEvents:
         driver.call("cuStreamSynchronize", self._stream)
 
     def elapsed_ms(self, begin: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
-        """Milliseconds between two completed events, with a resolution of half a microsecond at
+        """The milliseconds between two completed events; the resolution is half a microsecond at
         best."""
         milliseconds = ctypes.c_float()
         driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), begin, end)
@@ -275,15 +281,16 @@ class CudaEvents:
 
     @property
     def can_capture(self) -> bool:
-        """Whether PyTorch uses the GPU; calls in a graph need PyTorch's memory pool."""
+        """Whether PyTorch uses the GPU, because calls in a graph need its memory pool."""
         return _torch_on_gpu() is not None
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
-        """Captures the calls in a CUDA graph with PyTorch, and returns its replay."""
+        """Captures the calls in a CUDA graph by PyTorch. Returns the function that replays it."""
         torch = _torch_on_gpu()
         assert torch is not None
-        # The default stream cannot be captured. Calls on the new stream before the capture keep
-        # first-call allocations, module loading and kernel choice out of the graph.
+        # The default stream cannot be captured. The calls run once on the new stream before the
+        # capture, so that first allocations, loading of modules and choice of kernels are not in
+        # the graph.
         stream = torch.cuda.Stream(self.ordinal)
         stream.wait_stream(torch.cuda.current_stream(self.ordinal))
         with torch.cuda.stream(stream):
@@ -302,8 +309,7 @@ class CudaEvents:
         return DeviceArray.empty((size // 4,), np.dtype(np.uint32), self.ordinal)
 
     def _destroy_events(self) -> None:
-        # After a kernel has failed, events can no longer be destroyed. The failure itself is
-        # reported elsewhere.
+        # After a kernel has failed, events cannot be destroyed. The failure is reported elsewhere.
         pool, self._pool = self._pool, []
         for event in pool:
             try:
@@ -313,7 +319,7 @@ class CudaEvents:
 
 
 def _replay(graph: Any, calls: tuple[Callable[[], Any], ...]) -> None:
-    """Replays the graph. ``calls`` is unused; holding it keeps the graph's tensors alive."""
+    """Replays the graph. ``calls`` is not used, but keeps the graph's tensors alive."""
     graph.replay()
 
 
@@ -324,7 +330,7 @@ def _torch_on_gpu() -> Any:
 
 
 def _current_stream(ordinal: int) -> int:
-    """PyTorch's current stream, if it uses the GPU; the default stream otherwise."""
+    """PyTorch's current stream if PyTorch uses the GPU, otherwise the default stream."""
     torch = _torch_on_gpu()
     if torch is None:
         return 0
@@ -332,8 +338,8 @@ def _current_stream(ordinal: int) -> int:
 
 
 def require_usable_gpu(clock: Clock, culprit: str) -> None:
-    """Raises LaunchError, which names `culprit`, if a failure has left the GPU unusable, so that
-    every further launch of this process would fail."""
+    """Raises LaunchError, which names `culprit`, if a failure has left the GPU unusable: all
+    further launches of this process would fail."""
     try:
         with clock.running():
             clock.synchronize()
@@ -347,7 +353,7 @@ def require_usable_gpu(clock: Clock, culprit: str) -> None:
 
 
 class Implementation(Interface):
-    """An implementation to time; names must be unique."""
+    """An implementation that can be timed. Names must be unique."""
 
     @property
     def name(self) -> str:
@@ -359,8 +365,10 @@ class Implementation(Interface):
 
 @dataclass(frozen=True)
 class Replay:
-    """Calls of one implementation captured in a graph. A launch runs all of these calls, and the
-    launch's time is reported per call."""
+    """Several calls of one implementation, captured in a graph.
+
+    A launch runs all of them; the reported time is that of one call.
+    """
 
     name: str
     replay: Callable[[], Any]
@@ -374,10 +382,11 @@ class Replay:
         clock: Clock,
         least: int | None = None,
     ) -> Replay:
-        """A graph that cycles through ``calls``, each on its own tensors, until it has at least
-        ``least`` calls (default CALLS_IN_GRAPH).
+        """Captures ``calls``, each with tensors of its own, in a graph.
 
-        Raises any error of the calls and of capturing.
+        They are repeated until the graph has at least ``least`` calls (default: CALLS_IN_GRAPH).
+
+        Raises any error that a call or the capture raises.
         """
         every = [*calls] * -(-(least or CALLS_IN_GRAPH) // len(calls))
         with clock.running():
@@ -389,7 +398,7 @@ class Replay:
 
 
 def num_sets(nbytes: int) -> int:
-    """The number of tensor sets, of ``nbytes`` each, that a graph's calls rotate through."""
+    """Through how many sets of tensors, of ``nbytes`` each, the calls of a graph rotate."""
     return max(2, -(-SETS_BYTES // max(1, nbytes)))
 
 
@@ -400,15 +409,16 @@ def measure(
     clock: Clock | None = None,
     telemetry: Telemetry | None = None,
 ) -> dict[str, Samples]:
-    """The samples of every implementation by name, in the order given. A Replay's samples are per
-    call.
+    """Times all implementations.
 
-    Launches follow each other without a wait, since an idle GPU raises its clock above what it can
-    sustain under load. ``clock`` None is the current stream of GPU 0, and ``telemetry`` None reads
-    that GPU's clock and power.
+    Returns the samples by name, in the given order. The samples of a Replay are times per call.
 
-    Raises ArgumentError if two implementations share a name, LaunchError if there is no GPU or a
-    launch fails, and any error of an implementation.
+    Launches follow each other without waiting, since an idle GPU raises its clock above the one it
+    can keep under load. If ``clock`` is None, it is the current stream of GPU 0; if ``telemetry``
+    is None, that GPU's clock and power are read.
+
+    Raises ArgumentError if two implementations have the same name, LaunchError if there is no GPU
+    or a launch fails, and any error of an implementation.
     """
     names = [implementation.name for implementation in implementations]
     if len(set(names)) < len(names):
@@ -435,7 +445,7 @@ class _Bench:
     telemetry: Telemetry
 
     def time(self, group: list[Implementation]) -> dict[str, Samples]:
-        """Times one implementation, or several interleaved."""
+        """Times one implementation, or several that are interleaved."""
         num_warmups, runs = self.protocol.launches(statistics.fmean(map(self._estimate, group)))
         for implementation in itertools.chain.from_iterable(itertools.repeat(group, num_warmups)):
             implementation.launch()
@@ -458,8 +468,8 @@ class _Bench:
         }
 
     def _estimate(self, implementation: Implementation) -> float:
-        """The milliseconds of a launch, including the flush before it."""
-        implementation.launch()  # may compile, choose a kernel or load a module
+        """The milliseconds that a launch takes, with the flush before it."""
+        implementation.launch()  # May compile, choose a kernel or load a module
         self.clock.synchronize()
         begin, end = self.clock.events(2)
         self.clock.record(begin)
@@ -473,7 +483,7 @@ class _Bench:
 
     def _launch(self, implementation: Implementation, begin: Any, end: Any) -> None:
         if self.protocol.flush_l2:
-            # The flush also keeps the GPU busy while the host prepares the launch.
+            # The flush also keeps the GPU busy while the host prepares the next launch.
             self.clock.flush()
         self.clock.record(begin)
         implementation.launch()
@@ -481,11 +491,11 @@ class _Bench:
 
 
 def _turns(group: Sequence[Implementation], rounds: int) -> Iterator[Implementation]:
-    """Every implementation once per round: a shuffled order, then its reverse, then another
-    shuffle.
+    """Yields every implementation once per round: in a shuffled order, then in its reverse, then in
+    another shuffled order.
 
-    The orders are the same in every run. The orders within a run vary because the previous kernel
-    leaves the GPU warmer or cooler, so no implementation may always have the same neighbour.
+    The orders are the same in every run. They vary within a run, because a kernel leaves the GPU
+    warmer or cooler, so no implementation may always run after the same one.
     """
     orders = random.Random(0)
     order = list(group)

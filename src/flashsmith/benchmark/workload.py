@@ -1,4 +1,4 @@
-"""Workload: one problem's tensors, and the check of an implementation's output on them."""
+"""Workload: the tensors of one problem, and the check of an implementation's output."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from flashsmith.verify.forward_reference import ForwardReference
 from flashsmith.verify.proof_inputs import check_seed, numpy_dtype
 from flashsmith.verify.tolerance import MIN_OUTPUTS
 
-# Limit of the scores per head that the references compute; more would only cost time. Above this
-# limit, only the first, the middle and the last rows are checked.
+# If a head has more scores, only its first, middle and last rows are checked. Checking more would
+# only take longer.
 SCORES_ON_GPU = 1 << 28
 SCORES_ON_HOST = 1 << 23
 _BLOCKS = 3
-# For a cache: limits of the groups of heads that are checked, and of the keys of all these groups.
-# A verdict needs a minimum number of outputs; always enough groups are checked for that.
+# For a cache: at most this many groups of heads are checked, with at most this many keys together.
+# A verdict needs a minimum number of outputs, for which enough groups are always checked.
 MOST_GROUPS, MOST_KEYS = 64, 1 << 19
-# The offset of do's seed, far from the seeds of q, k, v and o.
+# The seed of do is this much greater than the others, to be far from those of q, k, v and o.
 _SEED_OF_DO = 1 << 31
 
 
-# q, k and v for a sample of rows.
+# q, k and v of the rows that are checked.
 _Tensors = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class _Sample(NamedTuple):
-    """Rows of one head: the sequence's index, the head, and the rows within the sequence."""
+    """Rows of one head: index of the sequence, head, and rows within the sequence."""
 
     sequence: int
     head: int
@@ -51,12 +51,12 @@ class _Sample(NamedTuple):
 
 @dataclass
 class Workload:
-    """q, k and v of ``problem`` with standard normal contents, and an output ``o`` to be filled.
+    """q, k and v of ``problem`` with standard normal values, and an output ``o``.
 
-    In a packed problem, all sequences have the problem's lengths, and the tensors are (total,
-    heads, d). A window's limits and a softcap have Problem's typical values; with partial
-    semantics, the part consists of all keys. ``memory`` is where the tensors live: GPU 0 unless a
-    test passes another.
+    In a packed problem all sequences have the lengths of the problem, and tensors are (total,
+    heads, d). The limits of a window and a softcap have the typical values of Problem. With partial
+    semantics, the part is all keys. ``memory`` holds the tensors: that of GPU 0, unless a test
+    gives another.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -84,7 +84,7 @@ class Workload:
 
     @property
     def packed(self) -> bool:
-        """Whether sequences are packed one after the other."""
+        """Whether the sequences are packed."""
         return self.problem.semantics.packed
 
     @property
@@ -94,7 +94,7 @@ class Workload:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords that forward() and attention() take for this problem."""
+        """The keywords of forward() and attention() for this problem."""
         asked = self.problem.keywords | named_bits(self.problem.bits)
         if self.problem.semantics.partial:
             asked["partial"] = True
@@ -109,22 +109,22 @@ class Workload:
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The tensors of a call under the operation's names, including its outputs."""
+        """The tensors of a call by the names of the operation, outputs included."""
         return self._named("q", "k", "v", "o", "cu_seqlens_q", "cu_seqlens_k")
 
     @property
     def call_options(self) -> dict[str, Any]:
-        """The operation's options by name."""
+        """The options of the operation by name."""
         left, right = self.problem.window or NO_WINDOW
         return {"left": left, "right": right, "softcap": self.problem.softcap}
 
     def call(self, config: KernelConfig) -> Callable[[], Any]:
-        """One call of a config's kernel, which writes o."""
+        """A function that calls the kernel of a config, which writes o."""
         return partial(forward, config, self.q, self.k, self.v, self.o, **self.options)
 
     @property
     def output(self) -> Any:
-        """The tensor that a call writes: o."""
+        """The tensor that a call writes, which is o."""
         return self.o
 
     def poison(self) -> None:
@@ -132,27 +132,26 @@ class Workload:
         self.memory.poison(self.o)
 
     def check(self, output: Any, scores: int | None = None) -> Comparison:
-        """Checks two heads by Verify's rule: the first head of the first sequence and the last head
-        of the last sequence. All other outputs must be finite, since the references of these inputs
-        are finite.
+        """Checks two heads by the rule of Verify: the first head of the first sequence and the last
+        head of the last sequence. All other outputs must be finite, because the references for
+        these inputs are.
 
-        ``output`` has q's layout. If a head has more than ``scores`` scores, only some of its rows
-        are checked; None applies the default limit.
+        ``output`` has the layout of q. If a head has more than ``scores`` scores, only some rows
+        are checked; None stands for the default limit.
         """
         samples, case = self._case_of(scores or self._most_scores)
         rows = [self._rows(output, self.problem.seq_q, sample) for sample in samples]
         return self._if_finite(case.verdict({"o": np.concatenate(rows)}), [output])
 
     def _if_finite(self, found: Comparison, outputs: Iterable[Any]) -> Comparison:
-        """The verdict on a part of the outputs, or a failure if they are NaN or infinite
-        elsewhere."""
+        """The verdict on a part of the outputs; a failure if others are NaN or infinite."""
         wrong = sum(map(self.memory.nonfinite, outputs)) if found.ok else 0
         if not wrong:
             return found
         return replace(found, reasons=(f"{wrong} outputs are NaN or infinite",))
 
     def _named(self, *names: str) -> dict[str, Any]:
-        """The attributes of these names that are not None."""
+        """Those attributes of these names that are not None."""
         return {name: it for name in names if (it := getattr(self, name)) is not None}
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -162,7 +161,7 @@ class Workload:
         return (p.batch, p.seq_q, p.heads_q, p.d), (p.batch, p.seq_k, p.heads_k, p.d)
 
     def _rows(self, tensor: Any, seq: int, sample: _Sample) -> np.ndarray:
-        """The sampled rows of a tensor whose sequences have length ``seq``: (rows, 1, d)."""
+        """The rows of a sample from a tensor whose sequences have length ``seq``: (rows, 1, d)."""
         rows = self.memory.head(tensor, self._sequence(sample.sequence, seq), sample.head)
         return rows[sample.rows, None]
 
@@ -178,7 +177,8 @@ class Workload:
         return SCORES_ON_GPU if self._on_gpu else SCORES_ON_HOST
 
     def _case_of(self, scores: int) -> tuple[tuple[_Sample, ...], ProofCase]:
-        """The samples to check and the proof case with their rows, in the same order."""
+        """The samples that are checked, and the case for the proof with their rows in the same
+        order."""
         if scores not in self._cases:
             p = self.problem
             blocks = row_blocks(p.seq_q, p.seq_k, scores)
@@ -188,7 +188,8 @@ class Workload:
         return self._cases[scores]
 
     def _case_of_rows(self, parts: Iterable[_Tensors]) -> ProofCase:
-        """The forward pass's case for these rows, with the problem's mask and numbers."""
+        """The case of the forward pass for these rows, with the mask and the numbers of the
+        problem."""
         return ForwardReference().given_rows(
             self.problem, parts, self.problem.keywords, on_gpu=self._on_gpu
         )
@@ -205,8 +206,8 @@ class Workload:
         )
 
     def _keys(self, rows: slice) -> slice:
-        """The keys that align the rows to the bottom right, as masks require; all keys without a
-        mask."""
+        """The keys for which the rows are aligned to the bottom right, as masks require; all keys
+        if there is no mask."""
         p = self.problem
         masked = p.semantics.key_mask.hides
         end = rows.stop + p.seq_k - p.seq_q if masked else p.seq_k
@@ -214,8 +215,11 @@ class Workload:
 
 
 class BackwardWorkload(Workload):
-    """The tensors of a backward problem. In addition to Workload's: ``do``, ``o`` and ``lse`` from
-    attention(), and the gradients dq, dk and dv that the problem needs."""
+    """The tensors of a problem of the backward pass.
+
+    Those of Workload, ``do``, ``o`` and ``lse`` from attention(), and those gradients dq, dk and dv
+    that the problem needs.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -235,7 +239,7 @@ class BackwardWorkload(Workload):
         return {**super().tensors, **self._named("do", "lse"), **self.gradients}
 
     def call(self, config: KernelConfig) -> Callable[[], Any]:
-        """One call of a config's kernels, which writes the gradients."""
+        """A function that calls the kernels of a config, which write the gradients."""
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     @property
@@ -244,10 +248,10 @@ class BackwardWorkload(Workload):
         return hasattr(self.q, "requires_grad_")
 
     def differentiated(self, forward: Callable[[Any, Any, Any], Any]) -> Callable[[], Any]:
-        """A call that computes the problem's gradients of ``forward`` with PyTorch's autograd, and
-        can be repeated.
+        """A function that computes the problem's gradients of ``forward`` by PyTorch's autograd; it
+        can be called repeatedly.
 
-        It times the kernels alone, without the accumulation into .grad.
+        This measures only the kernels, not the accumulation into .grad.
         """
         import torch
 
@@ -258,12 +262,12 @@ class BackwardWorkload(Workload):
         return partial(torch.autograd.grad, o, leaves, self.do, retain_graph=True)
 
     def by_name(self, gradients: Sequence[Any]) -> dict[str, Any]:
-        """The gradients that ``differentiated``'s call returns, by name."""
+        """By name, the gradients that the function of ``differentiated`` returns."""
         return dict(zip(self.gradients, gradients, strict=True))
 
     @property
     def output(self) -> dict[str, Any]:
-        """The tensors that a call writes: the gradients by name."""
+        """The tensors that a call writes, which are the gradients by name."""
         return self.gradients
 
     def poison(self) -> None:
@@ -272,8 +276,8 @@ class BackwardWorkload(Workload):
             self.memory.poison(gradient)
 
     def check(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
-        """Checks by Verify's rule the gradients of two heads of k, and of all heads of q that share
-        them. The two are the first head of the first sequence and the last head of the last
+        """Checks by the rule of Verify the gradients of two heads of k, and of the heads of q that
+        share them. These are the first head of the first sequence and the last head of the last
         sequence. All other gradients must be finite.
 
         ``scores`` is ignored, because gradients depend on whole sequences.
@@ -289,7 +293,7 @@ class BackwardWorkload(Workload):
 
     @cached_property
     def _case(self) -> ProofCase:
-        """The case of the groups, arranged as the sequences of a batch."""
+        """The case for these groups, which become the sequences of a batch."""
         p = self.problem
         left, right = p.window or NO_WINDOW
         inputs = {name: self._of_groups(getattr(self, name), name) for name in ("do", *"qkvo")}
@@ -306,12 +310,12 @@ class BackwardWorkload(Workload):
         return BackwardReference().given(problem, inputs, options)
 
     def _heads_of(self, head_k: int) -> range:
-        """The heads of q that share a head of k."""
+        """The heads of q that use this head of k."""
         group = self.problem.heads_q // self.problem.heads_k
         return range(head_k * group, (head_k + 1) * group)
 
     def _of_groups(self, tensor: Any, name: str) -> np.ndarray:
-        """A tensor's rows for the groups: (groups, seq, heads, d)."""
+        """The rows of a tensor for the groups: (groups, seq, heads, d)."""
         of_keys = name.removeprefix("d") in "kv"
         seq = self.problem.seq_k if of_keys else self.problem.seq_q
         return np.stack(
@@ -328,7 +332,7 @@ class BackwardWorkload(Workload):
         )
 
     def _statistics_of_groups(self) -> np.ndarray:
-        """lse for the groups: (groups, heads, seq_q)."""
+        """The lse of the groups: (groups, heads, seq_q)."""
         lse, seq = self.memory.fetch(self.lse), self.problem.seq_q
         parts = []
         for number, head_k in self._groups:
@@ -339,10 +343,11 @@ class BackwardWorkload(Workload):
 
 
 class DecodeWorkload(Workload):
-    """q, a cache that the problem's sequences fill, both standard normal, and an output ``o``.
+    """q and a cache that the sequences of the problem fill, with standard normal values, and an
+    output ``o``.
 
-    In a packed problem, all sequences have the same number of queries. Pages are in random order.
-    ``k`` and ``v`` are aliases of the caches, for implementations that use these names.
+    In a packed problem, all sequences have the same number of queries. Pages are in a random order.
+    ``k`` and ``v`` are other names of the caches, for implementations that use them.
     """
 
     def __post_init__(self) -> None:
@@ -370,7 +375,7 @@ class DecodeWorkload(Workload):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords that attention_with_cache() takes for this problem."""
+        """The keywords of attention_with_cache() for this problem."""
         asked = {"cache_lens": self.cache_lens, **self.problem.keywords}
         asked |= named_bits(self.problem.bits)
         if self.problem.page:
@@ -381,25 +386,25 @@ class DecodeWorkload(Workload):
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """q, the cache, its lengths and pages, and o."""
+        """q, the cache with its lengths and pages, and o."""
         names = ("q", "k_cache", "v_cache", "cache_lens", "o", "page_table", "cu_seqlens_q")
         return self._named(*names)
 
     def call(self, config: KernelConfig) -> Callable[[], Any]:
-        """One call of a config's kernels, which writes o."""
+        """A function that calls the kernels of a config, which write o."""
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def check(self, output: Any, scores: int | None = None) -> Comparison:
-        """Checks by Verify's rule groups of heads that share a head of k, from the first to the
-        last sequence. All other outputs must be finite. ``scores`` is ignored."""
+        """Checks groups of heads that share a head of k, from the first to the last sequence, by
+        the rule of Verify. All other outputs must be finite. ``scores`` is ignored."""
         groups, case = self._expected_groups
         got = np.concatenate([self._rows_of(output, *group) for group in groups])
         return self._if_finite(case.verdict({"o": got}), [output])
 
     @cached_property
     def _expected_groups(self) -> tuple[list[tuple[int, int]], ProofCase]:
-        """Evenly spread (sequence, head of k) pairs, and the case of their rows in the same order.
-        Only one group's K and V are copied to the host at a time."""
+        """(sequence, head of k) pairs that are spread evenly, and the case with their rows in the
+        same order. Only K and V of one group are copied to the host at a time."""
         p = self.problem
         of_group = p.seq_q * p.heads_q // p.heads_k * p.d
         enough = max(2, -(-MIN_OUTPUTS // of_group), min(MOST_GROUPS, MOST_KEYS // p.seq_k))
@@ -417,24 +422,25 @@ class DecodeWorkload(Workload):
         )
 
     def _rows_of(self, tensor: Any, sequence: int, head_k: int) -> np.ndarray:
-        """The rows of the heads of q that share a head of k: (seq_q, group, d)."""
+        """The rows of those heads of q that use a head of k: (seq_q, group, d)."""
         of_group = self.problem.heads_q // self.problem.heads_k
         at = self._sequence(sequence, self.problem.seq_q)
         heads = range(head_k * of_group, (head_k + 1) * of_group)
         return np.stack([self.memory.head(tensor, at, head) for head in heads], axis=1)
 
     def _keys_of(self, cache: Any, sequence: int, head_k: int) -> np.ndarray:
-        """The keys, or values, of one head of a sequence: (seq_k, d)."""
+        """The keys (or values) of one head of one sequence: (seq_k, d)."""
         at = self.pages[sequence].tolist() if self.problem.page else sequence
         rows = self.memory.head(cache, (at,), head_k)
         return rows.reshape(-1, self.problem.d)[: self.problem.seq_k]
 
 
 class OperationWorkload:
-    """One problem of any operation: tensors as its reference draws them, and outputs to be filled.
-    ``memory`` is where the tensors live: GPU 0 unless a test passes another.
+    """A problem of any operation: the tensors that its reference draws, and its outputs.
 
-    The whole output is checked, so the problem must be one that the reference computes in seconds.
+    ``memory`` holds the tensors: that of GPU 0, unless a test gives another.
+
+    All outputs are checked, so the reference must be able to compute the problem in seconds.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -456,32 +462,32 @@ class OperationWorkload:
             if tensor.name not in self.inputs
         }
         self.output = {**blank, **{t.name: self.inputs[t.name] for t in written if t.role != "out"}}
-        # Integer tensors cannot hold NaN.
+        # Tensors of integers cannot hold NaN.
         self._poisonable = [
             blank[t.name] for t in written if t.name in blank and "float" in t.dtype_of(problem)
         ]
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The tensors of a call under the operation's names, including its outputs."""
+        """The tensors of a call by the names of the operation, outputs included."""
         return {**self.inputs, **self.output}
 
     @property
     def call_options(self) -> dict[str, Any]:
-        """The operation's options by name, as the reference defines them."""
+        """The options of the operation by name, as the reference gives them."""
         return self._reference.call_options(self.problem, self._case.options)
 
     def call(self, config: KernelConfig) -> Callable[[], Any]:
-        """One call of a config's kernel, which writes the outputs."""
+        """A function that calls the kernel of a config, which writes the outputs."""
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def poison(self) -> None:
-        """Fills the outputs with NaN, except outputs that the kernel also reads."""
+        """Fills the outputs with NaN, except those that the kernel also reads."""
         for tensor in self._poisonable:
             self.memory.poison(tensor)
 
     def check(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
-        """The reference's verdict on the outputs by name; ``scores`` is ignored."""
+        """The verdict of the reference on the outputs (by name); ``scores`` is ignored."""
         arrays = {name: self.memory.fetch(tensor) for name, tensor in output.items()}
         return self._case.verdict(arrays)
 
@@ -491,7 +497,7 @@ class OperationWorkload:
 
 
 AnyWorkload = Workload | OperationWorkload
-# Workloads by the operation's name; all other operations use OperationWorkload.
+# The workload classes of operations, by name; all others use OperationWorkload.
 _WORKLOADS = {
     DEFAULT: Workload,
     BACKWARD.name: BackwardWorkload,
@@ -500,7 +506,7 @@ _WORKLOADS = {
 
 
 def workload_of(problem: Problem, seed: int = 0, memory: TensorMemory | None = None) -> AnyWorkload:
-    """The workload of a problem of any operation; ``memory`` None is GPU 0's."""
+    """The workload for a problem of any operation. If ``memory`` is None, it is that of GPU 0."""
     memory = memory or gpu_memory()
     return _WORKLOADS.get(problem.operation, OperationWorkload)(problem, seed, memory)
 
@@ -513,8 +519,8 @@ def _check(problem: Problem, seed: int) -> None:
 
 
 def row_blocks(seq_q: int, seq_k: int, scores: int) -> list[slice]:
-    """All rows, or the first, the middle and the last rows if there are more than ``scores``
-    scores."""
+    """All rows; if there are more than ``scores`` scores, the first, the middle and the last
+    rows."""
     if seq_q * seq_k <= scores:
         return [slice(0, seq_q)]
     rows = max(1, scores // (_BLOCKS * seq_k))

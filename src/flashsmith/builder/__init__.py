@@ -1,5 +1,5 @@
-"""Builds kernel libraries: compiles C++ text, keeps PTX and compiler reports, and publishes the
-result."""
+"""Builds kernel libraries: compiles C++ sources, keeps the PTX and the compiler's reports, and
+publishes the result."""
 
 from __future__ import annotations
 

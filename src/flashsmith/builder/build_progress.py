@@ -18,18 +18,19 @@ Stage = Literal["wait", "reuse", "compile", "host", "link", "publish", "warn", "
 class BuildEvent:
     """One step of a build.
 
-    ``done`` of ``total`` steps have finished. The steps are the configs, the files of host code
-    that the cache lacks, and linking. A "compile" event has the compiled kernel as its ``entry``,
-    except for the first such event, which announces what will be compiled. The other stages:
+    ``done`` is how many of the ``total`` steps have finished. The steps are: one for each config,
+    one for each file of host code that the cache does not have, and linking. A "compile" event has
+    a compiled kernel as its ``entry``. The first one has none; it announces what will be compiled.
+    The other kinds of events:
 
     - "wait": another process is building the same library.
     - "reuse": the library was in the cache.
-    - "host": a file of host code has been compiled.
+    - "host": a file of host code was compiled.
     - "link" and "publish": the library is being linked or published.
-    - "warn": there is a problem that does not stop the build, such as spills.
+    - "warn": something is wrong, such as spills, but the build continues.
     - "done": the library is published.
 
-    ``seconds_left`` is the estimated time for the rest of the build.
+    ``seconds_left`` is how long the rest of the build is estimated to take.
     """
 
     stage: Stage
@@ -44,6 +45,6 @@ Progress = Callable[[BuildEvent], None]
 
 
 def silent(event: BuildEvent) -> None:
-    """The default progress function: logs warnings and ignores all other events."""
+    """The default for ``progress``: logs warnings and ignores all other events."""
     if event.stage == "warn":
         _log.warning("flashsmith: %s", event.message)

@@ -1,4 +1,4 @@
-"""The cache's folder, which a marker file identifies as flashsmith's."""
+"""The folder of the cache. A marker file shows that flashsmith created it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from flashsmith.builder.safe_files import any_owner, kind_of, make_folder, no_fo
 from flashsmith.builder.temporary_folders import LOCK
 from flashsmith.errors import CacheError
 
-# Increased when the folder's layout changes: older caches are then left untouched.
+# Increased when the layout of the folder changes; caches with an older layout are not touched.
 CACHE_FOLDER = "flashsmith-cache-1"
-# The name and first line by which backup programs skip cache folders (bford.info/cachedir).
+# The name and the first line of the file by which backup programs recognise cache folders
+# (bford.info/cachedir).
 MARKER = "CACHEDIR.TAG"
 _MARKER_TEXT = b"""\
 Signature: 8a477f597d28d172789f06886806bc55
 # Kernels that flashsmith compiled. This file marks the folder as its own: it removes what it finds
 # here. 'flashsmith cache' lists, checks and clears it.
 """
-# The errors of reading the marker when it is missing, or is a link, a fifo or a socket.
+# The errors that reading the marker raises if it is missing, or is a link, a fifo or a socket.
 _NO_MARKER = (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO)
 FOLDERS = ("libraries", "objects", "locks", "tmp")
 
@@ -33,17 +34,18 @@ _LIBRARY_FOLDERS = ("ptx", "sources")
 
 
 def is_key(name: str) -> bool:
-    """Whether ``name`` has the form of a library's key: 32 hexadecimal digits."""
+    """Whether ``name`` could be the key of a library: 32 hexadecimal digits."""
     return _KEY.fullmatch(name) is not None
 
 
 def is_object(path: Path) -> bool:
-    """Whether ``path`` is a regular file with the name of a host object that libraries share."""
+    """Whether ``path`` is a regular file whose name is that of a host object; libraries share host
+    objects."""
     return _OBJECT.fullmatch(path.name) is not None and kind_of(path) == stat.S_IFREG
 
 
 def is_library(path: Path) -> bool:
-    """Whether ``path`` is a library that flashsmith made, damaged or not."""
+    """Whether flashsmith made the library at ``path``; it may be damaged."""
     return (
         is_key(path.name)
         and kind_of(path) == stat.S_IFDIR
@@ -53,7 +55,7 @@ def is_library(path: Path) -> bool:
 
 
 def foreign_file(library: Path) -> Path | None:
-    """A path below a library's folder that flashsmith did not create, or None."""
+    """A path in the folder of a library that flashsmith did not create, or None."""
     for path in _below(library):
         name = path.relative_to(library).as_posix()
         if kind_of(path) == stat.S_IFDIR:
@@ -68,7 +70,7 @@ def foreign_file(library: Path) -> Path | None:
 def _below(folder: Path) -> list[Path]:
     """All files and folders below ``folder``, without following links.
 
-    A folder that is removed in the meantime is skipped.
+    A folder that disappears meanwhile is left out.
     """
     return [
         Path(top, name)
@@ -78,7 +80,10 @@ def _below(folder: Path) -> list[Path]:
 
 
 def tree_bytes(path: Path) -> int:
-    """Bytes of a file or of all files below a folder; a file removed meanwhile counts as 0."""
+    """The bytes of a file, or of all files below a folder.
+
+    A file that disappears meanwhile counts as 0.
+    """
     total = 0
     for file in [path, *_below(path)]:
         with contextlib.suppress(FileNotFoundError):
@@ -90,7 +95,7 @@ def tree_bytes(path: Path) -> int:
 def is_cache_folder(root: Path) -> bool:
     """Whether the cache ``root`` exists.
 
-    Raises CacheError when ``root`` is not a folder that flashsmith created, or when one of its
+    Raises CacheError if ``root`` is not a folder that flashsmith created, or if one of its
     subfolders is a link.
     """
     kind = kind_of(root)
@@ -98,7 +103,8 @@ def is_cache_folder(root: Path) -> bool:
         return False
     if kind != stat.S_IFDIR:
         raise _refused(root, "is not a folder, or is a symbolic link")
-    # Listed before the marker is read: a process completes the marker before it adds other files.
+    # Listed before the marker is read, because a process completes the marker before it adds other
+    # files.
     names = os.listdir(root)
     if _marker(root) != _MARKER_TEXT:
         if _may_become_ours(root, names):
@@ -117,8 +123,8 @@ def make_cache_folder(root: Path) -> None:
     """
     if not is_cache_folder(root):
         make_folder(root)
-        # The file is not truncated, because another process may create it too and writes the same
-        # bytes.
+        # The file is not truncated, because another process may be creating it too; both write the
+        # same bytes.
         with open(root / MARKER, "r+b", opener=_open_or_create) as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(_MARKER_TEXT)
@@ -145,7 +151,8 @@ def _marker(root: Path) -> bytes | None:
 
 
 def _may_become_ours(root: Path, names: list[str]) -> bool:
-    """Whether the folder is empty, or its creator was killed while writing the marker."""
+    """Whether the folder is empty, or was left by a process that was killed while it wrote the
+    marker."""
     if not names:
         return True
     begun = _marker(root)

@@ -1,4 +1,4 @@
-"""Estimates the compile time of configs, so that all shards finish at about the same time."""
+"""Estimates how long configs take to compile, so that all shards finish at about the same time."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ _SECONDS_PER_PRODUCT = 1.4e-3
 
 
 def expected_cost(cfg: KernelConfig) -> float:
-    """Relative compile time of one config (no unit)."""
+    """How long a config takes to compile, relative to others."""
     return cfg.family.compile_cost(cfg)
 
 
 def expected_seconds(cfg: KernelConfig) -> float:
-    """Expected compile time of one config on one core, within a factor of about two."""
+    """How many seconds a config takes to compile on one core, within a factor of about two."""
     return _SECONDS_PER_PRODUCT * expected_cost(cfg)
 
 
 def balance(configs: Iterable[KernelConfig], n_shards: int) -> list[list[KernelConfig]]:
-    """Splits ``configs`` over at most ``n_shards`` shards of about equal expected cost.
+    """Divides ``configs`` among at most ``n_shards`` shards that cost about the same.
 
-    Assigns configs in order of falling cost, each to the shard with the lowest cost so far. Every
-    shard is sorted and non-empty. The result does not depend on the order of ``configs``.
+    The most expensive configs are assigned first, each to the shard that has cost least so far.
+    Every shard is sorted, and none is empty. The result does not depend on the order of
+    ``configs``.
     """
     shards: list[list[KernelConfig]] = [[] for _ in range(n_shards)]
     loads = [0.0] * n_shards

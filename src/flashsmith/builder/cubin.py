@@ -1,4 +1,4 @@
-"""The machine code of kernels in a cubin, found by its ELF section headers."""
+"""Finds the machine code of kernels in a cubin, by its ELF section headers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ _TEXT = b".text."
 
 
 def kernel_code_bytes(cubin: bytes) -> dict[str, int]:
-    """Bytes of machine code of every kernel in a 64-bit cubin, by mangled name.
+    """For each kernel in a 64-bit cubin, the bytes of its machine code. The keys are mangled names.
 
-    Raises ValueError when ``cubin`` is not a valid 64-bit cubin.
+    Raises ValueError if ``cubin`` is not a valid 64-bit cubin.
     """
     return {name: len(code) for name, code in kernel_code(cubin).items()}
 
 
 def kernel_code(cubin: bytes) -> dict[str, bytes]:
-    """The machine code of every kernel in a 64-bit cubin, by mangled name.
+    """For each kernel in a 64-bit cubin, its machine code. The keys are mangled names.
 
-    Raises ValueError when ``cubin`` is not a valid 64-bit cubin.
+    Raises ValueError if ``cubin`` is not a valid 64-bit cubin.
     """
     try:
         return _text_sections(cubin)

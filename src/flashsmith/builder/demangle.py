@@ -1,4 +1,4 @@
-"""Demangles kernel names with the C++ runtime's own demangler."""
+"""Demangles the names of kernels with the demangler of the C++ runtime."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _runtime() -> tuple[Any, Any]:
 
 
 def demangle(symbol: str) -> str:
-    """The demangled ``symbol``. Raises ValueError when ``symbol`` is not a mangled name."""
+    """Demangles ``symbol``. Raises ValueError if ``symbol`` is not a mangled name."""
     demangler, free = _runtime()
     status = ctypes.c_int()
     pointer = demangler(symbol.encode(), None, None, ctypes.byref(status))

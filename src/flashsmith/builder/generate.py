@@ -1,4 +1,5 @@
-"""Generates the C++ sources of a kernel library: shards, kernel map and library definition."""
+"""Generates the C++ sources of a kernel library: shards, the map of kernels, and the definition of
+the library."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ LIBRARY_SOURCE = "kernel_library.cc"
 
 @dataclass(frozen=True)
 class GeneratedSources:
-    """Paths of the generated files, and the configs that each shard instantiates."""
+    """The paths of the generated files, and for each shard the configs that it instantiates."""
 
     shards: tuple[Path, ...]
     map_header: Path
@@ -34,18 +35,18 @@ def generate_kernel_instantiations(
     semantics: Semantics | None = None,
     n_shards: int = 1,
 ) -> GeneratedSources:
-    """Writes the sources that instantiate ``configs`` into ``out_dir``.
+    """Writes the sources that instantiate ``configs`` to ``out_dir``.
 
-    - ``semantics.cuh`` has the functions that kernels call for ``semantics`` (None: plain).
+    - ``semantics.cuh`` has functions that kernels call; they implement ``semantics`` (None: plain).
     - ``shard_<i>.cu`` instantiate the kernels. All shards take about the same time to compile.
-    - ``flash_kernels.cuh`` holds ``forward_kernels``, the map from config to kernel.
-    - ``kernel_library.cc`` defines what the host code needs: the numbers, kernels and planning
-      function of each config, and the semantics.
+    - ``flash_kernels.cuh`` has ``forward_kernels``, a map from configs to kernels.
+    - ``kernel_library.cc`` has what the host code needs: for each config its numbers, kernels and
+      planning function; and the semantics.
 
-    A file that already has the right text is not written again. Shards left over from an earlier,
-    finer split are removed.
+    A file is not written if it already has the right text. Shards that remain from an earlier run
+    with more shards are removed.
 
-    Raises ArgumentError when ``configs`` is empty or mixes families, or ``n_shards`` is not
+    Raises ArgumentError if ``configs`` is empty or of several families, or if ``n_shards`` is not
     positive.
     """
     unique = sorted_configs(configs)
@@ -76,7 +77,7 @@ def generate_kernel_instantiations(
 def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
     """``configs``, sorted and without duplicates.
 
-    Raises ArgumentError when ``configs`` is empty, or when the configs belong to several families.
+    Raises ArgumentError if ``configs`` is empty or of several families.
     """
     unique = set(configs)
     if not unique:
@@ -91,7 +92,7 @@ def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
 
 
 def _write_if_changed(path: Path, text: str) -> None:
-    """Writes ``text`` unless the file already has this text, to keep the time stamp of the last
+    """Writes ``text`` unless the file already has it, so that the time stamp is that of the last
     change."""
     try:
         if path.read_text() == text:
@@ -106,12 +107,12 @@ def _function_name(cfg: KernelConfig, role: str = "") -> str:
 
 
 def _others(cfg: KernelConfig) -> dict[str, str]:
-    """The templates of the config's additional kernels, by role."""
+    """By role, the templates of the additional kernels that a config has."""
     return dict(list(cfg.family.kernel_templates(cfg).items())[1:])
 
 
 def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
-    """The kernel's template argument; plain semantics are the default and are left out."""
+    """The template argument for a config. Plain semantics are the default and are left out."""
     arguments = [cfg.to_cpp_struct()]
     if semantics != Semantics():
         arguments.append(semantics.to_cpp_struct())
@@ -119,8 +120,8 @@ def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
 
 
 def _shard_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str) -> str:
-    # A __global__ template cannot be declared extern across translation units, so each shard
-    # returns its kernels from plain functions.
+    # A __global__ template cannot be declared extern in another translation unit, so each shard has
+    # plain functions that return its kernels.
     cpp = configs[0].family.cpp
     body = "\n".join(_functions(cfg, semantics) for cfg in configs)
     includes = f'#include "{HEADER}"\n\n#include "{cpp.kernel_header}"\n'
@@ -219,7 +220,7 @@ const KernelLibrary& kernel_library() {{
 
 
 def _beside(cfg: KernelConfig) -> str:
-    """The C++ argument that lists the config's additional kernels, if any."""
+    """The C++ argument that lists the additional kernels of a config; empty if there are none."""
     functions = ", ".join(f"{_function_name(cfg, role)}()" for role in _others(cfg))
     return f", {{{functions}}}" if functions else ""
 

@@ -1,4 +1,6 @@
-"""The kernel cache: libraries keyed by the hash of their specification, published atomically.
+"""The kernel cache.
+
+A library's key is the hash of its specification; libraries are published atomically.
 
     <folder>/flashsmith-cache-1/
         CACHEDIR.TAG       marks the folder as flashsmith's
@@ -7,9 +9,10 @@
         locks/<key>.lock   held to build, replace or remove that library
         tmp/               copies of libraries before they are renamed into place
 
-A killed process leaves at most a folder in tmp/, which the next build removes. A process that uses
-a library holds its lock shared, so eviction skips it. Files and folders with other names, and
-library folders with foreign files, are neither used nor removed. Links are never followed.
+A process that is killed leaves at most a folder in tmp/, which the next build removes. A process
+that uses a library holds a shared lock on it, so that the library is not evicted. Files and folders
+with other names are neither used nor removed; nor are libraries whose folders contain other files.
+Links are never followed.
 """
 
 from __future__ import annotations
@@ -55,27 +58,29 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 _MIB = 2**20
-# Longer than any build. After this time, building twice is better than hanging.
+# Longer than any build takes. After this time, it is better to build twice than to hang.
 _BUILD_PATIENCE_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One library in the cache; if it is unusable, ``damage`` is the reason and ``manifest`` is
-    None."""
+    """A library in the cache.
+
+    If it cannot be used, ``damage`` says why and ``manifest`` is None.
+    """
 
     key: str
     path: Path
     bytes: int
-    last_used: float  # seconds since the epoch
+    last_used: float  # In seconds since the epoch
     manifest: Manifest | None
     damage: str | None
 
 
 @dataclass(frozen=True)
 class RemovedLibraries:
-    """The items that ``prune`` or ``clear`` removed, and the number of libraries that were kept
-    because they are in use."""
+    """What ``prune`` or ``clear`` has removed, and how many libraries were kept because they are in
+    use."""
 
     entries: int
     bytes: int
@@ -83,10 +88,10 @@ class RemovedLibraries:
 
 
 class Cache:
-    """The cache in one folder.
+    """The cache in a folder.
 
-    Methods raise CacheError when the folder cannot be read or written, or flashsmith did not create
-    it.
+    Methods raise CacheError if the folder cannot be read or written, or if flashsmith did not
+    create it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -100,16 +105,18 @@ class Cache:
     # ---- reading ----
 
     def open(self, key: str) -> KernelLibrary | None:
-        """The library ``key`` with every file verified; None when missing or damaged.
+        """Opens the library ``key`` after verifying all its files.
 
-        Also raises CacheError when other users could have written its files.
+        Returns None if it is missing or damaged.
+
+        Also raises CacheError if other users could have written the files.
         """
         path = self.libraries / key
         with self.errors("read"):
             if not is_cache_folder(self.root) or kind_of(path) != stat.S_IFDIR:
                 return None
             in_use = None
-            with contextlib.suppress(FileNotFoundError):  # evicted in the meantime
+            with contextlib.suppress(FileNotFoundError):  # It was evicted meanwhile
                 for folder in (self.root, self.libraries, path):
                     check_folder(folder)
                 in_use = try_lock(path / LOCK, shared=True)
@@ -119,24 +126,27 @@ class Cache:
                 manifest = _verified_manifest(path, check_owner)
             except PermissionError:
                 in_use.release()
-                raise  # the library may be intact, and rebuilding it would hide the problem
+                raise  # The library may be intact, and building it again would hide the problem
             except (OSError, ValueError) as error:
                 in_use.release()
                 if not is_from_system(error):
                     raise
                 return None
-            # Has no effect in a read-only cache.
+            # In a cache that is read-only, this does nothing.
             in_use.note_use()
             return KernelLibrary(path, manifest, in_use)
 
     def entries(self, *, thorough: bool = False) -> list[CacheEntry]:
-        """Every library, most recently used first; ``thorough`` hashes every file."""
+        """All libraries, the most recently used first. With ``thorough``, every file is hashed."""
         with self.errors("read"):
             found = [self._entry(path, thorough) for path in self._folders() if is_library(path)]
             return sorted(found, key=lambda entry: (-entry.last_used, entry.key))
 
     def manifests(self) -> list[Manifest]:
-        """The readable manifests, most recently used first; other files are not checked."""
+        """All manifests that can be read, the most recently used first.
+
+        Other files are not checked.
+        """
         found = []
         with self.errors("read"):
             for path in sorted(self._folders(), key=_last_used, reverse=True):
@@ -160,14 +170,14 @@ class Cache:
             if not is_from_system(error):
                 raise
             if thorough and isinstance(error, PermissionError):
-                raise  # an unreadable file may be undamaged
+                raise  # A file that cannot be read may be undamaged
             damage = str(error)
         return CacheEntry(path.name, path, tree_bytes(path), _last_used(path), manifest, damage)
 
     def object(self, name: str) -> bytes | None:
-        """The content of the host object ``name``, or None when missing or damaged.
+        """The content of the host object ``name``; None if it is missing or damaged.
 
-        Also raises CacheError when other users could have written the object.
+        Also raises CacheError if other users could have written it.
         """
         with self.errors("read"):
             for path in self._objects(name):
@@ -190,9 +200,10 @@ class Cache:
 
     @contextlib.contextmanager
     def building(self, key: str, waiting: Callable[[float], None]) -> Iterator[None]:
-        """Holds the lock for building or replacing ``key``, after waiting for any other holder.
+        """Holds the lock for building or replacing the library ``key``; waits while another process
+        holds it.
 
-        Also raises CacheError when other users could write to the cache.
+        Also raises CacheError if other users could write to the cache.
         """
         with self.errors("write"):
             make_cache_folder(self.root)
@@ -209,9 +220,9 @@ class Cache:
 
     @contextlib.contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """A new folder in the cache, removed on exit.
+        """A new folder in the cache, which is removed at the end.
 
-        Folders left by dead processes are removed first.
+        Folders that dead processes left are removed first.
         """
         with contextlib.ExitStack() as stack:
             with self.errors("write"):
@@ -221,8 +232,8 @@ class Cache:
     def publish(self, folder: Path, manifest: Manifest) -> KernelLibrary:
         """Copies ``folder`` to its final path and adds the manifest.
 
-        The caller holds the key's lock. If another process has published the same key, returns the
-        published library and discards the copy.
+        The caller must hold the lock of the key. If another process has published the key
+        meanwhile, returns that library and discards the copy.
         """
         target = self.libraries / manifest.key
         with self.temporary_folder() as temporary, self.errors("write"):
@@ -249,7 +260,7 @@ class Cache:
         return KernelLibrary(target, manifest, in_use)
 
     def publish_object(self, name: str, built: Path) -> None:
-        """Keeps a compiled host object for later libraries."""
+        """Keeps a compiled host object for libraries that are built later."""
         with self.temporary_folder() as temporary, self.errors("write"):
             data = read_below(built.parent, built.name, check=any_owner)
             for damaged in self._objects(name):
@@ -260,8 +271,8 @@ class Cache:
     def discard(self, key: str) -> None:
         """Removes the library ``key`` if it exists, even if it is in use.
 
-        The caller holds the key's lock. Raises CacheError when the library's folder has files that
-        flashsmith did not put there.
+        The caller must hold the lock of the key. Raises CacheError if the folder of the library has
+        files that flashsmith did not put there.
         """
         path = self.libraries / key
         with self.errors("write"):
@@ -281,9 +292,9 @@ class Cache:
     # ---- room ----
 
     def prune(self, limit_mib: float) -> RemovedLibraries:
-        """Evicts the least recently used items until at most ``limit_mib`` MiB are left.
+        """Evicts what was used least recently, until at most ``limit_mib`` MiB are left.
 
-        Libraries that a process has open or is building are kept.
+        Libraries that a process uses or builds are kept.
         """
         with self.errors("write"):
             items = [*filter(is_library, self._folders()), *self._objects()]
@@ -304,7 +315,7 @@ class Cache:
 
     def _evict(self, item: Path) -> bool:
         if item.parent == self.objects:
-            item.unlink(missing_ok=True)  # builds copy objects before use
+            item.unlink(missing_ok=True)  # A build copies host objects before it uses them
             return True
         lock_file = self._locks / f"{item.name}.lock"
         key_lock = try_lock(lock_file, create=True)
@@ -323,7 +334,7 @@ class Cache:
             key_lock.release()
 
     def clear(self) -> RemovedLibraries:
-        """Removes everything that flashsmith put into the cache and no process is using."""
+        """Removes everything that flashsmith put into the cache, except what a process is using."""
         removed = self.prune(0)
         with self.errors("write"):
             if is_cache_folder(self.root):
@@ -331,7 +342,7 @@ class Cache:
         return removed
 
     def errors(self, action: str) -> contextlib.AbstractContextManager[None]:
-        """Converts the system's OSErrors in the block into CacheErrors with advice."""
+        """In the block, turns OSErrors of the system into CacheErrors with advice."""
         return folder_errors(
             action,
             f"the kernel cache {self.root}",
@@ -341,9 +352,9 @@ class Cache:
 
 
 def _remembered_manifest(path: Path) -> Manifest:
-    """The manifest in ``path``, parsed again only when the file was replaced or changed.
+    """The manifest in ``path``. It is parsed again only if the file has changed.
 
-    Raises OSError or ValueError when the manifest is missing or damaged.
+    Raises OSError or ValueError if the manifest is missing or damaged.
     """
     status = (path / MANIFEST_NAME).lstat()
     return _parsed(path, (status.st_ino, status.st_size, status.st_mtime_ns))
@@ -355,10 +366,10 @@ def _parsed(path: Path, status: tuple[int, ...]) -> Manifest:
 
 
 def _verified_manifest(path: Path, check: Check = any_owner) -> Manifest:
-    """The manifest, after the size and checksum of every file in it have been verified.
+    """The manifest, after verifying the size and the checksum of all files that it lists.
 
-    ``check`` is called with each file and the folders that contain it. Raises the same errors as
-    _remembered_manifest.
+    ``check`` is called for each file and for each folder that contains one. Raises the same errors
+    as _remembered_manifest.
     """
     manifest = Manifest.read(path, check)
     for name, record in manifest.files.items():
@@ -375,7 +386,7 @@ def _object_name(name: str, content: bytes) -> str:
 
 
 def _last_used(path: Path) -> float:
-    """The time at which a library or object was last opened; 0 if its lock file is missing."""
+    """When a library or a host object was last opened; 0 if its lock file is missing."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return (path / LOCK if kind_of(path) == stat.S_IFDIR else path).lstat().st_mtime
     return 0.0

@@ -1,4 +1,4 @@
-"""Installed kernel packages: wheels of kernels that were compiled elsewhere, one for each GPU
+"""Installed kernel packages: wheels with kernels that were compiled elsewhere, one wheel per GPU
 architecture.
 
     flashsmith_kernels/sm90/     in a folder of installed packages; flashsmith never writes there
@@ -6,10 +6,11 @@ architecture.
         <key>/                   manifest.json, library.so, perhaps ptx/*.ptx.xz
     flashsmith_kernels/sm90_decode/   a part of a package that is too large for one wheel
 
-The namespace ``flashsmith_kernels`` has no code, so nothing is imported. A package is used if it
-was made for this version of flashsmith, its sources, this processor and this tvm-ffi. Otherwise one
-warning gives the reason, and kernels are compiled as usual. Each file is compared with its checksum
-before use. Owners are not checked: who may write there may also change Python's own modules.
+The namespace ``flashsmith_kernels`` has no code, so importing it runs nothing. A package is used if
+it was made for this version of flashsmith, these sources, this processor and this tvm-ffi. If not,
+a warning says why, and kernels are compiled as usual. Before a file is used, its checksum is
+compared. The owners of files are not checked: a user who can write there can also change Python's
+own modules.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _log = logging.getLogger("flashsmith")
 
 NAMESPACE = "flashsmith_kernels"
 INDEX_NAME = "kernels.json"
-# Increased when the index or the folder's layout changes: older packages are then not used.
+# Increased when the index or the layout of the folder changes; older packages are then not used.
 PACKAGE_FORMAT = 1
 _MOST_BYTES = 2**26
 
@@ -53,8 +54,11 @@ def package_folder(arch: int, part: str = "") -> str:
 
 @dataclass(frozen=True)
 class PackedLibrary:
-    """One library of a package. ``kernels`` are its configs' numbers, which are read faster than
-    short forms; ``manifest`` is the SHA-256 of its manifest."""
+    """One library of a package.
+
+    ``kernels`` are the numbers of its configs, which are faster to read than short forms.
+    ``manifest`` is the SHA-256 of its manifest.
+    """
 
     key: str
     family: str
@@ -65,8 +69,10 @@ class PackedLibrary:
 
 @dataclass(frozen=True)
 class PackageIndex:
-    """What a package holds, and what it was made for and from. ``sources`` are hashes by family,
-    ``tvm_ffi`` is the ABI, such as '0.1'."""
+    """What a package contains, what it was made for, and from what.
+
+    ``sources`` maps families to the hashes of their sources. ``tvm_ffi`` is the ABI, such as '0.1'.
+    """
 
     version: str
     arch: int
@@ -76,15 +82,17 @@ class PackageIndex:
     libraries: tuple[PackedLibrary, ...]
 
     def to_json(self) -> str:
-        """The index's text; its first line is the checksum of the rest."""
+        """The index as text; the first line is the checksum of the rest."""
         data = {**asdict(self), "format": PACKAGE_FORMAT}
         body = json.dumps(data, sort_keys=True, separators=(",", ":")) + "\n"
         return json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest()}) + "\n" + body
 
     @classmethod
     def from_json(cls, text: str) -> PackageIndex:
-        """Reads what to_json wrote. Raises ValueError when the text is damaged or has another
-        format."""
+        """Reads the text that to_json wrote.
+
+        Raises ValueError if the text is damaged or of another format.
+        """
         head, _, body = text.partition("\n")
         try:
             if parse_json(head) != {"sha256": hashlib.sha256(body.encode()).hexdigest()}:
@@ -109,12 +117,13 @@ class PackagePart:
 
     folder: Path
     index: PackageIndex
-    # The libraries whose files are damaged.
+    # The libraries with damaged files.
     damaged: set[str] = field(default_factory=set)
     _stale: dict[str, bool] = field(default_factory=dict)
 
     def find(self, wanted: Iterable[KernelConfig], semantics: Semantics) -> KernelLibrary | None:
-        """The library that holds all ``wanted`` configs, with every file verified, or None."""
+        """A library that contains all ``wanted`` configs, after verifying its files; None if there
+        is none."""
         named = {(cfg.FAMILY, cfg.to_ints()) for cfg in wanted}
         for library in self._by_semantics.get(semantics, ()):
             if named <= self._named[library.key] and self._is_usable(library):
@@ -125,7 +134,7 @@ class PackagePart:
 
     @cached_property
     def kernels(self) -> tuple[tuple[KernelConfig, Semantics], ...]:
-        """Every kernel of the package."""
+        """All kernels of the package, each with its semantics."""
         return tuple(
             (family_named(library.family).config_class(*numbers), library.semantics)
             for library in self.index.libraries
@@ -134,7 +143,7 @@ class PackagePart:
         )
 
     def forget(self, library: KernelLibrary) -> None:
-        """Uses a library no longer in this process, because it cannot be loaded."""
+        """Makes this process stop using a library, because it cannot be loaded."""
         self.damaged.add(library.manifest.key)
         self.__dict__.pop("kernels", None)
 
@@ -147,7 +156,7 @@ class PackagePart:
 
     @cached_property
     def _named(self) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
-        """The families and numbers of each library's configs, by its key."""
+        """By the key of a library: the families and numbers of its configs."""
         return {one.key: {(one.family, it) for it in one.kernels} for one in self.index.libraries}
 
     def _is_usable(self, library: PackedLibrary) -> bool:
@@ -179,7 +188,7 @@ class PackagePart:
             return None
 
     def _verified(self, library: PackedLibrary) -> Manifest:
-        """The library's manifest, after the checksums of all files have been verified."""
+        """The manifest of a library, after verifying the checksums of its files."""
         folder = self.folder / library.key
         text = read_below(folder, MANIFEST_NAME, most=_MOST_BYTES, check=any_owner)
         if FileRecord.of_bytes(text).sha256 != library.manifest:
@@ -218,7 +227,7 @@ class KernelPackage:
 
 
 def installed_package(arch: int) -> KernelPackage | None:
-    """The installed kernel package of an architecture, or None if there is none of use here."""
+    """The installed kernel package for an architecture; None if there is none that can be used."""
     return _installed(arch)
 
 

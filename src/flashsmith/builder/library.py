@@ -1,4 +1,4 @@
-"""KernelLibrary: a published, verified set of compiled kernels."""
+"""KernelLibrary: a set of compiled kernels that was published and verified."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from flashsmith.pluralize import pluralize
 from flashsmith.system_errors import is_from_system
 
 SHARED_OBJECT = "library.so"
-# The suffix of compressed PTX in an installed package.
+# The suffix of PTX files in an installed package, which are compressed.
 PACKED_SUFFIX = ".xz"
 
 
 class KernelLibrary:
-    """One shared object, with the PTX and the resource report of its kernels.
+    """A shared object, with the PTX of its kernels and the compiler's report on them.
 
-    While this Python object exists, no process evicts the library from the cache. The library of an
-    installed package has no lock, ``in_use``.
+    As long as this object exists, no process evicts the library from the cache. A library of an
+    installed package has no lock ``in_use``.
     """
 
     def __init__(self, path: Path, manifest: Manifest, in_use: HeldLock | None) -> None:
@@ -42,33 +42,33 @@ class KernelLibrary:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the library belongs to an installed package, and not to a cache."""
+        """Whether the library belongs to an installed package, not to the cache."""
         return self._in_use is None
 
     @property
     def has_ptx(self) -> bool:
-        """Whether the library has its kernels' PTX; that of an installed package may lack it."""
+        """Whether the library has the PTX of its kernels; in an installed package it may not."""
         return self.manifest.kernels[0].ptx_file in self.manifest.files
 
     @property
     def so_path(self) -> Path:
-        """The shared object."""
+        """The path of the shared object."""
         return self.path / SHARED_OBJECT
 
     @property
     def configs(self) -> tuple[KernelConfig, ...]:
-        """The library's configs, sorted."""
+        """The configs of the library, sorted."""
         return tuple(self._entries)
 
     @property
     def spilling(self) -> tuple[KernelEntry, ...]:
-        """The entries of all configs that have a kernel with register spills."""
+        """The entries of those configs that have a kernel which spills registers."""
         return tuple(kernel for kernel in self.manifest.kernels if kernel.spills)
 
     def entry(self, cfg: KernelConfig) -> KernelEntry:
-        """The manifest's entry of a config.
+        """The entry of a config in the manifest.
 
-        Raises KernelNotBuiltError when the library lacks the config.
+        Raises KernelNotBuiltError if the library does not contain the config.
         """
         try:
             return self._entries[cfg]
@@ -81,7 +81,8 @@ class KernelLibrary:
             ) from None
 
     def ptx(self, cfg: KernelConfig) -> str:
-        """The PTX of the config's main kernel, as compiled: a module with this one entry.
+        """Raises KernelNotBuiltError if the library does not contain the config, CacheError if the
+        file was damaged after the library was opened.
 
         Raises KernelNotBuiltError when the library lacks the config, and CacheError when the file
         was damaged after the library was opened.
@@ -89,7 +90,7 @@ class KernelLibrary:
         return self._text(self.entry(cfg).ptx_file)
 
     def ptx_beside(self, cfg: KernelConfig) -> dict[str, str]:
-        """The PTX of the config's additional kernels, by entry name."""
+        """The PTX of the additional kernels of a config, by entry name."""
         return {one.ptx_entry: self._text(one.ptx_file) for one in self.entry(cfg).beside}
 
     def _text(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Builds a kernel library, unless it is in the cache."""
+"""Builds a kernel library that is not in the cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from flashsmith.families import KernelConfig, Semantics, check_legal, device_spe
 from flashsmith.pluralize import pluralize
 from flashsmith.time_left import TimeLeft, format_seconds
 
-# If a source changes during a build, the build's key no longer matches, so the build is repeated.
+# If a source changes during a build, the key of the build becomes wrong, and the build is repeated;
+# at most this often.
 _ATTEMPTS = 3
 
 
@@ -76,27 +77,28 @@ def _checked_configs(configs: Iterable[KernelConfig], arch: int) -> tuple[Kernel
 
 
 class _Build:
-    """One build, from the spec to the published library."""
+    """One build, from the specification to the published library."""
 
     def __init__(self, spec: LibrarySpec, cache: Cache, jobs: int, progress: Progress) -> None:
         self.spec = spec
         self.cache = cache
         self.jobs = jobs
         self.progress = progress
-        # Read first, so that an invalid limit raises before anything is built.
+        # Read first, so that an error in it is raised before anything is built.
         self.limit_mib = env.cache_limit_mib()
         self.done, self.total = 0, len(spec.configs)
-        # Estimated wall time in seconds: of the finished steps, and of the remaining steps.
+        # Estimated seconds of wall time: for the steps that are finished, and for those that are
+        # left.
         self.estimate_done = 0.0
         self.time_left = TimeLeft(0.0)
 
     def run(self) -> KernelLibrary | None:
-        """Returns the library, or None when the sources changed during the build."""
+        """Returns the library, or None if the sources changed during the build."""
         key = self.spec.key()
         library = self.cache.open(key)
         if library is None:
             with self.cache.building(key, self._waiting):
-                # Another process may have built the library while this process waited.
+                # While this process waited, another one may have built the library.
                 library = self.cache.open(key)
                 if library is None:
                     return self._build()
@@ -133,7 +135,7 @@ class _Build:
         return library
 
     def _begin(self, host_seconds: list[float]) -> None:
-        """Reports what is built and the estimated time, and starts to count the steps."""
+        """Reports what will be built and how long that may take, and begins to count steps."""
         configs = self.spec.configs
         work = sum(map(expected_seconds, configs)) + sum(host_seconds)
         self.time_left = TimeLeft(work / self.jobs + LINK_SECONDS)
@@ -175,7 +177,7 @@ class _Build:
         self.progress(BuildEvent(stage, message, self.done, self.total, entry, left))
 
     def _step(self, seconds: float) -> None:
-        """Counts one step, estimated at ``seconds`` of wall time, as finished."""
+        """Counts a step as finished; it was estimated to take ``seconds`` of wall time."""
         self.done += 1
         self.estimate_done += seconds
 
@@ -225,4 +227,4 @@ class _Build:
         try:
             self.cache.prune(self.limit_mib)
         except CacheError as error:
-            self._report("warn", f"nothing was evicted: {error}")  # the library itself is complete
+            self._report("warn", f"nothing was evicted: {error}")  # The library itself is complete

@@ -1,4 +1,4 @@
-"""Compiles one library: runs the compilers and parses their output."""
+"""Compiles one library: runs the compilers and reads their output."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ from flashsmith.errors import CompileError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.host import this_cpu
 
-# The library exports only the entry points of the bindings.
+# The library exports only the functions that the bindings use.
 _EXPORTS = "{ global: __tvm_ffi_*; flashsmith_*; local: *; };\n"
-# With this many configs per shard, nvcc's fixed second is a small part, and progress is still
-# visible.
+# With this number of configs per shard, the fixed second of nvcc matters little, and progress is
+# still visible.
 _CONFIGS_PER_SHARD = 10
 
-# Estimated seconds on one core: of g++ for a file of host code, and of linking.
+# Estimated seconds on one core: for g++ to compile a file of host code, and for linking.
 _GXX_SECONDS = 2.0
 LINK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class _HostObject:
-    """An object of host code that libraries share: compiled once and kept in the cache."""
+    """An object of host code that several libraries use; it is compiled once and kept in the
+    cache."""
 
     name: str
     command: Command
@@ -54,9 +55,9 @@ class _HostObject:
 
 
 class _Shard(NamedTuple):
-    """The results of compiling one shard, by mangled kernel name.
+    """What compiling one shard has given. The keys are mangled names of kernels.
 
-    ``names`` maps each config and role to the mangled name.
+    ``names`` maps (config, role) to the mangled name.
     """
 
     modules: dict[str, str]
@@ -67,17 +68,17 @@ class _Shard(NamedTuple):
 
 
 def _object_name(source: str) -> str:
-    """The object's name for a source such as 'mma_sync/plan.cc'.
+    """The name of the object for a source such as 'mma_sync/plan.cc'.
 
-    It includes the folder, since two folders may have files of the same name.
+    It contains the folder, since two folders may have files with the same name.
     """
     return source.removesuffix(".cc").replace("/", "_")
 
 
 class Compilation:
-    """Compiles ``spec`` in ``folder``: build/ gets intermediate files, library/ the result.
+    """Compiles ``spec`` in ``folder``: intermediate files go to build/, the result to library/.
 
-    Compilers run in ``folder``, with relative paths, on copies of the sources in csrc/.
+    The compilers run in ``folder`` with relative paths, and read copies of the sources in csrc/.
     """
 
     def __init__(self, spec: LibrarySpec, folder: Path, jobs: int) -> None:
@@ -103,14 +104,15 @@ class Compilation:
 
     def _n_shards(self) -> int:
         if self.spec.packaged:
-            # The driver decompresses only the kernel that is used. And the objects do not depend on
-            # the number of jobs.
+            # So the driver decompresses only the kernel that is used. Also, the objects do not
+            # depend on the number of jobs.
             return len(self.spec.configs)
         shards = max(-(-len(self.spec.configs) // _CONFIGS_PER_SHARD), self.jobs)
         return -(-shards // self.jobs) * self.jobs
 
     def is_current(self) -> bool:
-        """Whether the compiled sources match the spec and have not changed since."""
+        """Whether the sources that were compiled are those of the spec and have not changed
+        since."""
         spec = self.spec
         now = source_hash(spec.family, spec.csrc)
         return self._originals.hash() == spec.source_hash == now
@@ -125,11 +127,11 @@ class Compilation:
         begin: Callable[[list[float]], None] = lambda estimates: None,
         host_compiled: Callable[[Finished, float], None] = lambda done, estimate: None,
     ) -> list[KernelEntry]:
-        """Compiles everything that the cache does not hold.
+        """Compiles everything that is not in the cache.
 
-        ``begin`` is called first, with the estimated time of each file of host code, in seconds on
-        one core. ``compiled`` is called with each kernel when its shard is done. ``host_compiled``
-        is called with each finished file of host code and its estimate.
+        ``begin`` is called first, with the estimated seconds (on one core) for each file of host
+        code. ``compiled`` is called with each kernel of a shard when the shard is done.
+        ``host_compiled`` is called with each file of host code that is done, and its estimate.
         """
         entries: list[KernelEntry] = []
         shards = {self._shard_command(i): i for i in range(len(self.sources.shards))}
@@ -150,9 +152,9 @@ class Compilation:
         return sorted(entries, key=lambda entry: entry.config.to_ints())
 
     def publish_host_objects(self, cache: Cache) -> None:
-        """Puts the host code compiled here into the cache.
+        """Puts the host code that was compiled here into the cache.
 
-        Call this only after ``is_current`` has confirmed that the sources did not change.
+        May be called only after ``is_current`` has found that the sources did not change.
         """
         for o in self._new_objects:
             cache.publish_object(o.name, o.path)
@@ -162,14 +164,15 @@ class Compilation:
         keep.mkdir()
         flags = (*self.spec.kernel_flags(), "--keep", "--keep-dir", self._name(keep))
         if self.spec.packaged:
-            # Else names of static functions and of the module are random.
+            # Without this, static functions and the module have random names.
             flags = (*flags, f"-frandom-seed={self.spec.key()}-{index}")
         return self._nvcc(f"shard_{index}", self.sources.shards[index], flags)
 
     def _host_objects(self) -> list[_HostObject]:
         made = []
         for name in self._originals.host_files:
-            # Hashes only what this file includes: families share all but their planning code.
+            # Hashes only what this file includes, because families share all host code except their
+            # planning code.
             key = self.spec.object_key(self._originals.hash(name))
             command = self._gxx(_object_name(name), self.csrc / name)
             path = self._object(command.name)
@@ -194,7 +197,7 @@ class Compilation:
         return self.build / f"{name}.o"
 
     def _name(self, path: Path) -> str:
-        """The relative path that compilers get for a file in the folder."""
+        """The path of a file in the folder as compilers get it, which is relative."""
         return path.relative_to(self.folder).as_posix()
 
     def _compile(self, source: Path, name: str) -> tuple[str, ...]:
@@ -205,7 +208,8 @@ class Compilation:
         tools = self.spec.toolchain
         compiler: tuple[str, ...] = (str(tools.nvcc), f"-ccbin={tools.gxx}")
         if tools.crosses and (tools.nvcc.parents[1] / "targets").is_dir():
-            # CUDA's headers do not depend on the processor, and the other one's may be missing.
+            # The headers of CUDA do not depend on the processor, and those for the other one may be
+            # missing.
             compiler = (*compiler, f"--target-directory={TARGETS[this_cpu()]}")
         return Command(name, (*compiler, *flags, *self._compile(source, name)))
 
@@ -214,7 +218,7 @@ class Compilation:
         arguments = [str(tools.gxx), *self.spec.host_flags()]
         for number, folder in enumerate(tools.include_dirs):
             arguments += ["-isystem", str(folder)]
-            if self.spec.packaged:  # for texts of errors, which name a header
+            if self.spec.packaged:  # For texts of errors that name a header
                 arguments.append(f"-ffile-prefix-map={folder}=include_{number}")
         if self.spec.packaged:
             arguments.append(f"-frandom-seed={name}")
@@ -223,7 +227,7 @@ class Compilation:
     # ---- the compiled kernels ----
 
     def _kernels(self, index: int, done: Finished) -> list[KernelEntry]:
-        """The entries of the shard's kernels; writes their PTX to the library."""
+        """Makes the entries for the kernels of a shard, and writes their PTX to the library."""
         try:
             shard = self._read_shard(index, done.output)
         except (ValueError, FileNotFoundError) as error:
@@ -254,9 +258,9 @@ class Compilation:
         return entries
 
     def _read_shard(self, index: int, output: str) -> _Shard:
-        """Parses what the compiler wrote for a shard.
+        """Reads what the compiler wrote for a shard.
 
-        Raises ValueError or FileNotFoundError when a part is missing or has another form.
+        Raises ValueError or FileNotFoundError if something is missing or has an unknown form.
         """
         keep = self.build / f"keep_{index}"
         ptx = (keep / f"shard_{index}.ptx").read_text()
@@ -277,7 +281,7 @@ class Compilation:
         return _Shard(modules, reports, code_bytes, self._nameless(modules, output), names)
 
     def _compiled(self, cfg: KernelConfig, role: str, shard: _Shard, name: str) -> dict[str, Any]:
-        """The facts about one compiled kernel; writes its PTX to the library."""
+        """Collects the facts about one compiled kernel, and writes its PTX to the library."""
         ptx_file = f"ptx/{cfg.kernel_name()}{role and '_' + role}.ptx"
         (self.library / ptx_file).write_text(shard.modules[name])
         facts = asdict(shard.reports[name])
@@ -293,15 +297,15 @@ class Compilation:
 
     @staticmethod
     def _kernel_of(name: str) -> tuple[KernelConfig, str]:
-        """The config and the name of the template that a kernel instantiates."""
+        """The config of a kernel, and the name of the template that it instantiates."""
         readable = demangle(name)
         template = readable.partition("<")[0].rpartition("::")[2]
         return parse_kernel_name_into_config(readable), template
 
     def _nameless(self, modules: dict[str, str], output: str) -> dict[str, tuple[str, ...]]:
-        """ptxas's warnings without a kernel's name, by the kernel that causes them.
+        """The warnings of ptxas that name no kernel, by the kernel that causes them.
 
-        To find the cause, each kernel of the shard is assembled again on its own.
+        To find that kernel, each kernel of the shard is assembled separately.
         """
         warnings = nameless_warnings(output)
         if not warnings or len(modules) == 1:
@@ -316,7 +320,7 @@ class Compilation:
         return found
 
     def _alone(self, number: int, ptx: str) -> Command:
-        """The command that assembles one module; only the command's messages are used."""
+        """The command that assembles one module; only its messages are used."""
         source = self.build / f"alone_{number}.ptx"
         source.write_text(ptx)
         ptxas = self.spec.toolchain.nvcc.parent / "ptxas"
@@ -326,7 +330,7 @@ class Compilation:
 
     def _source_roots(self) -> list[Path]:
         tools = self.spec.toolchain
-        # A system toolkit's nvcc reads its own headers through targets/, not through include/.
+        # The nvcc of a system toolkit finds its headers in targets/, not in include/.
         own = tools.nvcc.parent.parent / "targets" / TARGETS[this_cpu()] / "include"
         folders = (*self._originals.roots, self.csrc, self.library / "sources")
         folders = (*folders, *tools.include_dirs, own)
@@ -338,8 +342,9 @@ class Compilation:
         """Links library.so; an undefined symbol is an error here rather than at load time. The
         functions of libtvm_ffi are those of the copy that Python has loaded.
 
-        Raises CompileError also if a packaged library would need newer system libraries than it
-        may.
+        An undefined symbol is an error here, not only when the library is loaded.
+
+        Raises CompileError also if a packaged library would need system libraries that are too new.
         """
         tools = self.spec.toolchain
         tvm_ffi = (f"-L{tools.tvm_ffi_lib_dir}", "-ltvm_ffi")

@@ -1,4 +1,4 @@
-"""Finds an installed or cached library that holds the given configs, or builds one."""
+"""Finds a library that contains given configs, installed or in the cache, or builds one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from flashsmith.families import KernelConfig, Semantics, by_family
 def find_library(
     cfg: KernelConfig, *, arch: int = 80, semantics: Semantics | None = None
 ) -> KernelLibrary | None:
-    """The library of an installed package that holds ``cfg``, else the most recently used cached
-    one, else None. Needs no compiler.
+    """A library that contains ``cfg``: that of an installed package, otherwise the most recently
+    used one in the cache, otherwise None. Needs no compiler.
 
-    Only libraries that this version of flashsmith built from the current sources are considered.
+    Only libraries that this version of flashsmith has built from the current sources are used.
     """
     return _find((cfg,), arch, semantics or Semantics())
 
@@ -45,10 +45,11 @@ def library_for(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> KernelLibrary:
-    """One library that holds all ``configs``, from an installed package or the cache, or built now.
+    """One library that contains all ``configs``, from an installed package, from the cache, or
+    built now.
 
-    The configs must be of one family. A library that is found may hold other configs too, and needs
-    no compiler. Raises the same errors as ``build``.
+    All configs must be of the same family. A library that is found may also contain other configs.
+    No compiler is needed then. Raises the errors of ``build``.
     """
     wanted = tuple(configs)
     found = _find(wanted, arch, semantics or Semantics())
@@ -88,9 +89,9 @@ def libraries_for(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> dict[KernelConfig, KernelLibrary]:
-    """Maps each of ``configs`` to the library that holds it, with one library per family.
+    """Maps each of ``configs`` to a library that contains it; each family has one library.
 
-    Raises the same errors as ``library_for``.
+    Raises the errors of ``library_for``.
     """
     found: dict[KernelConfig, KernelLibrary] = {}
     for group in by_family(configs):
@@ -102,7 +103,7 @@ def libraries_for(
 def built_configs(
     *, arch: int = 80, semantics: Semantics | None = None
 ) -> tuple[KernelConfig, ...]:
-    """Every config for which ``find_library`` finds a library, sorted."""
+    """All configs for which ``find_library`` finds a library, sorted."""
     wanted = semantics or Semantics()
     manifests = _usable_manifests(package_sources(), arch, wanted)
     found = {kernel.config for manifest in manifests for kernel in manifest.kernels}
@@ -111,7 +112,7 @@ def built_configs(
 
 
 def built_kernels(*, arch: int = 80) -> tuple[tuple[KernelConfig, Semantics], ...]:
-    """Every built config with the semantics of its kernel, for all semantics, sorted."""
+    """All configs that are built, each with the semantics of its kernel, sorted."""
     manifests = _usable_manifests(package_sources(), arch)
     found = {(kernel.config, m.semantics) for m in manifests for kernel in m.kernels}
     found.update(_installed_kernels(arch))
@@ -154,18 +155,20 @@ def find_library_from(
 
 
 def is_current(manifest: Manifest) -> bool:
-    """Whether a library was made from the current sources, by this flashsmith, for this tvm-ffi.
+    """Whether a library was made from the current sources, by this version of flashsmith, for this
+    tvm-ffi.
 
-    The library's tvm-ffi may be any release with the installed release's ABI, because serving
-    engines pin their own releases. Flags must be the same; compiler versions need not be, since a
-    built library needs no compiler. Libraries that are not current stay in the cache, unused, until
-    they are evicted.
+    Its tvm-ffi may be any release with the ABI of the installed one, because serving engines
+    require releases of their own. The flags must be the same. The versions of compilers may differ,
+    since a library that is built needs no compiler. Libraries that are not current stay in the
+    cache, without being used, until they are evicted.
     """
     return _is_of(manifest, _Origin(package_sources()))
 
 
 def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None) -> list[Manifest]:
-    """The manifests of the cached libraries made from ``csrc``, most recently used first.
+    """The manifests of libraries in the cache that were made from ``csrc``, the most recently used
+    first.
 
     Without ``semantics``, libraries of all semantics are included. A copy that brings its kernels
     along has no cache.
@@ -181,7 +184,8 @@ def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None)
 
 
 class _Origin:
-    """The inputs of a library built now: the sources of its family, and the package versions."""
+    """What a library that is built now is made from: the sources of its family and the versions of
+    packages."""
 
     def __init__(self, csrc: Path) -> None:
         self._csrc, self._hashes = csrc, dict[str, str]()

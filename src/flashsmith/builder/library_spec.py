@@ -1,4 +1,5 @@
-"""The specification of a library: everything its content depends on, and the key that hashes it."""
+"""The specification of a library: everything on which its content depends, and the key, which is a
+hash of that."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from flashsmith.builder.toolchain import Toolchain
 from flashsmith.families import KernelConfig, Semantics, device_spec, family_named
 from flashsmith.semantics.cuda import semantics_header
 
-# Symbols are hidden and not GNU unique: one process loads several libraries, and each must keep
-# its own `forward_kernels` map.
+# Symbols are hidden and not GNU unique: one process loads several libraries, and each must use its
+# own `forward_kernels`.
 _HOST_FLAGS = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
-# -O1 is enough: the bindings run once per launch, and -O2 makes the first build 1.5 s longer.
+# -O1 is enough: the bindings run once per launch, and -O2 would make the first build 1.5 s longer.
 _GXX_FLAGS = ("-O1", "-std=c++20", *_HOST_FLAGS)
 _NVCC_FLAGS = ("-O3", "-std=c++20", "-Xcompiler", ",".join(_HOST_FLAGS))
 # Undefined symbols are errors. Packaged libraries are searched for them after linking, since they
@@ -29,7 +30,7 @@ _PACKAGED_LINK_FLAGS = ("-s", "-Wl,--build-id=none")
 # For kernels that are not packaged: profilers find a kernel's source lines. The line table has
 # paths of the machine that compiled it, and is five times as large as the machine code.
 _LINE_TABLE = "-lineinfo"
-# For packaged kernels. The driver decompresses a kernel when it is first used.
+# For packaged kernels. The driver decompresses a kernel when it is used first.
 _COMPRESSED = "--compress-mode=size"
 
 
@@ -39,13 +40,15 @@ def package_version() -> str:
 
 
 def machine_target(family: str, arch: int) -> str:
-    """The target of the machine code, such as 'sm_80'."""
+    """The architecture of the machine code, such as 'sm_80'."""
     return f"sm_{arch}{family_named(family).target_suffix_for(arch)}"
 
 
 def kernel_flags(family: str, arch: int, *, packaged: bool = False) -> tuple[str, ...]:
-    """nvcc's flags for kernels, including the flags that the resource report needs. The machine
-    code of ``packaged`` kernels is the same; it is compressed and has no line table."""
+    """The flags with which nvcc compiles kernels, including those for the report on resources.
+
+    ``packaged`` kernels have the same machine code, but it is compressed and has no line table.
+    """
     limit = device_spec(arch).max_smem_per_block
     target = machine_target(family, arch)
     return (
@@ -59,37 +62,37 @@ def kernel_flags(family: str, arch: int, *, packaged: bool = False) -> tuple[str
 
 @dataclass(frozen=True)
 class LibrarySpec:
-    """The configs to build, their sources and the compilers.
+    """The configs to build, the sources, and the compilers.
 
-    A ``packaged`` library goes into a wheel: it runs with older system libraries, and its bytes do
-    not depend on where or when it is built.
+    A ``packaged`` library is for a wheel: it runs with older system libraries, and its bytes do not
+    depend on where or when it is built.
     """
 
     configs: tuple[KernelConfig, ...]  # sorted, unique
     arch: int
     semantics: Semantics
     csrc: Path
-    source_hash: str  # of the family's sources
+    source_hash: str  # Of the family's sources
     toolchain: Toolchain
     packaged: bool = False
 
     @property
     def family(self) -> str:
-        """The kernel family of all the configs."""
+        """The family of the configs."""
         return self.configs[0].FAMILY
 
     @property
     def target(self) -> str:
-        """The target of the machine code, such as 'sm_80'."""
+        """The architecture of the machine code, such as 'sm_80'."""
         return machine_target(self.family, self.arch)
 
     def kernel_flags(self) -> tuple[str, ...]:
-        """nvcc's flags for the shards."""
+        """The flags with which nvcc compiles shards."""
         return kernel_flags(self.family, self.arch, packaged=self.packaged)
 
     def host_flags(self) -> tuple[str, ...]:
-        """g++'s flags for the host path and the map."""
-        # The compiler's version would be in the object.
+        """The flags with which g++ compiles the host code and the map of kernels."""
+        # Otherwise the object would contain the version of the compiler.
         return (*_GXX_FLAGS, "-fno-ident") if self.packaged else _GXX_FLAGS
 
     def link_flags(self) -> tuple[str, ...]:
@@ -97,7 +100,7 @@ class LibrarySpec:
         return _PACKAGED_LINK_FLAGS if self.packaged else _LINK_FLAGS
 
     def key(self) -> str:
-        """The library's name in the cache."""
+        """The name of the library in the cache."""
         return _hashed(
             [cfg.short_form() for cfg in self.configs],
             self.family,
@@ -110,11 +113,13 @@ class LibrarySpec:
         )
 
     def common_key(self) -> str:
-        """A key shared by all libraries of the family, for any configs, semantics and arch."""
+        """A key that all libraries of the family have in common, for any configs, semantics and
+        architecture."""
         return self.object_key(self.source_hash)
 
     def object_key(self, source_hash: str) -> str:
-        """The cache key of host code compiled from sources with this hash, for any family."""
+        """The key in the cache of host code that is compiled from sources with this hash; it does
+        not depend on the family."""
         return _hashed(
             FORMAT,
             package_version(),

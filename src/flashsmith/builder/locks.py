@@ -1,4 +1,7 @@
-"""Locks between processes: flock on a file, which the system releases when its holder dies."""
+"""Locks between processes: flock on a file.
+
+The system releases the lock when the process that holds it dies.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Without O_NONBLOCK, opening a fifo in place of a lock file blocks until its other end is open.
+# Without O_NONBLOCK, opening a fifo that is there instead of a lock file would block.
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-# The errors of open() for a symbolic link, a folder, a socket, or a device without a driver.
+# The errors that open() raises for a symbolic link, a folder, a socket, or a device without a
+# driver.
 _NO_LOCK_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENOTDIR)
 
 
 class HeldLock:
-    """An flock that this process holds until ``release`` or until it exits.
+    """A lock (flock) that this process holds until ``release``, or until it exits.
 
-    The lock survives renaming the file. A process that is forked while the lock is held also holds
-    the lock.
+    Renaming the file does not end the lock. If this process forks, the child holds the lock too.
     """
 
     def __init__(self, fd: int) -> None:
@@ -29,10 +32,10 @@ class HeldLock:
         self._owner = os.getpid()
 
     def release(self, *, everywhere: bool = False) -> None:
-        """Releases the lock; a second call does nothing.
+        """Releases the lock. A second call does nothing.
 
-        ``everywhere`` also releases the lock for processes forked since, unless this process is one
-        of them.
+        ``everywhere`` also releases it for processes that were forked since, unless this is such a
+        process.
         """
         if self._fd >= 0:
             if everywhere and os.getpid() == self._owner:
@@ -41,7 +44,7 @@ class HeldLock:
             self._fd = -1
 
     def note_use(self) -> None:
-        """Sets the file's time stamp to now, if this process has permission."""
+        """Sets the time stamp of the file to now, if this is permitted."""
         with contextlib.suppress(OSError):
             os.utime(self._fd)
 
@@ -50,12 +53,13 @@ class HeldLock:
 
 
 def try_lock(path: Path, *, shared: bool = False, create: bool = False) -> HeldLock | None:
-    """Locks ``path`` without waiting, or returns None when another process holds a conflicting
-    lock.
+    """Locks ``path`` without waiting.
 
-    Also returns None when the file is removed or replaced between opening and locking, since the
-    lock would then protect nothing. A symbolic link, a fifo or a device is not a lock file: the
-    result is None or, with ``create``, an OSError. Other OSErrors pass through.
+    Returns None if another process holds a lock that excludes this one.
+
+    Also returns None if the file was removed or replaced before it was locked, since the lock would
+    protect nothing. If ``path`` is a symbolic link, a fifo or a device, the result is None or, with
+    ``create``, an OSError. Other OSErrors are raised.
     """
     try:
         fd = _open(path, shared, create)
@@ -89,7 +93,7 @@ def _open(path: Path, shared: bool, create: bool) -> int:
     if create:
         return os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
     if not shared:
-        # NFS grants exclusive locks only on files opened for writing.
+        # NFS grants an exclusive lock only on a file that is opened for writing.
         with contextlib.suppress(PermissionError):
             return os.open(path, os.O_RDWR | _FLAGS)
     return os.open(path, os.O_RDONLY | _FLAGS)
@@ -98,9 +102,10 @@ def _open(path: Path, shared: bool, create: bool) -> int:
 def wait_for_lock(
     path: Path, *, patience: float, waiting: Callable[[float], None]
 ) -> HeldLock | None:
-    """Waits for the exclusive lock ``path``; None after ``patience`` seconds.
+    """Waits until it has the exclusive lock ``path``. Returns None after ``patience`` seconds.
 
-    ``waiting(seconds)`` is called about ten times a second while another process holds the lock.
+    As long as another process holds the lock, ``waiting(seconds)`` is called about ten times per
+    second.
     """
     start = time.monotonic()
     while (lock := try_lock(path, create=True)) is None:

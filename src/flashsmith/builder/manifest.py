@@ -1,4 +1,5 @@
-"""A kernel library's manifest: what is in it, how it was made, and the checksum of every file."""
+"""The manifest of a kernel library: what it contains, how it was made, and the checksum of every
+file."""
 
 from __future__ import annotations
 
@@ -25,18 +26,20 @@ from flashsmith.safe_json import parse_json
 MANIFEST_NAME = "manifest.json"
 # The files that a manifest may list.
 LIBRARY_FILE = re.compile(r"library\.so|ptx/\w+\.ptx(?:\.xz)?|sources/\w+\.(?:cu|cuh|cc)", re.ASCII)
-# Larger manifests are refused: a kernel takes about 400 bytes, and there are at most a few
-# thousand kernels.
+# Larger manifests are rejected: a kernel takes about 400 bytes, and there are at most some thousand
+# kernels.
 _MOST_BYTES = 2**26
-# Increased whenever the layout of a library changes: older libraries are then rebuilt.
+# Increased when the layout of a library changes; older libraries are then built again.
 FORMAT = 3
 
 
 @dataclass(frozen=True)
 class AdditionalKernel:
-    """An additional compiled kernel of a config; KernelEntry describes the fields.
+    """A compiled kernel that a config has in addition to its main kernel.
 
-    ``role`` is the family's name for the kernel.
+    Its fields are explained in KernelEntry.
+
+    ``role`` is the name that the family gives to the kernel.
     """
 
     role: str
@@ -53,20 +56,20 @@ class AdditionalKernel:
 
     @property
     def spill_bytes(self) -> int:
-        """Spill stores and loads together, per thread."""
+        """The sum of spill stores and loads, per thread."""
         return self.spill_store_bytes + self.spill_load_bytes
 
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """One config of a library: its main kernel as compiled, and its additional kernels.
+    """A config in a library: its main kernel as compiled, and its additional kernels.
 
-    The fields describe the main kernel, except for ``compile_seconds``, which covers all kernels.
-    ``registers`` and the stack and spill bytes are per thread, as ptxas reports them.
-    ``compile_seconds`` is the time in ptxas plus a share of the rest of the shard's wall time
-    (front end, optimiser, host code), in proportion to the bytes of PTX. ``ptx_bytes`` is the size
-    of ``ptx_file``, and ``code_bytes`` is the size of the machine code. ``warnings`` lists each of
-    ptxas's warnings once, in the form 'C7510: message'.
+    All fields are about the main kernel, except ``compile_seconds``, which is for all kernels.
+    ``registers`` and the bytes of stack and spills are per thread, as ptxas reports them.
+    ``compile_seconds`` is the time in ptxas, plus a share of the shard's other wall time (front
+    end, optimiser, host code) in proportion to the bytes of PTX. ``ptx_bytes`` is the size of
+    ``ptx_file``, ``code_bytes`` that of the machine code. ``warnings`` has each warning of ptxas
+    once, in the form 'C7510: message'.
     """
 
     config: KernelConfig
@@ -86,27 +89,30 @@ class KernelEntry:
 
     @property
     def ptx_entries(self) -> tuple[str, ...]:
-        """The PTX entries of all kernels, the main one first; plans refer to them by index."""
+        """The names of all kernels in the PTX, the main kernel first.
+
+        Plans refer to them by index.
+        """
         return tuple(kernel.ptx_entry for kernel in self.kernels)
 
     @property
     def spill_bytes(self) -> int:
-        """Spill stores and loads of the main kernel together, per thread."""
+        """The sum of spill stores and loads of the main kernel, per thread."""
         return self.spill_store_bytes + self.spill_load_bytes
 
     @property
     def kernels(self) -> tuple[KernelEntry | AdditionalKernel, ...]:
-        """All kernels of the config, the main one first."""
+        """All kernels of the config, the main kernel first."""
         return (self, *self.beside)
 
     @property
     def most_registers(self) -> int:
-        """Registers per thread of the kernel that uses the most registers."""
+        """The registers per thread of the kernel that uses most."""
         return max(kernel.registers for kernel in self.kernels)
 
     @property
     def most_spilling(self) -> KernelEntry | AdditionalKernel:
-        """The kernel that spills most; the main kernel if no kernel spills."""
+        """The kernel that spills most; if none spills, the main kernel."""
         return max(self.kernels, key=lambda kernel: kernel.spill_bytes)
 
     @property
@@ -116,13 +122,16 @@ class KernelEntry:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        # The short form stands for the config, so a manifest never holds two spellings of it.
+        # The config is stored only as its short form, so a manifest cannot contain it twice.
         data = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "config"}
         return data | {"beside": [asdict(kernel) for kernel in self.beside]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> KernelEntry:
-        """Reads what to_json wrote. Raises ValueError, KeyError or TypeError for anything else."""
+        """Reads the values that to_json wrote.
+
+        Raises ValueError, KeyError or TypeError for anything else.
+        """
         config = parse_kernel_name_into_config(data["short_form"])
         beside = tuple(
             _checked(AdditionalKernel(**kernel | {"warnings": tuple(kernel["warnings"])}))
@@ -134,25 +143,25 @@ class KernelEntry:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Size and SHA-256 of one published file."""
+    """The size and the SHA-256 of a published file."""
 
     size: int  # bytes
     sha256: str
 
     @classmethod
     def of(cls, folder: Path, name: str, check: Check = any_owner) -> FileRecord:
-        """The record of a file below ``folder`` as it is now; ``check`` is as in read_below."""
+        """The record of a file below ``folder`` as it is now; for ``check`` see read_below."""
         return cls.of_bytes(read_below(folder, name, check=check))
 
     @classmethod
     def of_bytes(cls, data: bytes) -> FileRecord:
-        """The record of a file with this content."""
+        """The record of a file that contains ``data``."""
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All facts about a library that are available without loading it."""
+    """Everything that is known about a library without loading it."""
 
     key: str
     family: str
@@ -164,13 +173,13 @@ class Manifest:
     gxx_version: str
     tvm_ffi_version: str
     flags: tuple[str, ...]
-    created: str  # UTC, ISO 8601
+    created: str  # In UTC, ISO 8601 format
     build_seconds: float
     kernels: tuple[KernelEntry, ...]
     files: dict[str, FileRecord]
 
     def to_json(self) -> str:
-        """The manifest's text; its first line is the checksum of the rest."""
+        """The manifest as text; the first line is the checksum of the rest."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["format"] = FORMAT
         data["semantics"] = asdict(self.semantics)
@@ -181,8 +190,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Reads what to_json wrote. Raises ValueError when the text is damaged or has another
-        format."""
+        """Reads the text that to_json wrote.
+
+        Raises ValueError if the text is damaged or of another format.
+        """
         head, _, body = text.partition("\n")
         body = body.removesuffix("\n")
         try:
@@ -204,9 +215,9 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path, check: Check = any_owner) -> Manifest:
-        """The manifest in a library's folder; ``check`` is as in read_below.
+        """Reads the manifest in the folder of a library; for ``check`` see read_below.
 
-        Raises OSError, and ValueError when the manifest is damaged or belongs to another library.
+        Raises OSError; raises ValueError if the manifest is damaged or is that of another library.
         """
         text = read_below(folder, MANIFEST_NAME, most=_MOST_BYTES, check=check)
         manifest = cls.from_json(text.decode())
@@ -215,7 +226,7 @@ class Manifest:
         return manifest
 
     def _check(self) -> None:
-        """Raises ValueError unless the fields are consistent."""
+        """Raises ValueError if the fields contradict each other."""
         try:
             family_named(self.family)
         except ArgumentError as error:
@@ -224,7 +235,7 @@ class Manifest:
         if not self.kernels:
             raise ValueError("it lists no kernel")
         ptx = {one.ptx_file for kernel in self.kernels for one in kernel.kernels}
-        no_ptx = ptx.isdisjoint(self.files)  # as in an installed package
+        no_ptx = ptx.isdisjoint(self.files)  # As in an installed package
         for kernel in self.kernels:
             files = {one.ptx_file for one in kernel.kernels}
             listed = no_ptx or files <= self.files.keys()
@@ -236,9 +247,9 @@ class Manifest:
 
 
 def _checked(record: Any) -> Any:
-    """``record`` itself, if its fields have their declared types; otherwise raises ValueError.
+    """Returns ``record`` if its fields have the declared types; raises ValueError otherwise.
 
-    Numbers must also be finite and non-negative, and strings printable.
+    Numbers must be finite and not negative, and strings must be printable.
     """
     for name, kind in _kinds(record.__class__).items():
         value = getattr(record, name)
@@ -251,7 +262,7 @@ def _checked(record: Any) -> Any:
         elif kind == tuple[str, ...]:
             right = all(isinstance(text, str) and text.isprintable() for text in value)
         else:
-            right = True  # its elements were checked before
+            right = True  # Its elements were checked before
         if not right:
             raise ValueError(f"{name} has an invalid value: {str(value)[:40]!r}")
     return record

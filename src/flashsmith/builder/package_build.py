@@ -1,5 +1,8 @@
-"""Builds the libraries of a kernel package: of each family and semantics, a few libraries that do
-not depend on where, when or by how many compilers they are built."""
+"""Builds the libraries of a kernel package.
+
+Each family and semantics has a few libraries, which do not depend on where, when or by how many
+compilers they are built.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ from flashsmith.builder.library_build import build_from
 from flashsmith.builder.sources import package_sources
 from flashsmith.families import KernelConfig, Semantics, by_family
 
-# A library's host code takes 0.3 MB of a wheel, and a killed build loses the library that it was
-# building.
+# The host code of a library takes 0.3 MB in a wheel; and if a build is killed, the library that it
+# was building is lost.
 MOST_KERNELS = 64
 
-# Called with the number of built kernels, and the event.
+# Called with the number of kernels that are built, and the event.
 PackageProgress = Callable[[int, BuildEvent], None]
 
 
 def library_groups(
     kernels: Mapping[Semantics, Iterable[KernelConfig]],
 ) -> list[tuple[Semantics, Sequence[KernelConfig]]]:
-    """The configs of each library of a package."""
+    """The configs of each library in a package, with their semantics."""
     groups: list[tuple[Semantics, Sequence[KernelConfig]]] = []
     for semantics, configs in sorted(kernels.items()):
         ordered = sorted(set(configs), key=lambda cfg: (cfg.FAMILY, cfg.to_ints()))
@@ -35,7 +38,7 @@ def library_groups(
 
 
 def package_seconds(kernels: Mapping[Semantics, Iterable[KernelConfig]], jobs: int) -> float:
-    """The expected time of compiling all kernels, in seconds of wall time."""
+    """The expected seconds of wall time for compiling all kernels."""
     return sum(expected_seconds(cfg) for found in kernels.values() for cfg in found) / jobs
 
 
@@ -48,12 +51,12 @@ def build_package(
     progress: PackageProgress = lambda built, event: None,
     csrc: Path | None = None,
 ) -> list[KernelLibrary]:
-    """The libraries of a package with these kernels, for a wheel.
+    """Builds the libraries of a package with these kernels, for a wheel.
 
-    Finished libraries are kept in the kernel cache, so a build that was interrupted continues where
-    it stopped. ``cpu`` is the processor that runs the libraries, x86_64 or aarch64; None is this
-    machine's. ``csrc`` replaces the package's own sources. Raises what ``build`` raises, and
-    CompileError if a library would need newer system libraries than a package may.
+    Libraries that are finished are kept in the kernel cache, so that a build that was interrupted
+    can be continued. ``cpu`` is the processor that will run the libraries, x86_64 or aarch64; None
+    is that of this machine. ``csrc`` replaces the sources in this package. Raises the errors of
+    ``build``, and CompileError if a library would need system libraries that are too new.
     """
     libraries: list[KernelLibrary] = []
     built = 0

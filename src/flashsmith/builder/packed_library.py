@@ -1,4 +1,4 @@
-"""Packs a library into one byte string, for a machine that does not share this machine's cache."""
+"""Packs a library into one byte string, to send it to a machine with another cache."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from flashsmith.system_errors import is_from_system
 
 
 def pack_library(library: KernelLibrary) -> bytes:
-    """A zip archive of the library's manifest and of the files that the manifest lists.
+    """A zip archive of the manifest of a library and of the files that it lists.
 
-    Raises CacheError when one of these files can no longer be read.
+    Raises CacheError if one of the files can no longer be read.
     """
     packed = io.BytesIO()
     try:
@@ -33,10 +33,11 @@ def pack_library(library: KernelLibrary) -> bytes:
 
 
 def unpack_library(cache: Cache, key: str, packed: bytes) -> KernelLibrary:
-    """Publishes the packed library ``key`` in ``cache``, unless the cache has it already.
+    """Publishes the packed library ``key`` in ``cache``, unless it is there already.
 
-    Other users must not be able to write to the cache. The files must match the manifest, and the
-    library must have been built from the sources installed here. Raises CacheError otherwise.
+    Other users must not be able to write to the cache. The files must be those in the manifest, and
+    the library must have been built from the sources that are installed here. Raises CacheError
+    otherwise.
     """
     try:
         manifest, files = _unpacked(packed)
@@ -62,11 +63,11 @@ def unpack_library(cache: Cache, key: str, packed: bytes) -> KernelLibrary:
 
 def _unpacked(packed: bytes) -> tuple[Manifest, dict[str, bytes]]:
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        # Without compression, no file is longer than the received data.
+        # Without compression, no file can be longer than the received data.
         if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
             raise ValueError("its files are compressed")
         manifest = Manifest.from_json(archive.read(MANIFEST_NAME).decode())
-        # Reading the manifest has checked these names, so that no name leads out of the folder.
+        # The names were checked when the manifest was read, so none leads out of the folder.
         files = {name: archive.read(name) for name in manifest.files}
     for name, record in manifest.files.items():
         if FileRecord.of_bytes(files[name]) != record:

@@ -1,4 +1,4 @@
-"""Runs a fixed number of compilers in parallel, and leaves none running after a failure."""
+"""Runs several compilers in parallel, and leaves none running after a failure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from flashsmith.errors import CacheError, CompileError
 from flashsmith.system_errors import is_from_system
 
 _POLL_SECONDS = 0.02
-# The watchdog runs in a separate session and waits until its parent, process $1, has died. It then
-# kills all processes whose TMPDIR is $2: the compilers and their children, and no other process.
-# (A death signal set with prctl would reach only nvcc and not its children.) It is a script for
-# sh, which nvcc needs too.
+# The watchdog has its own session, and waits until its parent, process $1, has died. Then it kills
+# all processes whose TMPDIR is $2, which are the compilers and their children. (A death signal set
+# by prctl would reach only nvcc, not its children.) The watchdog is a script for sh, which nvcc
+# needs as well.
 _WATCHDOG = """
 while read -r _ _ _ parent _ < /proc/$$/stat && [ "$parent" = "$1" ]; do sleep 0.3; done
 for attempt in 1 2 3 4 5 6 7 8; do
@@ -36,7 +36,7 @@ _SHOWN_CHARACTERS = 6000
 
 @dataclass(frozen=True)
 class Command:
-    """One compiler call: the name of its output, and its arguments."""
+    """A call of a compiler: the name of its output, and its arguments."""
 
     name: str
     arguments: tuple[str, ...]
@@ -44,7 +44,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Finished:
-    """A successful call, its wall time in seconds, and the compiler's output."""
+    """A call that succeeded: its wall time in seconds, and the output of the compiler."""
 
     command: Command
     seconds: float
@@ -55,7 +55,8 @@ class _Running:
     def __init__(self, command: Command, cwd: Path) -> None:
         self.command = command
         self.start = time.monotonic()
-        # Output goes to memory: on a full disk, a file could not hold the compiler's error message.
+        # The output goes to memory, because a file on a full disk could not hold the compiler's
+        # error message.
         try:
             self.words = os.fdopen(os.memfd_create(command.name), "w+b")
         except OSError as error:
@@ -63,8 +64,8 @@ class _Running:
                 raise
             raise CompileError(f"{command.name}: no memory for its output: {error}") from error
         try:
-            # In a separate session, killing the process group also kills nvcc's children.
-            # Ctrl-C then reaches only Python, which kills the compilers itself.
+            # It has its own session, so that killing the process group also kills the children of
+            # nvcc. Ctrl-C then reaches only Python, which kills the compilers.
             self.process = subprocess.Popen(
                 command.arguments,
                 cwd=cwd,
@@ -98,9 +99,10 @@ class _Running:
 
 @contextlib.contextmanager
 def _watched(folder: Path) -> Iterator[None]:
-    """Kills the compilers in ``folder`` when this process ends, even if this process is killed."""
+    """Makes sure that the compilers in ``folder`` are killed when this process ends, even if it is
+    killed itself."""
     try:
-        # If /proc belongs to another PID namespace, this PID names another process there.
+        # If /proc is that of another PID namespace, this PID stands for another process there.
         watchable = os.readlink("/proc/self") == str(os.getpid())
     except OSError:
         watchable = False
@@ -127,7 +129,7 @@ def _watched(folder: Path) -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process that leads a session, and its children."""
+    """Kills a process that leads a session, and all its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -140,12 +142,13 @@ def run_all(
     jobs: int,
     finished: Callable[[Finished], None],
 ) -> None:
-    """Runs ``commands`` in order, up to ``jobs`` in parallel. After each command, ``finished`` is
-    called in this thread.
+    """Runs ``commands`` in order, at most ``jobs`` in parallel.
 
-    No command outlives this process for long, even if this process is killed. ``cwd`` must be
-    private to this process. The first failure kills the remaining commands and raises CompileError
-    with the compiler's output, or CacheError when that output reports a full disk.
+    After each of them, ``finished`` is called in the calling thread.
+
+    If this process ends or is killed, the commands end soon after. ``cwd`` must not be used by any
+    other process. If a command fails, the others are killed, and CompileError is raised with the
+    output of the compiler, or CacheError if the output reports a full disk.
     """
     waiting = list(commands)
     running: list[_Running] = []

@@ -1,10 +1,10 @@
-"""Splits one shard's PTX into one file per kernel.
+"""Splits the PTX of a shard into one file per kernel.
 
-Each file is a complete module: the prelude, one entry, and the source files that its ``.loc`` lines
-name. Source files, labels and debug strings are numbered across the shard; these are renumbered,
-and paths are made relative. A kernel's text then depends only on its config and the sources, except
-for a few ``.loc`` lines. It does not depend on the other kernels of the shard, on the build folder,
-or on where the package is installed.
+Each file is a complete module: the prelude, one entry, and those source files that its ``.loc``
+lines refer to. In a shard, source files, labels and debug strings are numbered consecutively. They
+are renumbered here, and paths are made relative. The text of a kernel then depends only on its
+config and the sources, except for a few ``.loc`` lines. It does not depend on other kernels in the
+shard, on the build folder, or on where the package is installed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _STRING_LABEL = re.compile(r"\$L__info_string(\d+):")
 _SOURCE_NUMBER = re.compile(r"(\.loc\s+|inlined_at )(\d+)")
 _STRING_NUMBER = re.compile(r"\$L__info_string(\d+)")
 _LABEL = re.compile(r"\$L__BB\d+_")
-# The namespace that nvcc gives to static functions of a shard, such as those of CUDA's headers.
+# The namespace in which nvcc puts the static functions of a shard, such as those in the headers of
+# CUDA.
 _SHARD_NAMESPACE = re.compile(r"\d+_INTERNAL_[0-9a-f]{8}_\d+_shard_\d+_cu_[0-9a-f]{8}")
 _STRING_BYTES_PER_LINE = 40
 
 
 @dataclass
 class _Module:
-    """The parts of a shard's PTX, each in source order."""
+    """The parts of the PTX of a shard, each in the order of the text."""
 
     prelude: list[str] = field(default_factory=list)
     entries: dict[str, list[str]] = field(default_factory=dict)
@@ -37,10 +38,10 @@ class _Module:
 
 
 def split_ptx(text: str, roots: Sequence[Path]) -> dict[str, str]:
-    """The module of every entry in ``text``, by mangled name.
+    """Splits ``text`` into one module for each entry; the keys are mangled names.
 
-    Source paths under one of ``roots`` become relative to it. Raises ValueError when ``text`` is
-    truncated within an entry.
+    If a source path is below one of ``roots``, it becomes relative to this folder. Raises
+    ValueError if ``text`` ends in the middle of an entry.
     """
     module = _parse(text)
     return {name: _module_of(lines, module, roots) for name, lines in module.entries.items()}
@@ -64,7 +65,7 @@ def _parse(text: str) -> _Module:
 
 
 def _block(first: str, lines: Iterator[str]) -> list[str]:
-    """``first`` and the lines that follow it, up to the brace that closes its body."""
+    """Returns ``first`` and the lines after it, up to the brace that closes its body."""
     block, depth, opened = [first], first.count("{") - first.count("}"), "{" in first
     while not opened or depth > 0:
         line = next(lines, None)
@@ -99,7 +100,7 @@ def _string_lines(string: str) -> list[str]:
 
 
 class _Renumbering:
-    """Assigns new numbers in the order in which the old numbers first appear."""
+    """Assigns new numbers, in the order in which the old ones appear first."""
 
     def __init__(self, first: int) -> None:
         self.first = first

@@ -1,4 +1,5 @@
-"""Parses the output of ``-Xptxas -v`` for each kernel, the only source of spill bytes."""
+"""Reads what ``-Xptxas -v`` prints for each kernel, from which alone the spilled bytes are
+known."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ResourceReport:
-    """The compiler's report on one kernel. Bytes are per thread, shared memory per CTA.
+    """What the compiler reports about one kernel.
 
-    ``warnings`` lists each warning that names the kernel once, in the form 'C7510: message'.
+    Bytes of stack and spills are per thread, those of shared memory per CTA.
+
+    ``warnings`` has each warning that names the kernel once, in the form 'C7510: message'.
     """
 
     registers: int
@@ -26,7 +29,7 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _TIME = re.compile(r"Compile time = ([\d.]+) ms")
-# Messages before the first entry: performance losses, and what ptxas injected for correctness.
+# Messages before the first entry: losses of performance, and what ptxas has added for correctness.
 _WARNING = re.compile(
     r"\((C\d+)\) (?:Potential Performance Loss: (.*)|(warpgroup\.\w+ is injected .*))"
 )
@@ -35,9 +38,12 @@ _LINE_NUMBER = re.compile(r" in around line \d+")
 
 
 def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
-    """The report of every entry function in ptxas's verbose output, by mangled name.
+    """Reads the verbose output of ptxas.
 
-    Raises ValueError when an entry lacks an expected line, as in an unknown output format.
+    Returns the report on each entry function, by mangled name.
+
+    Raises ValueError if an expected line is missing, for example because the format of the output
+    is unknown.
     """
     reports: dict[str, ResourceReport] = {}
     warnings = _warnings(text)
@@ -45,7 +51,8 @@ def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
     ends = [*(start.start() for start in starts[1:]), len(text)]
     for start, end in zip(starts, ends, strict=False):
         name = start[1]
-        # Frame sizes of device functions that were not inlined follow under their own names.
+        # The frame sizes of device functions that were not inlined follow, under the names of these
+        # functions.
         body = text[start.end() : end]
         own = re.search(rf"Function properties for {re.escape(name)}\s*\n(.*)", body)
         frame = _FRAME.search(own[1]) if own else None
@@ -66,14 +73,15 @@ def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
 
 
 def nameless_warnings(text: str) -> tuple[str, ...]:
-    """The warnings that name no kernel, each once. Each was caused by one of the compiled
-    kernels."""
+    """The warnings that do not name a kernel, each once.
+
+    Each of them was caused by one of the kernels that were compiled.
+    """
     return tuple(_warnings(text).get("", ()))
 
 
 def _warnings(text: str) -> dict[str, list[str]]:
-    """Warnings by the name of the kernel that they mention; "" is the key of warnings without a
-    kernel."""
+    """Warnings by the name of the kernel in their text; those without a name have the key ""."""
     found: dict[str, list[str]] = {}
     for code, loss, injected in _WARNING.findall(text):
         words = _LINE_NUMBER.sub("", loss or injected).strip()

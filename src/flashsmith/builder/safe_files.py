@@ -1,4 +1,5 @@
-"""Opens files safely in folders where other users may write: no symbolic link, fifo or device.
+"""Opens files safely in folders where other users may write: never a symbolic link, a fifo or a
+device.
 
 A link could lead out of the folder, and a fifo could block its reader forever.
 """
@@ -13,14 +14,14 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Without O_NONBLOCK, opening a fifo blocks until its other end is open.
+# Without O_NONBLOCK, opening a fifo blocks until another process opens its other end.
 _SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Check = Callable[[Path, os.stat_result], None]
 
 
 def no_follow(path: str, flags: int) -> int:
-    """An ``opener`` for open() that raises OSError unless ``path`` itself is a regular file."""
+    """An ``opener`` for open(). It raises OSError unless ``path`` itself is a regular file."""
     fd = os.open(path, flags | _SAFE_FLAGS, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -30,10 +31,10 @@ def no_follow(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def written_beside(path: Path) -> Iterator[Path]:
-    """Yields a new empty file in the folder of ``path``; on exit this file replaces ``path``.
+    """Yields a new empty file in the folder of ``path``. At the end, the file replaces ``path``.
 
-    The new file's name is random, so that no other user can put a link there. After an exception
-    the file is removed.
+    The name of the file is random, so that no other user can put a link there. If an exception is
+    raised, the file is removed.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(no_follow(os.fspath(unfinished), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
@@ -45,10 +46,10 @@ def written_beside(path: Path) -> Iterator[Path]:
 
 
 def read_below(folder: Path, name: str, *, most: int | None = None, check: Check) -> bytes:
-    """The file ``name`` ('ptx/x.ptx') below ``folder``, read without following a link.
+    """Reads the file ``name`` ('ptx/x.ptx') below ``folder`` without following links.
 
-    ``check(path, status)`` is called for each folder on the path and for the opened file. Raises
-    OSError, and ValueError when the file has more than ``most`` bytes.
+    ``check(path, status)`` is called for each folder on the path, and for the file after it is
+    opened. Raises OSError; raises ValueError if the file has more than ``most`` bytes.
     """
     path, *parts = folder, *name.split("/")
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFE_FLAGS)
@@ -80,11 +81,12 @@ def _read(fd: int, path: Path, most: int | None) -> bytes:
 
 
 def any_owner(path: Path, status: os.stat_result) -> None:
-    """A check that accepts everything, for files that are only inspected."""
+    """A check that accepts everything, for files that are only looked at."""
 
 
 def kind_of(path: Path) -> int:
-    """The file type of ``path`` from stat.S_IFMT, without following links; 0 if it is missing."""
+    """The type of the file ``path``, as stat.S_IFMT gives it, without following links; 0 if there
+    is none."""
     try:
         return stat.S_IFMT(path.lstat().st_mode)
     except FileNotFoundError:
@@ -100,13 +102,13 @@ def make_folder(path: Path) -> None:
         path.mkdir(mode=0o700)
     except FileExistsError:
         return
-    # The umask may have removed the owner's bits, or a setgid parent may have added its bit.
+    # The umask may have removed bits of the owner, or a setgid parent may have added its bit.
     if stat.S_IMODE(path.lstat().st_mode) != 0o700:
         path.chmod(0o700)
 
 
 def sync(path: Path) -> None:
-    """Flushes ``path`` to the disk before anything refers to it."""
+    """Flushes ``path`` to disk, before anything refers to it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -115,10 +117,9 @@ def sync(path: Path) -> None:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copies the folders and files of ``source``, without links, to the new folder ``target``.
+    """Copies the folders and files in ``source``, except links, to the new folder ``target``.
 
-    Folders get mode 0700 and files 0644, independent of the umask. Everything is flushed to the
-    disk.
+    Folders get mode 0700 and files 0644, whatever the umask is. Everything is flushed to disk.
     """
     make_folder(target)
     for entry in sorted(source.iterdir()):
@@ -131,7 +132,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Writes the new file ``path``, mode 0644, and flushes it to the disk."""
+    """Writes the new file ``path`` with mode 0644, and flushes it to disk."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE_FLAGS, 0o600)
     with open(fd, "wb") as file:
         file.write(data)

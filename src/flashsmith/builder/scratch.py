@@ -1,6 +1,6 @@
-"""The folder in which compilers run; its path has no characters that the shell interprets.
+"""The folder in which compilers run. Its path has no characters that a shell interprets.
 
-nvcc passes paths to sh in double quotes, and some of its options split paths at commas.
+nvcc passes paths to sh in double quotes, and some of its options split them at commas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ELSEWHERE = ("/tmp", "/var/tmp")
 
 
 def require_plain(what: str, path: Path) -> None:
-    """Raises ToolchainError if the shell would interpret part of ``path``, or ``path`` is not
+    """Raises ToolchainError if a shell would interpret a part of ``path``, or if it is not
     UTF-8."""
     text = os.fspath(path)
     found = _INTERPRETED.search(text)
@@ -42,11 +42,11 @@ def require_plain(what: str, path: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new private folder for compilers, removed on exit.
+    """A new private folder for compilers, which is removed at the end.
 
-    Folders left by dead processes are removed first. The new folder is in the folder for temporary
-    files (TMPDIR). If the shell would interpret characters of that path, or other users may rename
-    files there, /tmp or /var/tmp is used. Raises CacheError when none of these folders is usable.
+    Folders that dead processes left are removed first. It is in the folder for temporary files
+    (TMPDIR). If a shell would interpret that path, or if other users may rename files there, it is
+    in /tmp or /var/tmp. Raises CacheError if none of these folders can be used.
     """
     folder = _choose()
     errors = folder_errors("write", f"the folder for temporary files {folder}", "TMPDIR")
@@ -56,7 +56,7 @@ def scratch_folder() -> Iterator[Path]:
 
 def _choose() -> Path:
     wanted = _ELSEWHERE[0]
-    with contextlib.suppress(FileNotFoundError):  # not even the working folder is usable
+    with contextlib.suppress(FileNotFoundError):  # Not even the working folder can be used
         wanted = tempfile.gettempdir()
     for name in (wanted, *_ELSEWHERE):
         folder = Path(os.path.realpath(name))

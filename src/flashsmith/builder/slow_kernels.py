@@ -1,8 +1,9 @@
-"""Kernels that the compiler made slow: correct, but with spills or at a fraction of their speed.
+"""Slow kernels: their results are correct, but the compiler made them slow, by spills or in other
+ways.
 
-Only ptxas's output shows this. Slow kernels never make a call fail. A build warns, and the chooser
-looks up here which kernels this process knows to be slow. Another kernel, if available, replaces
-them.
+Only the output of ptxas shows this. A call never fails because of a slow kernel. A build warns
+about it. The chooser looks up here which slow kernels this process knows. If there is another
+kernel, the chooser takes that one.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import AdditionalKernel, KernelEntry
 from flashsmith.families import KernelConfig, Semantics
 
-# Parts of ptxas's messages about serialized wgmma and an ignored setmaxnreg.
+# These occur in messages of ptxas about serialised wgmma and about an ignored setmaxnreg.
 _SLOW = ("serialized", "'setmaxnreg' ignored")
 
-# The slow kernels of this process's libraries, by architecture, semantics and config.
+# The slow kernels in libraries that this process has opened, by architecture, semantics and config.
 _noted: dict[tuple[int, Semantics, KernelConfig], KernelEntry] = {}
 
 
 def slowing_warnings(kernel: KernelEntry) -> list[str]:
-    """ptxas's warnings that a kernel of the config is slow.
+    """The warnings of ptxas which say that a kernel of the config is slow.
 
-    Warnings about an additional kernel begin with its role.
+    A warning about an additional kernel begins with its role.
     """
     return [
         prefix + warning
@@ -34,7 +35,8 @@ def slowing_warnings(kernel: KernelEntry) -> list[str]:
 
 
 def losses(kernel: KernelEntry) -> list[str]:
-    """The slowing_warnings, and register spills in the same form; empty if there are none."""
+    """The slowing_warnings, followed by register spills in the same form; empty if there is
+    neither."""
     return slowing_warnings(kernel) + [
         f"{prefix}{one.spill_store_bytes} bytes of registers are spilled and "
         f"{one.spill_load_bytes} loaded back per thread"
@@ -48,7 +50,7 @@ def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | AdditionalKerne
 
 
 def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """The kernels of families that must not spill whose losses() are not empty."""
+    """Those kernels that have losses(), of families that must not spill."""
     return [one for one in kernels if one.config.family.must_not_spill and losses(one)]
 
 
@@ -56,7 +58,7 @@ def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
 
 
 def note_slow(library: KernelLibrary) -> list[KernelEntry]:
-    """Notes a library's slow kernels, and returns the kernels that were not noted before."""
+    """Notes the slow kernels of a library. Returns those that were not noted before."""
     arch, semantics = library.manifest.arch, library.manifest.semantics
     new = []
     for kernel in slow_kernels(library.manifest.kernels):
@@ -68,11 +70,13 @@ def note_slow(library: KernelLibrary) -> list[KernelEntry]:
 
 
 def noted_slow(config: KernelConfig, arch: int, semantics: Semantics) -> KernelEntry | None:
-    """The entry noted for this kernel, or None if the kernel was not noted as slow."""
+    """The entry noted for this kernel; None if it was not noted as slow."""
     return _noted.get((arch, semantics, config))
 
 
 def count_noted() -> int:
-    """The number of noted kernels. When this number changes, results derived from noted kernels are
-    stale."""
+    """How many kernels are noted.
+
+    If this number has changed, results that depend on the noted kernels are out of date.
+    """
     return len(_noted)

@@ -1,4 +1,5 @@
-"""The C++ sources of a library: the list of files, a hash over them, and copies to compile."""
+"""The C++ sources of a library: which files it has, a hash of them, and copies that are
+compiled."""
 
 from __future__ import annotations
 
@@ -17,22 +18,22 @@ EQUIVALENT_SOURCES = Path(__file__).with_name("equivalent_sources.json")
 
 _SUFFIXES = (".cu", ".cuh", ".cc", ".h")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
-# The host code of packaged libraries alone.
+# Host code that only packaged libraries have.
 PACKAGED_SOURCE = "packaged/older_libraries.cc"
-# The only header of the host code that generated code includes directly.
+# The only header of the host code that generated code includes itself.
 _ASKED = "host/kernel_library.h"
 
 
 def package_sources() -> Path:
-    """The folder of the package's CUDA C++ sources."""
+    """The folder with the CUDA C++ sources of this package."""
     return Path(__file__).parents[1] / "csrc"
 
 
 class Sources:
-    """Files and everything they include, as they are on the disk now.
+    """Files and everything that they include, as they are on disk now.
 
-    A file's name is its include path. It begins with a folder of ``csrc``, or with the name of one
-    of ``folders``, which may be anywhere.
+    The name of a file is the path by which it is included. It begins with a folder of ``csrc``, or
+    with the name of one of ``folders``, which may be anywhere.
     """
 
     def __init__(self, csrc: Path, roots: Iterable[str], folders: Iterable[Path] = ()) -> None:
@@ -43,28 +44,29 @@ class Sources:
             name = waiting.pop()
             text = None if name in texts else self._read(name)
             if text is None:
-                continue  # the compiler reports a missing file
+                continue  # The compiler will report the missing file
             texts[name] = text
             waiting += _includes(name, text)
         self.texts = dict(sorted(texts.items()))
 
     def path(self, name: str) -> Path:
-        """The path on the disk of the file ``name``."""
+        """The path of the file ``name`` on disk."""
         folder, _, rest = name.partition("/")
         return self._folders.get(folder, self._csrc / folder) / rest
 
     @property
     def roots(self) -> list[Path]:
-        """The folders that names are relative to."""
+        """The folders from which names begin."""
         return [self._csrc, *(folder.parent for folder in self._folders.values())]
 
     @property
     def host_files(self) -> list[str]:
-        """The names of the files that g++ compiles into every library."""
+        """The names of those files that g++ compiles into every library."""
         return [name for name in self.texts if name.endswith(".cc")]
 
     def hash(self, root: str | None = None) -> str:
-        """One hash over the names and texts of all files, or of ``root`` and all it includes."""
+        """A hash of the names and texts of all files, or of ``root`` and everything that it
+        includes."""
         names = self.texts.keys() if root is None else self._included(root)
         total = hashlib.sha256()
         for name, text in self.texts.items():
@@ -74,11 +76,11 @@ class Sources:
         return total.hexdigest()[:32]
 
     def copy_to(self, target: Path, *, packaged: bool = False) -> None:
-        """Copies the files into ``target``, which then serves as the include folder.
+        """Copies the files to ``target``, from which they are then included.
 
-        Each copy names its original in a #line directive, so compiler errors and the line table of
-        the machine code refer to the original. For a ``packaged`` library, originals are named
-        without their folder, so that its bytes do not depend on that folder.
+        Each copy names its original in a #line directive. So the errors of the compiler and the
+        line table of the machine code refer to the original. For a ``packaged`` library, originals
+        are named without their folder, so that the bytes do not depend on the folder.
         """
         for name, text in self.texts.items():
             path = target / name
@@ -87,7 +89,7 @@ class Sources:
             path.write_bytes(f'#line 1 "{original}"\n'.encode() + text)
 
     def _included(self, root: str) -> set[str]:
-        """The names of ``root`` and of everything it includes."""
+        """The names of ``root`` and of everything that it includes."""
         found, waiting = set[str](), [root]
         while waiting:
             name = waiting.pop()
@@ -108,7 +110,8 @@ class Sources:
 
 
 def _includes(name: str, text: bytes) -> Iterator[str]:
-    """The names an include may refer to: relative to the file's folder, or to ``csrc``."""
+    """The files to which an include may refer: relative to the folder of this file, or to
+    ``csrc``."""
     for found in _INCLUDE.findall(text):
         included = found.decode(errors="replace")
         yield posixpath.normpath(f"{posixpath.dirname(name)}/{included}")
@@ -116,10 +119,10 @@ def _includes(name: str, text: bytes) -> Iterator[str]:
 
 
 def family_sources(family: str, csrc: Path | None = None) -> Sources:
-    """The sources of a family's libraries: kernels, planning code, host code and everything that
-    they include.
+    """The sources of the libraries of a family: kernels, planning code, host code and everything
+    that they include.
 
-    ``csrc`` replaces the package's own folder.
+    ``csrc`` replaces the folder in this package.
     """
     csrc = csrc or package_sources()
     found = family_named(family)
@@ -147,17 +150,17 @@ def packaged_sources_hash(csrc: Path | None = None) -> str:
 
 
 def tree_hash(csrc: Path | None = None) -> str:
-    """One hash over the sources of all families, which identifies a version of the package."""
+    """A hash of the sources of all families, which identifies a version of the package."""
     csrc = csrc or package_sources()
     files = (path.relative_to(csrc).as_posix() for path in csrc.rglob("*"))
     return Sources(csrc, (name for name in files if name.endswith(_SUFFIXES))).hash()
 
 
 def equivalent_sources() -> dict[str, dict[str, str]]:
-    """Maps hashes of older sources, by family, to hashes of newer sources that compile to the same
+    """By family: maps hashes of older sources to hashes of newer sources that compile to the same
     kernels.
 
-    tools/ci/same_ptx.py records these hashes after it has compared the kernels.
+    tools/ci/same_ptx.py compares the kernels and then records these hashes.
     """
     found: dict[str, dict[str, str]] = json.loads(EQUIVALENT_SOURCES.read_text())
     return found

@@ -1,8 +1,10 @@
-"""The oldest system libraries that a packaged kernel library runs with, those of manylinux_2_28.
+"""The oldest system libraries with which a packaged kernel library runs, which are those of
+manylinux_2_28.
 
-Compilers link against the system's own glibc, whose newest symbol versions older systems lack. So a
-packaged library is linked against small libraries made here, which define those functions with the
-versions of older glibc. The dynamic linker finds these versions in every later glibc, too.
+Compilers link against the glibc of their system, and its newest symbol versions do not exist on
+older systems. So a packaged library is linked against small libraries that are made here. They
+define the same functions with the symbol versions of older glibc. The dynamic linker finds these
+versions in all later glibc too.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from pathlib import Path
 from flashsmith.builder.processes import Command
 from flashsmith.errors import CompileError
 
-# The newest symbol versions that a manylinux_2_28 system must have (PEP 600): glibc 2.28 and the
-# libraries of GCC 8.
+# The newest symbol versions that exist on every manylinux_2_28 system (PEP 600): those of glibc
+# 2.28 and of the libraries of GCC 8.
 FLOORS: Mapping[str, tuple[int, ...]] = {
     "GLIBC": (2, 28),
     "GLIBCXX": (3, 4, 24),
@@ -32,9 +34,9 @@ _NEEDED = {
     *("libstdc++.so.6", "libgcc_s.so.1", *_LOADERS.values()),
 }
 
-# glibc's first symbol version of a processor.
+# By processor, the first symbol version of glibc.
 _FIRST_VERSION = {"x86_64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17"}
-# What the CUDA runtime calls of functions that glibc 2.34 moved to libc.so.6.
+# The functions that the CUDA runtime calls and that glibc 2.34 moved to libc.so.6.
 _MOVED: Mapping[str, tuple[str, ...]] = {
     "libdl.so.2": ("dlclose", "dlerror", "dlmopen", "dlopen", "dlsym", "dlvsym"),
     "libpthread.so.0": (
@@ -52,16 +54,16 @@ _MOVED: Mapping[str, tuple[str, ...]] = {
     ),
     "librt.so.1": ("shm_open", "shm_unlink"),
 }
-# Functions that came after a processor's first version.
+# Functions that were added after the first version for a processor.
 _LATER_VERSIONS = {("x86_64", "dlmopen"): "GLIBC_2.3.4"}
 
 
-# The functions of a library, by their symbol version; '' is no version.
+# The functions of a library by symbol version; '' stands for no version.
 Versioned = Mapping[str, Sequence[str]]
 
 
 def older_glibc(cpu: str) -> dict[str, Versioned]:
-    """The functions that newer glibc moved, by library, with the versions of older glibc."""
+    """By library, the functions that newer glibc moved, with their versions in older glibc."""
     made: dict[str, Versioned] = {}
     for library, functions in _MOVED.items():
         by_version: dict[str, list[str]] = {}
@@ -75,9 +77,9 @@ def older_glibc(cpu: str) -> dict[str, Versioned]:
 def library_stubs(
     libraries: Mapping[str, Versioned], gxx: Path, folder: Path, name: str
 ) -> dict[Command, Path]:
-    """The commands that make libraries without code to link against, and their paths.
+    """Commands that make libraries without code, to link against, and the paths of these libraries.
 
-    Writes their sources to ``folder``, whose path for the compilers is ``name``.
+    Their sources are written to ``folder``; compilers get its path as ``name``.
     """
     made = {}
     for library, by_version in libraries.items():
@@ -94,7 +96,7 @@ def library_stubs(
 
 
 def tvm_ffi_functions(library: bytes) -> list[str]:
-    """The functions of tvm-ffi's C interface that libtvm_ffi.so exports."""
+    """The functions in the C interface of tvm-ffi that libtvm_ffi.so exports."""
     return sorted(name for name in _Elf(library).exports() if name.startswith("TVMFFI"))
 
 
@@ -109,7 +111,7 @@ class SystemNeeds:
 
     @property
     def newest(self) -> dict[str, str]:
-        """The newest version needed of each kind, such as {'GLIBC': '2.17'}."""
+        """For each kind of version, the newest one that is needed, such as {'GLIBC': '2.17'}."""
         found: dict[str, tuple[int, ...]] = {}
         for version in self.symbols.values():
             kind, numbers = _split(version)
@@ -117,7 +119,7 @@ class SystemNeeds:
         return {kind: ".".join(map(str, numbers)) for kind, numbers in sorted(found.items())}
 
     def newer_than_floors(self) -> list[str]:
-        """The needs that a manylinux_2_28 system may lack, such as 'dlsym@GLIBC_2.34'."""
+        """What a manylinux_2_28 system may not have, such as 'dlsym@GLIBC_2.34'."""
         symbols = [
             f"{symbol}@{version}"
             for symbol, version in sorted(self.symbols.items())
@@ -145,7 +147,8 @@ def check_floors(shared_object: bytes, name: str, loaded: Iterable[str] = ()) ->
 
 
 def newest_needs(shared_objects: Iterable[bytes]) -> str:
-    """The newest versions that any of them needs, such as 'GLIBC 2.17, GLIBCXX 3.4.21'."""
+    """The newest versions that any of the shared objects needs, such as 'GLIBC 2.17, GLIBCXX
+    3.4.21'."""
     symbols: dict[str, str] = {}
     for number, data in enumerate(shared_objects):
         symbols |= {f"{number} {name}": it for name, it in system_needs(data).symbols.items()}
@@ -155,14 +158,14 @@ def newest_needs(shared_objects: Iterable[bytes]) -> str:
 def _split(version: str) -> tuple[str, tuple[int, ...]]:
     kind, _, numbers = version.rpartition("_")
     parts = numbers.split(".")
-    # A version that is not a number, such as GLIBC_PRIVATE, is newer than all.
+    # A version that is not a number, such as GLIBC_PRIVATE, counts as newer than all others.
     return kind, tuple(map(int, parts)) if all(map(str.isdigit, parts)) else (1 << 30,)
 
 
 def system_needs(shared_object: bytes) -> SystemNeeds:
-    """What a 64-bit little-endian ELF file needs of the system.
+    """What a 64-bit little-endian ELF file needs from the system.
 
-    Raises ValueError when it is not such a file.
+    Raises ValueError if it is not such a file.
     """
     try:
         return _Elf(shared_object).needs()
@@ -176,7 +179,7 @@ _WEAK = 2
 
 
 class _Elf:
-    """The sections of an ELF file that dynamic linking uses."""
+    """Those sections of an ELF file that dynamic linking uses."""
 
     def __init__(self, data: bytes) -> None:
         if data[:6] != b"\x7fELF\x02\x01":
@@ -208,7 +211,7 @@ class _Elf:
         return SystemNeeds(tuple(libraries), symbols, tuple(unversioned))
 
     def exports(self) -> list[str]:
-        """The names of all symbols that the file defines for others."""
+        """The names of all symbols that the file exports."""
         strings = self.sections[".dynstr"][0]
         entries = self._table(".dynsym", "<IBBHQQ")
         return [self._text(strings + one[0]) for one in entries if one[3] != 0 and one[0] != 0]
@@ -218,7 +221,7 @@ class _Elf:
         return struct.iter_unpack(layout, self.data[offset : offset + size])
 
     def _versions(self, strings: int) -> Iterator[tuple[int, str]]:
-        """The needed versions by their number in .gnu.version."""
+        """The versions that are needed, each with its number in .gnu.version."""
         if ".gnu.version_r" not in self.sections:
             return
         at = self.sections[".gnu.version_r"][0]

@@ -1,7 +1,8 @@
-"""Temporary folders for building and removing libraries, cleaned up even after a crash.
+"""Temporary folders for building and removing libraries, which are removed even after a crash.
 
-Every folder holds a lock file that its process keeps locked. When the process dies, even by a
-signal, the operating system releases the lock, and the next build removes the folder.
+Each folder contains a lock file, and the process that uses the folder holds the lock. If the
+process dies, even by a signal, the operating system releases the lock, and the next build removes
+the folder.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 LOCK = "lock"
-# A folder without a lock belongs to a process that is still creating the folder, or that died
-# meanwhile.
+# A folder without a lock file belongs to a process that is still creating it, or that died while it
+# did.
 _UNLOCKED_GRACE_SECONDS = 3600.0
 
 _ADVICE = {
@@ -38,15 +39,15 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def folder_errors(action: str, folder: str, variable: str, readable: str = "") -> Iterator[None]:
-    """Converts the system's OSErrors in the block into CacheErrors about ``folder``, with advice.
+    """In the block, turns OSErrors of the system into CacheErrors about ``folder``, with advice.
 
-    ``variable`` is the environment variable that can name another folder. ``readable`` is the
-    command with which the owner lets others read this folder.
+    ``variable`` is the environment variable that can select another folder. ``readable`` is the
+    command by which the owner can let others read the folder.
     """
     try:
         yield
     except BrokenPipeError:
-        raise  # the reader of the progress output has exited; the cache is not at fault
+        raise  # The program that reads the progress has exited; this is not about the cache
     except OSError as error:
         if not is_from_system(error):
             raise
@@ -61,16 +62,16 @@ def folder_errors(action: str, folder: str, variable: str, readable: str = "") -
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in ``folder``, sorted, without links; empty when ``folder`` does not exist."""
+    """The folders in ``folder``, sorted and without links; empty if ``folder`` does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(path for path in folder.iterdir() if kind_of(path) == stat.S_IFDIR)
     return []
 
 
 class TemporaryFolders:
-    """The temporary folders in ``folder``, named ``prefix`` plus 16 hexadecimal digits.
+    """The temporary folders in ``folder``; their names are ``prefix`` and 16 hexadecimal digits.
 
-    Other folders, and other users' folders, are left untouched. Methods raise OSError.
+    Other folders and those of other users are not touched. Methods raise OSError.
     """
 
     def __init__(self, folder: Path, prefix: str) -> None:
@@ -80,7 +81,10 @@ class TemporaryFolders:
 
     @contextlib.contextmanager
     def new(self) -> Iterator[Path]:
-        """A new folder, removed on exit; folders left by dead processes are removed first."""
+        """A new folder, which is removed at the end.
+
+        Folders that dead processes left are removed first.
+        """
         self.sweep()
         folder, lock = self._create()
         try:
@@ -92,7 +96,7 @@ class TemporaryFolders:
     def _create(self) -> tuple[Path, HeldLock]:
         while True:
             folder = self._new_path()
-            # Another process may remove the folder before it is locked; then a new one is created.
+            # If another process removes the folder before it is locked, another one is created.
             with contextlib.suppress(FileNotFoundError):
                 make_folder(folder)
                 lock = try_lock(folder / LOCK, create=True)
@@ -103,7 +107,7 @@ class TemporaryFolders:
         return self.folder / f"{self._prefix}{secrets.token_hex(8)}"
 
     def sweep(self) -> None:
-        """Removes the folders of dead processes."""
+        """Removes the folders that dead processes left."""
         for folder in subfolders(self.folder):
             if not self._is_ours(folder):
                 continue
@@ -121,8 +125,9 @@ class TemporaryFolders:
         return False
 
     def trash(self, library: Path) -> None:
-        """Moves ``library`` here atomically, then removes it; does nothing when it is missing."""
-        # The lock file moves with the library: if this process is killed here, the next sweep
+        """Moves ``library`` here atomically and then removes it; does nothing if it does not
+        exist."""
+        # The lock file is moved with the library. If this process is killed now, the next sweep
         # removes both.
         trash = self._new_path()
         with contextlib.suppress(FileNotFoundError):
@@ -131,8 +136,8 @@ class TemporaryFolders:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder, its lock last, since compilers that outlive their parent may still write
-    there.
+    """Removes a folder, and its lock last, since compilers that live longer than their parent may
+    still write there.
 
     Another process may remove the folder at the same time.
     """

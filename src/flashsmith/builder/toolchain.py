@@ -1,4 +1,4 @@
-"""Finds the compilers that build the kernels: nvcc (from pip, CUDA_HOME or PATH) and g++."""
+"""Finds the compilers for kernels: nvcc (from pip, CUDA_HOME or PATH) and g++."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flashsmith.host import CPUS, require_supported_host, this_cpu
 from flashsmith.printable import quoted
 from flashsmith.system_errors import is_from_system
 
-# Both compilers need C++20: a config is a template argument of class type.
+# Both compilers need C++20, because a config is a template argument of class type.
 _OLDEST_NVCC = (12, 0)
 _OLDEST_GXX = (11,)
 
@@ -25,38 +25,38 @@ _NVCC_ADVICE = (
     f"the extra 'compiler' brings one: {install_extra('compiler')}; "
     "or point CUDA_HOME at a CUDA toolkit"
 )
-# A CUDA toolkit's name for a processor, in targets/.
+# The names that CUDA toolkits have for processors, in targets/.
 TARGETS = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}
 _GXX_ADVICE = "install g++ 11 or later, for example with: apt-get install g++"
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers, their versions, and the folders of their headers and libraries."""
+    """The compilers, their versions, and the folders with their headers and libraries."""
 
     nvcc: Path
     nvcc_version: str
     gxx: Path
     gxx_version: str
     tvm_ffi_version: str
-    include_dirs: tuple[Path, ...]  # CUDA's, then tvm-ffi's
+    include_dirs: tuple[Path, ...]  # Those of CUDA, then those of tvm-ffi
     cuda_lib_dir: Path  # holds libcudart_static.a
     tvm_ffi_lib_dir: Path
-    archs: frozenset[int]  # the architectures that nvcc supports, such as 80
-    cpu: str = "x86_64"  # the processor that libraries are for
+    archs: frozenset[int]  # The architectures that nvcc supports, such as 80
+    cpu: str = "x86_64"  # The processor for which libraries are built
 
     @property
     def crosses(self) -> bool:
-        """Whether libraries are for another processor than this machine's."""
+        """Whether libraries are built for another processor than this machine's."""
         return self.cpu != this_cpu()
 
     def identity(self) -> tuple[str, ...]:
-        """The versions that a compiled library depends on, and its processor."""
+        """The versions and the processor on which a compiled library depends."""
         versions = self.nvcc_version, self.gxx_version, tvm_ffi_abi(self.tvm_ffi_version)
         return versions if self.cpu == "x86_64" else (*versions, self.cpu)
 
     def check_arch(self, arch: int) -> None:
-        """Raises ToolchainError when this nvcc does not support ``arch``."""
+        """Raises ToolchainError if this nvcc does not support ``arch``."""
         if arch not in self.archs:
             known = ", ".join(f"sm_{a}" for a in sorted(self.archs))
             raise ToolchainError(
@@ -66,9 +66,9 @@ class Toolchain:
 
 
 def known_cpu(name: str | None = None) -> str:
-    """The processor that libraries are for, x86_64 or aarch64; None is this machine's.
+    """The processor for which libraries are built, x86_64 or aarch64; None is that of this machine.
 
-    Raises ArgumentError for any other.
+    Raises ArgumentError for any other name.
     """
     found = this_cpu() if name is None else name
     if found not in CPUS:
@@ -77,11 +77,12 @@ def known_cpu(name: str | None = None) -> str:
 
 
 def find_toolchain(cpu: str | None = None) -> Toolchain:
-    """The compilers to use: nvcc from CUDA_HOME if this is set, else pip's nvcc, else the nvcc on
-    PATH. Libraries are for the processor ``cpu``; None is this machine's.
+    """The compilers to use. nvcc is that in CUDA_HOME if it is set, otherwise that of pip,
+    otherwise that on PATH. Libraries are built for the processor ``cpu``; None is that of this
+    machine.
 
-    Raises PlatformError on platforms that are not supported. Raises ToolchainError, with advice on
-    the installation, when a part is missing or too old.
+    Raises PlatformError on a platform that is not supported. Raises ToolchainError with advice on
+    installation if something is missing or too old.
     """
     require_supported_host()
     cpu = known_cpu(cpu)
@@ -108,7 +109,7 @@ def find_toolchain(cpu: str | None = None) -> Toolchain:
 def _find_nvcc() -> Path:
     home = env.CUDA_HOME.raw()
     if home is not None:
-        # Compilers run in another folder, where a relative path would not be valid.
+        # Compilers run in another folder, where a relative path would be wrong.
         nvcc = Path(home).expanduser().absolute() / "bin" / "nvcc"
         if not nvcc.is_file():
             raise ToolchainError(
@@ -119,12 +120,12 @@ def _find_nvcc() -> Path:
     found = _pip_nvcc() or shutil.which("nvcc")
     if found is None:
         raise ToolchainError(f"nvcc: not found, neither from pip nor on PATH; {_NVCC_ADVICE}")
-    # PATH often has a link; headers and libraries are next to the real nvcc.
+    # PATH often contains a link; the headers and libraries are next to the real nvcc.
     return Path(found).resolve()
 
 
 def _pip_nvcc() -> str | None:
-    # Imported here, since a build with CUDA_HOME set does not need pip's compiler.
+    # Imported here, because a build with CUDA_HOME does not need the compiler of pip.
     from cuda.pathfinder import find_nvidia_binary_utility
 
     found = find_nvidia_binary_utility("nvcc")
@@ -143,7 +144,7 @@ def _find_gxx(cpu: str) -> Path:
 
 
 def _find_tvm_ffi() -> Path:
-    # Importing tvm_ffi would also import an installed PyTorch, and take longer than a rebuild
+    # Importing tvm_ffi would also import PyTorch, if it is installed, and take longer than a build
     # without changes.
     spec = importlib.util.find_spec("tvm_ffi")
     advice = "install it with: pip install apache-tvm-ffi"
@@ -157,15 +158,15 @@ def _find_tvm_ffi() -> Path:
 
 
 def tvm_ffi_version() -> str:
-    """The version of the installed tvm-ffi, since libraries are compiled against its headers."""
+    """The version of the installed tvm-ffi, against whose headers libraries are compiled."""
     return importlib.metadata.version("apache-tvm-ffi")
 
 
 def tvm_ffi_abi(version: str) -> str:
-    """The ABI of a release of tvm-ffi: '0.1' for '0.1.15.post2'.
+    """The ABI of a release of tvm-ffi, such as '0.1' for '0.1.15.post2'.
 
-    A library that was compiled against one release runs with every other release of the same ABI,
-    because values, arrays and functions have the layouts of tvm-ffi's C header.
+    A library that was compiled against one release runs with all releases of the same ABI, because
+    values, arrays and functions have the layouts in the C header of tvm-ffi.
     """
     return ".".join(version.split(".")[:2])
 
@@ -227,7 +228,10 @@ def _gxx_version(gxx: Path) -> str:
 
 
 def _output(command: list[str], advice: str) -> str:
-    """The output of a compiler's query option. A compiler that fails here is unusable."""
+    """The output of an option of a compiler that prints information.
+
+    A compiler that fails at this cannot be used.
+    """
     try:
         done = subprocess.run(
             command,

@@ -1,4 +1,5 @@
-"""Decides which code may be loaded: files of this user or root that no other user can write."""
+"""Decides which code may be loaded: files that belong to this user or to root and that no other
+user can write."""
 
 from __future__ import annotations
 
@@ -15,15 +16,17 @@ from flashsmith.errors import CacheError
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# A descriptor of each cache's libraries/, by device and inode. They stay open because the dynamic
-# linker treats equal paths as the same library: a descriptor number must always mean one folder.
+# By device and inode, a descriptor of libraries/ of each cache. They stay open, because the dynamic
+# linker takes equal paths for the same library. So a descriptor number must always stand for the
+# same folder.
 _folders: dict[tuple[int, int], int] = {}
 
 
 def check_owner(path: Path, status: os.stat_result) -> None:
-    """Raises CacheError unless this user or root owns ``path`` and no other user may write to it.
+    """Raises CacheError unless ``path`` belongs to this user or to root and no other user may write
+    to it.
 
-    FLASHSMITH_TRUST_CACHE=1 disables the check.
+    FLASHSMITH_TRUST_CACHE=1 turns the check off.
     """
     if status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return
@@ -38,8 +41,7 @@ def check_owner(path: Path, status: os.stat_result) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """check_owner for a folder. Its parents may be symbolic links, but the folder itself may
-    not."""
+    """check_owner() for a folder. Its parents may be symbolic links, but not the folder itself."""
     fd = os.open(path, _FOLDER)
     try:
         check_owner(path, os.fstat(fd))
@@ -49,10 +51,10 @@ def check_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def checked_path(shared_object: Path) -> Iterator[str]:
-    """Checks <cache>/libraries/<key>/x.so and yields a path at which only this file can be loaded.
+    """Checks <cache>/libraries/<key>/x.so. Yields a path by which only this file can be loaded.
 
-    The path goes through an open folder, so renaming a parent between the check and the loading has
-    no effect. Raises the errors of check_owner, and OSError.
+    The path leads through an open folder, so that renaming a parent between the check and the
+    loading has no effect. Raises the errors of check_owner, and OSError.
     """
     library = shared_object.parent
     with contextlib.ExitStack() as stack:
@@ -75,13 +77,13 @@ def checked_path(shared_object: Path) -> Iterator[str]:
 
 
 def _kept(fd: int) -> int:
-    """A descriptor of the same folder as ``fd``; every call returns the same descriptor."""
+    """A descriptor of the same folder as ``fd``, which is the same in every call."""
     status = os.fstat(fd)
     key = status.st_dev, status.st_ino
     with contextlib.suppress(KeyError, OSError):
         if os.path.samestat(os.fstat(_folders[key]), status):
             return _folders[key]
-    _folders[key] = os.dup(fd)  # the first call, or other code closed it
+    _folders[key] = os.dup(fd)  # This is the first call, or other code has closed it
     return _folders[key]
 
 

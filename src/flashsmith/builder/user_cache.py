@@ -1,4 +1,4 @@
-"""The user's kernel cache: its location and the operations on it."""
+"""The kernel cache of the user: where it is, and what can be done with it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from flashsmith.pluralize import pluralize
 def cache_dir() -> Path:
     """The folder that contains the cache.
 
-    It is FLASHSMITH_CACHE_DIR, else 'flashsmith' in the user's cache folder. It may contain other
-    files too: the cache itself is ``cache_path()``.
+    It is FLASHSMITH_CACHE_DIR, otherwise 'flashsmith' in the user's cache folder. It may contain
+    other files too; the cache itself is ``cache_path()``.
 
-    Raises CacheError when the user has no home folder, or the path is not UTF-8.
+    Raises CacheError if the user has no home folder, or if the path is not UTF-8.
     """
     folder = _cache_dir()
     try:
@@ -45,7 +45,7 @@ def _cache_dir() -> Path:
 
     try:
         folder = platformdirs.user_cache_path("flashsmith", appauthor=False)
-    except RuntimeError:  # newer platformdirs; older ones return a relative path
+    except RuntimeError:  # Newer platformdirs raises this; older ones return a relative path
         folder = Path("~")
     if not folder.is_absolute():
         raise CacheError(
@@ -56,15 +56,16 @@ def _cache_dir() -> Path:
 
 
 def cache_path() -> Path:
-    """The cache itself: a folder in ``cache_dir()`` that holds only what flashsmith made."""
+    """The cache itself, a folder in ``cache_dir()`` that contains only what flashsmith made."""
     return Cache(cache_dir()).root
 
 
 def discard(library: KernelLibrary) -> None:
-    """Removes a damaged library, so that the next build replaces it. The library of an installed
-    package stays where it is, but is no longer used in this process.
+    """Removes a damaged library, so that the next build replaces it.
 
-    Raises CacheError when the library cannot be removed.
+    A library of an installed package stays there, but this process does not use it any more.
+
+    Raises CacheError if the library cannot be removed.
     """
     if library.is_installed:
         package = installed_package(library.manifest.arch)
@@ -77,17 +78,17 @@ def discard(library: KernelLibrary) -> None:
 
 
 def cache_entries() -> list[CacheEntry]:
-    """Every library in the cache, most recently used first."""
+    """All libraries in the cache, the most recently used first."""
     return Cache(cache_dir()).entries()
 
 
 def prune(limit_mib: float | None = None) -> RemovedLibraries:
-    """Evicts the least recently used libraries until the cache fits in ``limit_mib`` MiB.
+    """Evicts the least recently used libraries until the cache has at most ``limit_mib`` MiB.
 
     The default is FLASHSMITH_CACHE_LIMIT. Raises ArgumentError unless the limit is a number of at
     least 0.
     """
-    # This form also refuses NaN, for which every comparison is false.
+    # In this form, the condition also rejects NaN, for which every comparison is false.
     if isinstance(limit_mib, str) or (limit_mib is not None and not limit_mib >= 0):
         raise ArgumentError(f"limit_mib={limit_mib!r}: give 0 or more MiB")
     return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)
@@ -99,13 +100,15 @@ def clear() -> RemovedLibraries:
 
 
 def verify() -> list[CacheEntry]:
-    """Hashes every file in the cache. Returns the damaged entries, which the next build
-    replaces."""
+    """Checks every file in the cache.
+
+    Returns the damaged entries, which the next build replaces.
+    """
     return [entry for entry in Cache(cache_dir()).entries(thorough=True) if entry.damage]
 
 
 def verify_in_words() -> tuple[list[str], bool]:
-    """The findings of verify() as lines to print, and whether no entry is damaged."""
+    """What verify() finds, as lines to print, and whether no entry is damaged."""
     damaged = verify()
     lines = [f"{entry.path}: {entry.damage}; the next build replaces it" for entry in damaged]
     number = pluralize(len(cache_entries()), "library", "libraries")

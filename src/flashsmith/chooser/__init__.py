@@ -1,4 +1,4 @@
-"""The choice of a kernel for a problem: attention(), its chooser, and the table of winners."""
+"""Chooses a kernel for a problem: attention(), the chooser behind it, and the table of winners."""
 
 from flashsmith.chooser.attention import attention, remember_attention
 from flashsmith.chooser.backward import backward

@@ -148,15 +148,15 @@ def attention(
         window: (left, right): how many keys before and after its own position a query attends to;
             None means no limit. With causal the right limit is 0.
         softcap: above 0, scaled scores become softcap * tanh(score / softcap).
-        scale: the factor on q k^T, finite and > 0; None means 1/sqrt(d). scale and softcap may be
-            0-dimensional tensors, and window a tensor of two numbers, on the host.
+        scale: the factor on q k^T, finite and > 0; None means 1/sqrt(d). scale and softcap may also
+            be 0-dimensional tensors on the host, and window a tensor of two numbers.
         sinks: (heads_q,) fp32, fp16 or bf16: one logit per head that joins the softmax of its rows;
             None for no sinks.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has rows
-            cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked; the
-            kernel clamps them and does not write rows of the output outside all sequences.
+            cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked. The
+            kernel clamps them, and does not write rows of the output that belong to no sequence.
         max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
-            sequences are cut off. None computes it; on a device this waits for the device once.
+            sequences are cut off. None computes it, for which a call on a device waits once.
         out: where to write the result, q's shape and dtype; None allocates it.
         return_lse: also return the log-sum-exp of the scores and the sink: fp32, (batch, heads_q,
             seq_q) or (heads_q, total_q). It is -inf for a row without keys and sink.
@@ -182,7 +182,7 @@ def attention(
         backward_config: the kernel for the gradients, a FlashBackwardKernelConfig, or None.
         deterministic: True requires gradients with the same bits in every run; None means True with
             canonical bits, else PyTorch's are_deterministic_algorithms_enabled() at this call. Only
-            dq can vary otherwise.
+            the bits of dq can differ between runs otherwise.
         emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 
     Returns:
@@ -192,7 +192,7 @@ def attention(
         ArgumentError: an argument is invalid, or no kernel serves these tensors.
         The other errors of ``flashsmith.forward``.
     """
-    if config is not None:  # saves a function call in the usual case
+    if config is not None:  # This saves a function call in the usual case
         check_attention_config(config)
     check_backward_config("backward_config", backward_config)
     check_deterministic_flag(deterministic)
@@ -205,8 +205,10 @@ def attention(
 
 
 def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
-    """Let run_repeated serve calls like this one, which attention() has served. ``arguments`` are
-    q, k, v and the values of the keywords ``names``."""
+    """Lets run_repeated serve further calls like this one, which attention() has just served.
+
+    ``arguments`` are q, k, v and the values of the keywords ``names``.
+    """
     groups = cached_calls.repeated
     keywords = dict(zip(names, arguments[3:], strict=True))
     out, config = keywords.pop("out", None), keywords.pop("config", None)
@@ -222,5 +224,5 @@ def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> No
 
 
 def check_attention_config(config: KernelConfig | None) -> None:
-    """Raise ArgumentError unless ``config`` is a config of the forward pass or None."""
+    """Raises ArgumentError unless ``config`` is None or a config of the forward pass."""
     check_config_for(DEFAULT, "config", config)

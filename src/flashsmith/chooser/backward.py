@@ -45,31 +45,32 @@ def backward(
 ) -> Gradients:
     """The gradients of ``attention(q, k, v, ...)``, which returned ``o`` and ``lse``.
 
-    In PyTorch, attention() differentiates by itself; this function serves loops over parts of the
-    keys. o and lse may belong to all keys while k and v hold only a part of the keys; the result is
-    then this part's gradients. Gradients are dense, with their input's shape and dtype. Rows that
-    belong to no sequence, or lie beyond max_seqlen, have zero gradients.
+    PyTorch's autograd differentiates attention() without this function; it is for loops over parts
+    of the keys. o and lse may be those of all keys while k and v hold only a part of the keys. The
+    result is then the gradients of that part. Gradients are dense, with their input's shape and
+    dtype. Rows that belong to no sequence or lie beyond max_seqlen have gradients of zero.
 
     Args:
-        do: the gradient of o, with its shape and dtype, and with any strides; it is copied if a
+        do: the gradient of o, with the shape and dtype of o and any strides; it is copied if a
             kernel cannot read them.
         q, k, v, causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
             max_seqlen_k: as given to attention().
         o, lse: the results of attention(..., return_lse=True).
-        dlse: the gradient of lse, of its shape, fp32; None means 0.
-        deterministic: True requires a kernel that gives dq the same bits in every run; dk, dv and
-            dsinks are always repeatable. None means True with FLASHSMITH_BITS=canonical, else
-            PyTorch's are_deterministic_algorithms_enabled() for its tensors, and False for others.
-        needs: which of dq, dk, dv and dsinks are needed; the others take no memory.
-        grad_dtype: 'float32', or that dtype of PyTorch or NumPy, for unrounded dq, dk and dv; None
-            means their inputs' dtype.
+        dlse: the gradient of lse, with the shape of lse, fp32; None means 0.
+        deterministic: True requires a kernel that gives dq the same bits in every run. dk, dv and
+            dsinks always have the same bits. None means True with FLASHSMITH_BITS=canonical.
+            Otherwise it means PyTorch's are_deterministic_algorithms_enabled() for PyTorch's
+            tensors, and False for others.
+        needs: which of dq, dk, dv and dsinks to compute; the others take no memory.
+        grad_dtype: 'float32' (or this dtype of PyTorch or NumPy) gives dq, dk and dv without
+            rounding; None gives them the dtype of q, k and v.
         config: the kernel to use, a FlashBackwardKernelConfig; None chooses one.
-        emulate: run host tensors in the emulator even when that is estimated above 60 s.
+        emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 
     Returns:
         Gradients(dq, dk, dv, dsinks), in the framework and on the device of q. Gradients that are
-        not needed are None, as is dsinks without sinks. dsinks is (heads_q,) of the sinks' dtype,
-        or fp32 with grad_dtype.
+        not in ``needs`` are None, and dsinks is None without sinks. dsinks has the shape (heads_q,)
+        and the dtype of the sinks, or fp32 with grad_dtype.
 
     Raises:
         ArgumentError: an argument is invalid, or no kernel serves these tensors.
@@ -89,7 +90,8 @@ def backward(
 def backward_ahead(
     config: KernelConfig | None, deterministic: bool, dq: bool, dk: bool, dv: bool
 ) -> BackwardAhead:
-    """The backward pass that will follow a forward pass, for the given gradients."""
+    """The backward pass that will follow a forward pass: ``dq``, ``dk`` and ``dv`` say which
+    gradients it needs."""
     gradients = gradients_word(dq, dk, dv)
     if config is None:
         return _AHEAD[deterministic, gradients]
@@ -97,16 +99,16 @@ def backward_ahead(
 
 
 def check_backward_config(argument: str, config: KernelConfig | None) -> None:
-    """Raise ArgumentError unless ``config`` is a config of the backward pass or None."""
+    """Raises ArgumentError unless ``config`` is None or a config of the backward pass."""
     check_config_for(BACKWARD.name, argument, config)
 
 
 def check_config_for(operation: str, argument: str, config: Any) -> None:
-    """Raise ArgumentError unless ``config`` is a config of the operation or None."""
+    """Raises ArgumentError unless ``config`` is None or a config of the operation."""
     if config is None:
         return
     is_config = isinstance(config, KernelConfig)
-    # The call itself checks a config of an unregistered family.
+    # A config of a family that is not registered is checked by the call itself.
     if is_config and (not hasattr(config, "family") or config.family.operation == operation):
         return
     raise ArgumentError(
@@ -116,8 +118,10 @@ def check_config_for(operation: str, argument: str, config: Any) -> None:
 
 
 def resolve_deterministic(deterministic: Any, q: Any, bits: Any = None) -> bool:
-    """Whether gradients must be repeatable. None means yes if the forward pass has canonical
-    ``bits``, or if q is a PyTorch tensor and PyTorch requires determinism.
+    """Whether gradients must have the same bits in every run.
+
+    ``deterministic`` None means yes if the forward pass has canonical ``bits``, or if q is a
+    PyTorch tensor and PyTorch requires determinism.
 
     Raises ArgumentError unless ``deterministic`` is True, False or None.
     """
@@ -131,7 +135,7 @@ def resolve_deterministic(deterministic: Any, q: Any, bits: Any = None) -> bool:
 
 
 def check_deterministic_flag(deterministic: Any) -> None:
-    """Raise ArgumentError unless ``deterministic`` is True, False or None."""
+    """Raises ArgumentError unless ``deterministic`` is True, False or None."""
     if not (deterministic is None or deterministic is True or deterministic is False):
         raise ArgumentError(
             f"deterministic={quoted(deterministic)}: allowed are True, False and None, which asks "
@@ -139,7 +143,7 @@ def check_deterministic_flag(deterministic: Any) -> None:
         )
 
 
-# The chooser for each value of `deterministic`.
+# By the value of `deterministic`: the function that chooses a kernel.
 CHOOSERS: dict[bool, Chooser] = {
     False: choose_config,
     True: partial(choose_config, deterministic=True),

@@ -1,7 +1,7 @@
-"""The problem that represents a sequence in any batch, and the config for an actual call.
+"""Choices over a cache that do not depend on the batch.
 
-Over a cache, a sequence must have the same bits in every batch. Its kernel therefore must not
-depend on other sequences.
+A sequence over a cache must have the same bits in every batch. So its kernel must not depend on the
+other sequences.
 """
 
 from __future__ import annotations
@@ -11,24 +11,30 @@ from dataclasses import replace
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations import DECODE
 
-# Keys of the representative sequence, if the kernel must not depend on the number of keys.
+# How many keys the typical sequence has for which a kernel is chosen, if the choice must not depend
+# on the number of keys.
 TYPICAL_KEYS = 8192
 
 
 def without_batch(problem: Problem) -> Problem:
-    """The problem for which a kernel is chosen. Over a cache, fixed values replace the batch, the
-    lengths, packing and the page size (with canonical bits only the page size). For other
-    operations the problem is unchanged."""
+    """The problem for which a kernel is chosen, instead of the given one.
+
+    Over a cache, the batch, the lengths, packing and the page size are replaced by fixed values;
+    with canonical bits only the page size is. Other operations keep their problem.
+    """
     if problem.operation != DECODE.name:
         return problem
-    if problem.bits:  # canonical bits do not depend on the kernel, so only the page is dropped
+    if problem.bits:  # all kernels give the same canonical bits: only the page size is dropped
         return replace(problem, page=0)
     semantics = replace(problem.semantics, packed=False, uneven=False)
     return replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics, page=0)
 
 
 def adapt_to_queries(config: KernelConfig, problem: Problem, device: DeviceSpec) -> KernelConfig:
-    """The config that serves the problem, given the `config` chosen for any batch. The result may
-    add kernels for sequences of many queries, which do not affect the other kernels' bits."""
+    """The config that serves the problem.
+
+    ``config`` is the one that was chosen for any batch. It may add kernels for sequences with many
+    queries, which do not change the bits of other kernels.
+    """
     found: KernelConfig = config.family.adapt_to_queries(config, problem, device)
     return found

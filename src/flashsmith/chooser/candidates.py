@@ -1,4 +1,4 @@
-"""The few good configs from which the cost model chooses if nothing was measured."""
+"""Candidates: the few good configs among which the cost model chooses if nothing was measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flashsmith.families import DeviceSpec, DType, Family, KernelConfig, familie
 
 
 def by_preference(operation: str = "forward") -> tuple[Family, ...]:
-    """The families of an operation, newest GPUs first."""
+    """The families of an operation; those for the newest GPUs are first."""
     return tuple(sorted(families(operation), key=lambda family: -family.oldest_arch))
 
 
@@ -20,14 +20,14 @@ def candidates(
     operation: str = "forward",
     gradients: str = "",
 ) -> tuple[KernelConfig, ...]:
-    """The configs of an operation's families to compare for a head dimension on a device, in order
-    of preference. Because of this order, a small predicted gain does not select another kernel,
-    which may have to be built first. ``masked``: whether some rows see fewer keys than others.
-    ``gradients``: the problem's word for the needed gradients."""
+    """The configs to compare for a head dimension on a device, from all families of an operation,
+    in order of preference. A later config is chosen only for a sufficient gain, because its kernel
+    may have to be built first. ``masked``: whether some rows see fewer keys than other rows.
+    ``gradients``: the problem's word for the gradients that are needed."""
     return _candidates(by_preference(operation), dtype, d_head, device, masked, gradients)
 
 
-# The families are part of the cache key, since more may be registered at any time.
+# The families are in the key of the cache, since more may be registered at any time.
 @lru_cache(maxsize=512)
 def _candidates(
     asked: tuple[Family, ...],

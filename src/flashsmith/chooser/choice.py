@@ -1,5 +1,5 @@
-"""Choice: the kernel that serves a problem on a device, for attention(), for display, and for
-builds ahead of time."""
+"""Choice: which kernel serves a problem on a device. attention(), `flashsmith choose` and builds
+ahead of time use it."""
 
 from __future__ import annotations
 
@@ -54,15 +54,16 @@ class RunnerUp:
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel for a problem on a device, and the evidence for it.
+    """The kernel chosen for a problem on a device, and why.
 
-    evidence: 'table' (measured in this bucket), 'nearest' (another bucket), 'related' (another
-    mask, layout, dtype or GPU), 'cost model' (nothing was measured) or 'offered' (nothing was
-    measured and there is no cost model). why: the evidence as a sentence. ms: the expected time, 0
-    if unknown. tflops: the problem's attn_flop() over ms, 0 without a time.
-    repeatable: a config with the same bits in every run, if the bits of the chosen config vary.
-    runners_up: the other configs, fastest first. passed_over: the families that were not chosen,
-    each with the reason. notes: why the kernel is slow on the problem, and ignored table entries.
+    evidence: what the choice is based on: 'table' (a measurement in this bucket), 'nearest' (in
+    another bucket), 'related' (for another mask, layout, dtype or GPU), 'cost model' (nothing was
+    measured) or 'offered' (nothing was measured and there is no cost model). why: the evidence as a
+    sentence. ms: the expected time; 0 if unknown. tflops: the problem's attn_flop() divided by ms;
+    0 if there is no time.
+    repeatable: if the bits of the chosen config vary between runs, a config whose bits do not.
+    runners_up: the other configs, fastest first. passed_over: for each family that was not chosen,
+    the reason. notes: why the kernel is slow on this problem, and which table entries were ignored.
     """
 
     problem: Problem
@@ -78,7 +79,7 @@ class Choice:
 
     @property
     def family(self) -> str:
-        """The family of the config."""
+        """The family of the chosen config."""
         return str(self.config.FAMILY)
 
     @property
@@ -90,7 +91,7 @@ class Choice:
 
     @property
     def tflops(self) -> float:
-        """Expected TFLOP/s: 4 b h s_q s_k d, halved if causal, over the expected time."""
+        """The expected TFLOP/s, from 4 b h s_q s_k d FLOP, or half of that if causal."""
         return self.problem.attn_flop() / self.ms / 1e9 if self.ms else 0.0
 
     def __str__(self) -> str:
@@ -117,7 +118,7 @@ class Choice:
         return f"no; with deterministic=True {self._beside(self.repeatable)}"
 
     def _beside(self, one: RunnerUp) -> str:
-        """A config, with its time relative to the choice if there are times."""
+        """A config in words. If there are times, its time relative to the choice is added."""
         if self.evidence == "offered":
             return str(one.config)
         behind = f"{one.ms / self.ms - 1:+.1%}" if self.ms else ""
@@ -144,8 +145,10 @@ class Choice:
 
 
 def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> list[ExpectedTime]:
-    """The configs and expected times for the problem itself. The evidence may belong to another
-    problem, without_batch(problem), which represents this one."""
+    """The configs and their expected times for the given problem.
+
+    ``evidence`` may be for without_batch(problem), which stands for this problem.
+    """
     found = []
     for one in evidence.expected:
         config = adapt_to_queries(one.config, problem, device)
@@ -167,15 +170,15 @@ def choose(
     table: WinnersTable | None = None,
     deterministic: bool = False,
 ) -> Choice:
-    """The kernel that attention() uses for a problem, why, and the expected times of others. The
-    kernel for another operation is chosen by the same kinds of evidence.
+    """Finds the kernel that attention() uses for a problem, why it does, and how long other kernels
+    would take. For a problem of another operation, finds that operation's kernel in the same way.
 
     Args:
-        problem: a Problem, or its text: 'b16 s4096 h32:8 d128 bf16 causal'.
-        device: a DeviceSpec, a known GPU's name ('H200') or architecture (90, 'sm_90'); None is
-            this machine's first GPU, or the A100 if there is none.
-        table: the winners to use; None uses the shipped ones and the user's.
-        deterministic: choose only among kernels that give the same bits in every run.
+        problem: a Problem or its text, such as 'b16 s4096 h32:8 d128 bf16 causal'.
+        device: a DeviceSpec, the name of a known GPU ('H200') or an architecture (90, 'sm_90');
+            None is this machine's first GPU, or the A100 if there is none.
+        table: the winners to use; None uses the shipped winners and the user's.
+        deterministic: whether to consider only kernels that give the same bits in every run.
 
     Raises:
         ArgumentError: the text or the name is unknown, or no kernel serves the problem on the
@@ -224,27 +227,28 @@ def choose_config(
     deterministic: bool = False,
     tolerance: float = 0.0,
 ) -> Any:
-    """The config of choose(problem, device), cached; attention() calls this for each problem.
+    """The config that choose(problem, device) chooses; cached, since attention() calls this for
+    each problem.
 
-    ``family``: choose only among this family's kernels, because others cannot read the call's
-    tensors. ``among``: choose only among these configs, because no others are built. The choice is
-    the first of them whose expected time exceeds the fastest one's by at most the share
-    ``tolerance``; times are from the evidence, else estimated. Configs of families without a cost
-    model come last.
-    ``deterministic``: choose only among kernels that give the same bits in every run.
+    ``family``: consider only kernels of this family, because others cannot read the tensors of the
+    call. ``among``: consider only these configs, because no others are built. Of these, the first
+    is chosen whose expected time exceeds the least by at most the share ``tolerance``. Times are
+    those of the evidence, otherwise estimates. Configs of families that have no cost model come
+    last.
+    ``deterministic``: consider only kernels that give the same bits in every run.
 
-    Warns once if nothing was measured for this machine's GPU, and if part of a table had to be
-    ignored.
+    Warns once if nothing was measured for this machine's GPU, and once if a part of a table had to
+    be ignored.
 
-    Raises ArgumentError if no kernel serves the problem on the device, or none of ``among`` is
+    Raises ArgumentError if no kernel serves the problem on the device, or if none in ``among`` is
     deterministic.
     """
     noted = count_noted()
     return _choose_config(problem, device, family, among, deterministic, tolerance, noted)
 
 
-# ``noted`` is only part of the cache key: the number of kernels known to compile to slow code, each
-# of which may change a choice.
+# ``noted`` is only a part of the cache key. It is the number of kernels that are known to compile
+# to slow code, each of which may change a choice.
 @lru_cache(maxsize=4096)
 @paused_collection()
 def _choose_config(
@@ -274,7 +278,7 @@ def _choose_config(
 
 
 class Expectation(NamedTuple):
-    """The evidence for a problem, and the expected time of every config."""
+    """The evidence for a problem, from which the expected time of any config follows."""
 
     problem: Problem
     device: DeviceSpec
@@ -282,14 +286,17 @@ class Expectation(NamedTuple):
 
     @property
     def chosen(self) -> ExpectedTime:
-        """The choice, and its expected time."""
+        """The chosen config and its expected time."""
         return self.evidence.expected[0]
 
     def ms(self, config: KernelConfig) -> float:
-        """A config's expected time, from the evidence if it has one. Otherwise it is the model's
-        estimate relative to the choice, but at least the choice's time, or infinite if the family
-        has no cost model. Configs of families not in the evidence are penalised, since estimates
-        count less than measurements."""
+        """The expected time of a config: that in the evidence, if it is there.
+
+        Otherwise the model's estimate, scaled so that the estimate of the chosen config equals its
+        time. It is at least the time of the chosen config, and infinite if the family has no cost
+        model. If a family is not in the evidence, its configs get a longer time, since an estimate
+        is worth less than a measurement.
+        """
         for one in self.evidence.expected:
             if one.config == config:
                 return one.ms
@@ -308,7 +315,7 @@ class Expectation(NamedTuple):
 def expectation(
     problem: Problem, device: DeviceSpec, *, deterministic: bool = False
 ) -> Expectation:
-    """The evidence from which choose_config() chooses.
+    """The evidence by which choose_config() chooses.
 
     Raises ArgumentError if no kernel serves the problem on the device.
     """
@@ -333,10 +340,10 @@ def build_for(
     deterministic: bool = False,
     progress: Progress | None = None,
 ) -> list[KernelLibrary]:
-    """The libraries with the kernels that attention() uses for ``problem`` on ``device``, or on the
-    first known GPU of ``arch`` (80 is sm_80); they are built unless cached. ``deterministic``
-    selects the kernels of deterministic=True. If the chosen kernel compiles to slow code, the next
-    best is built as well, which attention() then uses.
+    """Builds the kernels that attention() uses for ``problem`` and returns their libraries, which
+    may be in the cache already. They are for ``device``, or for the first known GPU of ``arch`` (80
+    is sm_80). ``deterministic``: whether calls will have deterministic=True. If the chosen kernel
+    compiles to slow code, the next best one, which attention() then uses, is built too.
 
     Raises what ``choose_config`` and ``flashsmith.builder.build`` raise.
     """
@@ -383,7 +390,7 @@ def _check_d(problem: Problem, argument: str) -> None:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
-# At most this many notes on a table are shown; the others are only counted.
+# At most this many notes on a table are shown; the others are counted.
 _NOTES = 3
 _said: set[tuple[Hashable, str]] = set()
 
@@ -391,13 +398,13 @@ _said: set[tuple[Hashable, str]] = set()
 def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None:
     for note in (*_shortened(winners.notes), *_shortened(evidence.notes)):
         _warn_once(note, winners.versions)
-    # In the emulator, whose speed does not matter, a device of KNOWN_DEVICES is used.
+    # In the emulator speed does not matter, and the device is one of KNOWN_DEVICES.
     if evidence.fallback and device not in KNOWN_DEVICES:
         _warn_once(f"{evidence.fallback} (`flashsmith tune` measures and remembers)")
 
 
 def _shortened(notes: Sequence[str]) -> list[str]:
-    """The first few notes on unusable table entries, and the number of the others."""
+    """The first few notes on table entries that cannot be used, and how many more there are."""
     more = len(notes) - _NOTES
     if more <= 1:
         return list(notes)
@@ -405,7 +412,7 @@ def _shortened(notes: Sequence[str]) -> list[str]:
 
 
 def _warn_once(note: str, versions: Hashable = None) -> None:
-    """Warn once per process, or once per version of the files that the note is about."""
+    """Warns once per process; if the files that the note is about have changed, once more."""
     if (versions, note) not in _said:
         _said.add((versions, note))
         warnings.warn(f"flashsmith: {printable(note)}", stacklevel=2)

@@ -1,4 +1,5 @@
-"""attention_with_cache(q, k_cache, v_cache): attention over a KV cache, with a kernel choice."""
+"""attention_with_cache(q, k_cache, v_cache): attention over a KV cache, with an automatically
+chosen kernel."""
 
 from __future__ import annotations
 
@@ -87,11 +88,11 @@ def attention_with_cache(
 
     The kernel reads the lengths and the page table on the tensors' device. On a GPU the call copies
     nothing to the host and does not wait, so that a CUDA graph can be replayed with other contents.
-    With L the length of a sequence after appending, query i of n is at key position L - n + i. A
-    row without keys gives 0. There are no gradients.
+    If a sequence has L keys after appending, query i of n is at key position L - n + i. A row
+    without keys gives 0. There are no gradients.
 
-    With split='invariant' a sequence has the same bits in any batch. With pages of any size and
-    order it has the bits of a dense cache.
+    With split='invariant' a sequence has the same bits in any batch. With pages of any size, in any
+    order, it has the same bits as with a dense cache.
 
     Args:
         q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array;
@@ -104,35 +105,37 @@ def attention_with_cache(
             device reads are clamped to the cache, and rows that do not fit are not appended.
         page_table: (batch, maximum pages of a sequence) int32: key i of a sequence is in slot i %
             page of page page_table[., i // page]. Unused entries may be anything, such as -1. Other
-            invalid entries are errors on the host; on a device they are clamped.
+            invalid entries are errors on the host, and are clamped on a device.
         k, v: q's shape with heads_k heads; they are appended at cache_lens before attention. None
             appends nothing. Sequences must not share the pages to which they append. JAX arrays
             cannot be appended to.
         cos, sin: (positions, rotary_d / 2) of q's dtype or fp32. They rotate the first rotary_d
-            elements of k and q (rotary embedding), in fp32, rounded once. Row i of k is rotated by
-            position cache_lens + i. With causal or a window query i is rotated by cache_lens + i,
-            otherwise every query by cache_lens.
-        rotary_interleaved: whether pairs are elements 2i and 2i + 1, not i and i + rotary_d / 2.
+            elements of k and q (rotary embedding). The rotation is computed in fp32 and rounded
+            once. Row i of k is rotated by position cache_lens + i. With causal or a window query i
+            is rotated by cache_lens + i, otherwise every query by cache_lens.
+        rotary_interleaved: whether the elements 2i and 2i + 1 form a pair; otherwise i and i +
+            rotary_d / 2 do.
         cu_seqlens_q: (batch + 1,) int32: the rows of packed sequences, as for attention().
-        max_seqlen_q: an upper bound on the packed sequences' queries; longer sequences are cut off.
-            None computes it on the host; on a device None means total_q, which starts more CTAs.
+        max_seqlen_q: an upper bound on the number of queries of a packed sequence; longer sequences
+            are cut off. None computes it on the host. On a device, None means total_q, which starts
+            more CTAs than necessary.
         causal, window, softcap, scale, sinks: as for attention().
-        split: 'invariant' splits a sequence's keys by its own length alone; 'free' may also depend
-            on the batch and may be faster.
+        split: 'invariant' splits the keys of a sequence by its own length alone; 'free' may take
+            the batch into account and may be faster.
         bits: 'canonical' gives each row the bits that attention(bits='canonical') gives it, in any
             chunks, batch and pages, and with any split. None is FLASHSMITH_BITS, or 'free'.
         out: where to write the result, q's shape and dtype; None allocates it.
         return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
             or (heads_q, total_q). It is -inf for a row without keys and sink.
         config: the kernel to use; None chooses one.
-        emulate: run host tensors in the emulator even when that is estimated above 60 s.
+        emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 
     Returns:
         The output o, or (o, lse), in the framework and on the device of q.
 
     Raises:
-        ArgumentError: an argument is invalid, no kernel serves these tensors, or autograd would
-            have to track one of them.
+        ArgumentError: an argument is invalid, no kernel serves these tensors, or one of them
+            requires a gradient.
         The other errors of ``flashsmith.forward``.
     """
     check_config_for(DECODE.name, "config", config)
@@ -148,8 +151,8 @@ def attention_with_cache(
 
 
 def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
-    """Let run_repeated serve calls like this one, which attention_with_cache() has served.
-    ``arguments`` are q, k_cache, v_cache and the values of the keywords ``names``."""
+    """Lets run_repeated serve further calls like this one, which attention_with_cache() has just
+    served. ``arguments`` are q, k_cache, v_cache and the values of the keywords ``names``."""
     groups = cached_calls.repeated
     keywords = dict(zip(names, arguments[3:], strict=True))
     chosen = keywords.pop("config", None) or CHOOSERS[keywords.get("split", INVARIANT)]
@@ -174,9 +177,9 @@ def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
 
 def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how: Any) -> Any:
     chosen = choose_config(alike, device, **how)
-    # If only built configs may be chosen, the adapted config may not be one of them.
+    # If only built configs may be chosen, the adapted config might not be built.
     return chosen if how.get("among") else adapt_to_queries(chosen, problem, device)
 
 
-# The chooser for each value of `split`.
+# By the value of `split`: the function that chooses a kernel.
 CHOOSERS: dict[str, Chooser] = {INVARIANT: _choose_invariant, FREE: _choose_freely}

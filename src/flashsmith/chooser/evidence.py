@@ -1,16 +1,16 @@
-"""Expected times of configs, from a problem, a device and the table of winners.
+"""Evidence: the expected times of configs, from a problem, a device and the table of winners.
 
-The nearest measured entry with a config that this device can run is used first. Its times are
-usually for another problem, so each time is scaled:
+The nearest entry of the table is used that has a config which this device can run. Its times are
+usually those of another problem, so each time is scaled:
 
     ms here = ms measured x estimate(config, here) / estimate(config, there)
 
-Errors that both estimates share cancel. The remainder is what the cost model predicts reliably: the
-amount of work and its division into waves. A config that won with thousands of CTAs is thus
-replaced if its large tiles would leave SMs idle.
+Errors that are in both estimates cancel. What remains is what the cost model predicts well: the
+amount of work, and how many waves it takes. So a config that was fastest with thousands of CTAs is
+replaced if its large tiles would leave SMs idle here.
 
-The replacement need not be listed in the entry. It is then assumed to be as slow as the slowest
-listed config, or slower if the model's estimate relative to the fastest listed config says so.
+The replacement need not be in the entry. It is then assumed to be as slow as the slowest config of
+the entry, or slower if the model estimates that, relative to the fastest config of the entry.
 """
 
 from __future__ import annotations
@@ -47,23 +47,25 @@ from flashsmith.operations import DEFAULT
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
-# The predicted gain with which a config replaces a preferred config, or the one that was measured
-# fastest. A smaller gain is within the estimate's error, and a new kernel must be built.
+# A config replaces a preferred config, or the one measured fastest, only if the predicted gain is
+# at least this share. A smaller gain is within the error of the estimate, and the new kernel must
+# be built.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
-# The gain required to choose a config that splits keys or packs a group's heads into a tile, if
-# this problem itself was not measured. It is a share and a minimum in milliseconds, since a second
-# launch takes host time.
+# The gain that is required to choose a config that splits keys or packs the heads of a group into a
+# tile, if the problem itself was not measured. It is a share of the time and a minimum in
+# milliseconds, because a second launch takes time on the host.
 GAIN_OF_PARTS, LEAST_GAIN_OF_PARTS = 0.25, 0.005
-# The gain required to choose a config that the measured entry does not list.
+# The gain that is required to choose a config that is not in the measured entry.
 GAIN_UNMEASURED = 0.10
-# How much longer a deterministic config may take and still be preferred to a nondeterministic one.
+# A deterministic config is preferred even if it takes longer than a nondeterministic one by this
+# share.
 COST_OF_REPEATING = 0.03
 
 
 @dataclass(frozen=True)
 class ExpectedTime:
-    """A config and its expected time, 0 if unknown."""
+    """A config and its expected time (0 if unknown)."""
 
     config: Any
     ms: float
@@ -71,10 +73,11 @@ class ExpectedTime:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The configs, the choice first and the others by time, and the reason for the choice.
+    """The configs that were considered, the chosen one first and the others by time, and why it was
+    chosen.
 
-    why: one sentence. fallback: the warning to give once if nothing was measured, else ''. notes:
-    entries that were ignored. entry: the measured entry, if any.
+    why: one sentence. fallback: if nothing was measured, a warning to give once; otherwise ''.
+    notes: which entries were ignored, and why. entry: the measured entry that was used, if any.
     """
 
     kind: EvidenceKind
@@ -86,8 +89,8 @@ class Evidence:
 
 
 class KernelFilter(NamedTuple):
-    """Selects kernels that compute a problem's gradients, optionally only kernels of one family or
-    only deterministic kernels."""
+    """Selects kernels that compute the gradients of a problem; optionally only those of one family,
+    or only deterministic ones."""
 
     problem: Problem
     family: str | None = None
@@ -108,11 +111,13 @@ def gather(
     family: str | None = None,
     deterministic: bool = False,
 ) -> Evidence:
-    """The evidence for a problem on a device. ``family`` restricts it to one family, and
-    ``deterministic`` to kernels that give the same bits in every run. Partial attention uses the
-    measurements of whole attention over the same number of keys.
+    """Gathers the evidence for a problem on a device.
 
-    Raises ArgumentError if no kernel serves the problem's d, or none fits on the device.
+    ``family`` restricts it to the kernels of one family, ``deterministic`` to those that give the
+    same bits in every run. For partial attention, measurements of whole attention over the same
+    number of keys are used.
+
+    Raises ArgumentError if no kernel has the problem's d, or if none fits on the device.
     """
     if problem.bits:
         return _canonical(problem, device, table, family, deterministic)
@@ -143,8 +148,11 @@ def _canonical(
     family: str | None,
     deterministic: bool,
 ) -> Evidence:
-    """The evidence for a problem with canonical bits: measurements of canonical kernels. If there
-    are none, canonical counterparts of the configs that are chosen without canonical bits."""
+    """The evidence for a problem with canonical bits, which is measurements of canonical kernels.
+
+    If there are none, the configs chosen without canonical bits are replaced by their canonical
+    counterparts.
+    """
     asked = KernelFilter(problem, family, deterministic)
     notes: list[str] = []
     for found in table.lookup(problem, device):
@@ -184,9 +192,9 @@ def _canonical(
 
 
 def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
-    """The evidence with another choice if the predicted gain is large enough: a config that splits
-    keys, or packs a group's heads into one tile, to use idle rows or SMs. Measurements for exactly
-    these sizes take precedence."""
+    """The evidence after choosing a config that splits keys, or packs the heads of a group into one
+    tile, if this would use idle rows or SMs with a sufficient gain. If exactly these sizes were
+    measured, the choice is not changed."""
     entry, chosen = evidence.entry, evidence.expected[0]
     if evidence.kind == "offered" or (
         entry and evidence.kind != "related" and _same_sizes(entry.problem, problem)
@@ -202,8 +210,11 @@ def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> E
 
 
 def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Iterator[ExpectedTime]:
-    """The configs in evidence, changed to split keys or pack heads. Packed variants are also made
-    of the other candidates of the choice's family, whose tiles have other heights."""
+    """The configs in the evidence, changed so that they split keys or pack heads.
+
+    For packing, other candidates of the chosen family are also changed, since their tiles have
+    other heights.
+    """
     for one in evidence.expected:
         family = one.config.family
         found = (
@@ -231,7 +242,8 @@ def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Itera
 def _relative(
     known: ExpectedTime, configs: Sequence[Any], problem: Problem, device: DeviceSpec
 ) -> Iterator[ExpectedTime]:
-    """Configs with the model's times, scaled so that the known config has its known time."""
+    """Yields the configs with estimated times, scaled so that the estimate of the ``known`` config
+    equals its known time."""
     per_ms = known.ms / estimate(known.config, problem, device).ms
     for config in configs:
         yield ExpectedTime(config, estimate(config, problem, device).ms * per_ms)
@@ -240,10 +252,10 @@ def _relative(
 def _without_spills(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The evidence with another choice if the chosen kernel is known to spill and its replacement
-    was as fast. The choice also changes if the family replaces the kernel because it has too few
-    registers. A kernel that was measured for the problem's own class stays, since its time includes
-    any spills."""
+    """The evidence after replacing a chosen kernel that is known to spill, if the replacement was
+    as fast. A kernel is also replaced if its family says that it has too few registers. A kernel
+    that was measured for a problem of this class is not replaced, since its time includes the
+    spills."""
     chosen, *others = evidence.expected
     if _was_measured(evidence, problem):
         return evidence
@@ -267,9 +279,11 @@ def _without_spills(
 
 
 def _was_measured(evidence: Evidence, problem: Problem) -> bool:
-    """Whether the choice was measured as compiled for the problem. An entry for whole tiles does
-    not cover the kernel for uneven lengths, and an entry for whole attention does not cover the
-    kernel for partial attention."""
+    """Whether the chosen kernel was measured as it is compiled for this problem.
+
+    An entry for whole tiles says nothing about the kernel for uneven lengths, nor does one for
+    whole attention about the kernel for partial attention.
+    """
     entry, config = evidence.entry, evidence.expected[0].config
     if entry is None or evidence.kind == "related":
         return False
@@ -279,12 +293,12 @@ def _was_measured(evidence: Evidence, problem: Problem) -> bool:
 def _soundly_built(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The evidence with a replacement for a chosen kernel that is known to compile to slow code.
+    """The evidence after replacing a chosen kernel that is known to compile to slow code.
 
-    The replacement is the best config without this fault. A kernel that was timed against others is
-    not replaced. If the slow kernel's wgmma is serialised, the replacement may take any time. If
-    the slow kernel spills, the replacement's expected time may be longer only by
-    GAIN_OVER_MEASURED.
+    The replacement is the best config that is not known to. If the kernel was timed against others,
+    it is not replaced. If the wgmma of the slow kernel is serialised, the replacement may take any
+    time. If the slow kernel spills, the expected time of the replacement may be longer by
+    GAIN_OVER_MEASURED at most.
     """
     chosen = evidence.expected[0]
     known = known_spill(chosen.config, problem, device)
@@ -308,8 +322,8 @@ def _on_paper(
     device: DeviceSpec,
     asked: KernelFilter,
 ) -> list[ExpectedTime]:
-    """The candidates of the choice's family that are not in evidence, with the model's times scaled
-    by the choice's."""
+    """The candidates of the chosen family that are not in the evidence, with estimated times scaled
+    by the time of the chosen config."""
     family = chosen.config.family
     if not family.has_cost_model or not chosen.ms:
         return []
@@ -327,8 +341,8 @@ def _on_paper(
 
 
 def _repeatable_first(evidence: Evidence) -> Evidence:
-    """The evidence with a deterministic config as the choice, if one takes at most
-    COST_OF_REPEATING longer than the choice."""
+    """The evidence after choosing a deterministic config, if one takes at most COST_OF_REPEATING
+    longer than the chosen one."""
     chosen, *others = evidence.expected
     if not chosen.ms or chosen.config.family.is_deterministic(chosen.config):
         return evidence
@@ -347,7 +361,8 @@ def _repeatable_first(evidence: Evidence) -> Evidence:
 def _usable(
     entry: Entry, problem: Problem, device: DeviceSpec, notes: list[str]
 ) -> list[tuple[Any, RankedConfig]]:
-    """The entry's configs that this version knows and the device runs, with the problem's dtype."""
+    """Those configs of the entry that this version knows and the device can run, with the dtype of
+    the problem."""
     usable: list[tuple[Any, RankedConfig]] = []
     for one in entry.ranked:
         config, reason = _checked(
@@ -364,8 +379,8 @@ def _usable(
 def _checked(
     text: str, family: str, d_head: int, dtype: DType, gradients: str, device: DeviceSpec
 ) -> tuple[Any, str]:
-    """The config of a short form with ``dtype`` for ``gradients``, and why it cannot be used ('' if
-    it can)."""
+    """Returns the config that a short form names, changed to ``dtype`` and ``gradients``, and why
+    it cannot be used ('' if it can)."""
     try:
         config = parse_kernel_name_into_config(text)
     except FlashsmithError as error:
@@ -394,9 +409,9 @@ def _measured(
     for usual, one in usable:
         config, ms = usual.family.adapt_to_heads(usual, problem), one.ms
         if config != usual and config in named:
-            continue  # the other config was measured itself
+            continue  # The other config was itself measured
         if not stands:
-            if entry.problem.gradients != problem.gradients:  # measured with other gradients
+            if entry.problem.gradients != problem.gradients:  # It was measured with other gradients
                 usual = parse_kernel_name_into_config(one.config).with_knobs(dtype=config.dtype)
             ms *= _growth(config, entry.problem, there, problem, device, usual)
         expected.append(ExpectedTime(config, ms))
@@ -420,9 +435,9 @@ def _with_others(
     device: DeviceSpec,
     asked: KernelFilter,
 ) -> list[ExpectedTime]:
-    """The configs, preceded by the best config that the entry does not list, if its predicted gain
-    is large enough. Only configs of the choice's family are considered, since their times are
-    scaled by that family's listed times."""
+    """The configs; the best config that is not in the entry comes first if its predicted gain is
+    sufficient. Only configs of the chosen family are considered, since times are scaled by the
+    measured times of this family."""
     family = ordered[0].config.FAMILY
     if not ordered[0].config.family.has_cost_model:
         return ordered
@@ -430,7 +445,7 @@ def _with_others(
     slowest = max(ms for _, ms in of_family)
     fastest, least = min(of_family, key=lambda one: one[1])
     before = _estimated_before(fastest, measured, there)
-    if not before:  # a table may contain a problem that computes nothing
+    if not before:  # A table may contain a problem that computes nothing
         return ordered
     per_ms = least / before
     named = {config for config, _ in usable}
@@ -467,9 +482,11 @@ def _growth(
     here: DeviceSpec,
     measured_config: Any = None,
 ) -> float:
-    """The estimated time of the problem over that of the measured problem; without a cost model,
-    the ratio of their FLOP. ``measured_config``: the config that was measured, if it is not
-    ``config``."""
+    """The estimated time of the problem divided by that of the measured problem.
+
+    Without a cost model, their FLOP are divided instead. ``measured_config``: the config that was
+    measured, if it is not ``config`` itself.
+    """
     if config.family.has_cost_model:
         now = estimate(config, problem, here).ms
         then = _estimated_before(measured_config or config, measured, there)
@@ -480,7 +497,8 @@ def _growth(
 
 @lru_cache(maxsize=4096)
 def _estimated_before(config: Any, measured: Problem, there: DeviceSpec) -> float:
-    """A cached estimate, since the same few configs and measured problems recur."""
+    """An estimate, cached because the same few configs and measured problems occur again and
+    again."""
     return estimate(config, measured, there).ms
 
 
@@ -498,10 +516,11 @@ def _why(found: NearEntry, count: int, very_one: bool) -> str:
 
 
 def _by_preference(expected: Sequence[ExpectedTime], gain: float) -> tuple[list[ExpectedTime], str]:
-    """The configs, the choice first and the others by time. The choice is the first in ``expected``
-    that takes at most ``gain`` longer than the fastest.
+    """Orders the configs: the chosen one first, then the others by time.
 
-    The returned text explains a choice that is not the fastest; else it is ''.
+    Chosen is the first config in ``expected`` that takes at most ``gain`` longer than the fastest.
+
+    If that is not the fastest, the returned text explains it; otherwise the text is ''.
     """
     fastest = min(expected, key=lambda one: one.ms)
     choice = next(one for one in expected if one.ms <= fastest.ms * (1 + gain))
@@ -543,8 +562,10 @@ def _estimated(
 
 
 def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """The candidates for the smallest d_head that is large enough and has a candidate on the
-    device. Some values of d_head have families for other devices only."""
+    """The candidates for the smallest d_head that is at least d and has a candidate on the device.
+
+    For some d_head, only other devices have kernels.
+    """
     modelled = [one for one in families(problem.operation) if one.has_cost_model]
     d_heads = {d_head for one in modelled for d_head in one.knob_values["d_head"]}
     masked = problem.semantics.key_mask.hides
@@ -578,7 +599,7 @@ def _why_nothing_fits(
 def _offered(
     problem: Problem, d_head: int, device: DeviceSpec, notes: Sequence[str], asked: KernelFilter
 ) -> Evidence:
-    """The configs that families without a cost model offer, in their own order."""
+    """The configs that families without a cost model offer, in the order of these families."""
     masked = problem.semantics.key_mask.hides
     offered = [
         ExpectedTime(config, 0.0)

@@ -1,4 +1,4 @@
-"""merge_attention(outs, lses): merges attention over parts of the keys into attention over all."""
+"""merge_attention(outs, lses): attention over all keys from attention over parts of the keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FP32 = "float32"
 _DTYPES = (_FP32, *DTYPES)
 
 
-# The operation's tensor names, by the number of parts of a call.
+# The names of the operation's tensors; the index is the number of parts.
 _NAMES = [
     (*(part_names(i)[0] for i in range(n)), *(part_names(i)[1] for i in range(n)), "sinks")
     for n in range(MOST_PARTS + 1)
@@ -39,25 +39,26 @@ def merge_attention(
     config: KernelConfig | None = None,
     emulate: bool = False,
 ) -> tuple[TensorT, TensorT]:
-    """Attention over all keys, merged from the outputs and LSEs of parts of the keys.
+    """Merges attention over parts of the keys into attention over all keys.
 
-    Parts are summed in their given order, in fp32, and rounded once: the same parts give the same
-    bits in every run. A row without a key in any part (every LSE is -inf) gives 0 and -inf, or its
-    head's sink. NaN in a part gives NaN in the result, as in one kernel over all keys. The function
-    is not differentiable: ``flashsmith.backward`` computes each part's gradients from the merged
-    output and LSE.
+    Parts are summed in fp32 in the given order and rounded once, so the same parts give the same
+    bits in every run. A row that has no key in any part (every LSE is -inf) gives 0 and -inf; with
+    a sink, the LSE is the sink. NaN in a part gives NaN in the result, as it would in one kernel
+    over all keys. The function is not differentiable: ``flashsmith.backward`` computes each part's
+    gradients from the merged output and LSE.
 
     Args:
         outs: the parts' outputs, (batch, seq_q, heads_q, d) or packed (total_q, heads_q, d), of one
             dtype: fp32, as ``attention(..., partial=True)`` returns them, fp16 or bf16. PyTorch
             tensors or NumPy, CuPy or JAX arrays, with any strides that attention() takes.
-        lses: the parts' natural log-sum-exps, fp32, (batch, heads_q, seq_q) or (heads_q, total_q).
+        lses: the natural log-sum-exps of the parts, fp32, (batch, heads_q, seq_q) or (heads_q,
+            total_q).
         sinks: (heads_q,) fp32, fp16 or bf16: one logit per head, which joins the softmax of the
-            head's rows. None if there are no sinks, or if a part already includes them.
-        dtype: the output's: 'float16', 'bfloat16' or 'float32', or such a dtype of PyTorch or
-            NumPy; None uses that of ``outs``.
+            rows of this head. None if there are no sinks, or if a part already includes them.
+        dtype: the dtype of the output: 'float16', 'bfloat16' or 'float32', or such a dtype of
+            PyTorch or NumPy; None uses that of ``outs``.
         config: the kernel to use; None chooses one.
-        emulate: run host tensors in the emulator even when that is estimated above 60 s.
+        emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 
     Returns:
         (o, lse), in the framework and on the device of the first part; the LSE includes the sinks.
@@ -100,7 +101,7 @@ def _merge(
         (family, *_) = families(MERGE.name)
         (config, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
     named = dict(zip(("first_dtype", "parts_dtype", "dtype"), (given, given, wanted), strict=True))
-    # There are more parts than one launch takes: merge the first ones into a new first part.
+    # A launch takes only MOST_PARTS parts: the first ones are merged into one part.
     while len(outs) > MOST_PARTS:
         named["dtype"] = _FP32
         few = _prepared(config, problem, outs[:MOST_PARTS], lses[:MOST_PARTS], None, named, emulate)
@@ -130,8 +131,10 @@ def _output_dtype(dtype: object) -> str:
 
 
 def _problem(first: TensorView, wanted: str, dtype: DType | None) -> Problem:
-    """The problem of parts like the first, for an output of dtype ``wanted``. ``dtype`` selects the
-    kernels if the parts and the output are fp32."""
+    """The problem for parts like the first one; ``wanted`` is the dtype of the output.
+
+    If the parts and the output are fp32, ``dtype`` selects the kernels.
+    """
     shorter = {first.dtype, wanted} - {_FP32}
     if len(shorter) > 1:
         raise ArgumentError(
@@ -163,7 +166,8 @@ def _prepared(
     dtypes: Mapping[str, str],
     emulate: bool,
 ) -> PreparedCall:
-    """One launch for at most MOST_PARTS parts; ``dtypes`` names the dtypes of its tensors."""
+    """Prepares one launch for at most MOST_PARTS parts; ``dtypes`` are the dtypes of its
+    tensors."""
     tensors = {} if sinks is None else {"sinks": sinks}
     for part, pair in enumerate(zip(outs, lses, strict=True)):
         tensors.update(zip(part_names(part), pair, strict=True))

@@ -1,4 +1,4 @@
-"""Comparison of the orders in which two kernels compute a row, and the first difference."""
+"""Compares the orders in which two kernels compute a row, and finds the first difference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flashsmith.runtime.target import choose_target
 
 @dataclass(frozen=True)
 class OrderComparison:
-    """Two configs on a device, with their orders."""
+    """Two configs on a device and the orders in which they compute."""
 
     device: DeviceSpec
     configs: tuple[KernelConfig, KernelConfig]
@@ -31,13 +31,15 @@ class OrderComparison:
 
     @property
     def difference(self) -> Difference | None:
-        """The first operation whose order differs; None if both orders are equal."""
+        """The first operation that the two order differently; None if both orders are equal."""
         return self.orders[0].difference(self.orders[1])
 
     @property
     def equal_bits(self) -> bool:
-        """Whether a row has the same bits with both configs, in any calls. Equal orders guarantee
-        this only if they are canonical."""
+        """Whether a row gets the same bits from both configs in any calls.
+
+        Only equal orders that are also canonical guarantee this.
+        """
         return self.difference is None and all(map(version_of, self.configs))
 
     def __str__(self) -> str:
@@ -75,16 +77,19 @@ class OrderComparison:
 def compare_orders(
     first: str, second: str, device: DeviceSpec | str | int | None = None
 ) -> OrderComparison:
-    """The orders of two configs, or of the configs that attention() uses for two problems.
+    """Compares the orders of two configs.
+
+    A problem stands for the config that attention() uses for it.
 
     Args:
-        first, second: a config's short form, or a problem's text: 'b1 s4096 h32 d128 bf16 causal'.
-        device: as for ``choose``; None is this machine's first GPU, or, if a config is given, the
-            first architecture that runs both kernels.
+        first, second: the short form of a config, or the text of a problem such as 'b1 s4096 h32
+            d128 bf16 causal'.
+        device: as for ``choose``. None is this machine's first GPU; if a config is given, it is the
+            first architecture that can run both kernels.
 
     Raises:
         ArgumentError: a text is neither a config nor a problem, no kernel serves a problem, the
-            dtypes differ, or a config's kernels do not compute attention rows.
+            dtypes differ, or the kernels of a config do not compute rows of attention.
         IllegalConfigError: a config is illegal on the device.
     """
     asked = [_parsed(text) for text in (first, second)]
@@ -102,7 +107,7 @@ def compare_orders(
 
 
 def _parsed(text: str) -> Problem | KernelConfig:
-    # No word of a problem has a bracket.
+    # A problem has no word with a bracket.
     return parse_kernel_name_into_config(text) if "(" in text else Problem.parse(text)
 
 

@@ -1,11 +1,11 @@
-"""The kernels of a kernel package: what attention() and the other operations use on the GPUs of one
-architecture.
+"""The contents of a kernel package: the kernels that attention() and the other operations use on
+GPUs of one architecture.
 
-It has the kernels that are chosen for all problems of the shipped tables, and kernels for a fixed
-grid of problems: for each kind of call, dtype and d_head, some heads, batches and lengths on each
-GPU that was measured. As in `flashsmith build --any-length`, a few of the kernels chosen for the
-grid are enough, if for every problem one of them is expected to take at most TOLERANCE longer than
-the best. Over a cache all chosen kernels are included, since a sequence must have the same bits in
+These are the kernels chosen for all problems in the shipped tables, and for a fixed grid of
+problems. The grid has, for each kind of call, dtype and d_head, some heads, batches and lengths on
+each GPU that was measured. For the grid, a few kernels are enough: for every problem, one of them
+is expected to take at most TOLERANCE longer than the best, as with `flashsmith build --any-length`.
+Over a cache all chosen kernels are in the package, since a sequence must have the same bits in
 every batch.
 """
 
@@ -39,10 +39,10 @@ from flashsmith.operations.decode import DECODE
 from flashsmith.operations.merge import MERGE
 
 PackedKernel = tuple[KernelConfig, Semantics]
-# Called with the number of finished kinds of calls and the number of all.
+# Called as searched(finished, all), with numbers of kinds of calls.
 Searched = Callable[[int, int], None]
 
-# The grid. (heads_q, heads_k): one head of k and v for 1 and 4 heads of q.
+# The grid. (heads_q, heads_k): one or four heads of q use one head of k and v.
 HEADS = ((16, 16), (32, 8))
 _MASKS = ("", "causal", "window", "causal softcap", "window softcap")
 _PACKED = tuple(f"{words} packed" for words in _MASKS)
@@ -67,7 +67,7 @@ DECODE_KINDS = tuple(
 MERGE_KINDS = ("merge", "merge packed")
 KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, *DECODE_KINDS, *MERGE_KINDS)
 SMALLEST_D_HEAD = 64
-# Of these lengths, 1000 is no multiple of a tile. A batch has at most _MOST_ROWS rows of q.
+# The length 1000 is no multiple of any tile. Batches have at most _MOST_ROWS rows of q.
 _LENGTHS = (512, 1000, 2048, 4096, 8192, 16384, 65536)
 _BATCHES = (1, 4, 16)
 _MOST_ROWS = 2**18
@@ -81,21 +81,23 @@ CACHE_SIZES: tuple[CallSizes, ...] = tuple(
 
 
 def words_of(kind: str) -> set[str]:
-    """The words of a kind, and the name of its operation."""
+    """The words of a kind of call, and the name of its operation."""
     return {*kind.split(), Problem.parse(f"s1 d64 fp16 {kind}").operation}
 
 
 @dataclass(frozen=True)
 class PackageContents:
-    """The kernels of a package, by the semantics for which they are compiled. ``problems`` is the
-    number of problems examined."""
+    """The kernels in a package: for each semantics, the configs that are compiled for it.
+
+    ``problems`` is how many problems were examined.
+    """
 
     arch: int
     problems: int
     kernels: Mapping[Semantics, tuple[KernelConfig, ...]]
 
     def __len__(self) -> int:
-        """The number of kernels."""
+        """How many kernels there are."""
         return sum(map(len, self.kernels.values()))
 
 
@@ -107,10 +109,10 @@ def package_contents(
     kinds: Sequence[str] = KINDS,
     searched: Searched | None = None,
 ) -> PackageContents:
-    """The kernels that a package for ``arch`` holds.
+    """The kernels that a package for ``arch`` contains.
 
-    ``d_heads``, ``dtypes`` and ``kinds`` restrict it; None takes every d_head that has kernels.
-    The user's own table has no influence. Raises ArgumentError if no kernel is left.
+    ``d_heads``, ``dtypes`` and ``kinds`` restrict them; None stands for every d_head that has
+    kernels. The table of the user is not used. Raises ArgumentError if there is no such kernel.
     """
     table = WinnersTable.shipped()
     devices = _grid_devices(table, arch)
@@ -136,7 +138,7 @@ def package_contents(
 
 
 def known_devices(arch: int) -> tuple[DeviceSpec, ...]:
-    """The known GPUs of an architecture, or the one that stands for it.
+    """The known GPUs of an architecture; if there is none, a GPU that stands for it.
 
     Raises ArgumentError if the architecture is not supported.
     """
@@ -145,14 +147,14 @@ def known_devices(arch: int) -> tuple[DeviceSpec, ...]:
 
 
 def _grid_devices(table: WinnersTable, arch: int) -> tuple[DeviceSpec, ...]:
-    """The known GPUs of an architecture that were measured, or all if none was."""
+    """Those known GPUs of an architecture that were measured, or all of them if none was."""
     known = known_devices(arch)
     gpus = {entry.key.gpu for entry in table if entry.key.arch == arch}
     return tuple(one for one in known if any(same_gpu(one.name, gpu) for gpu in gpus)) or known
 
 
 def d_heads_of(arch: int) -> tuple[int, ...]:
-    """Every d_head from SMALLEST_D_HEAD for which kernels of attention run on an architecture."""
+    """Every d_head, from SMALLEST_D_HEAD on, for which an architecture has attention kernels."""
     device = known_devices(arch)[0]
     serving = (one for one in families(DEFAULT) if one.runs_on(device))
     every = {d for one in serving for d in one.knob_values["d_head"]}
@@ -160,7 +162,7 @@ def d_heads_of(arch: int) -> tuple[int, ...]:
 
 
 def _grid(wanted: Problem) -> Iterator[Problem]:
-    """The grid's problems of one kind, dtype and d."""
+    """The problems of the grid that have one kind, dtype and d."""
     sizes = CACHE_SIZES if wanted.operation == DECODE.name else SIZES
     for (heads_q, heads_k), (batch, seq_q, seq_k) in itertools.product(HEADS, sizes):
         if wanted.operation == MERGE.name:
@@ -178,7 +180,8 @@ def _measured_problems(table: WinnersTable, arch: int) -> Iterator[tuple[Problem
 
 
 def _is_of_kind(problem: Problem, wanted: Problem) -> bool:
-    """Whether problems differ only in sizes, in whether tiles are whole, and in the window."""
+    """Whether two problems differ only in their sizes, in whether tiles are whole, and in the
+    window."""
 
     def sizeless(one: Problem) -> Problem:
         kind = replace(one.semantics, uneven=one.semantics.packed or one.semantics.partial)
@@ -193,7 +196,7 @@ def _chosen(
     grid: Sequence[tuple[Problem, DeviceSpec]],
     table: WinnersTable,
 ) -> Iterator[PackedKernel]:
-    """The kernels for problems of one kind: all for the measured ones, and a few for the grid."""
+    """The kernels for problems of one kind: for measured problems all, for the grid a few."""
     few: dict[KernelConfig, None] = {}
     for problem, device in measured:
         for deterministic in _determinisms(problem):
@@ -211,7 +214,7 @@ def _chosen(
             try:
                 found.append(_expected(problem, device, table, deterministic))
             except ArgumentError:
-                continue  # none of this d_head runs on the device
+                continue  # No kernel of this d_head runs on the device
         usable = [it for it in few if not deterministic or it.family.is_deterministic(it)]
         for config in cover(found, usable):
             for semantics in compiled_for(grid[0][0].semantics, grid[0][0].d):
@@ -219,14 +222,14 @@ def _chosen(
 
 
 def _determinisms(problem: Problem) -> tuple[bool, ...]:
-    """The values of ``deterministic`` that may select different kernels."""
+    """The values of ``deterministic`` for which the chosen kernels may differ."""
     return (False, True) if problem.operation == BACKWARD.name else (False,)
 
 
 def _expected(
     problem: Problem, device: DeviceSpec, table: WinnersTable, deterministic: bool
 ) -> Expectation:
-    """As chooser.choice.expectation, with a table."""
+    """The same as chooser.choice.expectation, for a given table."""
     represented = without_batch(problem)
     evidence = gather(represented, device, table, deterministic=deterministic)
     return Expectation(represented, device, evidence)

@@ -1,9 +1,10 @@
-"""The kernels that serve any batch and any lengths, for images in which nothing is built on first
-use.
+"""Kernels that serve any batch and any lengths, for container images in which nothing is built
+later.
 
-The chooser prefers different kernels for many sizes, but most differ in time by a percent or two. A
-few of these kernels are enough: for every problem examined, one of them must be expected to take at
-most TOLERANCE longer than the best. With FLASHSMITH_JIT=0, that kernel serves the call.
+The chooser prefers different kernels for different sizes, but most of their times differ only by a
+percent or two. So a few kernels are enough if, for every problem that is examined, one of them is
+expected to take at most TOLERANCE longer than the best. With FLASHSMITH_JIT=0, the call uses this
+one.
 """
 
 from __future__ import annotations
@@ -34,32 +35,35 @@ from flashsmith.printable import quoted
 
 CallSizes = tuple[int, int, int]  # batch, seq_q, seq_k
 
-# The share by which a call may take longer than with its best kernel; within the model's error.
+# A call may take longer than with its best kernel by this share, which is within the error of the
+# model.
 TOLERANCE = 0.02
 _LONGEST = 17
 _QUERIES = (*(4**power for power in range(_LONGEST // 2 + 1)), 2**_LONGEST)
 _KEYS = tuple(2**power for power in range(_LONGEST + 1))
 _BATCHES = (1, 2, 3, 4, 8, 12, 16, 32, 64)
-# Powers of two, which are the buckets of the tables; only some sizes have fewer keys than queries.
+# Powers of two, because the tables have a bucket for each. Only some sizes have fewer keys than
+# queries.
 SIZES: tuple[CallSizes, ...] = tuple(
     (batch, seq_q, seq_k)
     for batch, seq_q, seq_k in itertools.product(_BATCHES, _QUERIES, _KEYS)
     if seq_k >= seq_q or seq_k in (1, 64, 1024)
 )
 
-# Problems per part of the search; a part takes some tenths of a second.
+# How many problems a part of the search has; a part takes some tenths of a second.
 _PER_PART = 50
-# Called with the number of finished parts and the number of all parts of the search.
+# Called as searched(finished, all), with numbers of parts of the search.
 Searched = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class AnyLength:
-    """The configs that serve a problem on a device at every batch and length examined.
+    """The configs that together serve a problem on a device, for every batch and length that was
+    examined.
 
-    problem: its batch and lengths have no meaning. count: the number of problems examined. chosen:
-    the number of configs chosen for them. configs: the needed configs, by the semantics for which
-    their kernels are compiled.
+    problem: the problem; its batch and lengths mean nothing. count: how many problems were
+    examined. chosen: how many different configs were chosen for them. configs: for each semantics,
+    those configs that must be compiled for it.
     """
 
     problem: Problem
@@ -70,11 +74,11 @@ class AnyLength:
 
     @property
     def kernels(self) -> int:
-        """The number of kernels."""
+        """How many kernels there are."""
         return sum(map(len, self.configs.values()))
 
     def __str__(self) -> str:
-        """The counts as a sentence."""
+        """The numbers, as a sentence."""
         every = set(itertools.chain.from_iterable(self.configs.values()))
         families = Counter(config.FAMILY for config in every)
         of_families = ", ".join(f"{number} {family}" for family, number in families.items())
@@ -92,10 +96,11 @@ class AnyLength:
 
 
 def parse_any_length(text: str) -> Problem:
-    """The problem of a text without batch and lengths, such as 'h32:8 d128 bf16 causal'; batch and
-    lengths are set to 1.
+    """Parses a problem without batch and lengths, such as 'h32:8 d128 bf16 causal'; they are set to
+    1.
 
-    Raises ArgumentError if the text gives a batch or a length, and what Problem.parse raises.
+    Raises ArgumentError if the text has a batch or a length, or for the reasons for which
+    Problem.parse does.
     """
     for word in text.lower().split():
         if re.fullmatch(r"[bs]\d+(:\d+)?", word):
@@ -107,7 +112,7 @@ def parse_any_length(text: str) -> Problem:
 
 
 def parse_with_lengths(text: str) -> Problem:
-    """The problem of a text, as Problem.parse reads it.
+    """Parses a problem by Problem.parse.
 
     Raises ArgumentError, which mentions --any-length if only the lengths are missing.
     """
@@ -136,14 +141,14 @@ def choose_for_any_length(
     searched: Searched | None = None,
     deterministic: bool = False,
 ) -> AnyLength:
-    """A few configs that serve ``problem`` on a device at each of ``sizes`` and at the sizes in the
-    table of winners. At each size one of them takes at most TOLERANCE longer than the choice of
-    choose().
+    """Finds a few configs that serve ``problem`` on a device at all ``sizes``, and at the sizes in
+    the table of winners. At each size, one of them takes at most TOLERANCE longer than the config
+    that choose() chooses.
 
-    Each config is needed for whole tiles and for uneven lengths, and for a packed problem also for
-    packed sequences. ``deterministic``: choose as with deterministic=True. Over a cache the result
-    has all configs chosen with split='invariant', since a sequence must have the same bits in any
-    batch.
+    Each config is needed for whole tiles and for uneven lengths; if the problem is packed, also for
+    packed sequences. ``deterministic``: whether calls will have deterministic=True. Over a cache
+    the result has all configs that are chosen with split='invariant', since a sequence must have
+    the same bits in any batch.
 
     Raises ArgumentError if no kernel serves the problem on the device.
     """
@@ -175,8 +180,10 @@ def choose_for_any_length(
 def build_for_any_length(
     found: AnyLength, *, progress: Progress | None = None
 ) -> list[KernelLibrary]:
-    """The libraries with all these kernels; only kernels that no cached library holds are built.
-    Raises what ``build`` raises."""
+    """Builds all these kernels and returns their libraries.
+
+    Kernels in the cache are not built again. Raises the errors of ``build``.
+    """
     arch = found.device.arch
     libraries: dict[Path, KernelLibrary] = {}
     for semantics, configs in found.configs.items():
@@ -194,9 +201,9 @@ def build_for_any_length(
 
 
 def cover(found: Sequence[Expectation], also: Iterable[KernelConfig] = ()) -> list[KernelConfig]:
-    """A few of the chosen configs and those in ``also``: for each problem, one of them takes at
-    most TOLERANCE longer than the choice. Greedy: each further config serves the most remaining
-    problems; of several, those in ``also`` come first."""
+    """A small choice of the configs in ``found`` and ``also``: for each problem, one of them takes
+    at most TOLERANCE longer than the best. It is greedy: the next config is the one that serves the
+    most remaining problems. Of several, those in ``also`` come first."""
     chosen = dict.fromkeys([*also, *(one.chosen.config for one in found)])
     served = {
         config: {
@@ -217,7 +224,10 @@ def cover(found: Sequence[Expectation], also: Iterable[KernelConfig] = ()) -> li
 def _over_a_cache(
     problem: Problem, kinds: Iterable[Problem], device: DeviceSpec, sizes: Sequence[CallSizes]
 ) -> AnyLength:
-    """All configs chosen over a cache; the choice depends only on the queries, so they are few."""
+    """All configs that are chosen over a cache.
+
+    They are few, because the choice depends only on the queries.
+    """
     needed: dict[Semantics, dict[KernelConfig, None]] = {}
     choose = DECODE_CHOOSERS[INVARIANT]
     count = 0
@@ -238,8 +248,8 @@ def _with_sizes(problem: Problem, sizes: CallSizes) -> Problem:
 
 
 def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
-    """The key's sizes and the measured sizes of every entry for the problem's operation, its d_head
-    and the device's architecture."""
+    """The sizes of the key and of the measured problem of each entry for this operation, d_head and
+    architecture."""
     found: set[CallSizes] = set()
     for entry in WinnersTable.merged():
         key = entry.key
@@ -254,7 +264,9 @@ def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
 
 
 def compiled_for(kind: Semantics, d: int) -> list[Semantics]:
-    """The semantics for which kernels are compiled. If d does not fill d_head, no tile is whole, so
-    only the uneven semantics are needed."""
+    """The semantics for which kernels must be compiled.
+
+    If d is less than d_head, no tile is whole, so only the uneven semantics are needed.
+    """
     uneven = replace(kind, uneven=True)
     return [uneven] if kind.uneven or d != compiled_d_head(d) else [kind, uneven]

@@ -1,5 +1,5 @@
-"""Sentences that explain a choice: why the kernels are slow on a problem, and why other families
-were not chosen."""
+"""Explains a choice in sentences: why kernels are slow on the problem, and why other families were
+not chosen."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from flashsmith.chooser.spills import known_spill
 from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families
 from flashsmith.operations import DEFAULT
 
-# Below these shares a note is printed: of filled rows or slots, and of the part of d_head that d
-# fills.
+# A note is printed if less than this share of the rows or slots is filled, or if d is less than
+# this share of d_head.
 _FILLED = 0.8
 _OF_D_HEAD = 0.9
-# From this many keys on, splitting K and V among CTAs is worthwhile.
+# From this many keys on, it is worthwhile to split K and V among CTAs.
 _LONG_K = 1024
 
 
 def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
-    """The reasons why ``config`` is slower on ``problem`` than its FLOP suggest."""
+    """Why ``config`` is slower on ``problem`` than its FLOP suggest."""
     if 0 in (problem.batch, problem.seq_q):
         yield "there is no output: nothing is launched"
         return
@@ -54,7 +54,7 @@ def _about_d(config: Any, problem: Problem) -> Iterator[str]:
 
 
 def _about_spills(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
-    """Only the compiler can report spills; for an unbuilt kernel, known_spill() is used."""
+    """The compiler reports spills; for a kernel that is not built, known_spill() knows them."""
     semantics = problem.required_semantics(config)
     library = find_library(config, arch=device.arch, semantics=semantics)
     known = known_spill(config, problem, device)
@@ -102,9 +102,9 @@ def _about_waves(
 def passed_over(
     problem: Problem, device: DeviceSpec, expected: Sequence[ExpectedTime], measured: bool
 ) -> dict[str, str]:
-    """The reason for each family that was not chosen.
+    """expected: the configs that were compared, the chosen one first.
 
-    expected: the configs that were compared, the choice first. measured: whether the times are
+    expected: the configs that were compared, the choice first. measured: whether the times come
     from a table.
     """
     chosen = expected[0]

@@ -1,11 +1,12 @@
-"""Chosen kernels that the compiler makes slow for some semantics, and their replacements.
+"""Kernels that are chosen but that the compiler makes slow for some semantics, and what replaces
+them.
 
-A config measured for one class of problems also serves other classes. For these its kernel is
-compiled again: softcap, windows, packed and partial sequences need more registers. ``spills.json``
-has a line for each choice that then spills or has serialised wgmma. The line names a replacement
-without this fault, if such a config was at least as fast in alternating timings on such a problem.
-``tools/ci/kernel_losses.py`` finds these choices. Slow kernels that this process built are taken
-into account too.
+A config that was measured for one class of problems is also used for other classes. There its
+kernel is compiled again. For softcap, windows, packed or partial sequences it needs more registers.
+``spills.json`` has a line for each chosen kernel that then spills or has serialised wgmma. If a
+config without this fault was at least as fast on such a problem, in alternating timings, the line
+names it as the replacement. ``tools/ci/kernel_losses.py`` writes these lines. Slow kernels that
+this process has built are known as well.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ KNOWN = Path(__file__).with_name("spills.json")
 
 
 class Spill(NamedTuple):
-    """The known facts about a slow kernel.
+    """What is known about a slow kernel.
 
-    stored, loaded: spilled bytes per thread. instead: the replacement config, or None. ratio: the
-    kernel's time over the replacement's, timed alternately; 0 without a replacement. serialised:
-    whether the compiler serialised the kernel's wgmma, which then takes several times as long.
-    timed: whether other kernels were timed against this one; if so and there is no replacement,
-    this kernel is the fastest.
+    stored, loaded: bytes per thread that are spilled. instead: the config that replaces it, or
+    None. ratio: the time of the kernel divided by that of the replacement, timed alternately; 0
+    without a replacement. serialised: whether the compiler serialised the wgmma of the kernel,
+    which makes it several times slower.
+    timed: whether other kernels were timed against it. If so and there is no replacement, this
+    kernel is the fastest.
     """
 
     stored: int
@@ -49,22 +51,22 @@ class Spill(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes stored and loaded, as in KernelEntry.spill_bytes."""
+        """The bytes stored and loaded, as in KernelEntry.spill_bytes."""
         return self.stored + self.loaded
 
     def __str__(self) -> str:
-        """The fault, as the rest of a sentence."""
+        """What is wrong, as the end of a sentence."""
         if self.serialised:
             return "has serialised wgmma here"
         return f"spills {self.size} bytes here"
 
 
 def known_spill(config: Any, problem: Problem, device: DeviceSpec) -> Spill | None:
-    """The fault of a config's kernel for a problem on a device; None if the kernel has no fault or
-    was not examined.
+    """What is known about the kernel of a config for a problem on a device; None if it has no fault
+    or was not examined.
 
-    Over a cache, faults found in this process's builds do not count: a sequence must have the same
-    bits in every batch, whichever kernels were built before.
+    Over a cache, what this process has built is ignored: a sequence must have the same bits in
+    every batch, whichever kernels were built before.
     """
     semantics = problem.required_semantics(config)
     known = _known().get((device.arch, str(semantics), str(config)))
@@ -89,20 +91,20 @@ def _noted(config: Any, arch: int, semantics: Semantics) -> Spill | None:
 
 
 def replacements() -> Iterator[tuple[KernelConfig, Semantics]]:
-    """The replacement configs, with the semantics for which each is compiled."""
+    """The configs that replace others, each with the semantics for which it is compiled."""
     for (_, semantics, _), known in _known().items():
         if known.instead is not None:
             yield known.instead, Semantics.parse(semantics)
 
 
 def forget_known() -> None:
-    """Read the file again at the next use."""
+    """Makes the next use read the file again."""
     _known.cache_clear()
 
 
 @cache
 def _known() -> Mapping[tuple[int, str, str], Spill]:
-    """The known spills by architecture, semantics and short form."""
+    """The known slow kernels, by (architecture, semantics, short form)."""
     return {
         (one["arch"], one["semantics"], one["config"]): Spill(
             one["stored"],

@@ -1,4 +1,4 @@
-"""write_slots(k, v, k_cache, v_cache, slot_mapping): writes new keys and values into a cache."""
+"""write_slots(k, v, k_cache, v_cache, slot_mapping): writes new keys and values to a cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_slots(
     config: KernelConfig | None = None,
     emulate: bool = False,
 ) -> None:
-    """Writes row i of k and v into slot ``slot_mapping[i]`` of k_cache and v_cache.
+    """Writes row i of k and v to slot ``slot_mapping[i]`` of k_cache and v_cache.
 
     Slot s is row s % page of page s // page, as serving engines number them. On a GPU nothing is
     copied to the host and the call does not wait, so that a CUDA graph can be replayed with other
@@ -44,13 +44,13 @@ def write_slots(
     Args:
         k, v: (rows, heads_k, d), fp16 or bf16, PyTorch tensors or NumPy or CuPy arrays, with
             strides as for attention(). Rows beyond the slots are not read.
-        k_cache, v_cache: (pages, page, heads_k, d), or (batch, capacity, heads_k, d), like k, also
-            with such strides: both may be halves of one tensor. They are changed.
-        slot_mapping: (at most rows,) int64, contiguous: a slot for each row. Negative slots skip
-            their row. Slots beyond the cache are errors on the host, and skip their row on a
-            device. If two rows have one slot, one of them is written.
+        k_cache, v_cache: (pages, page, heads_k, d) or (batch, capacity, heads_k, d), with dtype and
+            strides as for k; both may be halves of one tensor. They are changed.
+        slot_mapping: (at most rows,) int64, contiguous: the slot of each row. A row with a negative
+            slot is skipped. A slot beyond the cache is an error on the host; on a device its row is
+            skipped. If two rows have the same slot, one of them is written.
         config: the kernel to use; None chooses one.
-        emulate: run host tensors in the emulator even when that is estimated above 60 s.
+        emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 
     Raises:
         ArgumentError: an argument is invalid; nothing was written.
@@ -67,7 +67,7 @@ def write_slots(
         chosen = config or write_config(problem)
         prepared = prepare_operation(chosen, problem, views, emulate=emulate)
         prepared.run()
-        # A repeated call must return something: None means that it was not repeated.
+        # A repeated call must return something, because None means that it was not repeated.
         remember(prepared, ("k_cache",))
         return k_cache
 
@@ -146,7 +146,7 @@ def _views(
 
 
 def _check_slots(view: TensorView, cache: tuple[int, ...]) -> None:
-    """Raises ArgumentError if a slot lies beyond a cache on the host."""
+    """Raises ArgumentError if a slot is beyond a cache on the host."""
     slots = np.asarray(view.framework.as_numpy(view.source))
     for wrong in np.flatnonzero(slots >= cache[0] * cache[1])[:1]:
         raise ArgumentError(

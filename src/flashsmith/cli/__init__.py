@@ -1,4 +1,4 @@
-"""The `flashsmith` command, which reads arguments, calls the package and prints the results.
+"""The `flashsmith` command: reads arguments, calls the package and prints the results.
 
 Exit status 0 means success. Exit status 1 means that a kernel failed its proof or the cache is
 damaged, and 2 means an error.
@@ -68,9 +68,9 @@ def root(
     ] = False,
 ) -> None:
     """Flash-attention kernels as configs."""
-    # Invalid switches, numbers and orders among the variables are errors even for commands that do
-    # not read them. Paths and KERNELS are checked when they are read. `env` prints all variables
-    # before it checks.
+    # Invalid switches, numbers and orders in environment variables are errors even in commands that
+    # do not use them. Paths and KERNELS are checked when they are used. `env` prints all variables
+    # before it checks them.
     if context.invoked_subcommand != "env":
         env.check_values()
 
@@ -78,8 +78,8 @@ def root(
 def main() -> None:
     """Entry point.
 
-    A FlashsmithError or OSError is printed as one message on standard error; the exit status is
-    then 2.
+    If a FlashsmithError or OSError occurs, prints its message on standard error and exits with
+    status 2.
     """
     try:
         require_supported_host()

@@ -126,9 +126,9 @@ def bench(
 ) -> None:
     """Prove kernels and peers on the same tensors, then time them together. Needs a GPU.
 
-    Shapes have 16 heads (32 for d 64, 8 for d 256). The batch is 16 up to seq 4096, 8 up to 8192
-    and 4 up to 16384. Exit status 1 if a kernel of flashsmith is wrong or cannot run, or if a peer
-    is wrong.
+    The default shapes have 16 heads (32 for d 64, 8 for d 256). The batch is 16 up to seq 4096, 8
+    up to 8192 and 4 up to 16384. Exit status 1 if a kernel of flashsmith is wrong or cannot run, or
+    if a peer is wrong.
     """
     from flashsmith.benchmark.bench import BenchPlan, run_bench, select_implementations
     from flashsmith.benchmark.bench_table import print_rows

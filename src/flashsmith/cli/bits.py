@@ -1,4 +1,5 @@
-"""`flashsmith bits`: whether two kernels give a row the same bits, or which operation differs."""
+"""`flashsmith bits`: whether two kernels give the same bits in a row, or which operation
+differs."""
 
 from __future__ import annotations
 
@@ -32,10 +33,10 @@ def compare_bits(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show whether two kernels compute a row in the same order, or the first operation that
+    """Show whether two kernels compute a row in the same order, or else the first operation that
     differs.
 
-    Exit status 1 if one differs.
+    Exit status 1 if an operation differs.
     """
     from flashsmith.chooser.orders import compare_orders
 

@@ -1,4 +1,4 @@
-"""`flashsmith build`: compiling kernels ahead of time."""
+"""`flashsmith build`: compiles kernels ahead of time."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ def build_kernels(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compile kernels ahead of time, unless they are in the cache.
+    """Compile kernels ahead of time, unless the cache already has them.
 
-    Without --for, --model, --kernels and KERNELS, this builds everything in get_kernels_to_build().
-    Each family of kernels gets its own library.
+    Without --for, --model, --kernels and KERNELS, this builds everything that
+    get_kernels_to_build() lists. Each family of kernels gets its own library.
     """
     if problems and (kernels is not None or semantics != "plain"):
         raise ArgumentError(
@@ -176,7 +176,7 @@ def build_kernels(
 
 
 class _Work:
-    """Reports progress, and records the compiled kernels and the time since the start."""
+    """Reports progress, and records which kernels were compiled and how long this took."""
 
     def __init__(self, reporter: ProgressReporter) -> None:
         self.reporter = reporter
@@ -184,19 +184,19 @@ class _Work:
         self._compiled: set[KernelEntry] = set()
 
     def build(self, event: BuildEvent) -> None:
-        """Records and reports a build's event."""
+        """Records and reports an event of a build."""
         if event.stage == "compile" and event.entry is not None:
             self._compiled.add(event.entry)
         self.reporter.build(event)
 
     def of_library(self, library: KernelLibrary) -> str:
-        """How long a library took to build, or that it was already built, as text."""
+        """How long building a library took, or that it was built already."""
         if self._compiled.isdisjoint(library.manifest.kernels):
             return "built already"
         return f"in {library.manifest.build_seconds:.1f} s"
 
     def summary(self, libraries: Sequence[KernelLibrary]) -> str:
-        """How many kernels were compiled, how many were built already, and the total time."""
+        """How many kernels were compiled, how many were built before, and how long this took."""
         kernels = sum(map(len, libraries))
         compiled = sum(
             kernel in self._compiled for library in libraries for kernel in library.manifest.kernels
@@ -207,7 +207,10 @@ class _Work:
 
 
 def _problems_of(model: Path, gradients: bool, reporter: ProgressReporter) -> list[str]:
-    """The problems of a model's attention. Reports the problems and the assumptions."""
+    """The problems that the attention of a model has.
+
+    Reports the problems, and what was assumed.
+    """
     from flashsmith.integrations.model_config import read_model
 
     found = read_model(model, gradients=gradients)
@@ -233,7 +236,10 @@ def _problems_of_ranks(
     gradients: bool,
     reporter: ProgressReporter,
 ) -> list[str]:
-    """The problems that ranks compute if they share the given problems. Reports their number."""
+    """The problems that each rank computes if several ranks share the given problems.
+
+    Reports how many there are.
+    """
     try:
         from flashsmith.parallel import problems as problems_of_ranks
     except ModuleNotFoundError as error:
@@ -263,9 +269,11 @@ def _build_sets(
 
 
 def _named_device(arch: str | None, target: Target) -> DeviceSpec:
-    """The GPU that ``arch`` names; the target's if it names only an architecture or nothing.
+    """The GPU that ``arch`` names.
 
-    Another GPU of the same architecture may get other kernels.
+    If it names only an architecture or nothing, the GPU of ``target``.
+
+    Another GPU of the same architecture may use other kernels.
     """
     if arch is None or architecture_number(arch) is not None or same_gpu(arch, target.device.name):
         return target.device
@@ -275,7 +283,8 @@ def _named_device(arch: str | None, target: Target) -> DeviceSpec:
 def _build_for(
     texts: list[str], device: DeviceSpec, deterministic: bool, work: _Work
 ) -> list[KernelLibrary]:
-    """The libraries that attention() will use for the problems, without duplicates."""
+    """Builds the libraries that attention() will use for the problems; returns them without
+    duplicates."""
     from flashsmith.chooser import build_for
     from flashsmith.chooser.prebuild import parse_with_lengths
 
@@ -292,7 +301,10 @@ def _build_for(
 def _build_for_any_length(
     texts: list[str], device: DeviceSpec, deterministic: bool, work: _Work
 ) -> list[KernelLibrary]:
-    """The libraries for problems of any batch and length. First reports the chosen kernels."""
+    """Builds libraries for problems of any batch and length.
+
+    Reports the chosen kernels before it builds.
+    """
     from flashsmith.chooser.prebuild import (
         build_for_any_length,
         choose_for_any_length,

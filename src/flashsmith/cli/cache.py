@@ -1,4 +1,4 @@
-"""`flashsmith cache`: the built libraries, and the space they take."""
+"""`flashsmith cache`: which libraries are built, and how much space they take."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def prune_cache(
 
 @app.command("clear")
 def clear_cache() -> None:
-    """Remove every library that no process is using."""
+    """Remove every library that no process uses."""
     from flashsmith.builder import clear
 
     _report_removed(clear())

@@ -1,4 +1,4 @@
-"""`flashsmith choose` and `flashsmith winners`: the kernel for a problem, and the evidence."""
+"""`flashsmith choose` and `flashsmith winners`: which kernel is used for a problem, and why."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def choose_kernels(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show which kernel attention() takes for a problem, why, and what the others would cost."""
+    """Show which kernel attention() uses for a problem, why, and what other kernels would cost."""
     from flashsmith.chooser import choose
 
     choices = [choose(problem, device, deterministic=deterministic) for problem in problems]
@@ -79,7 +79,7 @@ def show_winners(
     ranks: Annotated[int, typer.Option(min=1, help="How many configs to show per problem.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """List the winners in use: your own, and the shipped ones for all other problems."""
+    """List the winners in use: your own, and for all other problems the shipped ones."""
     from flashsmith.chooser.winners import WinnersTable
     from flashsmith.cli.winners_listing import print_winners, winner_facts
 
@@ -112,9 +112,9 @@ def merge_winners(
         ),
     ] = "newer",
 ) -> None:
-    """Merge the winners of other tables into your own.
+    """Merge the winners in other tables into your own.
 
-    Entries that cannot be used are listed and left out; exit status 1 if there are any.
+    Entries that cannot be used are listed and left out; the exit status is then 1.
     """
     from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.chooser.winners import WinnersTable, require_user_table_path, update_table
@@ -170,9 +170,11 @@ def validate_winners(
         typer.Argument(help="Tables to check. Default: the shipped ones and your own."),
     ] = None,
 ) -> None:
-    """Check tables: form, configs, legality, order, figures. Exit status 1 if one is wrong.
+    """Check tables: their form, configs, legality, order and figures.
 
-    Entries that were measured with other CUDA sources are noted, but are not wrong.
+    Exit status 1 if a table is wrong.
+
+    Entries measured with other CUDA sources are reported, but are not wrong.
     """
     from flashsmith.chooser.winners import WinnersTable
 
@@ -194,7 +196,7 @@ def validate_winners(
 
 @winners.command("path")
 def show_table_path() -> None:
-    """Print the path of your own table, which need not exist yet."""
+    """Print the path of your own table, which may not exist yet."""
     from flashsmith.chooser.winners import require_user_table_path
 
     print_path(require_user_table_path())

@@ -1,5 +1,4 @@
-"""The base class of every `flashsmith` command, which checks the arguments before options are
-parsed."""
+"""The base class of all `flashsmith` commands, which checks arguments before options are parsed."""
 
 from __future__ import annotations
 
@@ -14,21 +13,21 @@ from typer.core import TyperCommand
 
 from flashsmith.errors import ArgumentError
 
-# Sizes of a problem ('b16', 's1:4096'), and the beginning of a short form: '(FP16,'.
+# A size of a problem ('b16', 's1:4096'), and how a short form begins: '(FP16,'.
 _SIZE = re.compile(r"[bshd]\d+(:\d+)?", re.ASCII)
 _FORM_BEGINS = re.compile(r"\([A-Za-z]+\d*,")
 
 
 class Command(TyperCommand):
-    """A command that says what to quote if the shell split a problem or a short form."""
+    """A command that explains what to quote if the shell split a problem or a short form."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Typer's method, with two more errors.
+        """The method of Typer, with two more errors.
 
-        Raises ArgumentError for a text that was split at its spaces. Raises it also for an option
-        given twice, because Typer would silently take the last value.
+        Raises ArgumentError for a text that the shell split at its spaces. Raises it also for an
+        option that is given twice, of which Typer would silently use the last value.
         """
-        if ctx.resilient_parsing:  # shell completion of an unfinished command
+        if ctx.resilient_parsing:  # The shell is completing an unfinished command
             return super().parse_args(ctx, args)
         split = split_text(args)
         if split:
@@ -53,10 +52,10 @@ class App(typer.Typer):
 
 
 def split_text(args: Sequence[str]) -> list[str]:
-    """The words of a problem or a short form that a shell split into several arguments.
+    """The words of a problem or a short form that the shell split into several arguments.
 
-    They are at least two consecutive words. Either the first two are sizes, or the first begins a
-    short form. Returns [] without such words.
+    These are at least two arguments in a row. Either the first two are sizes, or the first is the
+    beginning of a short form. Returns [] if there are none.
     """
     runs = itertools.groupby(args, key=lambda arg: arg.startswith("-"))
     for words in (list(run) for is_option, run in runs if not is_option):

@@ -1,4 +1,5 @@
-"""`flashsmith demo`: real models on flashsmith's kernels, from the package flashsmith_demos."""
+"""`flashsmith demo`: real models that run on flashsmith's kernels, from the package
+flashsmith_demos."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ def demo_generate(
 
 
 def _show(report: Any, print_report: Callable[[Console, Any], None], as_json: bool) -> None:
-    """Prints a demo's report; the exit status is 1 if a result in it is wrong."""
+    """Prints the report of a demo; the exit status is 1 if one of its results is wrong."""
     if as_json:
         print_json(report.to_json())
     else:

@@ -1,4 +1,4 @@
-"""`flashsmith run`, `explain`, `configs` and `env`: running, explaining and listing kernels."""
+"""`flashsmith run`, `explain`, `configs` and `env`: run, explain and list kernels."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def run(
     problem: Annotated[
         str | None,
         typer.Option(
-            # The option's name is explicit, because typer 0.27 mistakes a metavar that equals the
-            # parameter's name for the option's name.
+            # The name of the option is given explicitly, because typer 0.27 confuses it with a
+            # metavar that equals the parameter's name.
             "--problem",
             metavar="PROBLEM",
             help="One problem, such as 'b1 s300 h4:2 d128 fp16 causal', instead of --batch, --seq, "
@@ -97,10 +97,10 @@ def run(
     jsonl: Jsonl = None,
     as_json: Json = False,
 ) -> None:
-    """Build kernels, run and prove each, and show its costs; on a GPU, time it too.
+    """Build, run and prove kernels, and show their costs; on a GPU, time them too.
 
-    Without --kernels and KERNELS, this runs prog, seven steps of one optimisation each. With
-    --problem, kernels for another d or dtype are skipped.
+    Without --kernels and KERNELS, this runs prog, which has seven steps of one optimisation each.
+    With --problem, kernels for another d or dtype are skipped.
     """
     from flashsmith.benchmark.measurement_files import MeasurementFiles
 
@@ -147,7 +147,7 @@ def run(
 
 
 def _check_alone(**others: object) -> None:
-    """Raises ArgumentError if an option is given that --problem replaces."""
+    """Raises ArgumentError if --problem is given together with an option that it replaces."""
     given = [f"--{name}" for name, value in others.items() if value is not None]
     if given:
         raise ArgumentError(
@@ -156,7 +156,10 @@ def _check_alone(**others: object) -> None:
 
 
 def _parse_window(text: str) -> tuple[int | None, int | None]:
-    """(left, right). Raises ArgumentError unless there are two, each empty or a whole number."""
+    """(left, right).
+
+    Raises ArgumentError unless the text has two limits, each a whole number or empty.
+    """
     words = [word.strip() for word in text.split(",")]
     if len(words) != 2 or not all(re.fullmatch(r"\d{0,9}", word, re.ASCII) for word in words):
         raise ArgumentError(
@@ -173,9 +176,10 @@ def explain_config(
     arch: Arch = None,
     as_json: Json = False,
 ) -> None:
-    """Show everything known about one config: rules, resources, occupancy, instructions, conflicts.
+    """Show all that is known about one config: rules, resources, occupancy, instructions,
+    conflicts.
 
-    Exit status 1 if the config is illegal or its kernel wrong.
+    Exit status 1 if the config is illegal or its kernel is wrong.
     """
     from flashsmith.runtime.target import choose_target
 
@@ -197,7 +201,7 @@ def explain_config(
 
 @app.command("configs")
 def list_configs(kernels: Kernels = None, arch: Arch = None, as_json: Json = False) -> None:
-    """List the configs of a set, with what is known before they are built.
+    """List the configs of a set with what is known before they are built.
 
     Without --kernels and KERNELS, this lists the sets.
     """
@@ -228,7 +232,7 @@ def list_configs(kernels: Kernels = None, arch: Arch = None, as_json: Json = Fal
 
 @app.command("env")
 def show_environment(as_json: Json = False) -> None:
-    """List every environment variable that flashsmith reads, its value and its default."""
+    """List the environment variables that flashsmith reads, with their values and defaults."""
     facts: list[dict[str, Any]] = [
         {
             "name": variable.name,

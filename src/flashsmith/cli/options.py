@@ -1,4 +1,4 @@
-"""Common parts of several commands: options, exit statuses, config selection and JSON output."""
+"""Parts that several commands share: options, exit statuses, config selection and JSON output."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 def print_json(value: Any) -> None:
-    """Prints facts as JSON on standard output; infinities and NaN become words."""
+    """Prints a value as JSON on standard output; infinities and NaN become words."""
     print(_json(value, indent=2))
 
 
 def print_json_line(value: Any) -> None:
-    """Prints facts as one line of JSON and flushes, for programs that read line by line."""
+    """Prints a value as one line of JSON and flushes, for programs that read line by line."""
     print(_json(value), flush=True)
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    # json.dumps() escapes everything but printable ASCII and one control character, DEL.
+    # json.dumps() escapes everything except printable ASCII and one control character, DEL.
     text = json.dumps(for_json(value), indent=indent, allow_nan=False)
     return text.replace("\x7f", r"\u007f")
 
@@ -73,7 +73,7 @@ def print_lines(text: str) -> None:
 
 
 def print_path(path: Path) -> None:
-    """Prints a path on standard output: unchanged for another program, escaped for a terminal."""
+    """Prints a path on standard output: unchanged for another program, escaped on a terminal."""
     if sys.stdout.isatty():
         print_lines(str(path))
     else:
@@ -81,7 +81,8 @@ def print_path(path: Path) -> None:
 
 
 def selected(kernels: str | None, default: str) -> list[KernelConfig]:
-    """The configs of `kernels`, else of the environment variable KERNELS, else of `default`."""
+    """The configs that `kernels` selects, or else the environment variable KERNELS, or else
+    `default`."""
     if kernels is None and env.KERNELS.raw() is None:
         kernels = default
     return get_kernel_configs(kernels)

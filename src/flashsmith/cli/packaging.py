@@ -67,7 +67,7 @@ def build_wheels(
     ptx: _Ptx = False,
     jobs: _Jobs = None,
 ) -> None:
-    """Write wheels with the compiled kernels for GPUs, which need no compiler when installed.
+    """Write wheels with compiled kernels for GPUs; installations with them need no compiler.
 
     A wheel has the fastest measured kernels and those that the cost model chooses. If it would be
     larger than 100 MB, there is one for each operation. Compiled libraries are kept in the kernel
@@ -204,7 +204,10 @@ def _architecture(text: str) -> int:
 
 
 class _Restriction(NamedTuple):
-    """What ``--only`` names. ``d_heads`` is None for all."""
+    """The kernels to which ``--only`` restricts a wheel.
+
+    If ``d_heads`` is None, all head dimensions are included.
+    """
 
     d_heads: tuple[int, ...] | None
     dtypes: tuple[DType, ...]

@@ -1,4 +1,4 @@
-"""`flashsmith ncu` and `roofline`: hardware counters, and the hardware's peak rates."""
+"""`flashsmith ncu` and `flashsmith roofline`: hardware counters, and the peak rates of the GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def roofline(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this GPU's peak rates and store them: MMAs, exponentials, L2 and DRAM.
+    """Measure the peak rates of this GPU and store them: MMAs, exponentials, L2 and DRAM.
 
     This takes about fifteen seconds. Exit status 1 if a microbenchmark's output is wrong.
     """
@@ -123,7 +123,7 @@ def ncu(
 ) -> None:
     """Profile kernels with Nsight Compute: pipes, occupancy, shared memory, traffic, waits.
 
-    Needs a GPU and a selection (--kernels or KERNELS). The shapes are the same as in 'flashsmith
+    Needs a GPU, and a selection by --kernels or KERNELS. The shapes are those of 'flashsmith
     bench'. Exit status 1 if a kernel is wrong or cannot run here, 2 if the profiler fails.
     """
     from flashsmith.benchmark.ncu import (
@@ -140,7 +140,7 @@ def ncu(
     from flashsmith.benchmark.problems import make_shapes, parse_problems
     from flashsmith.runtime import gpu_count, query_gpu
 
-    # The GPU is checked first, because fixing any other problem is pointless without a GPU.
+    # The GPU is checked first, because all other problems need not be fixed if there is none.
     if gpu_count() == 0:
         raise LaunchError(
             "ncu needs an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "

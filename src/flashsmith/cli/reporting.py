@@ -1,4 +1,4 @@
-"""`flashsmith progression` and `report`: measurements as tables, charts and a page."""
+"""`flashsmith progression` and `flashsmith report`: measurements as tables, charts and a page."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def progression(
     jsonl: Jsonl = None,
     as_json: Json = False,
 ) -> None:
-    """Run an ablation: time each step, compare it with FlashAttention-2, and show what it changed.
+    """Run an ablation: time each step, compare it with FlashAttention-2, and show what changed.
 
     Instructions and bank conflicts come from the emulator, registers and spills from the compiler,
-    and times from a GPU. Without --kernels and KERNELS, this runs prog, seven steps of one
-    optimisation each.
+    and times from a GPU. Without --kernels and KERNELS, this runs prog, which has seven steps of
+    one optimisation each.
     """
     from flashsmith.benchmark.measurement_files import MeasurementFiles
     from flashsmith.benchmark.progression_plot import check_picture_path
@@ -96,8 +96,8 @@ def report(
 ) -> None:
     """Write measurements as one self-contained HTML page, and its charts as SVG files next to it.
 
-    Reads what `bench`, `tune`, `progression`, `roofline`, `ncu` and `run --json` wrote, and
-    recognises each file by its content.
+    Reads what `bench`, `tune`, `progression`, `roofline`, `ncu` and `run --json` wrote; the kind of
+    a file is recognised by its content.
     """
     from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.benchmark.report import (

@@ -1,4 +1,4 @@
-"""`flashsmith tune`: the search for the fastest kernels."""
+"""`flashsmith tune`: searches for the fastest kernels."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ app = App()
 
 
 class _AddressOrNone(Command):
-    """Makes the address after --cluster optional, which Typer does not support."""
+    """Makes the address after --cluster optional, which Typer cannot do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Typer's method, after adding the address 'auto' to a --cluster that has none."""
+        """The method of Typer, after adding the address 'auto' to a --cluster that has none."""
         return super().parse_args(
             ctx,
             [
@@ -122,7 +122,7 @@ def tune_kernels(
     arch: Arch = None,
     as_json: Json = False,
 ) -> None:
-    """Find the fastest kernel for every problem, and enter it in the table of winners.
+    """Find the fastest kernel for each problem, and enter it in the table of winners.
 
     After Ctrl-C, the same command continues where it stopped. --arch is for --dry-run and
     --build-only. Exit status 1 if a problem has no kernel that works.
@@ -171,7 +171,7 @@ def tune_kernels(
         tune_fleets,
     )
 
-    # Check everything that needs no GPU before looking for one.
+    # Everything that needs no GPU is checked before a GPU is looked for.
     seconds = parse_budget(budget)
     asked = space or env.KERNELS.raw()
     if asked:

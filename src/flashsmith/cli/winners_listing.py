@@ -1,4 +1,4 @@
-"""Printing a table of winners."""
+"""Prints a table of winners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _COLUMNS = make_columns(
 
 
 def winner_facts(table: WinnersTable, own: WinnersTable, ranks: int) -> list[dict[str, Any]]:
-    """The first ``ranks`` configs of every entry, as facts; entries in ``own`` are the user's."""
+    """The first ``ranks`` configs of every entry, as facts; the entries in ``own`` are the
+    user's."""
     places = {entry.place for entry in own}
     return [
         {
@@ -36,7 +37,7 @@ def winner_facts(table: WinnersTable, own: WinnersTable, ranks: int) -> list[dic
 
 
 def print_winners(console: Console, facts: list[dict[str, Any]]) -> None:
-    """Prints what winner_facts() returned, one config per row."""
+    """Prints the facts that winner_facts() returns, one config per row."""
     rows = [
         (
             fact["gpu"],

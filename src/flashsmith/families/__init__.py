@@ -1,4 +1,4 @@
-"""Kernel families: config classes, kernel names, rules and config sets."""
+"""Kernel families: the classes of configs, the names of kernels, the rules and the config sets."""
 
 from typing import TYPE_CHECKING
 
@@ -139,5 +139,5 @@ __all__ = [
     "should_autotune_config",
 ]
 
-if not TYPE_CHECKING:  # a type checker would then accept any attribute
+if not TYPE_CHECKING:  # A type checker would otherwise accept any attribute
     __getattr__ = getter(__name__)

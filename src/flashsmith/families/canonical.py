@@ -1,7 +1,7 @@
-"""canonical: the knob of kernels whose rows have the bits of one fixed order of operations.
+"""canonical: the knob for kernels in which every row has the bits of one fixed order of operations.
 
-docs/bits.md is the specification, and csrc/common/canonical.cuh is the kernels' common part. The
-head dimension and the architecture determine the tile of keys and the chunk, and B_c must be that
+docs/bits.md specifies the order, and csrc/common/canonical.cuh has the code that the kernels share.
+The tile of keys and the chunk depend on the head dimension and the architecture; B_c must be that
 tile.
 """
 
@@ -14,30 +14,31 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.knob import knob
 from flashsmith.families.rule import Rule
 
-# The version that the kernels implement, and its name in errors, tables and `flashsmith choose`.
+# The version of the order, and its name in errors, tables and `flashsmith choose`.
 VERSION = 1
 ORDER = f"canonical-{VERSION}"
-# Keys per chunk; csrc/common/canonical_sizes.cuh has the same value.
+# How many keys a chunk has; csrc/common/canonical_sizes.cuh has the same value.
 CHUNK = 4096
 _HOPPER = 90
 
 
 def canonical_tile(d: int, arch: int) -> int:
-    """Keys per tile, by the head dimension of the call and the architecture (90 for 9.0)."""
+    """How many keys a tile has, by the head dimension of the call and the architecture (90 for
+    9.0)."""
     tile = 64 if d <= 128 else 32
     return 2 * tile if arch >= _HOPPER else tile
 
 
 def version_of(cfg: Any) -> int:
-    """The version of the canonical order in which a config computes rows; 0 if it is not canonical
-    or lacks the knob."""
+    """The version of the canonical order in which kernels of a config compute rows; 0 if the config
+    is not canonical or has no such knob."""
     return int(getattr(cfg, "canonical", 0))
 
 
 def emulated_arch(cfg: Any) -> int:
-    """The architecture for which the emulator runs a config by default: the oldest of its family
-    or, for a canonical config, the oldest whose canonical tile is the config's B_c. Configs with
-    chunk_warpgroups need sm_90."""
+    """The architecture that the emulator uses for a config if none is given: the oldest of its
+    family or, if the config is canonical, the oldest on which the canonical tile is its B_c.
+    Configs with chunk_warpgroups need sm_90."""
     oldest = int(cfg.OLDEST_ARCH)
     is_of_oldest = not version_of(cfg) or cfg.B_c == canonical_tile(cfg.d_head, oldest)
     if getattr(cfg, "chunk_warpgroups", 0):
@@ -46,7 +47,7 @@ def emulated_arch(cfg: Any) -> int:
 
 
 def canonical_knob() -> Any:
-    """The knob: the version of the canonical order; 0: not canonical."""
+    """The knob. Its value is the version of the canonical order; 0: not canonical."""
     return knob(
         "version of the canonical order of operations that rows' bits keep; 0: an order of its own",
         values=(0, VERSION),
@@ -65,11 +66,11 @@ def _in_words(cfg: Any) -> str:
 
 
 def canonical_rules(*other: tuple[str, str, Callable[[Any], bool]]) -> tuple[Rule, ...]:
-    """The rules of a family's canonical configs.
+    """The rules for the canonical configs of a family.
 
     Args:
-        other: for each knob that changes the order: its name, its reason, and whether a config's
-            value keeps the order.
+        other: for each further knob that could change the order: its name, the reason, and a
+            predicate that says whether a config keeps the order.
     """
     return (
         Rule(

@@ -1,4 +1,4 @@
-"""KernelConfig: the common base of all families' configs, and the resource limits of an SM."""
+"""KernelConfig: the base class of all configs, and the resource limits of an SM."""
 
 from __future__ import annotations
 
@@ -17,43 +17,45 @@ from flashsmith.semantics.dtype import DType
 
 THREADS_PER_WARP = 32
 
-# The limits of one SM, from the CUDA occupancy rules. Some GPUs allow fewer threads or CTAs, but
-# there shared memory or registers are the tighter limit for every config. The one exception is a
-# tile shape of d_head 32, which would have to run with 32 registers per thread.
+# The limits of one SM, from the CUDA occupancy rules. Some GPUs allow fewer threads or CTAs, but on
+# these, shared memory or registers limit every config more. The exception is one tile shape for
+# d_head 32, which would have to use only 32 registers per thread.
 RESERVED_SMEM_PER_CTA = 1024
 REGISTERS_PER_SM = 65536
 REGISTERS_PER_THREAD_UNIT = 8
 MAX_THREADS_PER_SM = 2048
 MAX_CTAS_PER_SM = 32
 
-# The largest value of a C++ int field.
+# The largest value of a C++ int.
 INT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, order=True)
 class KernelConfig:
-    """A frozen, ordered dataclass of knobs that identifies one kernel. A family's class adds the
-    knobs.
+    """A frozen, ordered dataclass of knobs, which identifies one kernel.
 
-    Every config has a dtype (a DType) and a d_head, the widest head dimension that its kernel
-    supports. Any other field is a flag, a member of an enumeration or a number. Each is declared
-    with `knob`. A family's class defines n_threads and smem_bytes, which is checked when the family
-    is registered.
+    Each family has a subclass, which adds knobs.
+
+    Every config has a dtype (a DType) and a d_head, the largest head dimension that its kernel can
+    compute. Any other field is a flag, a number or a member of an enumeration. All fields are
+    declared with `knob`. The subclass must define n_threads and smem_bytes; register_family()
+    checks this.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
     """
 
-    # The family's name, and the first compute capability its kernels run on (80 for 8.0).
+    # The name of the family, and the first compute capability on which its kernels run (80 for
+    # 8.0).
     FAMILY: ClassVar[str]
     OLDEST_ARCH: ClassVar[int]
-    # The parts of the short form: the knobs in the tuple, the text after the last of them, the
-    # first feature, and the features that combine several knobs.
+    # What a short form consists of: the knobs in the tuple, the text after them, the first feature,
+    # and the features that combine several knobs.
     SHAPE: ClassVar[tuple[str, ...]] = ()
     SHAPE_SUFFIX: ClassVar[str] = ""
     LEADING_WORD: ClassVar[str] = ""
     GROUPS: ClassVar[tuple[KnobGroup, ...]] = ()
-    # Set when the family is registered: the family, and the names of all knobs in order.
+    # Set by register_family(): the family, and the names of all knobs in order.
     family: ClassVar[Family]
     KNOBS: ClassVar[tuple[str, ...]]
 
@@ -71,7 +73,7 @@ class KernelConfig:
     # --- names -----------------------------------------------------------------------------------
 
     def _shape(self, include_d_head: bool) -> str:
-        """The tuple of the short form."""
+        """The tuple of the short form, as text."""
         shown = [name for name in self.SHAPE if include_d_head or name != "d_head"]
         values = [
             value.name if isinstance(value, DType) else str(value)
@@ -80,7 +82,7 @@ class KernelConfig:
         return ", ".join(values) + self.SHAPE_SUFFIX
 
     def _feature_words(self) -> list[str]:
-        """The features after the tuple."""
+        """The features that follow the tuple."""
         words = [self.LEADING_WORD] * bool(self.LEADING_WORD)
         groups = {group.knobs[0]: group for group in self.GROUPS}
         for declared in fields(self):
@@ -98,11 +100,12 @@ class KernelConfig:
         return words
 
     def short_form(self, include_d_head: bool = True, include_tup: bool = True) -> str:
-        """For example '(FP16, 128, 64, 64, 4): async+swizzled+load_0_2_2_tiles+opt_softmax'.
+        """The short form, such as '(FP16, 128, 64, 64, 4):
+        async+swizzled+load_0_2_2_tiles+opt_softmax'.
 
         Args:
-            include_d_head: whether the tuple names the head dimension.
-            include_tup: whether the tuple is part of the text.
+            include_d_head: whether the tuple contains the head dimension.
+            include_tup: whether the text contains the tuple.
         """
         features = "+".join(self._feature_words())
         if not include_tup:
@@ -113,22 +116,28 @@ class KernelConfig:
         return self.short_form()
 
     def kernel_name(self) -> str:
-        """The short form as a C identifier, for files and functions; unique per config."""
+        """The short form as a C identifier, for files and functions.
+
+        Each config has another one.
+        """
         return re.sub(r"[^a-z0-9]+", "_", self.short_form().lower()).strip("_")
 
     def to_cpp_struct(self) -> str:
-        """A C++20 expression for this config, with designated initialisers."""
+        """The config as a C++20 expression with designated initialisers."""
         values = ", ".join(
             f".{knob.name} = {_cpp_literal(getattr(self, knob.name))}" for knob in fields(self)
         )
         return f"{type(self).__name__}{{{values}}}"
 
     def to_ints(self) -> tuple[int, ...]:
-        """The fields in order as ints; calling the class with them recreates the config."""
+        """The fields in order, as ints.
+
+        The class can be called with them to make the config again.
+        """
         return tuple(int(getattr(self, knob.name)) for knob in fields(self))
 
     def with_knobs(self, **values: Any) -> Any:
-        """A copy of the config with these knobs replaced and checked."""
+        """A copy of the config in which these knobs have other values, which are checked."""
         return replace(self, **values)
 
     # --- resources -------------------------------------------------------------------------------
@@ -144,12 +153,13 @@ class KernelConfig:
 
     @property
     def rows_per_warp(self) -> int:
-        """Rows of Q that one warp owns; the default is all rows of the CTA's tile."""
+        """How many rows of Q one warp owns; the default is all rows of the tile."""
         rows, _ = self.family.loop_tiles(self) or (1, 1)
         return rows
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether a kernel without bounds checks can compute these sizes."""
+        """Whether tiles divide these sizes, so that a kernel without bounds checks can compute
+        them."""
         return d == self.d_head
 
     def cta_limits(
@@ -160,12 +170,13 @@ class KernelConfig:
         max_threads: int = MAX_THREADS_PER_SM,
         max_ctas: int = MAX_CTAS_PER_SM,
     ) -> dict[str, int]:
-        """How many CTAs fit into each resource of one SM, by the resource's name.
+        """For each resource of an SM, how many CTAs fit; the key is the resource's name.
 
         Args:
-            max_smem_bytes: shared memory of one SM, bytes.
-            registers: the compiler's count per thread; None or 0 leaves registers out.
-            max_threads, max_ctas: the limits of one SM.
+            max_smem_bytes: bytes of shared memory of an SM.
+            registers: registers per thread as the compiler reports them; with None or 0, registers
+                are left out.
+            max_threads, max_ctas: what an SM allows.
         """
         limits = {
             "shared memory": max_smem_bytes // (self.smem_bytes() + RESERVED_SMEM_PER_CTA),
@@ -173,37 +184,43 @@ class KernelConfig:
             "CTAs": max_ctas,
         }
         if registers:
-            # Registers are allocated to a warp in units of 8 per thread, 256 per warp.
+            # Registers are allocated in units of 8 per thread, which is 256 per warp.
             per_thread = -(-registers // REGISTERS_PER_THREAD_UNIT) * REGISTERS_PER_THREAD_UNIT
             limits["registers"] = REGISTERS_PER_SM // (per_thread * self.n_threads)
         return limits
 
     def num_ctas_per_sm(self, max_smem_bytes: int, registers: int | None = None) -> int:
-        """CTAs resident on one SM; for the arguments see cta_limits. 0: a CTA does not fit."""
+        """How many CTAs an SM can hold.
+
+        See cta_limits for the arguments. 0: not even one CTA fits.
+        """
         return min(self.cta_limits(max_smem_bytes, registers).values())
 
 
 @dataclass(frozen=True, order=True)
 class ForwardConfig(KernelConfig):
-    """The base of forward families' configs, which have d_head and B_c, the keys per loop step."""
+    """The base class of configs of forward families.
+
+    They have d_head and B_c, the keys of a loop step.
+    """
 
     def attn_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
     ) -> int:
-        """FLOP of the two GEMMs: 4 b h s_q s_k d, or half of this when causal."""
+        """The FLOP of the two GEMMs: 4 b h s_q s_k d, or half of this if causal."""
         return 4 * self.d_head * _scores(batch, seq_q, seq_k, heads, causal)
 
     def total_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
     ) -> int:
-        """attn_flop plus the FLOP of the softmax, counted as if each K/V tile rescaled O.
+        """attn_flop plus the FLOP of the softmax, counted as if O were rescaled for each K/V tile.
 
-        Each score costs 5 FLOP: scale, subtract the maximum, exp2, running maximum, running sum.
-        Each K/V tile rescales the O rows once: d FLOP per B_c scores. At the end, the O rows are
-        divided once.
+        A score takes 5 FLOP: scaling, subtracting the maximum, exp2, running maximum, running sum.
+        A K/V tile rescales the rows of O once, which is d FLOP for B_c scores. At the end, the rows
+        of O are divided once.
         """
         scores = _scores(batch, seq_q, seq_k, heads, causal)
-        tile: Any = self  # B_c is a field of the family's class
+        tile: Any = self  # B_c is a field of the subclass
         rescale = scores * self.d_head // tile.B_c
         normalise = batch * heads * seq_q * self.d_head
         return 4 * self.d_head * scores + 5 * scores + rescale + normalise
@@ -215,7 +232,7 @@ def _scores(batch: int, seq_q: int, seq_k: int, heads: int, causal: bool) -> int
 
 
 def checked_value(declared: Field[Any], value: object) -> object:
-    """`value` converted to the knob's type.
+    """Converts `value` to the type of the knob.
 
     Raises:
         ArgumentError: the knob does not accept the value.

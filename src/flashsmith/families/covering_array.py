@@ -1,4 +1,4 @@
-"""Covering arrays: a few configs that together contain every pair of knob values of legal
+"""Covering arrays: a few configs that together contain all pairs of knob values that occur in legal
 configs."""
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family
 from flashsmith.families.legal_space import legal_completions
 
-# Two knobs, each with a value.
+# Two knobs with a value each.
 KnobPair = tuple[tuple[str, object], tuple[str, object]]
 
-# The number of open pairs to try as the seed of the next config; more seeds hardly shrink the set.
+# How many pairs that are not covered yet are tried as the beginning of the next config; with more,
+# the set hardly becomes smaller.
 _SEEDS = 12
 
 
 @lru_cache(maxsize=8)
 def cover(family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """A pairwise covering array over a family's legal knob values, sorted and deterministic.
+    """A covering array for pairs of a family's knob values.
 
-    Every pair of values of two knobs that occurs in a config legal on `device` occurs in at least
-    one of the returned configs. The search is greedy: it starts a config with an open pair, which
-    no chosen config contains, then picks each further knob's value to close the most open pairs.
+    It is sorted, and the same in every run.
+
+    Each pair of values of two knobs that occurs in any config that is legal on `device` occurs in
+    one of the returned configs. The search is greedy: it begins a config with a pair that is not
+    covered yet, and then chooses the value of each further knob so that the most such pairs are
+    covered.
     """
     open_pairs = _legal_pairs(family, device)
     chosen: list[KernelConfig] = []
@@ -41,8 +45,8 @@ def cover(family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 
 
 def _without_idle(chosen: list[KernelConfig]) -> list[KernelConfig]:
-    """The configs, without any config whose pairs the other configs contain; the greedy search can
-    choose such configs."""
+    """Leaves out configs whose pairs are all in other configs; the greedy search can choose such
+    configs."""
     holders = Counter(pair for cfg in chosen for pair in knob_pairs(cfg))
     kept = []
     for cfg in chosen:
@@ -54,12 +58,15 @@ def _without_idle(chosen: list[KernelConfig]) -> list[KernelConfig]:
 
 
 def knob_pairs(cfg: KernelConfig) -> list[KnobPair]:
-    """All pairs of two knobs with the values they have in `cfg`."""
+    """All pairs of two knobs with their values in `cfg`."""
     return list(combinations([(knob, getattr(cfg, knob)) for knob in cfg.family.knob_values], 2))
 
 
 def _legal_pairs(family: Family, device: DeviceSpec) -> dict[KnobPair, None]:
-    """The pairs that occur in legal configs; a dict, since a set's order differs between runs."""
+    """The pairs that occur in legal configs.
+
+    This is a dict, since the order of a set differs between runs.
+    """
     pairs: dict[KnobPair, None] = {}
     choices = family.covered_values
     for first, second in combinations(choices, 2):
@@ -77,7 +84,7 @@ def _grow(
     chosen: Sequence[KernelConfig],
     device: DeviceSpec,
 ) -> KernelConfig:
-    """A legal config that contains the seed and closes many open pairs."""
+    """A legal config that contains the pair ``seed`` and covers many of ``open_pairs``."""
     order = {knob: index for index, knob in enumerate(family.covered_values)}
 
     def pair_of(knob: str, value: object, other: str, other_value: object) -> KnobPair:
@@ -88,7 +95,8 @@ def _grow(
         def rank(value: object) -> tuple[int, int]:
             pairs = (pair_of(knob, value, other, getattr(cfg, other)) for other in settled)
             gain = sum(pair in open_pairs for pair in pairs)
-            # Ties go to the value used least so far, for variety beyond the pairs.
+            # If several values cover equally many, the one that was used least is taken, for
+            # variety.
             return (-gain, sum(getattr(known, knob) == value for known in chosen))
 
         return sorted(family.covered_values[knob], key=rank)
@@ -98,7 +106,7 @@ def _grow(
 
 
 def _with(family: Family, pair: KnobPair) -> KernelConfig:
-    """A config with these two values; its other knobs have placeholder values."""
+    """A config in which two knobs have these values; the values of other knobs mean nothing yet."""
     values = {knob: choices[0] for knob, choices in family.covered_values.items()} | dict(pair)
     config: KernelConfig = family.config_class(**values)
     return config

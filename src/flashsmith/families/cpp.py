@@ -1,4 +1,4 @@
-"""CppNames: the C++ names of a family."""
+"""CppNames: the names that a family uses in C++."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CppNames:
-    """The names by which generated code and the host path refer to a family's C++; see family.csrc.
+    """The names in a family's C++ by which generated code and host code call it; family.csrc has
+    the sources.
 
     Args:
-        config_header: the include path of the header that declares the config's struct, such as
-            'mma_sync/config.cuh'; the struct has the Python class's name.
+        config_header: the include path of the header with the struct of the config, such as
+            'mma_sync/config.cuh'. The struct has the name of the Python class.
         kernel_header: the header that declares the kernels.
-        kernel: the main kernel's template.
-        static_config: the template that turns a config and semantics into the kernels' template
-            argument.
-        function: the type of a pointer to a main kernel.
+        kernel: the template of the main kernel.
+        static_config: the template that makes the kernels' template argument from a config and
+            semantics.
+        function: the type of pointers to the main kernel.
         plan_header: the header that declares `plan_function`.
-        plan_function: a function of type 'Plan (const Config&, NumberReader&, Tensors, const
-            DeviceSpec&, const Semantics&)'. Launches in the Plan name kernels by their index in
-            family.kernel_templates().
+        plan_function: the function that plans a call, of type 'Plan (const Config&, NumberReader&,
+            Tensors, const DeviceSpec&, const Semantics&)'. A launch in the Plan names its kernel by
+            the index in family.kernel_templates().
     """
 
     config_header: str

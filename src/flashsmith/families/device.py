@@ -1,4 +1,4 @@
-"""DeviceSpec: the properties of a GPU that planning uses, and the known GPUs by name."""
+"""DeviceSpec: those properties of a GPU that planning needs, and a list of known GPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One GPU's limits. Memory is in bytes; arch 80 is compute capability 8.0.
+    """The limits of one GPU. Memory is in bytes; for arch, 80 stands for compute capability 8.0.
 
-    max_smem_per_block is the limit of dynamic shared memory that a kernel can opt in to.
+    max_smem_per_block is the most dynamic shared memory that a kernel can opt in to.
     """
 
     name: str
@@ -43,11 +43,12 @@ def _server(name: str, arch: int, sm_count: int, l2_mib: int) -> DeviceSpec:
     return DeviceSpec(name, arch, sm_count, 232448, 233472, 2048, 32, l2_mib * _MIB)
 
 
-# Shared memory, threads, CTAs and registers of an SM come from the table of technical
-# specifications in the CUDA Programming Guide. SM counts and L2 sizes come from NVIDIA's papers on
-# the architectures (GA100, GA102, AD102, GH100, GB202 and RTX PRO Blackwell). For B200 and B300
-# they come from NVIDIA's tuning guide and Blackwell page. For A10G, H200 and GPUs with the same
-# chips the driver reported them. If only an architecture is given, its first GPU here is used.
+# The shared memory, threads, CTAs and registers of an SM are from the table of technical
+# specifications in the CUDA Programming Guide. Numbers of SMs and sizes of the L2 are from NVIDIA's
+# papers on the architectures (GA100, GA102, AD102, GH100, GB202 and RTX PRO Blackwell). For B200
+# and B300 they are from NVIDIA's tuning guide and Blackwell page. For A10G, H200 and GPUs with the
+# same chips, the driver has reported them. If only an architecture is given, the first GPU in this
+# list that has it is used.
 KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _ampere("A100", sm_count=108, l2_mib=40),
     _graphics("A10", 86, sm_count=72, max_ctas=16, l2_mib=6),
@@ -67,31 +68,30 @@ KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _graphics("RTX PRO 6000 Blackwell", 120, sm_count=188, max_ctas=24, l2_mib=128),
 )
 
-# Boards with fewer SMs than others of the same name, from NVIDIA's data sheets.
+# Boards that have fewer SMs than others with the same name, from NVIDIA's data sheets.
 _SM_COUNT_OF_BOARD = {"h100pcie": ("H100 PCIe", 114)}
 
-# The device for legality and planning if there is no GPU and none is named.
+# The device that is used for legality and planning if there is no GPU and none is named.
 DEFAULT_DEVICE = KNOWN_DEVICES[0]
 
 
 def default_device(oldest_arch: int) -> DeviceSpec:
-    """The device for legality and planning of kernels that need `oldest_arch`, if there is no GPU
-    and none is named."""
+    """The device that is used for legality and planning of kernels that need `oldest_arch`, if
+    there is no GPU and none is named."""
     return next(device for device in KNOWN_DEVICES if device.arch >= oldest_arch)
 
 
 def device_spec(name_or_arch: str | int) -> DeviceSpec:
-    """A known GPU by architecture (80, '80', 'sm_80') or by name: 'A100', 'rtx 4090', or in
-    nvidia-smi's form, 'NVIDIA A100-SXM4-80GB'.
+    """Finds a known GPU by its architecture (80, '80', 'sm_80') or name: 'A100', 'rtx 4090', or as
+    nvidia-smi prints it, 'NVIDIA A100-SXM4-80GB'.
 
-    Case, spaces, '-', '_', and words for maker, memory and board are ignored. For an architecture
-    the result is the first known GPU that has it. If no known GPU has it (87, 121), the result has
-    the limits of another known GPU: the newest older one of the same generation, whose kernels also
-    run there.
+    Case, spaces, '-', '_' and words for maker, memory and board do not matter. For an architecture,
+    this is the first known GPU that has it. If none has (87, 121), the limits of another known GPU
+    are used: the newest older one of the same generation, whose kernels also run there.
 
     Raises:
-        ArgumentError: no known GPU has that name or architecture. The message lists the known GPUs
-            and reports if the named GPU is too old or not from NVIDIA.
+        ArgumentError: no known GPU has this name or architecture. The message lists the known GPUs,
+            and says if the named GPU is too old or not from NVIDIA.
     """
     arch = architecture_number(name_or_arch)
     if arch is None:
@@ -110,7 +110,8 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
 
 
 def architecture_number(text: object) -> int | None:
-    """The number of an architecture (80 for 80, '80', 'sm_80', 'sm_80a'); None for other texts."""
+    """The number of an architecture (80 for 80, '80', 'sm_80', 'sm_80a'); None if the text is
+    something else."""
     plain = re.sub(r"[\s_-]+", "", str(text)).lower()
     match = re.fullmatch(r"(?:sm)?(\d{2,3})", plain, re.ASCII) or re.fullmatch(
         r"sm(\d{2,3})[af]", plain, re.ASCII

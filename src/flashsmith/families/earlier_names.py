@@ -1,6 +1,7 @@
-"""Earlier names of public classes, which still work and raise a DeprecationWarning.
+"""Former names of public classes, which still work but raise a DeprecationWarning.
 
-A module offers them by ``__getattr__``, so that imports and pickles with an earlier name work, too.
+A module offers them through ``__getattr__``, so that imports and pickles with a former name work
+too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 
 
 class Renamed(NamedTuple):
-    """A class's present module and name, and the version that removes the earlier name."""
+    """The module and name that a class has now, and the version that will remove the former
+    name."""
 
     module: str
     name: str
@@ -33,9 +35,9 @@ EARLIER = {
 
 
 def getter(module: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module that offers earlier names.
+    """The function ``__getattr__`` for a module that offers former names.
 
-    For all other names it raises AttributeError, like Python itself.
+    For all other names it raises AttributeError, as Python does.
     """
 
     def earlier(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""Family: everything that differs between families of kernels, and the registry of families.
+"""Family: everything that differs between families of kernels; and the list of registered families.
 
-All other code asks `cfg.family`. docs/add-a-family.md builds a family step by step.
+All other code gets this from `cfg.family`. docs/add-a-family.md builds a family step by step.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 
 ENTRY_POINT_GROUP = "flashsmith.families"
-# A C identifier in lower case: it names a source folder and appears in manifests.
+# A C identifier in lower case, because it is the name of a source folder and occurs in manifests.
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
-# A set or search-space key, which cannot be mistaken for a path, 'B_r,B_c' or a short form.
+# The key of a set or a search space. It cannot be confused with a path, 'B_r,B_c' or a short form.
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
-# Keys that stand for the sets or search spaces of all families together.
+# Keys that stand for the sets or search spaces of all families.
 _RESERVED_KEYS = {"all", "both", "known"}
 _CSRC = Path(__file__).parents[1] / "csrc"
 
 
 class ConfigSet(NamedTuple):
-    """A set that KERNELS can name: its description and its configs."""
+    """A set of configs that KERNELS can name, with its description."""
 
     meaning: str
     make: Callable[[], Sequence[Any]]
@@ -49,7 +49,7 @@ class ConfigSet(NamedTuple):
 
 @dataclass(frozen=True)
 class SmemRegion:
-    """A half-open range of a CTA's shared memory in bytes, and what it holds."""
+    """A part of a CTA's shared memory, as a half-open range in bytes, and what it contains."""
 
     tile: str
     begin: int
@@ -61,12 +61,13 @@ class SmemRegion:
 def smem_regions(
     cfg: Any, tiles: Iterable[tuple[str, int, int]], rest: str = ""
 ) -> tuple[SmemRegion, ...]:
-    """The regions of consecutive tiles of d_head columns, and the region after the last tile.
+    """The regions of consecutive tiles with d_head columns, and one region for what follows the
+    last tile.
 
     Args:
-        cfg: a config with d_head, dtype and smem_bytes().
-        tiles: a tile's name, its number of buffers, and its rows.
-        rest: the name of the region between the last tile and the end.
+        cfg: a config that has d_head, dtype and smem_bytes().
+        tiles: for each tile its name, the number of its buffers, and its rows.
+        rest: the name of the region after the last tile.
     """
     regions, begin = [], 0
     for tile, count, rows in tiles:
@@ -82,7 +83,7 @@ def smem_regions(
 
 @dataclass(frozen=True)
 class Intensity:
-    """FLOP per byte moved, in the limit of a long sequence.
+    """FLOP per byte that is moved, in the limit of long sequences.
 
     `shared`: FLOP per byte read from shared memory. `global_memory`: FLOP per byte that CTAs read
     from global memory, mostly from L2.
@@ -93,64 +94,65 @@ class Intensity:
 
 
 class Family:
-    """One family of kernels: a config class, its C++, and everything else that differs between
-    families.
+    """A family of kernels: a config class, C++ sources, and everything else in which families
+    differ.
 
-    A subclass sets the attributes that have no value here and overrides the methods that apply to
-    its kernels. Each default suits a family without that feature. `cfg` is always a config of the
-    family.
+    A subclass must set the attributes without a value, and overrides the methods that concern its
+    kernels. The defaults are for families without the respective feature. `cfg` is always a config
+    of the family.
     """
 
-    # The config class, whose FAMILY is the family's name.
+    # The class of its configs; FAMILY in it is the name of the family.
     config_class: Any
-    # The family in a few words: 'mma.sync'.
+    # The family in a few words, such as 'mma.sync'.
     title: str
-    # The name of the operation that its kernels compute.
+    # The name of the operation that the kernels compute.
     operation: str = "forward"
-    # The conditions on a config for which a kernel can be built.
+    # The conditions that a config must fulfil so that a kernel can be built.
     rules: tuple[Rule, ...] = ()
-    # The knobs to choose first when a config is completed: knobs that many rules read.
+    # When a partial config is completed, these knobs are chosen first; many rules depend on them.
     choose_first: tuple[str, ...] = ()
-    # The values to try for some knobs when an illegal config is corrected; other knobs try all.
+    # For some knobs, the only values that are tried to correct an illegal config; for other knobs
+    # all values are.
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    # The folder of its C++ sources, named like the family. Include paths start with that name, and
-    # its .cc files are compiled into every library.
+    # The folder with the C++ sources, which has the name of the family. Include paths begin with
+    # this name. The .cc files in the folder are compiled into every library.
     csrc: Path
-    # The C++ names in these sources.
+    # The names that these sources define.
     cpp: CppNames
-    # The suffix of its compile target, such as 'a' for sm_90a, if it uses architecture-specific
-    # instructions.
+    # The suffix of the target for which it is compiled, such as 'a' for sm_90a, if it uses
+    # instructions specific to an architecture.
     target_suffix: str = ""
-    # Whether TMA must be able to copy the tensors, which rules out strides of 0 or below.
+    # Whether tensors must be suitable for TMA, which excludes strides of 0 or less.
     needs_tma: bool = False
-    # Whether a CTA can compute several tiles in sequence.
+    # Whether a CTA may compute several tiles one after the other.
     persistent: bool = False
-    # Whether spilling makes kernels too slow: then kernels that spill are not measured or shipped.
+    # Whether kernels that spill are too slow; such kernels are then neither measured nor shipped.
     must_not_spill: bool = False
-    # The key of its search space in `flashsmith tune`; '' if it has no search space.
+    # The key of the search space in `flashsmith tune`; '' if there is none.
     space_key: str = ""
     # The sets that KERNELS can name, by key.
     sets: ClassVar[Mapping[str, ConfigSet]] = {}
 
     @property
     def name(self) -> str:
-        """The family's name in manifests, tables and rows."""
+        """The name of the family in manifests, tables and rows."""
         return str(self.config_class.FAMILY)
 
     @property
     def oldest_arch(self) -> int:
-        """The first compute capability that its kernels run on; 90 is 9.0."""
+        """The first compute capability on which the kernels run; 90 is 9.0."""
         return int(self.config_class.OLDEST_ARCH)
 
     @cached_property
     def knob_values(self) -> dict[str, tuple[Any, ...]]:
-        """Every value that each knob has in some legal config, in the order of the fields."""
+        """For each knob, in the order of the fields, all values that it has in any legal config."""
         return {knob.name: knob.metadata["values"] for knob in fields(self.config_class)}
 
     @property
     def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
-        """The knob_values for a covering array: all except a nonzero `canonical`, since its
-        legality depends on the GPU."""
+        """The knob_values for a covering array: all except a `canonical` other than 0, which is
+        legal only on some GPUs."""
         values = self.knob_values
         return values | {"canonical": (0,)} if "canonical" in values else values
 
@@ -160,42 +162,47 @@ class Family:
         return LegalSpace(self.rules, self.knob_values, self.choose_first, self.repairs)
 
     def target_suffix_for(self, arch: int) -> str:
-        """The target_suffix for an architecture, 90 for sm_90."""
+        """The target_suffix for an architecture; 90 stands for sm_90."""
         return self.target_suffix
 
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
-        """The kernel templates that a config's plans launch, by a word for their purpose; the main
-        kernel comes first."""
+        """The templates of all kernels that the plans of a config launch, the main kernel first.
+
+        The keys are words for their purpose.
+        """
         return {"main": self.cpp.kernel}
 
     def runs_on(self, device: DeviceSpec) -> bool:
-        """Whether any of its configs can be legal on a device."""
+        """Whether a device can have legal configs of this family."""
         if device.arch < self.oldest_arch:
             return False
         return all(rule.predicate(None, device) for rule in self.rules if not rule.knobs)
 
     def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
-        """Why the family has no kernel for a problem on a device; None if it has one."""
+        """Why the family has no kernel for a problem on a device; None if it has."""
         return None
 
     def gradients_of(self, cfg: Any) -> str:
-        """The `gradients` word that a problem must have for the config's kernels; '' if the kernels
+        """The word `gradients` that a problem must have for the kernels of a config; '' if these
         can compute any gradients."""
         return ""
 
     def for_gradients(self, cfg: Any, gradients: str) -> Any:
-        """The config for a problem that needs only these gradients, given the config `cfg` for all
-        gradients. The result skips the work for the other gradients; usually it is `cfg` itself."""
+        """The config for a problem that needs only these gradients.
+
+        `cfg` is for all gradients. It leaves out the work for other gradients; in most families it
+        is `cfg` itself.
+        """
         return cfg
 
     def canonical(self, cfg: Any, device: DeviceSpec) -> Any:
         """The legal config that computes the same as `cfg` in the canonical order: `cfg` itself if
-        it is canonical; None if no such config exists."""
+        it is canonical; None if there is no such config."""
         return None
 
     def order(self, cfg: Any, arch: int) -> Order | None:
-        """The order in which a kernel compiled for an architecture computes a row; None for
-        families of other operations than attention."""
+        """The order in which a kernel, compiled for an architecture, computes a row; None if the
+        family is of another operation than attention."""
         return None
 
     def is_deterministic(self, cfg: Any) -> bool:
@@ -203,27 +210,30 @@ class Family:
         return True
 
     def adapt_to_queries(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Any:
-        """The config for a problem in place of `cfg`, which was chosen for any number of queries.
-        Sequences of few queries keep the bits that `cfg` gives them."""
+        """The config for a problem.
+
+        `cfg` was chosen without regard to the number of queries. Sequences with few queries get the
+        same bits as from `cfg`.
+        """
         return cfg
 
     def adapt_to_registers(self, cfg: Any, semantics: Semantics) -> Any:
-        """The replacement of a config whose kernel has too few registers for these semantics, used
-        if nothing was measured for them; usually `cfg` itself."""
+        """What replaces a config whose kernel has too few registers for these semantics, if nothing
+        was measured for them; mostly `cfg` itself."""
         return cfg
 
     # --- which configs ---------------------------------------------------------------------------
 
     def kernels_to_build(self) -> Sequence[Any]:
-        """The configs that a plain `flashsmith build` compiles."""
+        """The configs that `flashsmith build` compiles if nothing is selected."""
         return ()
 
     def block_size_set(self) -> Sequence[Any]:
-        """The configs among which the key 'B_r,B_c' selects."""
+        """The configs from which the key 'B_r,B_c' selects."""
         return ()
 
     def shipped(self) -> Sequence[tuple[Any, Semantics]]:
-        """The kernels that are shipped regardless of the table of winners."""
+        """The kernels that are shipped in any case, whatever the table of winners contains."""
         return ()
 
     def candidates(
@@ -236,12 +246,12 @@ class Family:
         return ()
 
     def search_space(self, dtype: DType, d_head: int, masked: bool) -> Sequence[Any]:
-        """The configs that `flashsmith tune` tries first; () if the family has no kernels for
+        """The configs with which `flashsmith tune` begins; () if the family has no kernels for
         these arguments."""
         return ()
 
     def moves(self, cfg: Any) -> Iterable[Any]:
-        """The configs one search step away from `cfg`, before any filter."""
+        """The configs that are one step of the search away from `cfg`, before any is left out."""
         return ()
 
     def worth_searching(self, cfg: Any) -> bool:
@@ -249,8 +259,8 @@ class Family:
         return True
 
     def neighbours(self, cfg: Any) -> list[Any]:
-        """The configs one search step away that are worth measuring and legal on the roomiest
-        device. The neighbours of a canonical config are canonical too."""
+        """The configs that are one step of the search away, worth measuring, and legal on
+        roomiest_device(). If the config is canonical, they are too."""
         found = dict.fromkeys(other for other in self.moves(cfg) if self.worth_searching(other))
         device, rules = self.roomiest_device, self.rules
         return [
@@ -263,57 +273,58 @@ class Family:
 
     def adapt_to_heads(self, cfg: Any, problem: Problem) -> Any:
         """The config for the problem's number of query heads per K/V head, if the tiles of `cfg`
-        are for another number; usually `cfg` itself."""
+        are for another number; mostly `cfg` itself."""
         return cfg
 
     def pack_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-        """Legal variants of `cfg` whose tile rows are a group's query heads, first without and then
-        with split keys; () if packing would not save many tiles."""
+        """Legal variants of `cfg` in which the rows of a tile are the query heads of a group: first
+        without split keys, then with them. () if this would not save many tiles."""
         return ()
 
     def splits_keys(self, cfg: Any) -> bool:
-        """Whether a kernel may split tiles into parts of their keys, like the kernels of
-        split_variants()."""
+        """Whether a kernel may split tiles into parts of their keys, as those of split_variants()
+        do."""
         return False
 
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-        """Legal variants of `cfg` that split a tile's keys into parts; () if the tiles already fill
-        the device."""
+        """Legal variants of `cfg` that split the keys of a tile into parts; () if there are enough
+        tiles to fill the device."""
         return ()
 
     @cached_property
     def roomiest_device(self) -> DeviceSpec:
-        """Of the known GPUs that the family runs on, the one with the most shared memory."""
+        """The GPU with the most shared memory among the known GPUs on which the family runs."""
         served = [device for device in KNOWN_DEVICES if self.runs_on(device)]
         return max(served, key=lambda device: device.max_smem_per_block)
 
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
-        """A few configs for head dimension d that cover the features that a proof exercises."""
+        """A few configs for head dimension d that cover all features that a proof should
+        exercise."""
         return ()
 
     # --- costs -----------------------------------------------------------------------------------
 
     has_cost_model: bool = False
 
-    # Seconds that the emulator needs to translate a kernel on one core.
+    # Seconds that the emulator takes to translate a kernel, on one core.
     translation_seconds: float = 0.1
 
     def plan_costs(self, gpu: str) -> Sequence[float]:
-        """The cost model's figures for the GPU of this name, in the form that
-        flashsmith_set_plan_costs() takes. The family's C++ plans calls with these figures. () if
-        the C++ uses no cost model."""
+        """The figures of the cost model for the GPU with this name, in the form that
+        flashsmith_set_plan_costs() takes. Calls are then planned in C++ with these figures. () if
+        planning does not use a cost model."""
         return ()
 
     def compile_cost(self, cfg: Any) -> float:
-        """Relative compile time of one config; 1,000 is about 1.4 s."""
+        """How long a config takes to compile, relative to others; 1,000 is about 1.4 s."""
         return 500.0
 
     def tile_work(
         self, cfg: Any, device: DeviceSpec, registers: int | None, spill: int | None
     ) -> TileWork:
-        """The work of one tile on an SM; only families with a cost model implement it.
+        """The work of one tile on an SM; only families that have a cost model implement this.
 
-        registers and spill: registers and spilled bytes per thread; None estimates them.
+        registers, spill: registers and spilled bytes per thread; None: they are estimated.
         """
         raise ArgumentError(f"cfg: no cost model for the family {self.name!r}")
 
@@ -325,22 +336,22 @@ class Family:
         registers: int | None = None,
         spill: int | None = None,
     ) -> Sequence[TileWork]:
-        """The tile_work of every launch of a call that loops over tiles, the main launch first."""
+        """The tile_work of all launches of a call that loop over tiles, the main launch first."""
         return (self.tile_work(cfg, device, registers, spill),)
 
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-        """Milliseconds of a call's other launches, which loops() does not list."""
+        """Milliseconds that the launches of a call take that are not in loops()."""
         return 0.0
 
     def call_work(self, cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork | None:
-        """The work of a whole call, for families whose cost model does not count tiles of queries;
+        """The work of a whole call, if the family's cost model does not count tiles of queries;
         None if the time follows from tile_work."""
         return None
 
     # --- descriptions ----------------------------------------------------------------------------
 
     def dividing_tiles(self, cfg: Any) -> dict[str, int]:
-        """The tile sizes that must divide the number of queries and keys, by knob."""
+        """By knob, the tile sizes; the numbers of queries and of keys must be multiples of them."""
         return {}
 
     def smem_map(self, cfg: Any) -> Sequence[SmemRegion]:
@@ -349,12 +360,12 @@ class Family:
         return (SmemRegion("all", 0, size, 0, 0),) if size else ()
 
     def intensity(self, cfg: Any) -> Intensity | None:
-        """FLOP per byte in the main loop; None for kernels without such a loop."""
+        """FLOP per byte in the main loop; None if the kernels have no such loop."""
         return None
 
     def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
-        """The uses of shared memory in its kernels ('ldmatrix', 'copy st', 'O st', 'O ld'), each
-        with the kinds of access that the emulator counts for it."""
+        """For each use of shared memory in the kernels ('ldmatrix', 'copy st', 'O st', 'O ld'), the
+        kinds of access that the emulator counts for it."""
         return {}
 
     def registers_in_words(self, cfg: Any, registers: int) -> str:
@@ -362,23 +373,25 @@ class Family:
         return f"{registers} of 255"
 
     def multiplies_with(self, cfg: Any) -> tuple[str, ...]:
-        """The names of the roofline ceilings of the kernels' MMA instruction."""
+        """The names of the ceilings in a roofline for the MMA instruction of the kernels."""
         return ()
 
     def loop_tiles(self, cfg: Any) -> tuple[int, int] | None:
-        """Rows of a CTA's tile and keys per loop step; None for kernels without such a loop."""
+        """The rows of a CTA's tile, and the keys of a loop step; None if the kernels have no such
+        loop."""
         return None
 
-    # Whether all loop steps of a launch do the same work, so that counters scale with the steps.
+    # Whether all loop steps of a launch do the same work, so that counters are proportional to
+    # their number.
     equal_steps: bool = False
 
 
 # --- the registry --------------------------------------------------------------------------------
 
-# Families by name, in the order of registration.
+# Families by name, in the order in which they were registered.
 FAMILIES: dict[str, Family] = {}
 _log = logging.getLogger("flashsmith")
-# The errors of installed packages whose families failed to register.
+# The errors of installed packages that could not register their families.
 _failures: list[str] = []
 _installed_are_loaded = False
 # Reentrant, because an entry point may itself call families().
@@ -386,17 +399,18 @@ _loading = threading.RLock()
 
 
 def register_family(family: Family, csrc: Path | None = None) -> Family:
-    """Register a family: its configs can then be parsed, built, run, proven and tuned.
+    """Registers a family, after which its configs can be parsed, built, run, proven and tuned.
 
     Args:
-        family: an object whose config class has a new FAMILY name.
-        csrc: the folder of its C++ sources, named like the family; None: the family's own `csrc`.
+        family: an object whose config class has a FAMILY that is not registered yet.
+        csrc: the folder with its C++ sources, which has the name of the family; None: the attribute
+            `csrc` of the family.
 
     Raises:
-        ArgumentError: the argument is not a Family; its name is taken or is not a lower-case C
-            identifier; a class, a folder or the operation is missing; or no known GPU runs its
-            kernels. Also raised if the family's short forms omit a knob or look like another
-            family's, or if the name of its config class, of a set or of its search space is taken.
+        ArgumentError: the argument is not a Family; its name is taken, or is not a C identifier in
+            lower case; a class, a folder or the operation is missing; or no known GPU runs its
+            kernels. Also raised if its short forms leave out a knob or look like those of another
+            family, or if the name of its config class, of a set or of its search space is taken.
     """
     if not isinstance(family, Family):
         raise ArgumentError(
@@ -445,7 +459,7 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
 
 
 def _check_knobs(config_class: Any) -> None:
-    """Raise ArgumentError for a config class with invalid knobs or OLDEST_ARCH."""
+    """Raises ArgumentError if a config class has invalid knobs or an invalid OLDEST_ARCH."""
     name = config_class.__name__
     knobs = {declared.name: declared for declared in fields(config_class)}
     if missing := [wanted for wanted in ("dtype", "d_head") if wanted not in knobs]:
@@ -457,7 +471,7 @@ def _check_knobs(config_class: Any) -> None:
             f"family: {', '.join(plain)} of {name} is not declared with knob(); declare every "
             "field with it"
         )
-    # Checked here rather than by an abstract base class, so that registration already fails.
+    # This is checked here and not by an abstract base class, so that registering already fails.
     if silent := [
         member
         for member in ("n_threads", "smem_bytes")
@@ -493,7 +507,7 @@ def _check_knobs(config_class: Any) -> None:
 
 
 def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
-    """Raise ArgumentError if the short forms could be read as another family's."""
+    """Raises ArgumentError if the short forms could be read as those of another family."""
     name, word, suffix = config_class.__name__, config_class.LEADING_WORD, config_class.SHAPE_SUFFIX
     is_first = next(iter(FAMILIES), config_class.FAMILY) == config_class.FAMILY
     if not is_first and not word and not suffix:
@@ -526,7 +540,7 @@ def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
 
 
 def _check_keys(family: Family, others: Sequence[Family]) -> None:
-    """Raise ArgumentError for an invalid or taken key of the family's sets or search space."""
+    """Raises ArgumentError if a key of the family's sets or search space is invalid or taken."""
     keys = {*family.sets, *([family.space_key] if family.space_key else ())}
     if odd := sorted(key for key in keys if not _KEY.fullmatch(key)):
         raise ArgumentError(
@@ -547,11 +561,13 @@ def _check_keys(family: Family, others: Sequence[Family]) -> None:
 
 
 def load_installed_families() -> bool:
-    """Register the families of installed packages. Each entry point of the group
-    flashsmith.families is a callable that registers families. Returns whether this call found any.
+    """Registers the families of installed packages.
 
-    A failure is logged once as a warning; the other families still work. Errors about unknown names
-    include the failure through `installed_failures`.
+    Each entry point in the group flashsmith.families is a callable that registers families. Returns
+    whether this call found any.
+
+    If one fails, this is logged once as a warning, and the others can be used. Errors about unknown
+    names mention it, by `installed_failures`.
     """
     global _installed_are_loaded
     with _loading:
@@ -579,7 +595,8 @@ def load_installed_families() -> bool:
 
 
 def installed_failures() -> str:
-    """The errors of installed families that failed to register; '' if there are none."""
+    """The errors of installed packages that could not register their families; '' if there are
+    none."""
     return "; ".join(_failures)
 
 
@@ -587,8 +604,8 @@ find_more_with(load_installed_families)
 
 
 def families(operation: str | None = None) -> tuple[Family, ...]:
-    """All families, including families of installed packages, or only the families of
-    `operation`."""
+    """All families, including those of installed packages; if `operation` is given, only its
+    families."""
     load_installed_families()
     return tuple(family for family in FAMILIES.values() if operation in (None, family.operation))
 
@@ -597,7 +614,7 @@ def family_named(name: str) -> Family:
     """The family with this name.
 
     Raises:
-        ArgumentError: no family has this name.
+        ArgumentError: there is none.
     """
     if name not in FAMILIES:
         load_installed_families()
@@ -610,5 +627,6 @@ def family_named(name: str) -> Family:
 
 
 def config_class_names(operation: str | None = None) -> list[str]:
-    """The names of the config classes of all families, or of one operation's, for messages."""
+    """The names of the config classes of all families, or of the families of one operation, for
+    messages."""
     return [family.config_class.__name__ for family in families(operation)]

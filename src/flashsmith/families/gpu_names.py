@@ -1,22 +1,24 @@
-"""The names that drivers, nvidia-smi and users give a GPU, and the GPU that each name means."""
+"""The names by which drivers, nvidia-smi and users call a GPU, and which GPU each name stands
+for."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 
-# Words to leave out: words that drivers add to a GPU's name ('RTX 6000 Ada Generation', 'B300 SXM6
-# AC'), and words for features that do not affect a kernel's speed, such as the memory size ('144G';
-# but '3g' is a MIG slice) and the cooling.
+# Words that are left out. Drivers add some of them to a GPU's name ('RTX 6000 Ada Generation',
+# 'B300 SXM6 AC'). Others are about features that do not affect the speed of a kernel, such as the
+# size of the memory ('144G'; but '3g' is a MIG slice) and the cooling.
 _VENDOR = {"nvidia", "geforce", "tesla", "gpu", "generation", "ac"}
 _MEMORY = re.compile(r"\d+gb|\d{2,}g|hbm\d+e?|sxm\d*", re.IGNORECASE)
 _EDITION = re.compile(r"[\s_-]+(?:server|workstation)[\s_-]+edition$", re.IGNORECASE)
-# The words for a board's connection and cooling: the clock differs, the SM count usually does not.
+# Words for the connection and cooling of a board: the clock differs, but mostly not the number of
+# SMs.
 _BOARD = {"pcie", "nvl", "max", "q", "liquid", "cooled"}
 _SPACES = re.compile(r"[\s_-]+")
 
-# Names of GPUs older than sm_80, without spaces, with their architecture. 'RTX 2000 Ada' is newer
-# and must not match.
+# Names of GPUs that are older than sm_80, without spaces, with their architectures. 'RTX 2000 Ada'
+# is newer, and must not match.
 _TOO_OLD = (
     (r"t4g?|t[46]00|t1000|rtx20[678]0(?:ti|super)?|titanrtx|quadrortx\d+|gtx16\d\d\w*", 75),
     (r"v100s?|gv100|titanv|quadrogv100", 70),
@@ -24,7 +26,7 @@ _TOO_OLD = (
     (r"p4|p6|p40|gtx10\d\d\w*|titanxp?|quadrop\d+", 61),
     (r"m4|m6|m10|m40|m60|gtx9\d\d\w*|gtx7\d\d\w*|k20x?|k40m?|k80", 52),
 )
-# Names of other makers' devices, without spaces, with the maker.
+# Names of devices of other makers, without spaces, with the makers.
 _OTHERS = (
     (r"(?:amd)?(?:instinct)?mi\d{2,3}[axp]?|(?:amd)?radeon\w*|rx\d{4}\w*|gfx\w+|amd\w*", "AMD"),
     (r"(?:intel)?(?:gaudi\d?|arc\w*|(?:datacentergpu)?max1\d{3}|pontevecchio)|intel\w*", "Intel"),
@@ -36,9 +38,10 @@ _OTHERS = (
 
 @lru_cache(maxsize=256)
 def gpu_name(text: str) -> str:
-    """A GPU's name without maker, memory and socket: 'NVIDIA H100 80GB HBM3' becomes 'H100'.
+    """The name of a GPU without maker, memory and socket: 'H100' for 'NVIDIA H100 80GB HBM3'.
 
-    Words that change the number of SMs or the clock (PCIe, NVL, Laptop, a MIG slice) are kept.
+    Words that stand for another number of SMs or another clock are kept (PCIe, NVL, Laptop, a MIG
+    slice).
     """
     words = [word for word in _SPACES.split(_EDITION.sub("", text.strip())) if word]
     kept = [w for w in words if w.lower() not in _VENDOR and not _MEMORY.fullmatch(w)]
@@ -46,24 +49,25 @@ def gpu_name(text: str) -> str:
 
 
 def same_gpu(one: str, other: str) -> bool:
-    """Whether two spellings name the same GPU."""
+    """Whether two names stand for the same GPU."""
     return gpu_name(one).lower() == gpu_name(other).lower()
 
 
 def plain_name(text: str) -> str:
-    """A GPU's name in lower case without spaces, for comparisons: 'h100pcie'."""
+    """The name of a GPU in lower case without spaces, for comparisons: 'h100pcie'."""
     return gpu_name(text).lower().replace(" ", "")
 
 
 def without_board(text: str) -> str:
-    """plain_name without the words for a board's connection and cooling: 'a100'."""
+    """The same as plain_name(), also without the words for connection and cooling of a board:
+    'a100'."""
     kept = [word for word in gpu_name(text).lower().split() if word not in _BOARD]
     return "".join(kept)
 
 
 def why_not_served(text: str) -> str:
-    """Why no kernel runs on the device of this name: it is too old, not NVIDIA's, or a MIG slice,
-    whose limits are not known here. '' if no such reason is known."""
+    """Why no kernel runs on the device with this name: it is too old, not from NVIDIA, or a MIG
+    slice, whose limits are unknown here. '' if no such reason is known."""
     name = without_board(text)
     for pattern, arch in _TOO_OLD:
         if re.fullmatch(pattern, name):

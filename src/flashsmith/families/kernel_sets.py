@@ -1,4 +1,4 @@
-"""The config sets, and how a KERNELS key selects configs."""
+"""The config sets, and how a key (as in KERNELS) selects configs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from flashsmith.safe_json import whole_number
 
 
 def get_kernels_to_build() -> list[KernelConfig]:
-    """The set 'all', sorted: the configs that a plain `flashsmith build` compiles.
+    """The set 'all', sorted: the configs that `flashsmith build` compiles if nothing is selected.
 
-    To add a config to the package, add a line here:
+    To add a config to the package, add such a line here:
 
         configs.add(parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): ..."))
 
-    Your own set does not need this change: set KERNELS to a file or to an entry point's name.
+    A set of your own does not need this: let KERNELS name a file or an entry point.
     """
     configs: set[KernelConfig] = set()
     for family in families():
@@ -51,16 +51,16 @@ def config_sets() -> Mapping[str, ConfigSet]:
 
 
 def get_kernel_configs(key: str | None = None) -> list[KernelConfig]:
-    """The configs that `key` selects; without `key` the environment variable KERNELS is read.
+    """The configs that `key` selects. If it is not given, the environment variable KERNELS is used.
 
-    `key` is one of: the name of a built-in set (prog, prog-all, tune, space, cover, all, hopper,
-    backward, hopper-backward, hopper-dq, decode); "B_r,B_c", for the configs of tune with these
-    block sizes; or short forms separated by ';'. It can also be the name of an installed set (entry
-    point group 'flashsmith.kernel_sets') or the path of a file with one short form per line.
+    `key` is the name of a built-in set (prog, prog-all, tune, space, cover, all, hopper, backward,
+    hopper-backward, hopper-dq, decode); or "B_r,B_c", which stands for the configs of tune with
+    these block sizes; or short forms separated by ';'. It can also be the name of an installed set
+    (entry point group 'flashsmith.kernel_sets') or the path of a file with one short form per line.
     Duplicates are removed.
 
     Raises:
-        SelectionError: the key is unset, empty or unknown, or selects nothing.
+        SelectionError: the key is not set, empty or unknown, or it selects nothing.
         ConfigParseError: a short form cannot be parsed.
     """
     source = "kernels"
@@ -94,8 +94,8 @@ def _select(key: str) -> Sequence[KernelConfig] | None:
 
 
 def _why_unknown(key: str) -> str:
-    """Why `key` selects nothing, as far as can be determined: it is a folder, a missing file, a
-    family's name or a typo."""
+    """Why `key` selects nothing, as far as this can be found out: it is a folder, a missing file,
+    the name of a family or a typo."""
     if os.path.isdir(key):
         return "is a folder; give a file in it;"
     if os.sep in key or os.path.splitext(key)[1]:
@@ -112,7 +112,7 @@ def _with_block_sizes() -> list[Any]:
 
 
 def kernel_set_sizes() -> dict[str, int | None]:
-    """Every key that names a set, with the number of configs; None if the set cannot be loaded."""
+    """For each key of a set, the number of its configs; None if it cannot be loaded."""
     sizes: dict[str, int | None] = {
         name: len(offered.make()) for name, offered in config_sets().items()
     }
@@ -129,7 +129,7 @@ def kernel_set_sizes() -> dict[str, int | None]:
 
 
 def by_family(configs: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
-    """The configs grouped by family, as a kernel library holds them; their order is kept."""
+    """Groups configs by family, because a kernel library has only one; they keep their order."""
     groups: dict[str, list[KernelConfig]] = {}
     for cfg in configs:
         groups.setdefault(cfg.FAMILY, []).append(cfg)
@@ -137,8 +137,8 @@ def by_family(configs: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
 
 
 def _valid_keys() -> str:
-    """The keys with their sizes, for an error message."""
-    # A key that contains a comma is quoted, since commas separate the keys here.
+    """The keys with the numbers of configs, for an error message."""
+    # A key that contains a comma is quoted, because commas separate the keys.
     listed = ", ".join(
         f"{repr(name) if ',' in name else name} ({'cannot be loaded' if size is None else size})"
         for name, size in kernel_set_sizes().items()

@@ -1,9 +1,9 @@
-"""Knob: one field of a config, declared once.
+"""Knob: a field of a config, with one declaration.
 
-The field's declaration holds its type and neutral default, meaning, word in the short form, values
-in legal configs, and each value's effect in the kernel. The short form, the parser, the rules of
-supported values, the search and the explanation all read that declaration. A new knob is added at
-the end of its class, with a zero default that means the behaviour without it.
+The declaration contains the type and the neutral default, the meaning, the word in short forms, the
+values in legal configs, and what each value does in the kernel. Short forms, the parser, the rules
+about supported values, the search and `flashsmith explain` all use it. Add a new knob at the end of
+its class. Its default must be 0 and mean that nothing changes.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ def knob(
     effect: Callable[[Any], str] | None = None,
     where: str = "",
 ) -> Any:
-    """A dataclass field that is a knob.
+    """Declares a dataclass field that is a knob.
 
     Args:
-        meaning: what the knob is, for `flashsmith explain` and the docs.
-        values: every value that the knob has in some legal config, in the order in which a search
-            tries them; by default False and True. Members of an enumeration are written by name.
-        word: its name in the short form; for an enumeration a prefix of the value's name. None if
-            the tuple or a group of knobs contains it.
-        default: the neutral value, which the short form omits; without one the knob is required.
-        lowest: the smallest number that the class accepts.
-        always: whether the short form contains the knob even at its neutral value.
-        effect: a function that describes what the knob's value does in a given config; None means
-            that ``meaning`` is shown.
-        where: the name in csrc/ that implements the knob.
+        meaning: what the knob is, for `flashsmith explain` and the documentation.
+        values: all values that the knob has in legal configs, in the order in which a search tries
+            them; the default is False and True. Members of an enumeration are given by name.
+        word: the name of the knob in short forms; for an enumeration, a prefix of the names of its
+            values. None if the knob is in the tuple or in a group of knobs.
+        default: the neutral value, which short forms leave out; a knob without default must be
+            given.
+        lowest: the smallest number that is accepted.
+        always: whether short forms contain the knob even if it has its neutral value.
+        effect: a function that takes a config and describes what the value of the knob does in it;
+            None: ``meaning`` is shown.
+        where: the name in csrc/ of what implements the knob.
     """
     metadata = {
         "meaning": meaning,
@@ -57,11 +58,11 @@ def knob(
 
 
 class KnobGroup(NamedTuple):
-    """Knobs that the short form combines in one word, such as load_0_2_2_tiles.
+    """Several knobs that short forms combine in one word, such as load_0_2_2_tiles.
 
-    word: the word with {} for each number. knobs: the knobs' names. letters: the letters that stand
-    for the numbers in `form`. what: what errors call the knobs. example: numbers for an example in
-    errors.
+    word: the word, with {} in place of each number. knobs: the names of the knobs. letters: for
+    `form`, a letter for each number. what: how errors call the knobs. example: numbers that errors
+    use as an example.
     """
 
     word: str
@@ -71,22 +72,23 @@ class KnobGroup(NamedTuple):
     example: tuple[int, ...]
 
     def write(self, values: tuple[int, ...]) -> str:
-        """The word with these values."""
+        """The word for these values."""
         return self.word.format(*values)
 
     @property
     def form(self) -> str:
-        """The word with letters in place of the numbers."""
+        """The word with a letter in place of each number."""
         return self.word.format(*self.letters)
 
 
 def is_flag(declared: Field[Any]) -> bool:
-    """Whether the knob is on or off rather than a number."""
+    """Whether the knob is on or off, and not a number."""
     return declared.type in ("bool", bool)
 
 
 def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
-    """The enumeration type of a knob; None for numbers, flags and the dtype."""
+    """The enumeration to which the values of a knob belong; None for numbers, flags and the
+    dtype."""
     values = declared.metadata["values"]
     if declared.name == "dtype" or not values or not isinstance(values[0], IntEnum):
         return None
@@ -94,7 +96,7 @@ def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
 
 
 def feature_words(declared: Field[Any]) -> tuple[str, ...]:
-    """The words of a knob in short forms; the word of a numeric knob is without its number."""
+    """The words for a knob in short forms; a word for a number is without the number."""
     word = declared.metadata["word"]
     if word is None:
         return ()
@@ -103,8 +105,8 @@ def feature_words(declared: Field[Any]) -> tuple[str, ...]:
 
 
 def feature_of(config_class: Any, word: str) -> dict[str, Any] | None:
-    """The fields that one feature word of a config class's short forms sets, with numbers as text.
-    {} for the leading word, None for a word that is not a feature of the class."""
+    """The fields that a feature in a short form sets; numbers are texts. {} for the leading word;
+    None if the class has no such feature."""
     if word and word == config_class.LEADING_WORD:
         return {}
     for group in config_class.GROUPS:

@@ -1,4 +1,4 @@
-"""Legality: the configs for which a kernel can be built, by the rules of their families."""
+"""Legality: for which configs a kernel can be built, by the rules of their families."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.registry import DEFAULT
 
-# Elements in 16 bytes; the head dimension must be a multiple of this.
+# 16 bytes have this many elements; the head dimension must be a multiple.
 D_STEP = 8
 
 
 def supported_d_heads() -> tuple[int, ...]:
-    """The head dimensions for which forward kernels are compiled, smallest first. Only families
-    with a cost model count, because attention() chooses only among these."""
+    """The values of d_head for which there are forward kernels, smallest first.
+
+    Only families that have a cost model count, because attention() chooses only from these.
+    """
     modelled = (family for family in families("forward") if family.has_cost_model)
     values = (family.knob_values["d_head"] for family in modelled)
     return tuple(sorted({d_head for listed in values for d_head in listed}))
 
 
 def compiled_d_head(d: int) -> int:
-    """The smallest d_head whose kernels serve head dimension `d`.
+    """The smallest d_head whose kernels can compute head dimension `d`.
 
     Raises:
-        ArgumentError: `d` is not a multiple of 8 from 8 to 256.
+        ArgumentError: `d` is not a multiple of 8 between 8 and 256.
     """
     d_heads = supported_d_heads()
     largest = d_heads[-1]
@@ -41,10 +43,10 @@ def compiled_d_head(d: int) -> int:
 
 
 def d_head_for(problem: Problem) -> int:
-    """The smallest d_head, among kernels of the problem's operation, that fits the problem's d.
+    """The smallest d_head that is at least the problem's d, of the kernels for its operation.
 
     Raises:
-        ArgumentError: no such kernel exists.
+        ArgumentError: there is no such kernel.
     """
     if problem.operation == DEFAULT:
         return compiled_d_head(problem.d)
@@ -61,12 +63,12 @@ def d_head_for(problem: Problem) -> int:
 
 
 def serves_gradients(cfg: KernelConfig, problem: Problem) -> bool:
-    """Whether the config's kernel computes the gradients that a problem needs."""
+    """Whether the kernel of a config computes the gradients that a problem needs."""
     return cfg.family.gradients_of(cfg) in ("", problem.gradients)
 
 
 def padding_advice(d: int) -> str:
-    """The advice for a head dimension `d` that is not a multiple of D_STEP."""
+    """What to do if the head dimension `d` is not a multiple of D_STEP."""
     padded = -(-max(d, 1) // D_STEP) * D_STEP
     return (
         f"pad q, k and v with zeros to d {padded}, pass scale=1/sqrt({d}) of the d before padding, "
@@ -75,8 +77,10 @@ def padding_advice(d: int) -> str:
 
 
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
-    """The advice if the d of a tensor ('k', 'v', 'k_cache' or 'v_cache') differs from q's. It names
-    the scale because the default scale depends on the d that the kernel receives."""
+    """What to do if a tensor ('k', 'v', 'k_cache' or 'v_cache') has another d than q.
+
+    The advice mentions the scale, because its default depends on the d that the kernel gets.
+    """
     keys = "k_cache" if name.endswith("_cache") else "k"
     if name != keys and d < d_q:
         return f"pad {name} with zeros to d {d_q} and keep the output's first {d} columns"
@@ -89,7 +93,7 @@ def unequal_d_advice(name: str, d: int, d_q: int) -> str:
 
 
 def rules_of(cfg: KernelConfig) -> tuple[Rule, ...]:
-    """The rules of the config's family.
+    """The rules of the family of a config.
 
     Raises:
         ArgumentError: the family is not registered.
@@ -103,7 +107,10 @@ def rules_of(cfg: KernelConfig) -> tuple[Rule, ...]:
 
 
 def broken_rules(cfg: KernelConfig, device: DeviceSpec | None = None) -> list[BrokenRule]:
-    """The rules that `cfg` breaks, in order; device None is the default device of its family."""
+    """The rules that `cfg` breaks, in their order.
+
+    If `device` is None, it is the default device of the family.
+    """
     device = device or default_device(cfg.OLDEST_ARCH)
     return [
         BrokenRule(rule.name, rule.message(cfg, device))
@@ -113,7 +120,7 @@ def broken_rules(cfg: KernelConfig, device: DeviceSpec | None = None) -> list[Br
 
 
 def rule_bitmask(cfg: KernelConfig, device: DeviceSpec | None = None) -> int:
-    """The broken rules as a bit mask, rule i as bit i; 0 means legal."""
+    """The rules that `cfg` breaks as a bit mask, with bit i for rule i; 0 means legal."""
     device = device or default_device(cfg.OLDEST_ARCH)
     return sum(
         1 << bit for bit, rule in enumerate(rules_of(cfg)) if not rule.predicate(cfg, device)
@@ -121,6 +128,9 @@ def rule_bitmask(cfg: KernelConfig, device: DeviceSpec | None = None) -> int:
 
 
 def is_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> bool:
-    """Whether a kernel can be built for `cfg`; device None is the default device of its family."""
+    """Whether a kernel can be built for `cfg`.
+
+    If `device` is None, it is the default device of the family.
+    """
     device = device or default_device(cfg.OLDEST_ARCH)
     return all(rule.predicate(cfg, device) for rule in rules_of(cfg))

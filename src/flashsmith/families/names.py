@@ -1,4 +1,4 @@
-"""The parser from text to configs: short forms, and kernel names that demanglers print."""
+"""Parses configs from text: from short forms, and from kernel names as demanglers print them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ EXAMPLES = (
     "(FP16, 128, 128, 128, 2wg): tma+stages_2+q_buffers_1+regs_24_240",
 )
 
-# The longest text that is parsed; far longer than any kernel name or row of a table.
+# Longer texts are not parsed; kernel names and rows of tables are far shorter.
 MOST_CHARACTERS = 10_000
 
-# rich draws its column borders with the box characters.
+# rich separates columns by box-drawing characters.
 _TABLE_COLUMNS = re.compile(r"[|│┃]")
-# No two adjacent parts can match the same character, so matching takes linear time.
+# Adjacent parts never match the same character, so matching takes linear time.
 _SHORT_FORM = re.compile(r"\(([^()]*)\)\s*:([\w+\s]*)")
-# Demanglers write a value with or without its type: (flashsmith::DType)5, (bool)1, (int)128, 128.
+# Demanglers print a value with its type or without: (flashsmith::DType)5, (bool)1, (int)128, 128.
 _VALUE = re.compile(r"(?:\(\s*(?:\w+::)*\w+\s*\)\s*)?(\w+)")
 
 ConfigClass = type[KernelConfig]
@@ -37,17 +37,17 @@ ConfigClass = type[KernelConfig]
 def parse_kernel_name_into_config(
     text: str, mma_sync_class: ConfigClass | None = None
 ) -> KernelConfig:
-    """The config, of any family, that `text` names.
+    """The config that `text` names, of any family.
 
     Args:
-        text: a short form, alone or as one cell of a `| ... |` table row; or a demangled kernel
-            name with a config's `ClassName{...}` in it, as printed by c++filt and Nsight Compute.
-            Trailing fields that such a name lacks are zero, since demanglers drop trailing zeros.
-        mma_sync_class: a subclass of a family's config class to instantiate in place of that class.
+        text: a short form, alone or in a cell of a `| ... |` table row; or a demangled kernel name
+            with a config's `ClassName{...}` in it, as printed by c++filt and Nsight Compute. If the
+            last fields are missing in such a name, they are zero, because demanglers leave out
+            trailing zeros.
+        mma_sync_class: a subclass of a family's config class, which is used instead of that class.
 
     Raises:
-        ConfigParseError: the text is neither of these, or a feature is unknown, repeated or out of
-            range.
+        ConfigParseError: the text is neither, or a feature is unknown, repeated or out of range.
     """
     try:
         return _parse(text, mma_sync_class)
@@ -80,13 +80,14 @@ def _parse(text: str, derived: ConfigClass | None) -> KernelConfig:
     shape, features = matches[0].groups()
     parts = [part.strip() for part in shape.split(",")]
     words = [word.strip() for word in features.split("+")]
-    # A text that matches no other family's form is parsed as the first family's.
+    # A text that does not have the form of another family is parsed as one of the first family.
     like = (cls for cls in classes[1:] if _is_like(parts, words, cls))
     return _from_short_form(text, parts, words, next(like, classes[0]))
 
 
 def _is_like(parts: list[str], words: list[str], config_class: ConfigClass) -> bool:
-    """Whether a short form has the class's mark: the suffix of its tuple or its first feature."""
+    """Whether a short form has the mark of a class: the suffix of its tuple, or its first
+    feature."""
     suffix = config_class.SHAPE_SUFFIX
     if suffix:
         return whole_number(parts[-1].removesuffix(suffix)) is not None and parts[-1].endswith(
@@ -125,7 +126,7 @@ def _from_short_form(
 
 
 def _feature_values(text: str, word: str, config_class: ConfigClass) -> dict[str, object]:
-    """The fields that one feature of a short form sets."""
+    """The fields that a feature of a short form sets."""
     found = feature_of(config_class, word)
     if found is not None:
         return {
@@ -138,7 +139,7 @@ def _feature_values(text: str, word: str, config_class: ConfigClass) -> dict[str
 
 
 def known_features(config_class: ConfigClass) -> list[str]:
-    """Every feature of a family's short forms, for an error message."""
+    """All features in the short forms of a family, for an error message."""
     words = [config_class.LEADING_WORD] * bool(config_class.LEADING_WORD)
     groups = {group.knobs[0]: group.form for group in config_class.GROUPS}
     for declared in fields(config_class):
@@ -157,7 +158,7 @@ def _from_values(text: str, listed: str, config_class: ConfigClass) -> KernelCon
     parts = listed.split(",")
     if len(parts) > len(knobs):
         _fail(text, f"{len(parts)} values for the {len(knobs)} fields of {config_class.__name__}")
-    # Missing values are zero; the class then rejects a shape of zero.
+    # Missing values are zero; the class rejects tile sizes of zero.
     values: dict[str, object] = {declared.name: 0 for declared in knobs}
     for declared, part in zip(knobs, parts, strict=False):
         match = _VALUE.fullmatch(part.strip())
@@ -176,7 +177,7 @@ def _construct(text: str, values: dict[str, object], config_class: ConfigClass) 
 
 
 def _value(text: str, declared: Field[Any], part: str) -> object:
-    """One knob's value, as written in a tuple or by a demangler."""
+    """The value of a knob, as written in a tuple or by a demangler."""
     if declared.name == "dtype":
         try:
             return DType.parse(part)
@@ -187,7 +188,7 @@ def _value(text: str, declared: Field[Any], part: str) -> object:
             _fail(text, f"{declared.name} is {quoted(part)}; allowed are true, false, 1 and 0")
         return part in ("true", "1")
     members = enumeration(declared)
-    # An enumeration accepts a member's number or its name.
+    # A member of an enumeration may be given by number or by name.
     if members and part.upper() in members.__members__:
         return members[part.upper()]
     return _number(text, declared.name, part)

@@ -1,4 +1,4 @@
-"""The error for an illegal config: every broken rule, and the nearest legal configs."""
+"""The error for an illegal config: all rules that it breaks, and the nearest legal configs."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from flashsmith.families.legal_space import AnyConfig, rules_due, with_knob
 from flashsmith.families.legality import broken_rules
 from flashsmith.families.rule import LegalSpace
 
-# The changes to a config: the changed knobs with their new values.
+# What is changed in a config: the knobs and their new values.
 Changes = frozenset[tuple[str, object]]
-# The search stops after this many configs; a config that breaks many rules has too many neighbours.
+# The search stops after comparing this many configs, because a config that breaks many rules has
+# too many neighbours.
 _MOST_COMPARED = 5000
 
 
 def nearest_legal(
     cfg: AnyConfig, device: DeviceSpec | None = None, count: int = 3
 ) -> list[AnyConfig]:
-    """Up to `count` legal configs of the family of `cfg`, fewest changes first.
+    """Up to `count` legal configs of the family of `cfg`, those with the fewest changes first.
 
-    Configs with equally many changes are grouped by the changed knobs: the nearest config of each
-    group comes first, then the second nearest of each. For a legal config the result is the config
-    itself. Every listed change is necessary: undoing a part of the change would make the config
-    illegal. d_head changes only if no kernel has the given value, since the problem sets it.
-    `device` None is the family's default device.
+    If several have equally many changes, they are grouped by the knobs that change: the nearest of
+    each group comes first, then the second nearest of each. If `cfg` is legal, the result is only
+    this config. Every change that is listed is necessary: without any part of it the config would
+    be illegal. d_head is changed only if no kernel has it, since the problem determines it. If
+    `device` is None, it is the default device of the family.
     """
     device = device or default_device(cfg.OLDEST_ARCH)
     space = cfg.family.legal_space
     if not all(rule.predicate(cfg, device) for rule in space.rules if not rule.knobs):
-        return []  # the broken rule depends on no knob
+        return []  # The broken rule depends on no knob
     fixed = _fixed_knobs(cfg, space, device)
     search = _Search(space, device)
     found: list[tuple[Changes, AnyConfig]] = []
@@ -45,7 +46,7 @@ def nearest_legal(
         legal = search.with_changes(cfg, frozenset(fixed), frozenset(), n_changes, known)
         compared = islice(legal, _MOST_COMPARED)
         found += _varied(sorted(compared, key=lambda pair: _distance(cfg, pair[1])))
-        # For a legal config the result is the config itself.
+        # If `cfg` is legal, the result is only this config.
         if len(found) >= count or n_changes == 0 < len(found):
             break
     return [candidate for _, candidate in found[:count]]
@@ -53,7 +54,7 @@ def nearest_legal(
 
 @dataclass(frozen=True)
 class _Search:
-    """A walk through a family's space for one device."""
+    """Goes through the configs of a family for one device."""
 
     space: LegalSpace
     device: DeviceSpec
@@ -66,9 +67,9 @@ class _Search:
         left: int,
         known: Sequence[Changes],
     ) -> Iterator[tuple[Changes, AnyConfig]]:
-        """The legal configs that differ from `cfg` in `left` of the unsettled knobs.
+        """Yields the legal configs that differ from `cfg` in `left` knobs that are not `settled`.
 
-        `made` holds the changes so far. Supersets of `known` changes are not listed.
+        `made` are the changes so far. Changes that include changes in `known` are left out.
         """
         values = self.space.values
         unsettled = [knob for knob in self.space.order if knob not in settled]
@@ -91,8 +92,8 @@ class _Search:
 
 
 def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, AnyConfig]]:
-    """The nearest config of each set of changed knobs, then the second nearest of each, and so
-    on."""
+    """First the nearest config for each set of changed knobs, then the second nearest of each, and
+    so on."""
     seen: Counter[frozenset[str]] = Counter()
     ranks = []
     for changes, _ in nearest:
@@ -103,10 +104,12 @@ def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, Any
 
 
 def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
-    """Return if a kernel can be built for `cfg`; device None is the default device of its family.
+    """Does nothing if a kernel can be built for `cfg`.
+
+    If `device` is None, it is the default device of the family.
 
     Raises:
-        IllegalConfigError: `cfg` breaks rules; the message lists all of these and the nearest legal
+        IllegalConfigError: `cfg` breaks rules. The message lists all of them and the nearest legal
             configs.
     """
     device = device or default_device(cfg.OLDEST_ARCH)
@@ -126,8 +129,8 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
 
 
 def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
-    """For the message: a family that runs on the device, if the config's own family does not run
-    there."""
+    """For the message: if the family of the config does not run on the device, a family that
+    does."""
     if device.arch == cfg.OLDEST_ARCH:
         return ""
     others = [
@@ -139,8 +142,8 @@ def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
 
 
 def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> list[str]:
-    """The knobs that a correction must not change: d_head if kernels exist for its value, and knobs
-    that no chain of rules connects to a broken rule."""
+    """The knobs that may not be changed: d_head if there are kernels for its value, and knobs that
+    are not connected with a broken rule through other rules."""
     touched: set[str] = set()
     grown = {knob for rule in space.rules if not rule.predicate(cfg, device) for knob in rule.knobs}
     while grown - touched:
@@ -154,6 +157,6 @@ def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> li
 def _distance(cfg: KernelConfig, other: KernelConfig) -> tuple[object, ...]:
     pairs = list(zip(cfg.to_ints(), other.to_ints(), strict=True))
     n_changes = sum(before != after for before, after in pairs)
-    # Sizes double from one value to the next; + 1 because load counts begin at 0.
+    # Sizes double from one value to the next. + 1 because load counts begin at 0.
     steps = sum(abs(log2(after + 1) - log2(before + 1)) for before, after in pairs)
     return (n_changes, steps, other.to_ints())

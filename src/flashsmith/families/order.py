@@ -1,7 +1,8 @@
-"""Order: the order of the operations with which a kernel computes a row, as comparable values.
+"""Order: the order of operations in which a kernel computes a row, as values that can be compared.
 
-If two orders are equal, a row goes through the same operations in both. With canonical-1 it then
-also has the same bits. A config-specific order may depend on other rows' values or on idle SMs.
+If the orders of two kernels are equal, a row goes through the same operations in both. If the order
+is canonical-1, the row then also has the same bits. In another order, the bits may also depend on
+the values of other rows or on idle SMs.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ O_BY_SUM = "o = O (w / sum)"
 
 
 def outgrown(log2_growth: int) -> str:
-    """An offset that changes as soon as the row requires it."""
+    """An offset that changes as soon as the row makes this necessary."""
     return f"an older maximum, until the row outgrows it by its weight or 2^{log2_growth}"
 
 
 class Difference(NamedTuple):
-    """The first operation that differs between two orders, as described by each."""
+    """The first operation in which two orders differ, as each order describes it."""
 
     operation: str
     first: str
@@ -40,17 +41,17 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """Everything that determines a row's bits, in the order of the computation. sigma is scale x
-    log2(e), and m and m' are the row's maximum before and after a tile.
+    """Everything that determines the bits of a row, in the order in which it is computed. sigma is
+    scale x log2(e); m and m' are the maximum of the row before and after a tile.
 
-    tensor_cores: how the tensor cores sum the products of a step. tiles: the keys of each tile.
-    direction: which tile of a chunk comes first. states: the number of key sets for which a row has
-    a separate maximum and separate sums before they are merged. scale: where scores are multiplied
-    by sigma. offset: what exponents are relative to. factor: what sums are multiplied by when the
-    offset changes. exponentials: the instruction for exponentials. row_sums: how a lane adds up its
-    values of a tile. lanes: how the row's four lanes combine their sums. chunks: where new states
-    begin. merge: how chunks are merged. end: the final formula. rounding: which multiplications and
-    additions are fused, or what decides this.
+    tensor_cores: how tensor cores sum the products of a step. tiles: which keys a tile has.
+    direction: which tile of a chunk is first. states: how many sets of keys have a maximum and sums
+    of their own for a row, before they are merged. scale: where scores are multiplied by sigma.
+    offset: to what exponents are relative. factor: by what sums are multiplied when the offset
+    changes. exponentials: which instruction computes exponentials. row_sums: how a lane sums its
+    values of a tile. lanes: how the four lanes of a row add their sums. chunks: where a new state
+    begins. merge: how chunks are merged. end: the formula at the end. rounding: which
+    multiplications and additions are fused, or what decides this.
     """
 
     tensor_cores: str
@@ -70,10 +71,11 @@ class Order:
 
     @classmethod
     def own(cls, arch: int, keys: int, **differing: str) -> Order:
-        """A config-specific order with tiles of `keys` keys; unspecified fields have the usual
-        values.
+        """The order of a config that is not canonical, with tiles of `keys` keys.
 
-        arch: the architecture for which the kernel is compiled; 90 is 9.0.
+        Fields that are not given have their usual values.
+
+        arch: the architecture for which the kernel is compiled; 90 stands for 9.0.
         """
         usual = {
             "direction": LAST_TILE,
@@ -93,7 +95,7 @@ class Order:
 
     @classmethod
     def canonical(cls, arch: int, keys: int) -> Order:
-        """The order of the specification, docs/bits.md, with tiles of `keys` keys."""
+        """The order that docs/bits.md specifies, with tiles of `keys` keys."""
         return cls(
             tensor_cores=_tensor_cores(arch),
             tiles=_tiles(keys),
@@ -112,8 +114,7 @@ class Order:
         )
 
     def difference(self, other: Order) -> Difference | None:
-        """The first operation for which `other` has a different order; None if the orders are
-        equal."""
+        """The first operation that `other` orders differently; None if the orders are equal."""
         for field in fields(self):
             first, second = (str(getattr(it, field.name)) for it in (self, other))
             if first != second:
@@ -122,7 +123,7 @@ class Order:
 
 
 def order_name(cfg: Any) -> str:
-    """The name of the order in which a config computes rows: 'canonical-1', or 'its own'."""
+    """The name of the order in which a config computes rows: 'canonical-1' or 'its own'."""
     return ORDER if version_of(cfg) else "its own"
 
 

@@ -1,7 +1,7 @@
-"""pack_gqa: the knob that makes a group's query heads rows of one tile in forward kernels.
+"""pack_gqa: a knob of forward kernels. With it, the rows of a tile are the query heads of a group.
 
-Query heads that share a K/V head attend to the same keys. As rows of one tile, token after token,
-they share one read of K and V, and a few queries fill more of a tile.
+The query heads of a group share a K/V head, so they attend to the same keys. As rows of one tile,
+token after token, they need only one read of K and V, and a few queries fill more of a tile.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from flashsmith.families.split_keys import split_variants
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.problem import Problem
 
-# Packing is considered only if the tile count shrinks by at least this ratio.
+# Packing is considered only if there are fewer tiles by at least this factor.
 _LEAST_RATIO = 1.25
 
 
 def pack_gqa_knob(default: bool) -> Any:
-    """The knob: whether a tile's rows are the query heads of a group or queries of one head."""
+    """The knob: whether the rows of a tile are the query heads of a group, or queries of one
+    head."""
     return knob(
         "rows of a tile are the query heads of a group, token after token",
         word="pack_gqa",
@@ -38,8 +39,8 @@ def _in_words(cfg: Any) -> str:
 
 
 def pack_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-    """The variants of `cfg` whose tile rows are a group's query heads, first without and then with
-    a split of the keys into parts. Empty if packing would not save many tiles."""
+    """Variants of `cfg` in which the rows of a tile are the query heads of a group: first with all
+    keys in one part, then with split keys. Empty if this would not save many tiles."""
     packed = work._replace(packs_gqa=True, parts=0)
     are_fewer = packed.tiles(problem) * _LEAST_RATIO < work.tiles(problem)
     if cfg.pack_gqa or not work.resident or not are_fewer:

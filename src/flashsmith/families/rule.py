@@ -1,4 +1,4 @@
-"""Rules: conditions on a config, with reasons, and the space of configs that satisfies them."""
+"""Rules: conditions that a config must fulfil, with reasons; and the space of all legal configs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 from flashsmith.families.device import DeviceSpec
 
-# A predicate of a config of the rule's family and a device.
+# A function of a config of the rule's family and a device.
 Predicate = Callable[[Any, DeviceSpec], bool]
 
-# The number of replacement values to try for a knob that shares no rule with another knob.
+# If a knob shares no rule with another knob, this many other values of it are tried.
 _LONE_REPAIRS = 3
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One condition on a config.
+    """A condition that a config must fulfil.
 
-    name: the rule's name. reason: the sentence a user reads. predicate: whether a config on a
-    device satisfies the rule. knobs: exactly the fields that the predicate reads. figures: further
-    figures for the message.
+    name: the rule's name. reason: the sentence that users read. predicate: returns whether a config
+    fulfils the rule on a device. knobs: exactly the fields that the predicate uses. figures:
+    further numbers for the message.
     """
 
     name: str
@@ -32,14 +32,14 @@ class Rule:
     figures: Callable[[Any, DeviceSpec], str] | None = None
 
     def values(self, cfg: Any, device: DeviceSpec) -> str:
-        """The knobs and figures that the rule reads, with their values in `cfg`."""
+        """The knobs and figures that the rule uses, with their values for `cfg`."""
         values = [f"{knob}={getattr(cfg, knob)}" for knob in self.knobs]
         if self.figures:
             values.append(self.figures(cfg, device))
         return ", ".join(values)
 
     def message(self, cfg: Any, device: DeviceSpec) -> str:
-        """The reason, with the values in `cfg`."""
+        """The reason, with these values."""
         return f"{self.reason} (here {self.values(cfg, device)})"
 
 
@@ -49,11 +49,11 @@ def supported(
     must_be: str = "{}: there are kernels for these only",
     name: str = "",
 ) -> Rule:
-    """The rule that a knob must have one of its declared values.
+    """The rule that a knob must have one of the values in its declaration.
 
     Args:
         must_be: the text after '... must be'; {} is replaced by the list of values.
-        name: the rule's name; '' stands for the knob's name plus '_supported'.
+        name: the name of the rule; '' stands for the name of the knob followed by '_supported'.
     """
     allowed = config_class.__dataclass_fields__[knob].metadata["values"]
     *others, last = map(str, allowed)
@@ -68,7 +68,7 @@ def supported(
 
 @dataclass(frozen=True)
 class BrokenRule:
-    """A rule that a config breaks; message is the rule's reason plus the config's values."""
+    """A rule that a config breaks; message is its reason, with the values of the config."""
 
     name: str
     message: str
@@ -76,10 +76,10 @@ class BrokenRule:
 
 @dataclass(frozen=True, eq=False)
 class LegalSpace:
-    """A family's rules and the values that its knobs have in legal configs.
+    """The rules of a family, and the values that its knobs have in legal configs.
 
-    first: the knobs to settle first. repairs: for some knobs, the values to try when a config is
-    corrected; the other knobs try all their values.
+    first: the knobs that are settled first. repairs: for some knobs, the only values that are tried
+    to correct a config; for other knobs all values are.
     """
 
     rules: tuple[Rule, ...]
@@ -89,17 +89,17 @@ class LegalSpace:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The knobs in the order in which they are settled."""
+        """The knobs, in the order in which they are settled."""
         return (*self.first, *(knob for knob in self.values if knob not in self.first))
 
     @cached_property
     def lone(self) -> frozenset[str]:
-        """The knobs whose rules read no other knob."""
+        """The knobs whose rules depend on no other knob."""
         bound = {knob for rule in self.rules if len(rule.knobs) > 1 for knob in rule.knobs}
         return frozenset(self.values) - bound
 
     def replacements(self, knob: str, old: Any) -> Sequence[Any]:
-        """The values to try in place of `old`."""
+        """The values that are tried instead of `old`."""
         others = [new for new in self.repairs.get(knob, self.values[knob]) if new != old]
         if knob not in self.lone:
             return others

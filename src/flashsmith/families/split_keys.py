@@ -1,7 +1,7 @@
-"""split_keys: the knob of forward kernels that can split a tile's keys into parts (split-KV).
+"""split_keys: a knob of forward kernels that can split the keys of a tile into parts (split-KV).
 
-If the tiles of a call leave SMs idle, several CTAs compute a tile. Each CTA takes a share of the
-K/V blocks that the tile attends to, and a second launch merges the parts
+If a call has too few tiles to fill the GPU, several CTAs compute a tile. Each of them takes some of
+the K/V blocks that the tile attends to, and a second launch merges the parts
 (csrc/common/split_keys.cuh).
 """
 
@@ -20,14 +20,14 @@ _PARTS = (2, 4, 8, 16, 32)
 _FLOAT_BYTES = 4
 # Milliseconds from the end of a launch to the first work of the next.
 _LAUNCH_MS = 0.003
-# The minimum number of steps per part; with fewer, a part's prologue and epilogue cost too much.
+# A part has at least this many steps; with fewer, its prologue and epilogue would cost too much.
 _LEAST_STEPS = 2
-# Splitting is tried up to this many waves of tiles; with more, the last wave is a small share.
+# Splitting is tried for up to this many waves of tiles; with more, the last wave matters little.
 _MOST_ROUNDS = 2
 
 
 def split_keys_knob(default: int) -> Any:
-    """The knob: the number of parts of a tile; 0: tiles are computed whole."""
+    """The knob: into how many parts the keys of a tile are split; 0: they are not split."""
     return knob(
         "parts that a tile's keys are split into if tiles leave SMs idle; 0: none",
         values=(0, *_PARTS),
@@ -49,7 +49,7 @@ def _in_words(cfg: Any) -> str:
 
 
 def order_of_parts(split_keys: int) -> dict[str, str]:
-    """The fields of an Order that splitting keys determines."""
+    """The fields of an Order that depend on splitting keys."""
     if split_keys == 0:
         return {}
     return {
@@ -59,7 +59,7 @@ def order_of_parts(split_keys: int) -> dict[str, str]:
 
 
 def with_merge(templates: Mapping[str, str], split_keys: int, merge: str) -> Mapping[str, str]:
-    """A family's kernel templates, plus the merge kernel if the config splits keys."""
+    """The kernel templates of a family, with the merge kernel if the config splits keys."""
     return {**templates, "merge": merge} if split_keys else templates
 
 
@@ -69,8 +69,10 @@ def with_merge(templates: Mapping[str, str], split_keys: int, merge: str) -> Map
 def tiles_to_split(
     problem: Problem, parts: int, tokens: int, keys: int, tiles: int, at_once: int
 ) -> int:
-    """How many of a problem's tiles are computed in parts. This is the cost model's copy of
-    tiles_to_split() in csrc/host/forward_problem.cc."""
+    """How many tiles of a problem are computed in parts.
+
+    This repeats tiles_to_split() in csrc/host/forward_problem.cc for the cost model.
+    """
     seq_q, seq_k = problem.seq_q, problem.seq_k
     if parts == 0 or seq_k <= keys or tiles == 0:
         return 0
@@ -87,7 +89,8 @@ def tiles_to_split(
 
 
 def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
-    """The work of a config's tile, plus the cycles that a part takes to write its rows in fp32."""
+    """The work of a tile of the config, with the cycles that a part takes to write its rows in
+    fp32."""
     if cfg.split_keys == 0:
         return work
     cycles = cfg.B_r * cfg.d_head * _FLOAT_BYTES / rates_of(device).l2
@@ -95,7 +98,7 @@ def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
 
 
 def merge_ms(work: TileWork, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-    """Milliseconds of the launch that merges a problem's parts; 0 if no tile is split."""
+    """Milliseconds that merging the parts of a problem takes; 0 if no tile is split."""
     if work.parts == 0:
         return 0.0
     at_once = device.sm_count * work.resident
@@ -110,7 +113,7 @@ def merge_ms(work: TileWork, cfg: Any, problem: Problem, device: DeviceSpec) -> 
 
 
 def split_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-    """The variants of `cfg` that split a tile's keys into parts, for a problem with few tiles."""
+    """Variants of `cfg` that split the keys of a tile into parts, for a problem with few tiles."""
     if cfg.split_keys or not work.resident:
         return ()
     tiles, at_once = work.tiles(problem), device.sm_count * work.resident

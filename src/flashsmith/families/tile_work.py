@@ -1,4 +1,4 @@
-"""The building blocks of a family's cost model: the rates of an SM, and the work of one tile."""
+"""What all cost models need: the rates of an SM, and the work of one tile."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from flashsmith.operations.problem import Problem
 class Rates(NamedTuple):
     """Rates per SM and clock cycle, and the clock under load in GHz.
 
-    mma: FLOP of mma.sync with fp32 accumulators. l2 and dram: bytes read from L2 and from device
-    memory while all SMs read. wgmma: FLOP of wgmma. wgmma_clock: the clock in GHz that wgmma's
-    power draw allows. The last two are 0 on GPUs without wgmma.
+    mma: FLOP of mma.sync with fp32 accumulators. l2, dram: bytes read from the L2 and from device
+    memory while all SMs read. wgmma: FLOP of wgmma. wgmma_clock: the clock in GHz that the power
+    draw of wgmma allows. wgmma and wgmma_clock are 0 on GPUs without wgmma.
     """
 
     mma: float
@@ -25,13 +25,14 @@ class Rates(NamedTuple):
     wgmma_clock: float = 0.0
 
 
-# These are the same on all GPUs, per SM and clock: 128 bytes of shared memory, 16 exp2 of the
+# Per SM and clock, these are the same on all GPUs: 128 bytes of shared memory, 16 exp2 by the
 # special function units, and one instruction for each of the four schedulers.
 SMEM_BYTES = 128.0
 EXP2 = 16.0
 QUARTERS = 4
 
-# sm_90 is measured on an H200 (docs/results.md names the figures); the rest are from data sheets.
+# The rates for sm_90 are measured on an H200 (docs/results.md says which figures); the others are
+# from data sheets.
 _OF_ARCH = {
     80: Rates(2048, 40, 1.35, 13),
     86: Rates(1024, 32, 1.6, 5),
@@ -40,13 +41,16 @@ _OF_ARCH = {
     100: Rates(2048, 38, 1.8, 30),
     120: Rates(512, 32, 2.3, 4.6),
 }
-# Consumer cards accumulate in fp32 at half the rate.
+# Consumer GPUs accumulate in fp32 at half of this rate.
 _CONSUMER_MMA = 512.0
 
 
 @lru_cache(maxsize=64)
 def rates_of(device: DeviceSpec) -> Rates:
-    """The rates of a GPU; for an unknown architecture, the rates of the newest known older one."""
+    """The rates of a GPU.
+
+    If its architecture is unknown, those of the newest known architecture before it.
+    """
     known = [arch for arch in _OF_ARCH if arch <= device.arch] or [min(_OF_ARCH)]
     rates = _OF_ARCH[max(known)]
     if "rtx 30" in device.name.lower() or "rtx 40" in device.name.lower():
@@ -55,20 +59,20 @@ def rates_of(device: DeviceSpec) -> Rates:
 
 
 class TileWork(NamedTuple):
-    """The work of one kernel's tile on one GPU.
+    """The work that one tile of a kernel is on one GPU.
 
-    A CTA computes ``rows`` rows of Q in steps of ``keys`` keys. With ``of_keys`` a CTA computes
-    ``rows`` rows of K instead, in steps of ``keys`` queries, for every head of q that shares this
-    K/V head. An SM holds ``resident`` CTAs.
-    ``step_cycles[n]`` is the number of cycles of one step while n CTAs share an SM, for n from 0 to
-    resident. ``cta_cycles`` are the cycles of a CTA outside its steps. ``clock`` is the SM clock
-    under this work, GHz.
+    A CTA computes ``rows`` rows of Q in steps of ``keys`` keys. With ``of_keys``, it computes
+    ``rows`` rows of K in steps of ``keys`` queries, for all heads of q that share this K/V head. An
+    SM holds ``resident`` CTAs. ``step_cycles[n]`` is how many cycles one step takes while n CTAs
+    share an SM, for n from 0 to resident. ``cta_cycles`` is how many cycles a CTA takes outside its
+    steps. ``clock`` is the clock of the SM under this work, in GHz.
 
-    ``masked_rows``: a mask skips a CTA's work in blocks of this many rows; 0: in one block.
-    ``longest_first``: the longest tiles of many heads start first, and short ones fill the end.
+    ``masked_rows``: a mask skips the work of a CTA in blocks of this many rows; 0: in one block.
+    ``longest_first``: whether the longest tiles of many heads start first, so that short ones fill
+    the end.
     ``parts``: tiles that would leave SMs idle are split into this many parts of their keys. Each
-    part takes ``part_cycles`` in addition to its steps and ``cta_cycles``.
-    ``packs_gqa``: rows are the query heads of a group, token after token.
+    part takes ``part_cycles`` besides its steps and ``cta_cycles``.
+    ``packs_gqa``: whether rows are the query heads of a group, token after token.
     """
 
     rows: int
@@ -85,24 +89,25 @@ class TileWork(NamedTuple):
     packs_gqa: bool = False
 
     def group(self, problem: Problem) -> int:
-        """The number of rows per token."""
+        """How many rows a token has."""
         return problem.heads_q // max(1, problem.heads_k) if self.packs_gqa else 1
 
     def tokens(self, problem: Problem) -> int:
-        """The number of tokens with at least one row in a tile."""
+        """How many tokens have a row in a tile, at least."""
         return -(-self.rows // self.group(problem))
 
     def tiles(self, problem: Problem) -> int:
-        """The number of tiles of all queries."""
+        """How many tiles all queries together have."""
         group = self.group(problem)
         return problem.batch * problem.heads_q // group * -(-problem.seq_q * group // self.rows)
 
 
 class CallWork(NamedTuple):
-    """All launches of a call on one GPU, for kernels whose CTAs are not tiles of queries.
+    """The work of all launches of a call on one GPU, for kernels whose CTAs are not tiles of
+    queries.
 
-    ms: the time of all launches. ctas: the CTAs of the main launch. resident: the main launch's
-    CTAs per SM. rows: the rows of one CTA. heads: how many heads of q share these rows.
+    ms: the time of all launches. ctas: the CTAs of the main launch. resident: how many of them an
+    SM holds. rows: the rows of one CTA. heads: how many heads of q these rows belong to.
     """
 
     ms: float

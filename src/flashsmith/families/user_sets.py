@@ -1,4 +1,4 @@
-"""Users' config sets, which come from a text file or an installed package."""
+"""Config sets of users, from a text file or an installed package."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ENTRY_POINT_GROUP = "flashsmith.kernel_sets"
 
 
 def read_set_file(path: str) -> list[KernelConfig]:
-    """The configs of a text file with one short form per line; blank lines and '#' comments are
-    skipped.
+    """Reads the configs in a text file with one short form per line; blank lines and comments after
+    '#' are skipped.
 
     Raises:
-        ConfigParseError: a line is not a short form; the message names file and line.
+        ConfigParseError: a line is not a short form; the message names the file and the line.
         SelectionError: the file cannot be read as text.
     """
     try:
@@ -44,18 +44,20 @@ def read_set_file(path: str) -> list[KernelConfig]:
 
 
 def installed_set_names() -> list[str]:
-    """Names of the sets that installed packages offer, sorted."""
+    """The names of the sets that installed packages offer, sorted."""
     return sorted({entry.name for entry in _entry_points()})
 
 
 def load_installed_set(name: str) -> list[KernelConfig]:
-    """The configs of an installed set. Its entry point names a callable that returns them.
+    """The configs of a set in an installed package.
+
+    The entry point of the set is a callable that returns them.
 
     The callable may return configs, short forms, or both.
 
     Raises:
-        SelectionError: two packages offer the name, the entry point fails, or it returns something
-            other than configs and short forms.
+        SelectionError: two packages offer this name, the entry point fails, or it returns something
+            else than configs and short forms.
     """
     entries = [entry for entry in _entry_points() if entry.name == name]
     targets = sorted({entry.value for entry in entries})
@@ -87,6 +89,6 @@ def _as_config(name: str, target: str, item: object) -> KernelConfig:
 
 
 def _entry_points() -> list[EntryPoint]:
-    # importlib.metadata takes longer to import than all of families.
+    # Importing importlib.metadata takes longer than importing all families.
     metadata = import_module("importlib.metadata")
     return list(metadata.entry_points(group=ENTRY_POINT_GROUP))

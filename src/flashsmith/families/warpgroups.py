@@ -1,5 +1,8 @@
-"""Common parts of the warpgroup families. Their kernels multiply with wgmma. One warpgroup, the
-producer, copies by TMA; the others, the consumers, take over some of its registers (setmaxnreg)."""
+"""What the families with warpgroups have in common.
+
+Their kernels multiply with wgmma. One warpgroup, the producer, copies by TMA. The others are
+consumers, which take over some of its registers (setmaxnreg).
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
 REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
 REGISTER_COUNTS = tuple(range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT))
-# Registers of a thread in addition to its accumulators: addresses, row statistics, loop state.
+# The registers that a thread needs besides its accumulators: addresses, row statistics, state of
+# the loop.
 REGISTERS_BESIDE_TILES = 24
-# The register file of 65,536 registers divided by the 128 threads of a warpgroup.
+# 65,536 registers of the register file, divided by 128 threads of a warpgroup.
 REGISTERS_TO_SHARE = 512
 
 # --- the knobs producer_registers and consumer_registers -----------------------------------------
@@ -38,7 +42,7 @@ REGISTERS_WORD = KnobGroup(
 def registers_knob(
     role: str, default: int, kernel: str, values: Sequence[int] = REGISTER_COUNTS
 ) -> Any:
-    """The config field for the number of registers per thread of the role."""
+    """The field for the number of registers per thread of a role, producer or consumer."""
     return knob(
         f"registers per {role} thread",
         values=tuple(values),
@@ -52,8 +56,8 @@ def registers_knob(
 
 
 def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
-    """Registers per thread at launch, in a CTA of n_warpgroups consumer warpgroups and the
-    producer."""
+    """How many registers each thread has at launch, in a CTA of n_warpgroups consumer warpgroups
+    and a producer."""
     threads = ctas_per_sm * (n_warpgroups + 1)
     return REGISTERS_TO_SHARE // threads // REGISTER_UNIT * REGISTER_UNIT
 
@@ -73,7 +77,7 @@ def arch_rule(family: str) -> Rule:
 
 
 def register_rules() -> tuple[Rule, ...]:
-    """The rules that setmaxnreg must accept the register counts of both roles."""
+    """The rules that setmaxnreg must accept the numbers of registers of both roles."""
 
     def rule(knob: str) -> Rule:
         return Rule(
@@ -87,7 +91,7 @@ def register_rules() -> tuple[Rule, ...]:
     return tuple(map(rule, REGISTERS_WORD.knobs))
 
 
-# A rule of the backward families, which run one CTA per SM.
+# A rule for the backward families, which run one CTA per SM.
 REGISTERS_WITHIN_FILE = Rule(
     "registers_within_file",
     "producer_registers + n_warpgroups consumer_registers must not exceed what the warpgroups "
@@ -110,12 +114,12 @@ PINGPONG_NEEDS_TWO = Rule(
 
 
 class WarpgroupFamily(Family):
-    """A family of warpgroup kernels."""
+    """A family whose kernels consist of warpgroups."""
 
-    # wgmma and TMA multicast are architecture-specific instructions.
+    # wgmma and TMA multicast exist only with this suffix.
     target_suffix = "a"
     needs_tma = True
-    # A kernel that spills is correct but runs at a fraction of its speed.
+    # A kernel that spills is correct, but runs at a fraction of its speed.
     must_not_spill = True
 
     def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
@@ -126,7 +130,7 @@ class WarpgroupFamily(Family):
         return None
 
     def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
-        # TMA copies the tiles, and the counters only cover the accesses of warps.
+        # TMA copies the tiles, and only accesses by warps are counted.
         return {"ldmatrix": (), "copy st": (), "O st": ("stmatrix",), "O ld": ()}
 
     def registers_in_words(self, cfg: Any, registers: int) -> str:
@@ -137,13 +141,15 @@ class WarpgroupFamily(Family):
 
 
 class WarpgroupBackwardFamily(WarpgroupFamily):
-    """A warpgroup family of the backward pass, with kernels for few head dimensions."""
+    """A family of the backward pass with warpgroups, which has kernels for a few head
+    dimensions."""
 
     operation = "backward"
     has_cost_model = True
     d_heads: ClassVar[tuple[int, ...]]
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # Only fewer producer registers can correct a config, and the producer needs at least 24.
+        # To correct a config, only fewer producer registers help, and the producer needs at least
+        # 24.
         "producer_registers": (24, 32, 40),
     }
 
@@ -160,7 +166,7 @@ class WarpgroupBackwardFamily(WarpgroupFamily):
         return self.proven_configs(dtype, served[0], self.roomiest_device) if served else ()
 
     def proven_configs(self, dtype: DType, d_head: int, device: DeviceSpec) -> Sequence[Any]:
-        """The proof_configs for one of the family's d_heads."""
+        """The configs for proofs of one d_head of the family."""
         return self.candidates(dtype, d_head, device, False)
 
     def dividing_tiles(self, cfg: Any) -> dict[str, int]:

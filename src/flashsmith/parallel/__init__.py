@@ -2,8 +2,8 @@
 
     o = flashsmith.parallel.attention(q, k, v, causal=True)  # each rank's rows of o
 
-A sequence over P ranks is cut into 2P chunks. Under every schedule, rank r holds the chunks r and
-2P - 1 - r, so every rank has the same work under a causal mask. ``shard`` returns a rank's rows,
+A sequence is cut into 2P chunks for P ranks. With every schedule, rank r has the chunks r and 2P -
+1 - r, so that all ranks have the same work under a causal mask. ``shard`` returns a rank's rows,
 ``positions`` returns their positions, and ``unshard`` gathers them. Every rank of the group must
 make the same calls.
 """
@@ -127,42 +127,45 @@ def attention(
     """``flashsmith.attention`` for sequences that are sharded over a group of processes.
 
     It is differentiable with respect to q, k, v and sinks, through the output and the log-sum-exp.
-    Every rank of the group must call it with the same options. If one rank refuses its arguments,
-    all ranks raise an error. Under torch.compile it is a graph break.
+    All ranks of the group must call it with the same options. If one rank refuses its arguments,
+    all ranks raise an error. Under torch.compile it causes a graph break.
 
     Args:
         q, k, v: this rank's shards, (batch, rows, heads, d) or packed (rows, heads, d), as
             ``shard`` returns them; fp16 or bf16, on a GPU (NCCL group) or on the host (gloo).
         group: a ProcessGroup or a DeviceMesh of one dimension; None means the group of all
             processes.
-        schedule: 'zigzag' passes K and V around a ring while kernels run. Every length must be a
-            multiple of twice the number of ranks, and there is no row maximum. 'allgather' gathers
-            K and V and takes any lengths. 'ulysses' exchanges rows for heads; the number of ranks
-            must divide the number of k's heads. 'auto' is 'zigzag' if that serves the call and
-            there is no window, else 'allgather'. Under a causal mask, 'auto' takes 'zigzag' only if
-            q and k have the same lengths. These must then be packed sequences, or a batch whose
-            whole K and V have more than 512 MiB.
+        schedule: 'zigzag' passes K and V around a ring of ranks while kernels run. Every length
+            must be a multiple of twice the number of ranks, and return_row_max is not possible.
+            'allgather' gathers K and V from all ranks and takes any lengths. 'ulysses' exchanges
+            rows for heads; the number of ranks must divide the number of heads of k. 'auto' is
+            'zigzag' if it can serve the call and there is no window, and 'allgather' otherwise.
+            Under a causal mask, it is 'zigzag' only if q and k have the same lengths. The sequences
+            must then also be packed, or K and V of the whole batch must have more than 512 MiB.
         causal, window, softcap, scale: as for attention(), applied to the whole sequences.
-        sinks: (heads_q,) fp32, the same on every rank. A rank computes the part of the gradient
-            from its rows, or under 'ulysses' from its heads. The sum over ranks is the gradient.
+        sinks: (heads_q,) fp32, the same on every rank. A rank computes the part of their gradient
+            that comes from its rows, or with 'ulysses' from its heads. The gradient is the sum over
+            all ranks.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32, offsets of the whole packed sequences, the
-            same on every rank. Offsets on a GPU are read once, which synchronizes with it.
-        max_seqlen_q, max_seqlen_k: not needed; if given, at least the length of the longest whole
-            sequence.
-        out: the tensor for this rank's output; not with gradients.
+            same on every rank. If they are on a GPU, they are read once, for which the call waits
+            for the GPU.
+        max_seqlen_q, max_seqlen_k: not needed; if given, they must not be less than the longest
+            whole sequence.
+        out: a tensor for this rank's output; not possible with gradients.
         return_lse, return_row_max: also return this rank's log-sum-exp, or row maximum, fp32,
             (batch, heads_q, rows) or (heads_q, rows).
         config, backward_config, deterministic, emulate: as for attention().
-        bits: as for attention(), the same on every rank. With 'canonical' a row has the same bits
-            as on a single process. 'auto' is then 'allgather', and 'zigzag' is refused.
+        bits: as for attention(), the same on every rank. With 'canonical', a row has the same bits
+            as if one process computed everything. 'auto' is then 'allgather', and 'zigzag' is
+            refused.
 
     Returns:
         This rank's rows of the output o, (o, lse), (o, row_max) or (o, lse, row_max).
 
     Raises:
-        ArgumentError: an argument is unusable, ranks disagree, or a tensor is not the shard that
-            ``shard`` returns. Every rank raises it, and it names the rank.
-        GroupError: another rank has ended, or did not arrive within the group's timeout.
+        ArgumentError: an argument cannot be used, the ranks disagree, or a tensor is not the shard
+            that ``shard`` returns. All ranks raise it; the message names the rank at fault.
+        GroupError: another rank has ended, or did not make the call within the group's timeout.
         The other errors of ``flashsmith.forward``.
     """
     asked = CallOptions(
@@ -181,16 +184,18 @@ def shard(
     group: Any = None,
     cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """This rank's rows of a tensor with all rows, as a differentiable copy, without communication.
+    """This rank's rows of a tensor that has all rows, as a differentiable copy; ranks do not
+    communicate.
 
     Args:
-        tensor: has whole sequences along ``dim``: queries, token ids, labels.
-        dim: the dimension of rows; by default 1, or 0 with cu_seqlens.
+        tensor: a tensor with whole sequences along ``dim``, such as queries, token ids or labels.
+        dim: the dimension of rows; the default is 1, or 0 with cu_seqlens.
         group: as for ``attention``.
-        cu_seqlens: (sequences + 1,) int32, the offsets of packed sequences; None for one.
+        cu_seqlens: (sequences + 1,) int32, the offsets of packed sequences; None if there is one
+            sequence.
 
     Raises:
-        ArgumentError: an argument is unusable.
+        ArgumentError: an argument cannot be used.
     """
     members = Group(group)
     at = row_dim(tensor, dim, cu_seqlens is not None)
@@ -206,16 +211,16 @@ def unshard(
     group: Any = None,
     cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Gathers every rank's rows into the whole tensor, on every rank; has no gradient.
+    """Gathers the rows of all ranks; every rank gets the whole tensor, without a gradient.
 
     Args:
         tensor: this rank's rows along ``dim``.
         dim, group, cu_seqlens: as for ``shard``.
 
     Raises:
-        ArgumentError: an argument is unusable, ranks disagree, or a tensor is not the shard that
-            ``shard`` returns. Every rank raises it, and it names the rank.
-        GroupError: another rank has ended, or did not arrive within the group's timeout.
+        ArgumentError: an argument cannot be used, the ranks disagree, or a tensor is not the shard
+            that ``shard`` returns. All ranks raise it; the message names the rank at fault.
+        GroupError: another rank has ended, or did not make the call within the group's timeout.
     """
     return unsharded(group, tensor, dim, cu_seqlens)
 
@@ -227,17 +232,17 @@ def positions(
     group: Any = None,
     device: Any = None,
 ) -> torch.Tensor:
-    """The position of each of this rank's rows in its sequence, (rows,) int64, for positional
-    embeddings.
+    """For each of this rank's rows, its position in its sequence, for positional embeddings:
+    (rows,) int64.
 
     Args:
-        length: rows of the whole sequence; give this or cu_seqlens.
+        length: the number of rows of the whole sequence; give either this or cu_seqlens.
         cu_seqlens: (sequences + 1,) int32, the offsets of packed sequences.
         group: as for ``attention``.
         device: the device of the result.
 
     Raises:
-        ArgumentError: an argument is unusable.
+        ArgumentError: an argument cannot be used.
     """
     members = Group(group)
     layout = layout_of(length, cu_seqlens, members.size)

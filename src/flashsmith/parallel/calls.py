@@ -1,4 +1,5 @@
-"""attention() over a group of processes: checks, agreement between ranks, and gradients."""
+"""attention() over a group of processes: checks of arguments, agreement between ranks, and
+gradients."""
 
 from __future__ import annotations
 
@@ -60,16 +61,16 @@ class CallOptions(NamedTuple):
 
 
 def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
-    """parallel.attention(), with its keywords as CallOptions."""
+    """parallel.attention() with its keywords in a CallOptions."""
     group = Group(given)
-    # Other ranks get a tensor's memory as it is, without the flag for lazy negation.
+    # Ranks send the memory of a tensor, without the flag for lazy negation.
     q, k, v = (it.resolve_neg() if isinstance(it, torch.Tensor) else it for it in (q, k, v))
     signature = _signature(q, k, v, asked)
     before = None if signature is None else _before.get(group.handle, {}).get(signature)
     said = None
     if before is not None and not (q.data_ptr() % 16 or _is_capturing(q)):
-        # This rank repeats its earlier message. Meanwhile it computes everything that needs no
-        # other rank.
+        # This rank has sent its message in an earlier call, and now only says that it makes the
+        # same call again. Meanwhile it computes everything for which it needs no other rank.
         try:
             return _attend(group, q, k, v, asked, before, group.agree(before.message))
         except _RanksDisagree as others:
@@ -81,7 +82,7 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
 
 
 class _RanksDisagree(Exception):
-    """Another rank did not repeat its earlier message, so the calls must be compared again."""
+    """Another rank has a new message, so the messages must be compared again."""
 
     def __init__(self, said: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -91,9 +92,9 @@ class _RanksDisagree(Exception):
 def _attend(
     group: Group, q: Any, k: Any, v: Any, asked: CallOptions, agreed: _Agreed, agreement: Any
 ) -> Any:
-    """The outputs of a call on which the ranks agree.
+    """Computes the outputs of a call on which all ranks agree.
 
-    An ``agreement``, if given, is confirmed before anything is sent.
+    If an ``agreement`` is given, it is confirmed before anything is sent.
     """
 
     def confirm() -> None:
@@ -117,8 +118,8 @@ def _attend(
 
 
 class _Agreed(NamedTuple):
-    """A call on which the ranks have agreed, with this rank's message and the facts that all ranks
-    sent."""
+    """A call on which all ranks have agreed, with this rank's message and the facts from all
+    ranks."""
 
     message: Message
     said: list[dict[str, Any]]
@@ -129,9 +130,12 @@ class _Agreed(NamedTuple):
 def _agree(
     group: Group, q: Any, k: Any, v: Any, asked: CallOptions, said: list[dict[str, Any]] | None
 ) -> tuple[Any, Any, Any, _Agreed]:
-    """Checks a call on this rank and with the others; returns it with q, k and v, cast by autocast.
+    """Checks a call on this rank and compares it with those of the others.
 
-    said: the facts that the ranks sent about this call, if they have already exchanged messages.
+    Returns it with q, k and v as autocast casts them.
+
+    said: the facts that all ranks have sent about this call, if they have already exchanged
+    messages.
     """
     facts: dict[str, Any] = {"function": "attention"}
     refused: Exception | None = None
@@ -140,7 +144,8 @@ def _agree(
         q, k, v = _cast(q, k, v)
         lengths = _check(group, q, k, v, asked, facts)
     except Exception as error:
-        # The other ranks wait for a message, so this rank sends the error before raising it.
+        # The other ranks are waiting for a message, so this rank sends the error before it raises
+        # it.
         refused = error
     message = Message(facts, refused)
     if said is None:
@@ -157,7 +162,8 @@ def _agree(
     return q, k, v, _Agreed(message, said, call, schedule_named(asked.schedule, call, k.shape[-2]))
 
 
-# The last calls of each group, by signature. A call with a known signature is not checked again.
+# By group: the last calls, by signature. If the signature of a call is known, the call is not
+# checked again.
 _before: WeakKeyDictionary[Any, dict[Any, _Agreed]] = WeakKeyDictionary()
 _MOST_BEFORE = 256
 
@@ -166,13 +172,13 @@ def _remember(group: Group, signature: Any, agreed: _Agreed) -> None:
     calls = _before.setdefault(group.handle, {})
     if len(calls) >= _MOST_BEFORE:
         calls.clear()
-    # The entry does not store the group, because that would keep the group alive.
+    # The group is not stored here, because the entry would keep it alive.
     without: Any = agreed.call._asdict() | {"group": None, "confirm": None}
     calls[signature] = agreed._replace(call=GroupCall(**without))
 
 
 def _signature(q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
-    """Everything except addresses that the checks depend on; None for rare kinds of calls."""
+    """Everything that the checks depend on, except addresses; None for rare kinds of calls."""
     if asked.cu_seqlens_q is not None or asked.cu_seqlens_k is not None or asked.out is not None:
         return None
     found: list[Any] = [torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()]
@@ -189,7 +195,7 @@ def _signature(q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
         hash(options)
         window = asked.window if isinstance(asked.window, tuple) else ()
         return (*found, *options, *map(type, options), *map(type, window))
-    except TypeError:  # the checks raise the error
+    except TypeError:  # The checks will raise the error
         return None
 
 
@@ -202,10 +208,10 @@ def _is_capturing(q: Any) -> bool:
 
 
 class _Parallel(torch.autograd.Function):
-    """The autograd function of a call over a group.
+    """The autograd function of a call over a group of ranks.
 
-    It maps q, k, v, sinks, a schedule and a call to this rank's shards of o, lse and row_max. The
-    last two may be None.
+    It takes q, k, v, sinks, a schedule and a call, and returns this rank's shards of o, lse and
+    row_max. lse and row_max may be None.
     """
 
     @staticmethod
@@ -225,7 +231,7 @@ class _Parallel(torch.autograd.Function):
     def backward(ctx: Any, do: Any, dlse: Any, _: Any) -> Any:
         call: GroupCall = ctx.call
         saved = ctx.saved_tensors
-        # All ranks must send the same messages, whichever outputs each rank's loss depends on.
+        # All ranks must send the same messages, also if the loss of some rank does not depend on o.
         if do is None:
             do = dlse.new_zeros(call.shape, dtype=saved[0].dtype)
         if dlse is None and call.return_lse:
@@ -236,7 +242,7 @@ class _Parallel(torch.autograd.Function):
 
 
 def _alone(q: Any, k: Any, v: Any, call: GroupCall, asked: CallOptions) -> Any:
-    """attention() for a group of one rank, which holds whole sequences."""
+    """attention() for a group of one rank, which has the whole sequences."""
     keywords = asked._asdict()
     del keywords["schedule"]
     return traceable.attention(q, k, v, **keywords)
@@ -258,9 +264,9 @@ def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
 def _check(
     group: Group, q: Any, k: Any, v: Any, asked: CallOptions, facts: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Checks this rank's arguments, and fills ``facts`` with the values that the ranks compare.
+    """Checks the arguments of this rank, and enters the values that ranks compare in ``facts``.
 
-    Returns the lengths of packed sequences of q and of k, or None for either.
+    Returns the lengths of the packed sequences of q and of k; each is None if there are none.
     """
     group.check_device("q", q)
     if _is_capturing(q):
@@ -306,7 +312,8 @@ def _check(
             "softcap": softcap,
             "sinks": asked.sinks is not None,
             "requires_grad": needs,
-            # Before ``deterministic``, which depends on ``bits``, so that errors name ``bits``.
+            # This is before ``deterministic``, which depends on ``bits``, so that an error names
+            # ``bits``.
             "bits": bits or FREE,
             "deterministic": deterministic,
             **flags,
@@ -350,7 +357,7 @@ def _check_tensors(q: Any, k: Any, v: Any, packed: bool) -> None:
 
 
 def _check_lengths(asked: CallOptions, packed: bool) -> list[Any]:
-    """The lengths of packed sequences of q and of k, or None for either."""
+    """The lengths of the packed sequences of q and of k; each is None if there are none."""
     lengths: list[Any] = [None, None]
     for place, name in enumerate("qk"):
         limit = getattr(asked, f"max_seqlen_{name}")
@@ -368,7 +375,7 @@ def _check_lengths(asked: CallOptions, packed: bool) -> list[Any]:
 
 
 def _check_vectors(q: Any, k: Any, v: Any, asked: CallOptions) -> list[bool]:
-    """Checks sinks, out and q's memory layout; returns which tensors require a gradient."""
+    """Checks sinks, out and the memory layout of q. Returns which tensors require a gradient."""
     sinks, out = asked.sinks, asked.out
     heads = q.shape[-2]
     if sinks is not None:
@@ -413,13 +420,13 @@ def check_schedule(schedule: Any) -> str:
     raise ArgumentError(f"schedule={quoted(schedule)}: allowed are {names}")
 
 
-# Models give the same offsets to every layer, so each tensor of offsets is read from a GPU only
-# once.
+# A model passes the same offsets to every layer, so each tensor of offsets is read from the GPU
+# only once.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _lengths(name: str, offsets: Any) -> tuple[int, ...]:
-    """The lengths of packed sequences, from the offsets of the whole sequences."""
+    """The lengths of packed sequences, computed from the offsets of the whole sequences."""
     if not isinstance(offsets, torch.Tensor) or offsets.dtype is not torch.int32:
         what = offsets.dtype if isinstance(offsets, torch.Tensor) else type(offsets).__name__
         raise ArgumentError(
@@ -454,9 +461,11 @@ def _digest(lengths: Sequence[int] | None) -> str | None:
 
 
 def _check_same(said: Sequence[dict[str, Any]], apart: Sequence[str]) -> None:
-    """Raises ArgumentError, the same on every rank, unless all ranks gave the same values.
+    """Raises ArgumentError unless all ranks gave the same values.
 
-    Values named in ``apart`` may differ.
+    The error is the same on every rank.
+
+    The values that ``apart`` names may differ.
     """
     for rank, facts in enumerate(said):
         for name in {**said[0], **facts}:
@@ -473,7 +482,7 @@ def _shown(value: Any) -> str:
 
 
 def _check_rows(name: str, layout: Layout, rows: Sequence[int]) -> None:
-    """Raises ArgumentError unless every rank holds its shard."""
+    """Raises ArgumentError unless every rank has exactly the rows of its shard."""
     for rank, count in enumerate(rows):
         if count != layout.rows(rank):
             raise ArgumentError(
@@ -483,14 +492,14 @@ def _check_rows(name: str, layout: Layout, rows: Sequence[int]) -> None:
             )
 
 
-# Under a causal mask, 'auto' gathers K and V if the whole K and V have at most this many bytes. On
-# two GPUs, gathering 32, 128 or 512 MiB is faster than the ring. Larger sizes were not measured and
-# would take more memory.
+# Under a causal mask, 'auto' gathers K and V if they have at most this many bytes over the whole
+# sequences. On two GPUs, gathering 32, 128 or 512 MiB is faster than the ring. Larger sizes were
+# not measured and would take more memory.
 MOST_GATHERED = 512 << 20
 
 
 def _bytes_of_keys(call: GroupCall, heads_k: int) -> int:
-    """The bytes of K and V of a dense batch of whole sequences."""
+    """The bytes of K and V of a dense batch, over the whole sequences."""
     batch, _, _, d = call.shape
     return 2 * 2 * batch * call.k_layout.starts[-1] * heads_k * d
 
@@ -501,8 +510,10 @@ _NO_BITS = (
 
 
 def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
-    """The schedule with this name. For 'auto', the choice depends only on facts that are the same
-    on every rank."""
+    """The schedule with this name.
+
+    For 'auto' it depends only on facts that are the same on all ranks.
+    """
     count = 2 * call.group.size
     sides = (("q", call.q_layout), ("k", call.k_layout))
     uneven = [
@@ -537,7 +548,7 @@ def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
 
 
 def limits_of(mask: MaskLimits) -> Limits:
-    """A mask's limits as a window's (left, right); None means no limit."""
+    """The limits of a mask as the (left, right) of a window; None stands for no limit."""
     left, right = (None if limit >= UNLIMITED else limit for limit in mask[1:])
     return Limits(left, right)
 
@@ -575,7 +586,7 @@ def _call(
 
 
 def layout_of(length: Any, cu_seqlens: Any, ranks: int) -> Layout:
-    """The layout of one sequence, or of packed sequences."""
+    """How one sequence, or packed sequences, are divided among the ranks."""
     if cu_seqlens is not None:
         if length is not None:
             raise ArgumentError(f"length={quoted(length)}: given with cu_seqlens; give one of them")
@@ -589,7 +600,7 @@ def layout_of(length: Any, cu_seqlens: Any, ranks: int) -> Layout:
 
 
 def row_dim(tensor: Any, dim: Any, packed: bool) -> int:
-    """The dimension of rows, as a nonnegative number."""
+    """The dimension of rows as a number that is not negative."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"tensor: got {type(tensor).__name__}; give a tensor of PyTorch")
     if dim is None:

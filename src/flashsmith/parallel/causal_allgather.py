@@ -1,14 +1,15 @@
-"""The schedule 'allgather' under a plain causal mask: a chunk of queries sees a prefix of the keys.
+"""The schedule 'allgather' for a plain causal mask, where a chunk of queries sees all keys up to
+its own.
 
-For each of its two chunks of queries a rank calls attention() once, on all keys that the chunk
-sees, so there are no parts to merge. The keys may be in any order as long as the chunk's own keys
-are the last. The keys are gathered into
+For each of its two chunks of queries, a rank calls attention() once with all keys that the chunk
+sees, so that no parts have to be merged. The order of the keys does not matter, as long as the keys
+of the chunk itself are the last. K and V are gathered in this order:
 
     later chunks by rank | earlier chunks by rank | this rank's own later chunk
 
-Rank r's earlier chunk is chunk r, and its later chunk is chunk 2P - 1 - r. The later chunk sees all
-keys of this order from the later chunk of rank r + 1 on. The earlier chunk sees the earlier chunks
-of ranks 0 to r. The later chunks arrive while the earlier chunk is computed.
+Rank r's earlier chunk is chunk r, and its later chunk is chunk 2P - 1 - r. In this order, the later
+chunk sees all keys from the later chunk of rank r + 1 on. The earlier chunk sees the earlier chunks
+of the ranks 0 to r. While the earlier chunk is computed, the later chunks arrive.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from flashsmith.semantics.sizes import FREE
 
 
 def serves(call: GroupCall) -> bool:
-    """Whether all chunks have the same length, and each sees a prefix of the keys in any order."""
+    """Whether this schedule serves the call: all chunks have the same length, and each sees all
+    keys up to its own."""
     (length, *more) = call.q_layout.lengths or (0,)
     return (
         call.limits == CAUSAL
@@ -47,12 +49,12 @@ def serves(call: GroupCall) -> bool:
     )
 
 
-# dk and dv of a chunk, fp32.
+# dk and dv of a chunk, in fp32.
 _Pair = Sequence[Any]
 
 
 class _Keys(NamedTuple):
-    """The K and V that this rank's chunks see, and functions that wait for their arrival."""
+    """The K and V that this rank's chunks see, with functions that wait until they have arrived."""
 
     earlier: Sequence[Any]
     later: Sequence[Any]
@@ -70,7 +72,8 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
     places = ranks * chunk, ranks * chunk, chunk
     whole = k.new_empty((2, batch, sum(places), heads, d)).unbind()
     if batch == 1:
-        # Each rank's rows are contiguous in the gathered tensor, so they arrive in place.
+        # The rows of each rank are contiguous in the gathered tensor, so they arrive where they
+        # belong.
         k_halves, v_halves = (it[0].contiguous().chunk(2) for it in (k, v))
         k_places, v_places = (it[0].split_with_sizes(places) for it in whole)
         gather = call.group.all_gather_into
@@ -84,22 +87,24 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
 
     def wait_and_copy() -> None:
         wait_for_earlier()
-        # Copied only now, so that the second message is enqueued before a kernel occupies the GPU.
+        # This is copied only now, so that the second message is enqueued before a kernel occupies
+        # the GPU.
         torch._foreach_copy_([k_places[2], v_places[2]], [k_halves[1], v_halves[1]])
 
     return _Keys(earlier, later, wait_and_copy, wait_for_later)
 
 
 def _peers(call: GroupCall, k: Any) -> RankMemory | None:
-    """Slots for K and V and for their gradients; None if ranks cannot copy from each other."""
+    """Slots for K and V and for their gradients; None if ranks cannot copy from each other's
+    memory."""
     ranks = call.group.size
-    # K and V need 2P + 1 chunks. Gradients need one pair to each other rank and one pair from each,
-    # for both chunks.
+    # K and V take 2P + 1 chunks. Gradients take one pair for each other rank and one from each, for
+    # both chunks.
     return call.group.peers(call.devices, k.device, k.nbytes * max(2 * ranks + 1, 4 * (ranks - 1)))
 
 
 def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any], list[Any]]:
-    """The K and V that a rank's earlier and later chunk see, (batch, places, heads, d)."""
+    """The K and V that the earlier and the later chunk of a rank see: (batch, places, heads, d)."""
     earlier, later = (
         [it.narrow(1, first * chunk, count * chunk) for it in whole]
         for first, count in ((ranks, rank + 1), (rank + 1, 2 * ranks - rank))
@@ -108,11 +113,12 @@ def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any],
 
 
 class _Places(NamedTuple):
-    """Views of a slot that has K and V.
+    """Views of a slot with K and V.
 
-    own: this rank's chunks. earlier, later: the K and V that its two chunks see. for_earlier,
-    for_later: the parts of other ranks' slots to copy for each chunk, as RankMemory.copy takes
-    them.
+    own: the chunks of this rank. earlier, later: the K and V that the two chunks of this rank see.
+    for_earlier,
+    for_later: for each chunk, the parts of other ranks' slots that are copied, in the form that
+    RankMemory.copy takes.
     """
 
     own: list[list[Any]]
@@ -139,7 +145,7 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
 
         earlier: list[tuple[int, int, int, int]] = []
         later: list[tuple[int, int, int, int]] = []
-        # Each rank starts with the next rank, so that all links are in use.
+        # Each rank begins with the next rank, so that all links are used.
         for owner in ((rank + step) % ranks for step in range(1, ranks)):
             its_earlier = ranks + owner
             if owner < rank:
@@ -154,7 +160,7 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     k_halves, v_halves = k.chunk(2, 1), v.chunk(2, 1)
 
     def write(half: int) -> None:
-        # One after another, because a copy of dense memory needs no kernel.
+        # One after the other, because dense memory is copied without a kernel.
         for into, both in zip(it.own[half], (k_halves, v_halves), strict=True):
             into.copy_(both[half])
 
@@ -163,12 +169,13 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
         write(1)
     peers.offer(slot)
     if not rank:
-        write(1)  # no other rank reads it
+        write(1)  # No other rank reads it
     return _Keys(it.earlier, it.later, *peers.copy(slot, it.for_earlier, it.for_later))
 
 
 def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
-    """Starts to gather one chunk of each rank ``into`` tensors whose rows are ordered by rank."""
+    """Starts to gather one chunk from each rank to the tensors ``into``, whose rows are in the
+    order of ranks."""
     mine = [it.contiguous() for it in mine]
     found = [it.new_empty((group.size * it.shape[0], *it.shape[1:])) for it in mine]
     wait = group.all_gather_into(found, mine)
@@ -183,7 +190,10 @@ def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Cal
 
 
 def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tuple[Any, Any]:
-    """Computes one chunk into ``out``; returns its lse and row maximum, None if not requested."""
+    """Computes one chunk and writes it to ``out``.
+
+    Returns its lse and row maximum; None if not requested.
+    """
     keeps_lse = call.return_lse or call.has_gradients
     found = traceable.attention(
         q,
@@ -252,7 +262,7 @@ def backward(
         )
 
     def by_chunk(gradients: Any) -> list[_Pair]:
-        """dk and dv of each chunk, (batch, rows, heads, d)."""
+        """For each chunk, dk and dv: (batch, rows, heads, d)."""
         return list(zip(*(it.split(chunk, 1) for it in gradients[1:3]), strict=True))
 
     peers = _peers(call, k)
@@ -261,7 +271,7 @@ def backward(
     keys.wait_for_later()
     later = differentiate(1, keys.later)
     if needs_kv:
-        # Gradients for the later chunks of others are sent while the earlier chunk is computed.
+        # While the earlier chunk is computed, the gradients for other ranks' later chunks are sent.
         of_later = by_chunk(later)
         own = of_later[-1]
         sent = dict(zip(range(rank + 1, ranks), of_later, strict=False))
@@ -282,7 +292,7 @@ def backward(
         dq = torch.empty_like(q)
         torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
     if needs_kv:
-        # Added in the order of ranks. The last rank that sees a later chunk is the chunk's owner.
+        # Added in the order of ranks. The owner of a later chunk is the last rank that sees it.
         of_ranks = come_to_earlier()
         totals = [
             _added([of_ranks.get(it, of_earlier[it]) for it in range(ranks)]),
@@ -303,10 +313,11 @@ def _exchange(
     sent: dict[int, _Pair],
     owners: Sequence[int],
 ) -> Callable[[], dict[int, _Pair]]:
-    """Starts to send pairs of tensors to other ranks, and to receive pairs from ``owners``.
+    """Starts to send pairs of tensors to other ranks, and to receive pairs from the ranks
+    ``owners``.
 
-    All tensors are like ``like``. The returned function waits for the received pairs. Every rank
-    must call this, even if it sends nothing.
+    All tensors have the shape and dtype of ``like``. The returned function waits for the received
+    pairs. All ranks must call this, even those that send nothing.
     """
     group = call.group
     ranks, rank = group.size, group.rank
@@ -323,7 +334,7 @@ def _exchange(
     nbytes = 2 * like.numel() * like.element_size()
 
     def place(rank: int, of: int) -> int:
-        """The index of rank ``of`` among all ranks other than ``rank``."""
+        """The index of the rank ``of`` among all ranks except ``rank``."""
         return of - (of > rank)
 
     def make(tensor: Callable[..., Any]) -> list[_Pair]:
@@ -349,7 +360,7 @@ def _exchange(
 
 
 def _added(pairs: Sequence[_Pair]) -> _Pair:
-    """The sum of pairs, added in their order, in the memory of the first."""
+    """The sum of pairs in their order; it overwrites the first pair."""
     total, *others = pairs
     for pair in others:
         torch._foreach_add_(total, pair)

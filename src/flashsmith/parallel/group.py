@@ -1,4 +1,4 @@
-"""The group of processes that share a call: agreement between ranks, and transfers.
+"""The group of ranks that share a call: how they agree on the call, and how they transfer tensors.
 
 All ranks of the group must call the functions here in the same order.
 """
@@ -25,22 +25,22 @@ from flashsmith.parallel.shared_words import SharedWords
 from flashsmith.parallel.watch import Watch
 from flashsmith.printable import quoted
 
-# PyTorch 2.13 and later have the first name.
+# PyTorch has the first name from version 2.13 on.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _DEFAULT_TIMEOUT = default_pg_timeout.total_seconds()
-# Bytes of a rank's message to the others about its call; texts are cut to fit.
+# The bytes of the message about a call that a rank sends to the others; texts are cut to fit.
 _MESSAGE = 4096
 # Agreements that are kept for each group.
 _MOST_AGREEMENTS = 512
 _MOST_TEXT = 512
-# The backends that transfer tensors of each device type.
+# By device type: the backends that can transfer its tensors.
 _CARRIERS = {"cpu": ("gloo", "mpi"), "cuda": ("nccl",)}
 _LARGEST = dist.AllreduceOptions()
 _LARGEST.reduceOp = dist.ReduceOp.MAX
 
 
 class Message:
-    """A rank's message to the others: the facts of its call, or why it refused the arguments."""
+    """What a rank sends to the others: the facts of its call, or why it refuses the arguments."""
 
     def __init__(self, facts: dict[str, Any], error: Exception | None = None) -> None:
         self.facts, self.error = facts, error
@@ -51,7 +51,7 @@ class Message:
 
 
 class Group:
-    """One rank's view of a process group."""
+    """A process group, as one of its ranks uses it."""
 
     def __init__(self, given: Any) -> None:
         self.handle = _process_group(given)
@@ -65,8 +65,7 @@ class Group:
         self.size = len(self.members)
 
     def check_device(self, name: str, tensor: Any) -> None:
-        """Raises ArgumentError unless the group can transfer tensors of this tensor's device
-        type."""
+        """Raises ArgumentError if the group cannot transfer tensors of this device type."""
         kind = tensor.device.type
         carriers = _CARRIERS.get(kind)
         if carriers is None:
@@ -82,16 +81,17 @@ class Group:
             )
 
     def _backend(self, kind: str) -> str | None:
-        """The name of the group's backend for a device type; None if it has none."""
+        """The name of the group's backend for a device type; None if there is none."""
         try:
             return str(self.handle._get_backend(torch.device(kind)).name()).lower()
         except RuntimeError:
             return None
 
     def _of_host(self) -> Any:
-        """The group itself if it can transfer host tensors; else a gloo group of the same ranks.
+        """A group that can transfer host tensors: this one if it can, otherwise a gloo group of the
+        same ranks.
 
-        The gloo group has the same timeout. The first call creates it.
+        The gloo group has the same timeout. It is created by the first call.
         """
         known = _host_groups.get(self.handle)
         if known is not None:
@@ -108,14 +108,14 @@ class Group:
         return made
 
     def agree(self, message: Message) -> RankAgreement:
-        """Starts the exchange of messages about a call."""
+        """Starts to exchange messages about a call."""
         return RankAgreement(self, message)
 
     def same(self, word: int) -> Callable[[], bool]:
-        """Starts to compare a 63-bit number with the numbers of all ranks.
+        """Starts to compare a 63-bit number with those of all ranks.
 
-        The returned function waits, and returns whether all numbers are equal. The hosts exchange
-        the numbers, so this waits for no GPU.
+        Returns a function that waits and returns whether all numbers are equal. The hosts exchange
+        the numbers, so no GPU is waited for.
         """
         with self.watch.waiting():
             if self.handle not in _shared_words:
@@ -135,8 +135,7 @@ class Group:
         return SharedWords.shared(self.rank, self.size, _seconds(self._of_host()), self.exchange)
 
     def _same_by_message(self, word: int) -> Callable[[], bool]:
-        # The maximum of the words, and the maximum of their complements, which gives the minimum
-        # word.
+        # The maximum of all words, and that of their complements, from which the minimum follows.
         largest = torch.tensor((word, ~word))
         work = self._of_host().allreduce([largest], _LARGEST)
 
@@ -147,7 +146,9 @@ class Group:
         return wait
 
     def exchange(self, mine: bytes) -> bytes:
-        """Sends bytes to every rank over the host; returns the bytes of all ranks, by rank.
+        """Sends bytes to all ranks over the hosts.
+
+        Returns the bytes from all ranks, in the order of ranks.
 
         All ranks must send the same number of bytes.
         """
@@ -158,7 +159,7 @@ class Group:
         return found.numpy().tobytes()
 
     def peers(self, devices: Hashable, device: Any, nbytes: int) -> RankMemory | None:
-        """Slots of at least ``nbytes`` bytes, from which the ranks can copy each other's data.
+        """Slots of at least ``nbytes`` bytes, from which ranks can copy each other's data.
 
         ``devices`` are the devices of all ranks. Returns None if ranks cannot read each other's
         memory, or if the slots would be too large.
@@ -180,7 +181,8 @@ class Group:
     # --- tensors ----------------------------------------------------------------------------------
 
     def all_gather(self, mine: Any) -> Transfer:
-        """Gathers every rank's tensor, all of the same shape, to (ranks, ...)."""
+        """Gathers the tensors of all ranks, which have the same shape, to one tensor (ranks,
+        ...)."""
         found = mine.new_empty((self.size, *mine.shape))
         whole, part = _bytes(found), _bytes(mine)
 
@@ -190,12 +192,12 @@ class Group:
         return Transfer(self, start, [mine], found)
 
     def all_gather_into(self, found: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
-        """Starts to gather several dense tensors as one message.
+        """Starts to gather several dense tensors in one message.
 
-        Each tensor is gathered into one of ``found``; its first dimension is multiplied by the
-        number of ranks. The transfer starts after the work that is already on the current stream.
-        The returned function makes the current stream wait for the transfer; for host tensors the
-        host waits.
+        Each goes to one of ``found``, whose first dimension is longer by a factor of the number of
+        ranks. The transfer begins after the work that is already on the current stream. Returns a
+        function that makes the current stream wait for the transfer; if the tensors are on the
+        host, the host waits.
         """
         with self.watch.waiting():
             work = self.handle.allgather_into_tensor_coalesced(found, mine)
@@ -215,7 +217,7 @@ class Group:
     def _all_to_all(
         self, mine: Any, sent: Sequence[int], come: Sequence[int]
     ) -> tuple[Any, Callable[[], list[Any]]]:
-        """The tensor that receives, and a function that starts the transfer."""
+        """Returns the tensor that will be received, and a function that starts the transfer."""
         found = mine.new_empty((sum(come), *mine.shape[1:])) if come else torch.empty_like(mine)
         size = mine.element_size() * math.prod(mine.shape[1:])
         sizes = [[size * count for count in counts] or None for counts in (come, sent)]
@@ -231,8 +233,9 @@ class Group:
     ) -> Callable[[], Any]:
         """Starts to send the parts of a (parts, ...) tensor to the ranks, in the order of ranks.
 
-        ``sent`` has the number of parts for each rank, and ``come`` the number from each rank; both
-        default to one part. The transfer starts, and the result waits, as in all_gather_into().
+        ``sent`` is the number of parts for each rank, ``come`` the number from each rank; the
+        default is one. As in all_gather_into(), the transfer begins after the work on the current
+        stream, and the returned function waits for it.
         """
         found, start = self._all_to_all(mine, sent, come)
         with self.watch.waiting():
@@ -247,9 +250,9 @@ class Group:
         return wait
 
     def pass_on(self, mine: Any, into: Any, free: Any = None) -> Transfer:
-        """Sends a tensor to the next rank, and receives the previous rank's tensor in ``into``.
+        """Sends a tensor to the next rank, and receives that of the previous rank in ``into``.
 
-        free: the event after which ``into`` may be written, or None.
+        free: an event after which ``into`` may be written, or None.
         """
         after, before = (self.members[(self.rank + step) % self.size] for step in (1, -1))
         both = [
@@ -264,17 +267,17 @@ class Group:
 
 
 class _Known(NamedTuple):
-    """The facts that all ranks have sent, and a number for them, equal on all ranks."""
+    """The facts that all ranks have sent, and a number for them that is the same on all ranks."""
 
     word: int
     said: list[dict[str, Any]]
 
 
 class RankAgreement:
-    """The messages that the ranks of a group exchange about a call.
+    """The messages about a call that the ranks of a group exchange.
 
-    First they exchange one word, which shows whether all ranks repeat their earlier messages. If
-    any rank does not, they exchange the messages themselves.
+    First they exchange one word, which says whether all ranks would send the same messages as
+    before. If any would not, they exchange the messages themselves.
     """
 
     def __init__(self, group: Group, message: Message) -> None:
@@ -283,11 +286,11 @@ class RankAgreement:
         self._same = group.same(self._known.word if self._known else 0) if group.size > 1 else None
 
     def said(self) -> list[dict[str, Any]]:
-        """The facts that every rank sent, by rank. Call it only once.
+        """The facts from all ranks, in the order of ranks. Call it only once.
 
-        If the ranks repeat earlier messages, the list is the same object as before. If a rank has
-        refused its arguments, that rank raises its own error, and all others raise one that quotes
-        it.
+        If all ranks have sent the same messages before, the list is the same object as then. If a
+        rank has refused its arguments, it raises its own error, and all other ranks raise one that
+        quotes it.
         """
         group, message = self._group, self._message
         if self._same is None:
@@ -307,7 +310,7 @@ class RankAgreement:
         agreements = _agreements.setdefault(group.handle, {})
         if len(agreements) >= _MOST_AGREEMENTS:
             agreements.clear()
-        # Never 0, the word of a rank that has no message to repeat.
+        # This is never 0, which is the word of a rank that has a new message.
         word = int.from_bytes(hashlib.sha256(found).digest()[:8], "big") >> 1 | 1
         facts = [it["facts"] for it in said]
         agreements[message.text] = _Known(word, facts)
@@ -315,11 +318,12 @@ class RankAgreement:
 
 
 class Transfer:
-    """A transfer of tensors; on a GPU it has a separate stream, so that it overlaps with kernels.
+    """A transfer of tensors.
 
-    The transfer's stream waits for the work that is already on the current stream. If ``free`` is
-    given, it waits for that event only. Use this if the tensor to send itself arrived by a
-    transfer.
+    On a GPU it has its own stream, so that kernels can run at the same time.
+
+    This stream waits for the work that is already on the current stream. If ``free`` is given, it
+    waits only for this event. That is for a tensor that was itself received by a transfer.
     """
 
     def __init__(
@@ -333,7 +337,8 @@ class Transfer:
         self._group, self._found = group, found
         self._works: Sequence[Any] = ()
         self._done: Any = None
-        # Kept until the transfer is complete, since its tensors must not be freed before.
+        # Kept until the transfer is complete, since the memory of these tensors must not be freed
+        # before.
         self._sent = sent
         if found.numel() == 0:
             return
@@ -345,13 +350,13 @@ class Transfer:
         stream.wait_event(free if free is not None else _event(found.device))
         with torch.cuda.stream(stream), group.watch.waiting():
             for work in start():
-                work.wait()  # the stream waits, not the host
+                work.wait()  # Here the stream waits, not the host
             self._done = _event(found.device)
         for tensor in (*sent, found):
             tensor.record_stream(stream)
 
     def wait(self) -> Any:
-        """Makes the current stream wait for the transfer, and returns the received tensor."""
+        """Makes the current stream wait for the transfer. Returns the received tensor."""
         if self._done is not None:
             torch.cuda.current_stream(self._found.device).wait_event(self._done)
         with self._group.watch.waiting():
@@ -369,16 +374,17 @@ def _event(device: Any) -> Any:
 
 
 def used_until_now(tensor: Any) -> Any:
-    """An event after all work so far on the current stream, which may use the tensor.
+    """An event after all work on the current stream that may use the tensor.
 
-    None on the host, where a kernel has ended when its call returns.
+    None on the host, where a kernel has finished when its call returns.
     """
     return _event(tensor.device) if tensor.is_cuda else None
 
 
 def _bytes(tensor: Any) -> Any:
-    """A dense tensor's memory as uint8, which every backend can transfer."""
-    # A dense tensor may have any stride in a dimension of one element, but a view as bytes may not.
+    """The memory of a dense tensor as uint8, which all backends can transfer."""
+    # If a dimension has one element, a dense tensor may have any stride in it, but a view as bytes
+    # may not.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
@@ -417,8 +423,10 @@ def _same_by_shared_words(shared_words: SharedWords, watch: Watch, word: int) ->
 
 
 def _watch(handle: Any, rank: int, size: int) -> Watch:
-    """The Watch of this rank, with a weak reference to the group, so as not to keep the group
-    alive."""
+    """The Watch of this rank.
+
+    It has only a weak reference to the group, so that it does not keep it alive.
+    """
     reference = weakref.ref(handle)
 
     def lost() -> str:
@@ -430,24 +438,25 @@ def _watch(handle: Any, rank: int, size: int) -> Watch:
     return watch.start() if size > 1 else watch
 
 
-# The gloo groups that stand in for groups without transfers of host tensors.
+# By group: the gloo group that replaces it for host tensors, if it cannot transfer them.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-# By group; None for groups on several hosts.
+# By group: its shared words; None if it is on several hosts.
 _shared_words: WeakKeyDictionary[Any, SharedWords | None] = WeakKeyDictionary()
-# By group, then by the ranks' devices; None if a rank cannot read another's memory.
+# By group, then by the devices of all ranks: the rank memory; None if a rank cannot read the memory
+# of another.
 _peers: WeakKeyDictionary[Any, dict[Hashable, RankMemory | None]] = WeakKeyDictionary()
-# By group: this process's rank, the global ranks of all members, and the watch. Agreements are by
-# group and this rank's message.
+# By group: the rank of this process, the global ranks of all members, and the watch. Agreements are
+# by group and by the message of this rank.
 _members: WeakKeyDictionary[Any, tuple[int, list[int], Watch]] = WeakKeyDictionary()
 _agreements: WeakKeyDictionary[Any, dict[bytes, _Known]] = WeakKeyDictionary()
 
 
 def _timeout(backend: Any) -> Any:
-    """A backend's timeout; None, which is PyTorch's default, if the backend does not have one."""
+    """The timeout of a backend; None, which stands for PyTorch's default, if it has none."""
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
 def _seconds(group: Any) -> float:
-    """The longest timeout of a group's backends, in seconds."""
+    """The longest timeout of the backends of a group, in seconds."""
     limits = [_timeout(group._get_backend(device)) for device in group._device_types]
     return max((it.total_seconds() for it in limits if it), default=_DEFAULT_TIMEOUT)

@@ -1,5 +1,7 @@
-"""The keywords of flashsmith.parallel.attention() that do not change the type of the result. Only
-type checkers need this module."""
+"""Those keywords of flashsmith.parallel.attention() that do not affect the type of the result.
+
+Only type checkers need this module.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How sequences are sharded over ranks, and which rectangles of scores a rank computes.
+"""How sequences are divided among ranks, and which rectangles of scores a rank computes.
 
-A sequence over P ranks is cut into 2P chunks whose lengths differ by at most one. Rank r holds the
-chunks r and 2P - 1 - r, so that every rank has the same work under a causal mask. Everything here
-is arithmetic on lengths, without tensors.
+For P ranks, a sequence is cut into 2P chunks, whose lengths differ by at most one. Rank r has the
+chunks r and 2P - 1 - r, so that all ranks have the same work under a causal mask. Everything here
+is computed from lengths, without tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-Span = tuple[int, int]  # begin and end
+Span = tuple[int, int]  # Begin and end
 
 
 class RowRun(NamedTuple):
@@ -27,16 +27,16 @@ class RowRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Sequences of the given lengths over a number of ranks.
+    """How sequences of the given lengths are divided among a number of ranks.
 
-    Each rank's tensor has its parts of the sequences one after another.
+    The tensor of a rank has its parts of all sequences one after the other.
     """
 
     lengths: tuple[int, ...]
     ranks: int
 
     def chunk(self, length: int, index: int) -> Span:
-        """Where the chunk ``index`` of 2P begins and ends in a sequence of this length."""
+        """Where the chunk ``index`` (of 2P) begins and ends in a sequence of this length."""
         count = 2 * self.ranks
         return index * length // count, (index + 1) * length // count
 
@@ -58,11 +58,11 @@ class Layout:
             yield tuple(runs)
 
     def runs(self, rank: int) -> tuple[tuple[RowRun, ...], ...]:
-        """The parts of each sequence that a rank holds; none of them is empty."""
+        """For each sequence, the parts that a rank has; none is empty."""
         return self._runs[rank]
 
     def whole(self) -> tuple[tuple[RowRun, ...], ...]:
-        """The parts of each sequence in a tensor with all sequences, in order."""
+        """For each sequence, its parts in a tensor that has all sequences, in order."""
         return tuple(
             (RowRun(0, begin, length),) if length else ()
             for begin, length in zip(self.starts, self.lengths, strict=False)
@@ -70,12 +70,12 @@ class Layout:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first row of each sequence in a tensor with all sequences, then the tensor's row
-        count."""
+        """The first row of each sequence in a tensor that has all sequences, followed by the number
+        of rows."""
         return tuple(accumulate(self.lengths, initial=0))
 
     def rows(self, rank: int) -> int:
-        """How many rows a rank holds."""
+        """The number of rows that a rank has."""
         return sum(run.length for runs in self.runs(rank) for run in runs)
 
     @cached_property
@@ -83,7 +83,7 @@ class Layout:
         return max(self.rows(rank) for rank in range(self.ranks))
 
     def spans(self, rank: int) -> list[Span]:
-        """The rows that a rank holds, as spans of the tensor with all sequences."""
+        """The rows that a rank has, as spans of the tensor that has all sequences."""
         return [
             (start + run.position, start + run.position + run.length)
             for start, runs in zip(self.starts, self.runs(rank), strict=False)
@@ -91,7 +91,7 @@ class Layout:
         ]
 
     def places(self) -> list[tuple[int, Span]]:
-        """For each part of the tensor with all sequences, in order: the rank that holds the part,
+        """The parts of the tensor that has all sequences, in order: for each, the rank that has it,
         and the span of that rank's rows."""
         found = []
         for rank in range(self.ranks):
@@ -102,7 +102,7 @@ class Layout:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """The spans, without empty spans; adjacent spans are merged."""
+    """The spans without empty ones; adjacent spans are merged."""
     found: list[Span] = []
     for begin, end in spans:
         if begin == end:
@@ -115,7 +115,7 @@ def joined(spans: Iterable[Span]) -> list[Span]:
 
 
 class Limits(NamedTuple):
-    """attention()'s window: the numbers of keys before and after its own position that a query
+    """A window as attention() takes it: how many keys before and after its own position a query
     sees."""
 
     left: int | None = None
@@ -123,10 +123,11 @@ class Limits(NamedTuple):
 
 
 class ScoreBlock(NamedTuple):
-    """A rectangle of scores: rows of the query and key tensors, and the window for attention().
+    """A rectangle of scores: rows of the query tensor, rows of the key tensor, and the window for
+    attention().
 
-    attention() aligns masks to the bottom right of the rectangle. The window compensates for this
-    alignment, so that rows are masked by their positions in the sequence.
+    attention() aligns masks to the bottom right of the rectangle. The window allows for this, so
+    that rows are masked by their positions in the sequence.
     """
 
     q: Span
@@ -141,12 +142,13 @@ def pieces(
     mask: Limits,
     chunk: int = 1,
 ) -> list[ScoreBlock]:
-    """The scores of some queries with the keys that they see, in as few rectangles as possible.
+    """The scores of some queries with the keys that they see, as few rectangles as possible.
+
     Queries and keys are parts of one sequence.
 
-    ahead: the number of keys minus the number of queries in the whole sequence, so that query i is
-    at key i + ahead. chunk: keys before a window are left out in multiples of this number, counted
-    from the sequence's first key.
+    ahead: how many more keys than queries the whole sequence has, so that query i is at key i +
+    ahead. chunk: keys before a window are left out only in multiples of this number, counted from
+    the first key of the sequence.
     """
     found = [piece for q in q_runs for k in k_runs if (piece := _piece(q, k, ahead, mask, chunk))]
     return _in_fewer(found)
@@ -154,15 +156,15 @@ def pieces(
 
 def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> ScoreBlock | None:
     rows, keys = q.length, k.length
-    first = q.position + ahead  # the first query's position among keys
+    first = q.position + ahead  # The position of the first query among the keys
     if mask.right is not None:
-        # Leaves out keys after the last key that the last query sees.
+        # Keys after the last one that the last query sees are left out.
         keys = min(keys, first + rows + mask.right - k.position)
     if keys <= 0:
         return None
     if mask.left is not None:
-        # Leaves out keys before the first query's first visible key, and queries after the last
-        # query that sees the last key.
+        # Keys before the first one that the first query sees are left out, and queries after the
+        # last one that sees the last key.
         rows = min(rows, k.position + keys + mask.left - first)
         if rows <= 0:
             return None
@@ -171,8 +173,8 @@ def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> ScoreB
         k = RowRun(k.position + unseen, k.row + unseen, keys)
         if keys <= 0:
             return None
-    # attention() aligns the last query to the last key. That places the queries too early by this
-    # number of positions.
+    # attention() puts the last query at the position of the last key. The queries would thus be too
+    # early by this number of positions.
     shift = (first + rows) - (k.position + keys)
     left = None if mask.left is None or mask.left - shift >= keys - 1 else mask.left - shift
     right = None if mask.right is None or mask.right + shift >= rows - 1 else mask.right + shift
@@ -184,7 +186,7 @@ CAUSAL = Limits(None, 0)
 
 
 def _in_fewer(found: list[ScoreBlock]) -> list[ScoreBlock]:
-    """Merges adjacent rectangles that attention() can compute as one."""
+    """Merges adjacent rectangles if attention() can compute them as one."""
     kinds = [piece.limits for piece in found]
     if kinds == [CAUSAL, FULL, CAUSAL]:
         early, both, late = found
@@ -216,9 +218,9 @@ def _length(span: Span) -> int:
 
 
 def batches(found: Iterable[Sequence[ScoreBlock]]) -> list[list[ScoreBlock]]:
-    """Divides the pieces of several packed sequences into calls of attention().
+    """Divides the rectangles of several packed sequences among calls of attention().
 
-    All pieces of a call have the same window, and each sequence has at most one piece in the call.
+    In one call, all rectangles have the same window, and each sequence has at most one.
     """
     calls: dict[tuple[Limits, int], list[ScoreBlock]] = defaultdict(list)
     for of_sequence in found:

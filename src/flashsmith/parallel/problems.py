@@ -1,5 +1,5 @@
-"""The problems that ranks compute when they share one problem, so that their kernels can be built
-in advance."""
+"""Lists the problems that ranks compute when they share one problem, so that their kernels can be
+built ahead."""
 
 from __future__ import annotations
 
@@ -39,22 +39,23 @@ def problems(
     gradients: bool = False,
     sinks: bool = False,
 ) -> list[Problem]:
-    """The distinct problems whose kernels ``parallel.attention`` runs on any of the ranks.
+    """The problems whose kernels ``parallel.attention`` runs on any of the ranks, without
+    duplicates.
 
-    Pass them to ``flashsmith.tuning.build_for``; ``flashsmith build --ranks`` needs no such call.
-    This function needs no group and no GPU.
+    ``flashsmith.tuning.build_for`` builds their kernels, and so does ``flashsmith build --ranks``,
+    without a call of this function. Neither a group nor a GPU is needed.
 
     Args:
-        problem: the problem of the whole sequences, a Problem or its text, for example 'b1 s131072
-            h32:8 d128 bf16 causal'. All packed sequences are assumed to have the maximum length.
-        ranks: number of ranks in the group.
+        problem: the problem of the whole sequences, a Problem or its text such as 'b1 s131072 h32:8
+            d128 bf16 causal'. All packed sequences are assumed to have the greatest length.
+        ranks: the number of ranks in the group.
         schedule: as for ``attention``.
-        window: the limits of the problem's window; None takes ``Problem.window``.
-        gradients: also return the problems of the backward pass.
-        sinks: whether there are sinks; their gradient is a separate problem.
+        window: the limits of the window; None stands for ``Problem.window``.
+        gradients: whether to include the problems of the backward pass.
+        sinks: whether there are sinks; their gradient is another problem.
 
     Raises:
-        ArgumentError: an argument is unusable, or the schedule does not serve these lengths.
+        ArgumentError: an argument cannot be used, or the schedule cannot serve these lengths.
     """
     whole = Problem.parse(problem) if isinstance(problem, str) else problem
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
@@ -78,7 +79,7 @@ def problems(
 
 
 def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool) -> GroupCall:
-    """The GroupCall of a rank, with a stand-in for its group that cannot communicate."""
+    """The GroupCall of a rank, with a group that only has a size and cannot communicate."""
     packed = whole.semantics.packed
     count = whole.batch if packed else 1
     layouts = [Layout((length,) * count, ranks) for length in (whole.seq_q, whole.seq_k)]
@@ -109,7 +110,8 @@ def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool
 def _attention(
     whole: Problem, limits: Limits, sizes: tuple[int, int, int], heads_k: int, **flags: bool
 ) -> Problem:
-    """``whole`` with other limits, sizes (sequences, queries, keys), and KV heads."""
+    """``whole`` with other limits, other sizes (sequences, queries, keys) and another number of KV
+    heads."""
     batch, seq_q, seq_k = sizes
     packed = whole.semantics.packed
     mask = check_mask(False, tuple(limits))
@@ -136,7 +138,7 @@ def _backward(of: Problem) -> Problem:
 
 
 def _of_part(whole: Problem, part: KernelCall, heads: Span, **flags: bool) -> Problem:
-    """The problem of a kernel call on some KV heads."""
+    """The problem of one kernel call, for some of the KV heads."""
     keywords = part.keywords
     limits = CAUSAL if keywords.get("causal") else Limits(*keywords["window"])
     sizes = whole.batch, part.q.count, part.k.count
@@ -152,7 +154,7 @@ def _parts(call: GroupCall, owner: int | None) -> tuple[KernelCall, ...]:
 
 
 def _gradient_of_sinks(whole: Problem, call: GroupCall) -> Problem:
-    """The problem of the gradient of sinks, in which queries see no key."""
+    """The problem for the gradient of the sinks, in which queries see no key."""
     packed = whole.semantics.packed
     rows = call.q_layout.rows(call.group.rank)
     return _backward(
@@ -171,7 +173,7 @@ def _of_zigzag(whole: Problem, call: GroupCall, sinks: bool) -> Iterator[Problem
                 if heads[1] > heads[0]:
                     yield _backward(_of_part(whole, part, heads))
     packed, rows = whole.semantics.packed, call.q_layout.rows(rank)
-    # Intermediate merges have fp32 results, which the fp16 kernels serve.
+    # Intermediate results of merges are fp32, for which the fp16 kernels are used.
     for dtype in (whole.dtype, *[DType.FP16] * (count >= MOST_PARTS)):
         batch = 1 if packed else whole.batch
         sizes = batch, rows, 1, whole.heads_q, whole.heads_q, whole.d

@@ -1,9 +1,9 @@
-"""Memory that the ranks of one host copy from each other.
+"""Memory of the ranks on one host, from which they copy each other's data.
 
-GPUs copy with their copy engines, which use no SMs. NCCL's kernels would take SMs from attention
-kernels. A rank writes data for the others into a slot in its memory, announces this through the
-shared words (shared_words.py), and copies the data that it needs from the others' slots. Two slots
-alternate. Each transfer has three steps:
+GPUs copy it with copy engines, which use no SMs. The kernels of NCCL would take SMs from attention.
+A rank writes data for others to a slot in its own memory, announces this through the shared words
+(shared_words.py), and copies the data that it needs from the slots of others. There are two slots,
+which alternate. A transfer has three steps:
 
     begin      The current stream waits until nobody copies from the slot any more.
     offer      An event is recorded after the writes. The ranks then meet on the shared words, so
@@ -13,10 +13,10 @@ alternate. Each transfer has three steps:
                event. The current stream waits for that event, as does the begin() after next of the
                other ranks.
 
-No GPU waits for an event that is not yet recorded. If a rank does not arrive, the other ranks'
-hosts detect this through the shared words, within the group's timeout. A recorded event may still
-never happen, for example if a process is killed while its GPU has work. The watch (watch.py)
-handles this case.
+So no GPU waits for an event that is not recorded yet. If a rank does not arrive, the hosts of the
+others notice this through the shared words, within the timeout of the group. An event that was
+recorded may still never happen, for example if a process is killed while its GPU is working. The
+watch (watch.py) is for this case.
 """
 
 from __future__ import annotations
@@ -31,25 +31,28 @@ import torch
 from flashsmith.errors import FlashsmithError, GroupError
 from flashsmith.runtime import driver
 
-# The largest size of a slot in bytes; larger transfers use the group's backend.
+# The largest slot in bytes; for larger transfers, the group's backend is used.
 MOST = 256 << 20
-# Slot sizes are multiples of this, so that slots seldom grow.
+# The size of a slot is a multiple of this, so that slots rarely have to grow.
 _STEP = 16 << 20
-# Bytes of a rank's message to the others about its memory.
+# The bytes of the message about its memory that a rank sends to the others.
 _NAME = 512
 
 
 class HostSync(NamedTuple):
-    """How a rank synchronizes with the others of its group, over the host."""
+    """How the hosts of the ranks synchronise."""
 
     rank: int
     size: int
     same: Callable[[int], bool]  # whether all ranks have this number; raises GroupError
-    mark: Callable[[], None]  # nobody has opened it
+    mark: Callable[[], None]  # marks the current stream: see Watch.mark()
 
 
 class RankMemory:
-    """One rank's view of the memory of all ranks of a group. Every rank makes the same calls."""
+    """The memory of all ranks of a group, as one of the ranks uses it.
+
+    All ranks must make the same calls.
+    """
 
     def __init__(self, others: HostSync, memory: Any, capacity: int) -> None:
         self.rank, self.size, self.capacity = others.rank, others.size, capacity
@@ -62,8 +65,8 @@ class RankMemory:
     ) -> RankMemory | None:
         """Creates slots of at least ``nbytes`` bytes; all ranks must call this.
 
-        Returns None if some rank cannot read another rank's memory. ``exchange`` sends bytes to
-        every rank, and returns the bytes of all ranks, by rank.
+        Returns None if a rank cannot read the memory of another. ``exchange`` sends bytes to all
+        ranks, and returns the bytes from all ranks in the order of ranks.
         """
         capacity = -(-max(nbytes, 1) // _STEP) * _STEP
         memory, name = None, b""
@@ -85,7 +88,7 @@ class RankMemory:
             return RankMemory(others, memory, capacity)
         if memory is not None:
             memory.leave()
-        exchange(b"\0")  # nobody has it open
+        exchange(b"\0")  # No rank has it open
         if memory is not None:
             memory.free()
         return None
@@ -93,20 +96,21 @@ class RankMemory:
     def close(self) -> None:
         """Frees the memory; all ranks must call this."""
         self._memory.leave()
-        self._meet()  # nobody has it open
+        self._meet()  # No rank has it open
         self._memory.free()
 
     def begin(self) -> int:
-        """The slot of the next transfer, for the current stream to write to."""
+        """Returns the slot for the next transfer, which the current stream may then write."""
         self._number += 1
         slot = self._number % 2
         self._memory.wait_until_read(slot)
         return slot
 
     def view(self, slot: int, key: Hashable, make: Callable[[Callable[..., Any]], Any]) -> Any:
-        """The result of ``make``, cached by ``key``.
+        """The result of ``make``, which is cached under ``key``.
 
-        ``make`` gets a function from offset in bytes, shape and dtype to a tensor in the slot.
+        ``make`` is called with a function that makes a tensor in the slot from an offset in bytes,
+        a shape and a dtype.
         """
         views = self._views[slot]
         if key not in views:
@@ -124,9 +128,10 @@ class RankMemory:
         return views[key]
 
     def offer(self, slot: int) -> None:
-        """Makes the current stream's writes to the slot available to the other ranks.
+        """Lets other ranks read what the current stream has written to the slot.
 
-        After that copy() can read the others' slots. Raises GroupError if a rank does not arrive.
+        After this, copy() can read the slots of the others. Raises GroupError if a rank does not
+        arrive.
         """
         self._memory.publish(slot)
         self._meet()
@@ -138,11 +143,13 @@ class RankMemory:
     def copy(
         self, slot: int, *groups: Sequence[tuple[int, int, int, int]]
     ) -> list[Callable[[], None]]:
-        """Copies groups of parts, one group after another; must be called once for each transfer.
+        """Copies groups of parts, one group after the other.
 
-        A part is a rank, an offset in that rank's slot, an offset in this rank's slot, and a number
-        of bytes. For each group, the result has a function that makes the current stream wait for
-        this group and all groups before.
+        It must be called once for each transfer.
+
+        A part is (rank, offset in that rank's slot, offset in this rank's slot, bytes). Returns for
+        each group a function that makes the current stream wait for it and for all groups before
+        it.
         """
         first, memory = slot * self.capacity, self._memory
         memory.begin_reading(slot)
@@ -179,7 +186,7 @@ _streams: dict[Any, Any] = {}
 
 
 def transfer_stream(device: Any) -> Any:
-    """The stream for a GPU's transfers, so that transfers need not wait for the GPU's kernels."""
+    """The stream for transfers of a GPU. They then need not wait for kernels of this GPU."""
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
     return _streams[device]
@@ -193,7 +200,7 @@ _LAZY_PEER_ACCESS = 1
 
 
 class _Address:
-    """Memory that PyTorch can wrap, through ``__cuda_array_interface__``."""
+    """Memory that PyTorch can use as a tensor, by ``__cuda_array_interface__``."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -205,7 +212,7 @@ class _Address:
 
 
 class GpuMemory:
-    """Memory of this rank's GPU, and of the other ranks' GPUs through CUDA's IPC handles."""
+    """Memory of this rank's GPU and, by CUDA's IPC handles, of the GPUs of the other ranks."""
 
     def __init__(self, device: Any, rank: int, nbytes: int) -> None:
         self._device, self._rank = device, rank
@@ -221,7 +228,8 @@ class GpuMemory:
         self._bases: list[int] = []
         self._side = transfer_stream(device)
         self._main = torch.cuda.current_stream(device)
-        # Events for each slot: after this rank's writes, and after its copies from the others.
+        # Two events per slot: after this rank has written it, and after this rank has copied from
+        # the others' slots.
         self._written, self._read = (
             [torch.cuda.Event(interprocess=True) for _ in range(2)] for _ in range(2)
         )
@@ -247,7 +255,7 @@ class GpuMemory:
                 events.append(torch.cuda.Event.from_ipc_handle(self._device, its))
 
     def leave(self) -> None:
-        """Waits for this rank's streams, and closes the others' memory."""
+        """Waits for the streams of this rank, and closes the memory of the others."""
         torch.cuda.synchronize(self._device)
         with driver.current_gpu(self._ordinal):
             for rank, base in enumerate(self._bases):
@@ -261,7 +269,7 @@ class GpuMemory:
     def wait_until_read(self, slot: int) -> None:
         main = torch.cuda.current_stream(self._device)
         if main != self._main:
-            # Kernels on the previous stream read the slots, too.
+            # Kernels on the previous stream read the slots too.
             main.wait_stream(self._main)
             self._main = main
         for event in self._their_read[slot]:
@@ -283,7 +291,7 @@ class GpuMemory:
             )
 
     def arrived(self) -> Callable[[], None]:
-        """A function that makes the current stream wait for all reads so far."""
+        """A function that makes the current stream wait for all copies so far."""
         event = torch.cuda.Event()
         event.record(self._side)
         return functools.partial(self._main.wait_event, event)

@@ -1,8 +1,10 @@
-"""How the ranks of a group share one call of attention: 'zigzag', 'allgather' and 'ulysses'.
+"""Schedules: how the ranks of a group share a call of attention.
 
-Each schedule is two functions, forward and backward. Tensors are one rank's shards, (batch, rows,
-heads, d) or packed (rows, heads, d). All ranks send and receive equal amounts, in the same order,
-even ranks that have nothing to compute.
+They are 'zigzag', 'allgather' and 'ulysses'.
+
+A schedule is two functions, forward and backward. Tensors are the shards of one rank, (batch, rows,
+heads, d) or packed (rows, heads, d). All ranks send and receive the same amounts in the same order,
+even if they have nothing to compute.
 """
 
 from __future__ import annotations
@@ -30,21 +32,24 @@ from flashsmith.parallel.layout import (
 )
 from flashsmith.semantics.sizes import FREE
 
-# K and V are gathered by groups of heads. While one group is computed, the next groups are
-# gathered. A rank's message has at least this many bytes, because links are slow with smaller
-# messages.
+# K and V are gathered in groups of heads. While one group is computed, the next ones are gathered.
+# The message of a rank has at least this many bytes, because smaller ones do not use the full speed
+# of a link.
 SMALLEST_MESSAGE = 8 << 20
 
 
 class GroupCall(NamedTuple):
-    """One call of attention() over a group; ranks differ only in their rank and their rows."""
+    """One call of attention() over a group.
+
+    Its fields differ between ranks only in the rank and the rows.
+    """
 
     group: Group
     q_layout: Layout
     k_layout: Layout
     packed: bool
     limits: Limits
-    # softcap, scale and emulate, for both passes.
+    # softcap, scale and emulate, which both passes need.
     options: dict[str, Any]
     config: Any
     backward_config: Any
@@ -53,10 +58,10 @@ class GroupCall(NamedTuple):
     has_gradients: bool
     return_lse: bool
     return_row_max: bool
-    shape: tuple[int, ...]  # of this rank's q
-    # Returns when the ranks have agreed on the call; a forward pass sends nothing before that.
+    shape: tuple[int, ...]  # The shape of this rank's q
+    # Returns when all ranks have agreed on the call. Before that, the forward pass sends nothing.
     confirm: Callable[[], None]
-    devices: tuple[str, ...] = ()  # of all ranks
+    devices: tuple[str, ...] = ()  # The devices of all ranks
     bits: str = ""  # 'canonical', or '' for free bits
 
     @property
@@ -66,10 +71,10 @@ class GroupCall(NamedTuple):
 
 
 class GroupResults(NamedTuple):
-    """This rank's shards of the results, and ``saved``, the tensors for the backward pass.
+    """This rank's shards of the results, and ``saved``, which are tensors for the backward pass.
 
-    lse and row_max may be None if they were not requested. All tensors are in memory that no later
-    call reuses.
+    lse and row_max may be None if they were not requested. No later call uses the memory of these
+    tensors again.
     """
 
     o: Any
@@ -92,7 +97,7 @@ class GroupSchedule(NamedTuple):
 
 
 class RankRows:
-    """Some rows of a tensor, in order; contiguous rows are taken as a view, others as a copy."""
+    """Some rows of a tensor, in order. Contiguous rows are taken as a view, others as a copy."""
 
     def __init__(self, spans: Iterable[Span], device: Any) -> None:
         self.spans = tuple(joined(spans))
@@ -118,16 +123,16 @@ class RankRows:
         if self.span is not None:
             self.take(tensor, dim).add_(part)
         else:
-            # No row occurs twice, so the order of additions does not matter.
+            # Each row occurs once, so the order of additions does not matter.
             self.put(tensor, dim, self.take(tensor, dim) + part)
 
 
 class KernelCall(NamedTuple):
-    """A call of attention() on some rows of queries and of keys."""
+    """A call of attention() on some rows of queries and some rows of keys."""
 
     q: RankRows
     k: RankRows
-    keywords: dict[str, Any]  # its mask, and the offsets of packed sequences
+    keywords: dict[str, Any]  # The mask, and the offsets of packed sequences
 
 
 @functools.lru_cache(maxsize=256)
@@ -141,9 +146,10 @@ def kernel_calls(
     device: Any,
     bits: str = "",
 ) -> tuple[KernelCall, ...]:
-    """The kernel calls for a rank's queries and the keys of ``owner``; None means all keys.
+    """The kernel calls for the queries of ``rank`` and the keys of ``owner``; None stands for all
+    keys.
 
-    With canonical bits, masked keys are left out only in whole chunks of the order of all keys.
+    With canonical bits, masked keys are left out only in whole chunks, counted over all keys.
     """
     chunk = CHUNK if bits else 1
     k_runs = k_layout.whole() if owner is None else k_layout.runs(owner)
@@ -172,7 +178,8 @@ def _kernel_call(part: Sequence[ScoreBlock], packed: bool, device: Any) -> Kerne
 
 @functools.lru_cache(maxsize=64)
 def _order(layout: Layout, device: Any) -> Any:
-    """The indices that bring rows of gathered shards, each padded to the longest, into order."""
+    """The indices that bring the rows of gathered shards, each padded to the longest, into
+    order."""
     most = layout.most_rows
     parts = [
         torch.arange(rank * most + begin, rank * most + end)
@@ -182,9 +189,9 @@ def _order(layout: Layout, device: Any) -> Any:
 
 
 def padded(tensor: Any, dim: int, rows: int) -> Any:
-    """A dense copy of the tensor, padded with zeros to a number of rows.
+    """A dense copy of a tensor, padded with zeros to this number of rows.
 
-    Shards that are sent together must have the same length.
+    Shards that are sent together must be equally long.
     """
     missing = rows - tensor.shape[dim]
     if missing:
@@ -197,7 +204,7 @@ def padded(tensor: Any, dim: int, rows: int) -> Any:
 def in_order(gathered: Any, layout: Layout, dim: int) -> Any:
     """Joins (ranks, ...) shards, padded to the longest, to a tensor with all rows in order.
 
-    ``dim`` is the dimension of rows, counted without the dimension of ranks.
+    ``dim`` is the dimension of rows, not counting the dimension of ranks.
     """
     if len(layout.lengths) == 1:
         places = layout.places()
@@ -211,7 +218,7 @@ def in_order(gathered: Any, layout: Layout, dim: int) -> Any:
 
 
 def by_owner(whole: Any, layout: Layout, dim: int) -> Any:
-    """The reverse of in_order(): every rank's rows, (ranks, ...), padded with zeros."""
+    """The reverse of in_order(): the rows of each rank, (ranks, ...), padded with zeros."""
     shards = [
         padded(shard_of(whole, layout, rank, dim), dim, layout.most_rows)
         for rank in range(layout.ranks)
@@ -220,7 +227,7 @@ def by_owner(whole: Any, layout: Layout, dim: int) -> Any:
 
 
 def shard_of(whole: Any, layout: Layout, rank: int, dim: int) -> Any:
-    """A rank's rows of a tensor with all rows."""
+    """The rows of a rank, from a tensor that has all rows."""
     parts = [whole.narrow(dim, begin, end - begin) for begin, end in layout.spans(rank)]
     return torch.cat(parts, dim) if parts else whole.narrow(dim, 0, 0)
 
@@ -229,7 +236,7 @@ def shard_of(whole: Any, layout: Layout, rank: int, dim: int) -> Any:
 
 
 def _forward(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-    """attention() on a part: o, lse, and row_max or None."""
+    """attention() for some rows. Returns o, lse, and row_max or None."""
     dim = call.dim
     found = traceable.attention(
         part.q.take(q, dim),
@@ -247,7 +254,7 @@ def _forward(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any, **keywor
 
 
 class _Differentiated(NamedTuple):
-    """The tensors of queries that every kernel of a backward pass reads."""
+    """Those tensors of the queries that every kernel of a backward pass reads."""
 
     do: Any
     q: Any
@@ -256,7 +263,7 @@ class _Differentiated(NamedTuple):
     dlse: Any
 
     def heads(self, group: int, heads: Span) -> _Differentiated:
-        """The tensors of the query heads that share the given KV heads."""
+        """The tensors for those query heads that use the given KV heads."""
         begin, end = (group * head for head in heads)
         return _Differentiated(*(None if it is None else it[..., begin:end, :] for it in self))
 
@@ -264,7 +271,7 @@ class _Differentiated(NamedTuple):
 def _backward(
     call: GroupCall, part: KernelCall, of: _Differentiated, k: Any, v: Any, needs: Needs
 ) -> Any:
-    """flashsmith.backward() on a part: dq, dk and dv in fp32."""
+    """flashsmith.backward() for some rows. Returns dq, dk and dv in fp32."""
     dim = call.dim
     do, q, o = (part.q.take(tensor, dim) for tensor in of[:3])
     lse = part.q.take(of.lse, -1).contiguous()
@@ -295,7 +302,7 @@ def _add_gradients(
     dq: Any,
     dkv: Any,
 ) -> None:
-    """Adds the fp32 gradients of each part to dq and dkv."""
+    """Adds the gradients for each part, in fp32, to dq and dkv."""
     for part in parts:
         found = _backward(call, part, of, kv[0], kv[1], needs)
         for into, rows, gradient in zip((dq, *dkv), (part.q, part.k, part.k), found, strict=True):
@@ -304,7 +311,8 @@ def _add_gradients(
 
 
 def _dsinks(call: GroupCall, of: _Differentiated, kv: Any, sinks: Any) -> Any:
-    """The part of the gradient of sinks from this rank's queries; computing it needs no keys."""
+    """The part of the gradient of the sinks that comes from this rank's queries; no keys are needed
+    for it."""
     nothing = kv.narrow(call.dim + 1, 0, 0)
     keywords: dict[str, Any] = {}
     if call.packed:
@@ -339,7 +347,7 @@ def _group_of(q: Any, k: Any) -> int:
 
 
 def _empty_statistics(call: GroupCall, q: Any) -> Any:
-    """lse or row_max of rows without keys."""
+    """lse or row_max of rows that have no keys."""
     shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     return q.new_full(shape, -torch.inf, dtype=torch.float32)
 
@@ -348,7 +356,7 @@ def _empty_statistics(call: GroupCall, q: Any) -> Any:
 
 
 def head_parts(kv: Any) -> list[Span]:
-    """The groups of KV heads that are gathered together."""
+    """The groups of KV heads that are gathered at once."""
     heads = int(kv.shape[-2])
     size = kv.numel() * kv.element_size()
     counts = [n for n in range(1, heads + 1) if heads % n == 0 and size // n >= SMALLEST_MESSAGE]
@@ -357,9 +365,9 @@ def head_parts(kv: Any) -> list[Span]:
 
 
 def _gathered(call: GroupCall, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
-    """Yields groups of heads, each with the heads' K and V from all ranks, in order.
+    """Yields groups of heads with their K and V from all ranks, in order.
 
-    The transfers of later groups have already been started.
+    The transfers of later groups have begun already.
     """
     dim = call.dim + 1
     kv = padded(torch.stack([k, v]), dim, call.k_layout.most_rows)
@@ -380,7 +388,7 @@ def _allgather_forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> G
     call.confirm()
     o, lse = torch.zeros_like(q), _empty_statistics(call, q)
     if sinks is not None:
-        lse = torch.maximum(lse, sinks[:, None])  # of rows that see no key
+        lse = torch.maximum(lse, sinks[:, None])  # For rows that see no key
     row_max = _empty_statistics(call, q) if call.return_row_max else None
     group = _group_of(q, k)
     for heads, kv in _gathered(call, k, v):
@@ -438,8 +446,8 @@ def as_needed(needs: Needs, *gradients: Any) -> GroupGradients:
 
 
 def _to_heads(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
-    """Exchanges rows for heads: from this rank's rows of all heads to all rows, in order, of this
-    rank's heads."""
+    """Exchanges rows for heads: gives this rank's rows of all heads, and gets all rows, in order,
+    of this rank's heads."""
     ranks, dim = call.group.size, call.dim
     parts = [it.unflatten(-2, (ranks, -1)) for it in tensors]
     counts = [part.shape[-2] for part in parts]
@@ -450,7 +458,7 @@ def _to_heads(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
 
 
 def _to_rows(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
-    """The reverse of _to_heads(): this rank's rows of all heads."""
+    """The reverse of _to_heads(): gets this rank's rows of all heads."""
     dim, counts = call.dim, [it.shape[-2] for it in tensors]
     sent = by_owner(torch.cat(tensors, -2), layout, dim)
     rows = layout.rows(call.group.rank)
@@ -459,7 +467,7 @@ def _to_rows(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
 
 
 def _as_tensor(statistics: Any) -> Any:
-    """lse or row_max laid out as a tensor with d = 1."""
+    """lse or row_max in the layout of a tensor with d = 1."""
     return statistics.transpose(-1, -2).unsqueeze(-1)
 
 
@@ -547,21 +555,22 @@ def _ulysses_backward(
 
 
 class _Ring:
-    """Iterates over the K and V of each rank, this rank's first. Meanwhile the next K and V are in
-    transfer.
+    """Iterates over the K and V of all ranks, beginning with this rank.
 
-    ``confirm`` is called after the GPU has been given work on this rank's own K and V.
+    While they are used, the next K and V are in transfer.
+
+    ``confirm`` is called when the GPU has work on this rank's own K and V.
     """
 
     def __init__(self, call: GroupCall, kv: Any, confirm: Callable[[], None] | None = None) -> None:
         self._group, self._confirm = call.group, confirm
         self._blocks = [kv]
-        # Blocks arrive in these two buffers alternately: one is in use while the other is filled.
+        # K and V arrive in one of these two buffers while the other is used.
         self._spare = [torch.empty_like(kv) for _ in range(min(2, call.group.size - 1))]
         self._free = [used_until_now(kv)] * len(self._spare)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """The rank that a block belongs to, and the block."""
+        """Yields (rank, K and V of that rank)."""
         size, rank = self._group.size, self._group.rank
         block = self._blocks[0]
         for step in range(size):
@@ -579,13 +588,13 @@ class _Ring:
                 block = coming.wait()
 
 
-# This number of partial outputs is merged into one, to limit memory. Each partial output takes
-# twice the memory of q.
+# This many partial outputs are merged into one, to limit memory. A partial output takes twice the
+# memory of q.
 MOST_PARTS = 4
 
 
 class _Part(NamedTuple):
-    """The partial result of some rows over some keys: an fp32 output and its log-sum-exp."""
+    """A partial result: an fp32 output and log-sum-exp of some rows over some keys."""
 
     rows: RankRows
     o: Any
@@ -593,7 +602,7 @@ class _Part(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """Rows contained in the same parts, and their position in each of these parts."""
+    """Rows that are in the same partial results, and where they are in each of them."""
 
     rows: RankRows
     of_parts: tuple[tuple[int, RankRows], ...]
@@ -645,7 +654,7 @@ class _Merged:
             self._parts = [_Part(rows, *found)]
 
     def results(self, sinks: Any) -> tuple[Any, Any]:
-        """o, rounded once, and lse; the sinks are included here."""
+        """o, which is rounded once, and lse. The sinks are added here."""
         return self._together(self._q.dtype, sinks)
 
     def _together(self, dtype: Any, sinks: Any) -> tuple[Any, Any]:
@@ -655,7 +664,7 @@ class _Merged:
             return self._merged(regions[0], dtype, sinks)
         o, lse = torch.zeros_like(q, dtype=dtype), _empty_statistics(call, q)
         if sinks is not None:
-            lse = torch.maximum(lse, sinks[:, None])  # of rows that see no key
+            lse = torch.maximum(lse, sinks[:, None])  # For rows that see no key
         for region in regions:
             found = self._merged(region, dtype, sinks)
             region.rows.put(o, call.dim, found[0])
@@ -704,8 +713,8 @@ def _zigzag_backward(
     of = _Differentiated(do, q, o, lse, dlse)
     own = torch.stack([k, v])
     dq = torch.zeros_like(q, dtype=torch.float32)
-    # This rank's own block is computed in two halves of the heads: one while the first block
-    # arrives, the other while the last gradients return to their rank.
+    # This rank's own keys are computed in two halves of the heads: one while the first other keys
+    # arrive, one while the last gradients return to their rank.
     early, late = halves(int(k.shape[-2]))
     own_dkv = torch.zeros_like(own, dtype=torch.float32)
     coming: Transfer | None = None
@@ -716,8 +725,7 @@ def _zigzag_backward(
         dkv = torch.zeros_like(own_dkv)
         _add_gradients(call, _calls(call, q.device, owner), of, kv, needs, dq, dkv)
         if needs[1] or needs[2]:
-            # Adds this rank's gradients for the block to the sum of earlier ranks, and passes the
-            # sum on.
+            # Adds this rank's gradients to the sum of the earlier ranks, and passes the sum on.
             if coming is not None:
                 dkv = coming.wait().add_(dkv)
             coming = call.group.pass_on(dkv, torch.empty_like(dkv))
@@ -735,7 +743,7 @@ def halves(heads: int) -> tuple[Span, Span]:
 def _add_own(
     call: GroupCall, of: _Differentiated, kv: Any, needs: Needs, dq: Any, dkv: Any, heads: Span
 ) -> None:
-    """Adds the gradients from some heads of a rank's own keys."""
+    """Adds the gradients for some heads of a rank's own keys."""
     begin, end = heads
     if begin == end:
         return

@@ -1,6 +1,7 @@
-"""Shared memory in which each rank of a group on one host writes a word for the others to read.
+"""Shared words: memory in which each rank of a group on one host writes a word that the others
+read.
 
-An exchange of words takes some microseconds here, and hundreds of microseconds over a socket.
+Here an exchange takes some microseconds; over a socket it takes hundreds of microseconds.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from pathlib import Path
 # A folder whose files are in memory.
 _FOLDER = Path("/dev/shm")
 _PATH, _TOKEN = 240, 16
-# The id and start time of a process, which together identify it.
+# The id and the start time of a process, which identify it together.
 _PROCESS = struct.Struct("<qq")
-# A word, the number of its exchange, and the xor of both, which detects half-written entries.
+# A word, the number of its exchange, and the xor of both, which reveals an entry that is only half
+# written.
 _WORD = struct.Struct("<qqq")
-# Seconds until a waiting rank first checks whether the others are alive, and between checks.
+# A rank that waits checks after this many seconds, and then at this interval, whether the others
+# are alive.
 _PATIENCE = 0.2
 _SPINS = 200
 
@@ -30,7 +33,7 @@ Exchange = Callable[[bytes], bytes]
 
 
 class SharedWords:
-    """One rank's view of the shared words."""
+    """The shared words, as one of the ranks uses them."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, timeout: float) -> None:
         self._memory, self._rank, self.timeout = memory, rank, timeout
@@ -39,8 +42,8 @@ class SharedWords:
 
     @staticmethod
     def shared(rank: int, size: int, timeout: float, exchange: Exchange) -> SharedWords | None:
-        """The shared words of all ranks; None if the ranks' hosts differ. All ranks must call
-        this."""
+        """Creates or opens the shared words of a group; returns None if the ranks are on different
+        hosts. All ranks must call this."""
         path, token, memory = _made(size) if rank == 0 else ("", b"", None)
         try:
             given = exchange(path.encode().ljust(_PATH, b"\0") + token.ljust(_TOKEN, b"\0"))
@@ -58,15 +61,16 @@ class SharedWords:
         shared_words = None
         if memory is not None and all_have:
             shared_words = SharedWords(memory, rank, size, timeout)
-        # Processes in different namespaces may share the folder, but cannot check each other.
+        # Processes in different namespaces may share the folder without being able to check each
+        # other.
         sees_all = shared_words is not None and all(shared_words._lives(it) for it in range(size))
         return shared_words if exchange(bytes([sees_all])) == b"\1" * size else None
 
     def same(self, word: int) -> Callable[[], bool]:
-        """Writes a 63-bit word, to compare it with the words of the other ranks.
+        """Writes a 63-bit word, which will be compared with those of the other ranks.
 
-        The returned function waits for their words, and returns whether all are equal. It raises
-        RuntimeError if a rank has ended or is late.
+        Returns a function that waits for their words and returns whether all are equal. The
+        function raises RuntimeError if a rank has ended or is late.
         """
         if self._lost:
             raise RuntimeError(self._lost)
@@ -75,8 +79,8 @@ class SharedWords:
         return lambda: {self._read(rank, number) for rank in self._others} <= {word}
 
     def _place(self, rank: int, number: int) -> int:
-        # Two places alternate, because a rank may be one exchange ahead of another that still
-        # reads.
+        # There are two places, which alternate, because a rank may be one exchange ahead of another
+        # that is still reading.
         first = _TOKEN + self._size * _PROCESS.size
         return first + (number % 2 * self._size + rank) * _WORD.size
 
@@ -96,8 +100,8 @@ class SharedWords:
                 continue
             now = time.monotonic()
             begin = begin or now
-            # First lets only other threads of this process run, and after a while other processes,
-            # too.
+            # At first this lets only other threads of this process run, and after a while other
+            # processes too.
             time.sleep(0 if now - begin < 0.002 else 0.0001)
             if now - max(begin, looked) > _PATIENCE:
                 looked = now
@@ -111,7 +115,7 @@ class SharedWords:
                     )
 
     def lost(self) -> str:
-        """The rank that has ended, in words; '' if all are alive."""
+        """Which rank has ended, in words; '' if all are alive."""
         return next((f"rank {it} has ended" for it in self._others if not self._lives(it)), "")
 
     def _lose(self, why: str) -> None:
@@ -122,23 +126,23 @@ class SharedWords:
         return self._state(rank) not in _ENDED
 
     def _state(self, rank: int) -> str:
-        """The state of a rank's process, as _status() returns it; '' if it has ended."""
+        """The state of a rank's process as _status() gives it; '' if it has ended."""
         pid, began = _PROCESS.unpack_from(self._memory, _TOKEN + rank * _PROCESS.size)
         state, since = _status(pid)
         return state if since == began else ""
 
 
-# States of a process that has ended (none, zombie, dead), and of a process that a signal or a
+# The states of a process that has ended (none, zombie, dead), and of one that a signal or a
 # debugger has stopped.
 _ENDED = ("", "Z", "X")
 _STOPPED = ("T", "t")
 
 
 def _status(pid: int) -> tuple[str, int]:
-    """A process's state, a letter, and its start time in ticks; '' and 0 if there is no such
+    """The state of a process (a letter) and its start time in ticks; '' and 0 if there is no such
     process."""
     try:
-        # The process name before these fields may contain spaces and parentheses.
+        # The name of the process, which comes first, may contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return "", 0
@@ -154,14 +158,18 @@ def _bytes_of(size: int) -> int:
 
 
 def _made(size: int) -> tuple[str, bytes, mmap.mmap | None]:
-    """The path, first bytes and memory of a new file; empty if it cannot be created."""
+    """Makes a file.
+
+    Returns its path, its first bytes and its memory; they are empty if it cannot be made.
+    """
     if _FOLDER.is_dir():
         with contextlib.suppress(OSError):
             handle, path = tempfile.mkstemp(prefix="flashsmith-", dir=_FOLDER)
             try:
                 with open(handle, "r+b") as file:
                     token = secrets.token_bytes(_TOKEN)
-                    # Writing raises an error here if the folder is full; truncating would not.
+                    # If the folder is full, writing raises an error here; setting the size would
+                    # not.
                     file.write(token.ljust(_bytes_of(size), b"\0"))
                     file.flush()
                     return path, token, mmap.mmap(file.fileno(), _bytes_of(size))
@@ -171,7 +179,7 @@ def _made(size: int) -> tuple[str, bytes, mmap.mmap | None]:
 
 
 def _found(path: str, token: bytes, size: int) -> mmap.mmap | None:
-    """The memory of rank 0's file; None if this host does not have that file."""
+    """The memory of the file that rank 0 has made; None if it is not on this host."""
     if path:
         with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
             memory = mmap.mmap(file.fileno(), _bytes_of(size))

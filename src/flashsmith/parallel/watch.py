@@ -1,15 +1,14 @@
-"""A watchdog for a rank of a group, which ends the process if it would wait forever for a lost
-rank.
+"""The watch: ends the process of a rank that would otherwise wait forever for a lost rank.
 
-The host detects a lost rank wherever the host itself waits for others: on the shared words, or in a
-call of the group's host backend. A GPU does not detect a lost rank. An NCCL kernel, or a stream
-that waits for another rank's event, waits forever. The host then waits forever, too, in its next
-CUDA call. No exception reaches it, and results of a GPU with incomplete transfers are not usable.
-Only a thread that makes no CUDA call can still act. This thread knows which waits the host has
-started, and which of them the GPU has completed. A second thread queries the GPU, because the query
-may not return either.
+The host notices a lost rank where it waits for others itself: at the shared words, or in a call of
+the group's host backend. A GPU does not notice it. A kernel of NCCL, or a stream that waits for an
+event of another rank, waits forever. Then the host also waits forever in its next CUDA call. No
+exception can reach it, and what a GPU computed with incomplete transfers cannot be used. Only a
+thread that makes no CUDA call can still act. This thread knows which waits the host has started,
+and which of them have ended on the GPU. Another thread asks the GPU which waits have ended, because
+that call may not return either.
 
-PyTorch's own watchdog covers NCCL only, and takes much longer than the group's timeout.
+PyTorch's own watchdog is only for NCCL, and takes much longer than the timeout of the group.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _PERIOD = 0.5
 
 
 def lost_error(rank: int, size: int, why: object) -> GroupError:
-    """The error of a rank that cannot continue without the others."""
+    """The error of a rank that has lost the others and cannot continue."""
     return GroupError(
         f"group: rank {rank} of {size} lost the others: one has ended, or did not make the same "
         f"call within the group's timeout; see that rank's own error. What is known here: {why}"
@@ -45,31 +44,33 @@ def lost_error(rank: int, size: int, why: object) -> GroupError:
 
 
 class Watch:
-    """The waits of one rank of a group, and their time limits.
+    """The waits of one rank, and how long they may take.
 
-    lost: returns which rank has ended, or '' if none is known to have ended. timeout: the group's
-    timeout in seconds.
+    lost: a function that returns which rank has ended; '' if none is known to have ended. timeout:
+    the timeout of the group in seconds.
     """
 
-    # Seconds that a wait may continue after a rank has ended; at most the group's timeout.
+    # After a rank has ended, a wait may continue for this many seconds, but not beyond the timeout.
     PATIENCE = 5.0
-    # Seconds after the group's timeout, in which the host itself can detect a late rank and raise.
+    # After the timeout, the host has this many seconds to notice itself that a rank is late, and to
+    # raise an error.
     GRACE = 3.0
 
     def __init__(self, rank: int, size: int, timeout: float, lost: Callable[[], str]) -> None:
         self._rank, self._size, self._timeout, self._lost = rank, size, timeout, lost
         self._marks: Any = None
-        # Numbers of the last wait or mark, of the last mark on a GPU, and of the last mark reached.
+        # The numbers of the last wait or mark, of the last mark on a GPU, and of the last mark that
+        # was reached.
         self._numbers = itertools.count(1)
         self._number = self._marked = self._reached = 0
         self._inside: set[object] = set()
         self._failed = False
-        # For the watching thread: the number that it saw last, the seconds since then, and the
-        # seconds since a rank has ended.
+        # For the watching thread: the number that it last saw, the seconds since then, and the
+        # seconds since a rank ended.
         self._seen, self._waited, self._alone = 0, 0.0, 0.0
 
     def start(self) -> Watch:
-        """Makes this process's threads watch the rank until this object is freed."""
+        """Makes the threads of this process watch the rank, until this object is freed."""
         _threads(os.getpid())
         with _lock:
             _watched.add(self)
@@ -79,7 +80,7 @@ class Watch:
     def waiting(self) -> Iterator[None]:
         """A context for calls in which the host may wait for others.
 
-        It converts an error of torch.distributed to a GroupError.
+        An error of torch.distributed in it becomes a GroupError.
         """
         token = object()
         self._number = next(self._numbers)
@@ -95,9 +96,9 @@ class Watch:
             self._inside.discard(token)
 
     def mark(self, device: Any) -> None:
-        """Marks the current stream of a device, which now waits for data from other ranks.
+        """Marks the current stream of a device, which from now on waits for data from other ranks.
 
-        The GPU reaches the mark when the stream's work so far is complete. On the host device this
+        The GPU reaches the mark when the work on the stream so far is complete. For the host this
         does nothing, since the host waits itself.
         """
         kind = MARKS.get(device.type)
@@ -109,21 +110,21 @@ class Watch:
         self._marked = self._number = next(self._numbers)
 
     def ask(self) -> None:
-        """Checks whether the GPU has reached the last mark; may never return."""
+        """Checks whether the GPU has reached the last mark. This may never return."""
         marked = self._marked
         if marked == self._reached:
             return
         try:
             is_reached = self._marks.reached()
         except (FlashsmithError, RuntimeError):
-            is_reached = True  # a CUDA error, which other calls of this process raise, too
+            is_reached = True  # A CUDA error, which other calls of this process will raise too
         if is_reached:
             self._reached = marked
 
     def reason(self, seconds: float) -> str:
         """Why this rank would wait forever; '' as long as it may still continue.
 
-        ``seconds`` have passed since the previous call. This function makes no CUDA call.
+        ``seconds`` is the time since the last call. It makes no CUDA call.
         """
         number = self._number
         if number != self._seen or not (self._inside or self._is_behind):
@@ -143,22 +144,23 @@ class Watch:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether the GPU is not known to have reached the last mark."""
+        """Whether the GPU may not have reached the last mark."""
         return self._reached != self._marked
 
     @property
     def has_failed(self) -> bool:
-        """Whether a GroupError was raised, so that some transfers may never complete."""
+        """Whether a GroupError was raised, after which some transfers may never complete."""
         return self._failed
 
     def end_process(self, why: str) -> None:
-        """Ends this process with exit status 1, and prints the reason and its threads' stacks."""
+        """Prints the reason and the stacks of this process's threads, and ends it with exit status
+        1."""
         error = lost_error(self._rank, self._size, why)
         text = (
             f"flashsmith.errors.GroupError: {error}. This process ends, because no exception can "
             "reach a thread that waits in CUDA; its threads:\n"
         )
-        # The process must end even if its error output is a full pipe that nobody reads.
+        # The process must end even if its standard error is a full pipe.
         threading.Timer(1.0, os._exit, (1,)).start()
         with contextlib.suppress(OSError):
             os.write(2, text.encode())
@@ -167,7 +169,7 @@ class Watch:
 
 
 class GpuMarks:
-    """One event for each stream of a GPU; a mark records the current stream's event again."""
+    """An event for each stream of a GPU. A mark records the event of the current stream again."""
 
     def __init__(self, device: Any) -> None:
         self._device, self._ordinal = device, device.index
@@ -200,8 +202,10 @@ def _watches() -> list[Watch]:
 
 @functools.cache
 def _threads(pid: int) -> None:
-    """Starts the threads of this process, once per process id, because forks do not inherit
-    threads."""
+    """Starts the threads of this process.
+
+    This is done once per process id, because a forked process does not inherit threads.
+    """
     for work in (_ask, _look):
         threading.Thread(target=work, name=f"flashsmith-watch{work.__name__}", daemon=True).start()
 
@@ -218,7 +222,7 @@ def _look() -> None:
     while True:
         time.sleep(_PERIOD)
         now = time.monotonic()
-        # Time in which this process itself was stopped does not count.
+        # Time in which this process was stopped does not count.
         seconds, before = min(now - before, 2 * _PERIOD), now
         for watch in _watches():
             if why := watch.reason(seconds):
@@ -226,16 +230,17 @@ def _look() -> None:
 
 
 def _end_in_time() -> None:
-    """Sets an alarm that ends an exiting interpreter if some transfers may never complete.
+    """Sets an alarm, which ends an interpreter that is exiting while some transfers may never
+    complete.
 
     The destructors of PyTorch's groups and tensors wait for these transfers, and no Python thread
-    runs at that time.
+    runs then.
     """
     if any(watch.has_failed for watch in _watches()):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, Watch.PATIENCE)
 
 
-# Functions registered first are called last, so other libraries' exit functions run before the
+# What is registered first is called last, so that exit functions of other libraries run before the
 # alarm is set.
 atexit.register(_end_in_time)

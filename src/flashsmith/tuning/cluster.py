@@ -1,7 +1,9 @@
-"""Cluster: an executor on Ray. Each GPU measures in its own actor; compilations are tasks.
+"""Cluster: an executor that uses Ray.
 
-Like the local executor, actors and tasks delegate the work to a worker process. A kernel that
-crashes or hangs ends only that process, so the death of an actor is always the cluster's fault.
+Each GPU has an actor that measures on it; compilations are tasks.
+
+Like the local executor, an actor or task passes its work to a worker process. A kernel that crashes
+or hangs ends only this process. So if an actor dies, the cluster is the cause.
 """
 
 from __future__ import annotations
@@ -27,15 +29,16 @@ from flashsmith.tuning.executor import WorkerCall, WorkerGpu
 from flashsmith.tuning.runner import Compiler, Libraries, LibraryGoneError, Runner
 from flashsmith.tuning.worker import STARTUP_SECONDS, Failure, Worker, WorkerResult, wait_for_any
 
-#: This address selects the cluster that this machine is in or, without one, this machine alone.
+#: The address that stands for the cluster that this machine belongs to or, if there is none, for
+#: this machine alone.
 ANY_CLUSTER = "auto"
-# Ray itself retries for minutes when nothing answers.
+# Ray itself retries for minutes if nothing answers.
 _CONNECT_SECONDS = 5.0
 # How long to wait for a GPU that another user of the cluster holds.
 _PATIENCE_SECONDS = 120.0
-# Added to a call's time limit, for Ray and for the transfer of its libraries.
+# Added to the time limit of a call, for Ray and for the transfer of libraries.
 _DELIVERY_SECONDS = 120.0
-# How long Ray may list a machine before its scheduler knows it, or after it has left.
+# For this long, Ray may list a machine that its scheduler does not know yet, or that has left.
 _NEWS_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 _ATTEMPTS = 3
@@ -44,8 +47,8 @@ _SOURCES = (".py", ".cu", ".cuh", ".cc", ".h")
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster to tune on: its executor, its GPUs with their runners, and how many compile jobs
-    fit (``jobs``). ``gpus`` is never empty; ``notes`` name what could not be used, and why."""
+    """A cluster for tuning: its executor, its GPUs with their runners, and how many compile jobs it
+    can run (``jobs``). ``gpus`` is never empty. ``notes`` say what could not be used, and why."""
 
     executor: RayExecutor
     gpus: tuple[tuple[WorkerGpu, Runner], ...]
@@ -54,13 +57,14 @@ class Cluster:
 
 
 def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
-    """Connects to the Ray cluster at 'host:port', or to ANY_CLUSTER, and takes all its free GPUs.
+    """Connects to the Ray cluster at 'host:port', or at ANY_CLUSTER, and reserves all its free
+    GPUs.
 
-    Each GPU gets an actor that sees no other GPU; `make_runner` is called in that actor.
+    Each GPU has an actor to which no other GPU is visible; `make_runner` is called in this actor.
 
-    Raises DependencyError without Ray; ArgumentError for a malformed address; LaunchError when
-    there is no cluster, when the cluster has no usable GPU, or when machines have different
-    versions of flashsmith.
+    Raises DependencyError without Ray, ArgumentError for a malformed address, and LaunchError if
+    there is no cluster, if it has no usable GPU, or if its machines have different versions of
+    flashsmith.
     """
     ray = _ray()
     ours = not ray.is_initialized()
@@ -96,8 +100,10 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
 
 @cache
 def version_here() -> str:
-    """The version of flashsmith when this process started, and a hash of its sources; machines must
-    agree on both."""
+    """The version of flashsmith when this process started and a hash of its sources.
+
+    All machines must have the same.
+    """
     package = Path(flashsmith.__file__).parent
     found = hashlib.sha256()
     for path in sorted(package.rglob("*")):
@@ -137,7 +143,8 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Raises ArgumentError unless it is 'host:port', and LaunchError when nothing answers."""
+    """Raises ArgumentError unless the address is 'host:port', and LaunchError if nothing answers
+    there."""
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535 or "/" in host:
         raise ArgumentError(
@@ -154,10 +161,12 @@ def _check_address(address: str) -> None:
 
 
 def _machines(ray: Any) -> list[dict[str, Any]]:
-    """The cluster's machines. Raises LaunchError if a machine has another version of flashsmith.
+    """The machines of the cluster.
 
-    Ray may still list a machine that has just left, and its scheduler may not know a machine that
-    has just joined. In both cases the machines are listed and queried again.
+    Raises LaunchError if a machine has another version of flashsmith.
+
+    Ray may still list a machine that has left, and its scheduler may not know one that has just
+    joined. In both cases the list is read again.
     """
     patience = time.monotonic() + _NEWS_SECONDS
     while True:
@@ -171,12 +180,12 @@ def _machines(ray: Any) -> list[dict[str, Any]]:
 
 
 def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
-    """Raises LaunchError when a machine with cores or GPUs has another version than this machine.
+    """Raises LaunchError if a machine with cores or GPUs has another version than this machine.
 
-    Returns a message about a machine that is listed but unknown to the scheduler, else ''.
+    If a machine is listed but unknown to the scheduler, returns a message about it, otherwise ''.
     """
 
-    # A nested function is pickled by value, so it also runs where flashsmith is not installed.
+    # A nested function is pickled by value, so it can run on a machine without flashsmith.
     def probe() -> str:
         try:
             from flashsmith.tuning.cluster import version_here
@@ -209,10 +218,10 @@ def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
 
 
 def _slots(nodes: Iterable[Mapping[str, Any]]) -> tuple[list[_Slot], int]:
-    """The GPUs of the machines, and the total number of cores.
+    """The GPUs of all machines, and the number of all cores.
 
-    Each GPU reserves one core for timing. If that would leave its machine no core for compiling, it
-    reserves none, since compilations would wait forever.
+    For each GPU, one core is reserved for timing. If its machine would then have no core for
+    compiling, none is reserved, since compilations would wait forever.
     """
     slots, all_cores = list[_Slot](), 0
     for node in nodes:
@@ -242,7 +251,7 @@ def _first_line(error: BaseException) -> str:
 
 @dataclass
 class _Slot:
-    """A GPU: its machine (``node``), the cores reserved with it, and the actor that holds it."""
+    """A GPU: its machine (``node``), the cores reserved for it, and the actor that uses it."""
 
     node: str
     cores: int
@@ -250,11 +259,11 @@ class _Slot:
 
 
 class RayExecutor:
-    """Carries out calls on a cluster; see Executor. Use from one thread.
+    """Carries out calls on a cluster, as Executor describes. It must be used from one thread.
 
-    Ray's object store transfers libraries to the machine that measures them, unless that machine's
-    cache has them already. The next call replaces a dead actor on the same machine; if the machine
-    is gone, that call is lost as well.
+    Ray transfers libraries to the machine that measures them, unless they are in that machine's
+    cache. If an actor has died, the next call starts another one on the same machine. If the
+    machine is gone, that call is lost too.
     """
 
     def __init__(
@@ -278,13 +287,15 @@ class RayExecutor:
         self._version = version_here()
         self._running: dict[Any, WorkerCall] = {}
         self._deadlines: dict[Any, float] = {}
-        # Library key -> the Ray object with all packed libraries of its batch.
+        # By the key of a library: the Ray object that contains all packed libraries of its batch.
         self._packed: dict[str, Any] = {}
         self._arriving: dict[WorkerCall, Any] = {}
 
     def gather(self) -> tuple[list[tuple[WorkerGpu, Runner]], list[str]]:
-        """Starts the actors. Returns the GPUs that came up, with their runners, and notes on the
-        other GPUs."""
+        """Starts the actors of all GPUs.
+
+        Returns those GPUs that started, with their runners, and notes on the others.
+        """
         ray, found, notes = self._ray, list[tuple[WorkerGpu, Runner]](), list[str]()
         asked = {}
         for slot in self._unnamed:
@@ -310,7 +321,7 @@ class RayExecutor:
         return found, notes
 
     def submit(self, call: WorkerCall) -> None:
-        """As in Executor."""
+        """See Executor."""
         if call.compiler is not None:
             ref, self._arriving[call] = self._compile.remote(
                 self._version,
@@ -324,7 +335,8 @@ class RayExecutor:
             slot = self._slots[call.gpu]
             if slot.actor is None:
                 self._start(slot)
-            # Ray resolves top-level references eagerly; inside a list the actor fetches on demand.
+            # If passed directly, Ray would fetch the object at once; in a list, the actor fetches
+            # it when needed.
             packed = {key: [self._packed[key]] for key in call.libraries if key in self._packed}
             ref = slot.actor.call.remote(
                 call.method, call.arguments, call.seconds, call.fresh, packed
@@ -334,7 +346,7 @@ class RayExecutor:
         self._running[ref] = call
 
     def next_result(self, seconds: float) -> tuple[WorkerCall, WorkerResult] | None:
-        """As in Executor."""
+        """See Executor."""
         if not self._running:
             time.sleep(seconds)
             return None
@@ -358,7 +370,7 @@ class RayExecutor:
         return call, outcome
 
     def _outcome(self, ref: Any) -> WorkerResult:
-        """The outcome of a call; an exception of Ray is never blamed on a kernel."""
+        """The result of a call. An exception of Ray is never blamed on a kernel."""
         compiling = self._running[ref].compiler is not None
         try:
             outcome: WorkerResult = self._ray.get(ref)
@@ -370,7 +382,7 @@ class RayExecutor:
         return outcome
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
-        """As in Executor; leaves the cluster as it was."""
+        """See Executor; leaves the cluster as it was."""
         dropped = set(self._running.values()) if calls is None else set(calls)
         for ref, call in list(self._running.items()):
             if call in dropped:
@@ -407,14 +419,14 @@ def _lost(reason: str) -> WorkerResult:
 
 
 class _GpuActor:
-    """Holds a GPU, the only one it sees, and the process that measures on it."""
+    """Uses one GPU, the only one that it can see, and the process that measures on it."""
 
     def __init__(self, make_runner: Callable[[], Runner]) -> None:
         self._runner = make_runner()
         self._worker = Worker(self._runner.bench, environment=self._runner.process_environment)
 
     def describe(self) -> tuple[str, Runner]:
-        """The GPU's name in the cluster, and how it measures."""
+        """The name of the GPU in the cluster, and the runner that measures on it."""
         import ray
 
         numbers = ", ".join(map(str, ray.get_gpu_ids()))
@@ -429,7 +441,7 @@ class _GpuActor:
         fresh: bool,
         packed: Mapping[str, list[Any]],
     ) -> WorkerResult:
-        """The outcome of a call of the bench; fetches the ``packed`` libraries first."""
+        """The result of a call of the bench, before which the ``packed`` libraries are fetched."""
         try:
             self._receive(packed)
         except LibraryGoneError as error:
@@ -453,7 +465,7 @@ class _GpuActor:
                 libraries.unpack(key, batch[key])
 
 
-# The compile process of this Ray worker, by the pickled compiler that it was made from.
+# The compile process of this Ray worker; the key is the pickled compiler.
 _compilers: dict[bytes, Worker] = {}
 
 
@@ -465,9 +477,9 @@ def _compile(
     arguments: tuple[Any, ...],
     seconds: float,
 ) -> tuple[WorkerResult, dict[str, bytes]]:
-    """The outcome of a compiler's call, and the packed libraries that the compiler built.
+    """The result of a call of a compiler, and the libraries that it built, packed.
 
-    Raises RuntimeError on a machine that joined with a version other than the driver's.
+    Raises RuntimeError if this machine joined with another version than the driver's.
     """
     if version_here() != version:
         raise RuntimeError(

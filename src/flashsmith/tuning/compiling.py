@@ -1,4 +1,4 @@
-"""Compiling: turns builds into libraries, in batches that compile in parallel."""
+"""Compiling: turns builds into libraries, in batches that are compiled in parallel."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from flashsmith.tuning.trial import Build
 from flashsmith.tuning.worker import WorkerResult
 
 Batch = tuple[Build, ...]
-# A library's fixed cost (host code, linking) equals compiling three configs. A batch of this size
-# hides most of the fixed cost and is still one shard.
+# The fixed cost of a library (host code, linking) is that of compiling three configs. In a batch of
+# this size it matters little, and the batch is still one shard.
 MAX_BATCH = 10
 _MIN_BATCH = 3
-# After this many consecutive batches lost to failed machines, no machine is assumed to be left.
+# After this many lost batches in a row, it is assumed that no machine is left.
 _LOST_ATTEMPTS = 8
 
 
 class CompileQueue:
-    """Compiles at most `jobs` batches at a time on an executor; use from one thread.
+    """Compiles batches with an executor, at most `jobs` at a time. It must be used from one thread.
 
-    A batch whose process dies or hangs (for `patience` seconds) is split and retried until the
-    build at fault is found. That build then returns an error. An exception from a process (no
-    compiler, a full disk) is not the fault of one build, so it is raised here. A batch that was
-    lost with its machine is compiled on another machine.
+    If the process of a batch dies or hangs (for `patience` seconds), the batch is split and
+    compiled again, until the build at fault is found. The result of that build is then an error. If
+    a process raises an exception (no compiler, a full disk), no build is at fault, and it is raised
+    here. A batch that was lost together with its machine is compiled on another one.
     """
 
     def __init__(self, compiler: Compiler, executor: Executor, jobs: int, patience: float) -> None:
@@ -40,8 +40,11 @@ class CompileQueue:
         self._lost = 0  # consecutive batches
 
     def add(self, builds: Iterable[Build]) -> None:
-        """Queues builds. Batches alternate between groups that cannot share a library, so that
-        every problem gets some of its kernels early."""
+        """Queues builds.
+
+        Batches come alternately from groups that cannot share a library, so that every problem soon
+        has some kernels.
+        """
         groups: dict[tuple[object, ...], list[Build]] = {}
         for build in builds:
             cfg = build.config
@@ -55,11 +58,11 @@ class CompileQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether a batch is queued or being compiled."""
+        """Whether a batch is waiting or being compiled."""
         return bool(self._queue or self._running)
 
     def dispatch(self) -> None:
-        """Submits queued batches until `jobs` are running."""
+        """Submits waiting batches until `jobs` are being compiled."""
         while self._queue and len(self._running) < self._jobs:
             batch = self._queue.popleft()
             call = WorkerCall("compile", (batch,), self._patience, compiler=self._compiler)
@@ -69,9 +72,10 @@ class CompileQueue:
     def take(
         self, call: WorkerCall, outcome: WorkerResult
     ) -> list[tuple[Build, BuildResult]] | None:
-        """The results of a finished call's builds; None when the call is not one of this object's.
+        """The results of all builds of a finished call; None if the call is not from this queue.
 
-        Raises CompileError when a process did not start or raised, or was lost too often in a row.
+        Raises CompileError if a process did not start or raised an exception, or if too many
+        batches in a row were lost.
         """
         batch = self._running.pop(call, None)
         if batch is None:
@@ -92,13 +96,14 @@ class CompileQueue:
         return []
 
     def stop(self) -> None:
-        """Drops all batches that are queued or being compiled."""
+        """Drops all batches that are waiting or being compiled."""
         self._queue.clear()
         self._executor.close(self._running)
         self._running.clear()
 
 
 def _split(group: Sequence[Build], size: int) -> list[Batch]:
-    """Batches of about `size`, each a sample of the whole group."""
+    """Divides a group into batches of about `size`, each of which is a sample of the whole
+    group."""
     n_batches = -(-len(group) // size)
     return [tuple(group[first::n_batches]) for first in range(n_batches)]

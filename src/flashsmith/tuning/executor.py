@@ -1,4 +1,4 @@
-"""Executor: carries out a sweep's calls. LocalExecutor uses processes of this machine."""
+"""Executor: carries out the calls of a sweep. LocalExecutor uses processes on this machine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from flashsmith.tuning.worker import Worker, WorkerResult, wait_for_any
 
 @dataclass(frozen=True, eq=False)
 class WorkerCall:
-    """A method call, either on the bench of the GPU `gpu` or on a `compiler` in any free process.
+    """A call of a method: of the bench of GPU `gpu`, or of a `compiler` in any free process.
 
-    seconds: how long the call may take before it counts as a hang. libraries: the keys of the
-    libraries that the call loads. fresh: whether to replace the GPU's measuring process first.
+    seconds: after this time the call counts as hanging. libraries: keys of the libraries that the
+    call loads. fresh: whether the measuring process of the GPU is replaced before the call.
     """
 
     method: str
@@ -30,27 +30,30 @@ class WorkerCall:
 
 
 class Executor(Protocol):
-    """Carries out calls: one at a time per GPU, and any number of compiler calls in parallel.
+    """Carries out calls: for each GPU one at a time, for compilers any number at once.
 
-    A call has one result. The kind of a failure is "crash", "hang" or "error" if the call is to
-    blame, and "startup" if its process did not start. The kind is "lost" if the process or machine
-    went away for another reason; such a call may be submitted again.
+    Each call has one result. If the call is to blame for a failure, its kind is "crash", "hang" or
+    "error"; if its process did not start, it is "startup". If the process or machine disappeared
+    for another reason, it is "lost"; the call may then be submitted again.
     """
 
     def submit(self, call: WorkerCall) -> None:
         """Starts a call."""
 
     def next_result(self, seconds: float) -> tuple[WorkerCall, WorkerResult] | None:
-        """A finished call and its outcome; None when no call finishes within `seconds`."""
+        """A finished call and its result; None if no call finishes within `seconds`."""
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
-        """Drops these calls without a result. None drops all calls and ends every process."""
+        """Drops the given calls; they get no result.
+
+        With None, drops all calls and ends every process.
+        """
 
 
 @dataclass(frozen=True)
 class WorkerGpu:
-    """A GPU that an executor measures on: its name there, and the origin recorded with figures
-    taken on it."""
+    """A GPU on which an executor measures: its name, and the origin that is stored with its
+    figures."""
 
     name: str
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -61,9 +64,9 @@ LOCAL_GPU = "GPU"
 
 
 class LocalExecutor:
-    """Uses processes of this machine: one that measures, and one for each running compile call.
+    """Uses processes on this machine: one that measures, and one for each compilation.
 
-    Use from one thread, which must outlive the executor.
+    It must be used from one thread, and that thread must live longer than the executor.
     """
 
     def __init__(
@@ -76,11 +79,11 @@ class LocalExecutor:
 
     @classmethod
     def of(cls, runner: Runner) -> LocalExecutor:
-        """An executor that measures with the runner's bench and environment."""
+        """An executor that uses the bench and the environment of a runner."""
         return cls(runner.bench, runner.process_environment)
 
     def submit(self, call: WorkerCall) -> None:
-        """As in Executor; all calls must use the same compiler."""
+        """See Executor; all calls must have the same compiler."""
         if call.gpu:
             assert self._bench is not None
             worker = self._bench
@@ -92,11 +95,11 @@ class LocalExecutor:
         self._running[worker] = call
 
     def next_result(self, seconds: float) -> tuple[WorkerCall, WorkerResult] | None:
-        """As in Executor."""
+        """See Executor."""
         deadline = time.monotonic() + seconds
         while not self._over:
             left = deadline - time.monotonic()
-            # This also returns when a process has started, before any call is over.
+            # This also returns if a process has only started, before any call has finished.
             wait_for_any(self._running, max(0.0, left))
             for worker in list(self._running):
                 outcome = worker.outcome()
@@ -108,7 +111,7 @@ class LocalExecutor:
         return self._over.popleft() if self._over else None
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
-        """As in Executor."""
+        """See Executor."""
         dropped = None if calls is None else set(calls)
         for worker, call in list(self._running.items()):
             if dropped is None or call in dropped:

@@ -1,4 +1,5 @@
-"""The real runner: nvcc compiles; GPU 0 of the measuring process checks and times kernels."""
+"""The runner for GPUs: nvcc compiles, and GPU 0 of the measuring process checks and times
+kernels."""
 
 from __future__ import annotations
 
@@ -28,13 +29,14 @@ from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
 from flashsmith.tuning.runner import BuildResult, LibraryGoneError, Runner
 from flashsmith.tuning.trial import Build, is_right
 
-# Number of scores per head that the first check covers: a few hundred rows of a long sequence.
+# The first check covers this many scores per head, which is a few hundred rows of a long sequence.
 _QUICK_SCORES = 1 << 20
 _WORKLOADS_KEPT = 16
 
 
 def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
-    """A runner that compiles for `device`, GPU `ordinal` of this process, and measures on it."""
+    """A runner that compiles for `device`, which is GPU `ordinal` of this process, and measures on
+    it."""
     origin = asdict(Environment.collect(ordinal))
     return Runner(
         compiler=NvccCompiler(device),
@@ -52,26 +54,27 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
 
 
 def first_gpu_runner(halving: Halving) -> Runner:
-    """A runner for the first GPU that this process sees, such as the one GPU of a cluster's actor.
+    """A runner for the first GPU that is visible to this process, for example the GPU of an actor
+    of a cluster.
 
-    Raises LaunchError or ArgumentError when there is no GPU.
+    Raises LaunchError or ArgumentError if there is no GPU.
     """
     return gpu_runner(query_gpu(0), 0, halving)
 
 
 class CachedLibraries:
-    """The libraries in the user's cache."""
+    """The libraries in the cache of the user."""
 
     def has(self, library: str) -> bool:
-        """As in Libraries."""
+        """See Libraries."""
         return Cache(cache_dir()).open(library) is not None
 
     def pack(self, library: str) -> bytes:
-        """As in Libraries."""
+        """See Libraries."""
         return pack_library(_opened(library))
 
     def unpack(self, library: str, packed: bytes) -> None:
-        """As in Libraries; raises CacheError."""
+        """See Libraries; raises CacheError."""
         unpack_library(Cache(cache_dir()), library, packed)
 
 
@@ -83,17 +86,19 @@ def _opened(library: str) -> KernelLibrary:
 
 
 class NvccCompiler:
-    """Compiles batches for a device into libraries in the user's cache."""
+    """Compiles batches for a device; the libraries are in the cache of the user."""
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
 
     def open(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def compile(self, builds: Sequence[Build]) -> list[BuildResult]:
-        """Compiles builds of one semantics, except builds in the cache. When a batch fails to
-        compile, its kernels are compiled one by one."""
+        """Compiles those builds, which all have one semantics, that are not in the cache.
+
+        If a batch fails, its kernels are compiled one by one.
+        """
         arch, semantics = self.device.arch, builds[0].semantics
         configs = [one.config for one in builds]
         together = find_library_from(package_sources(), configs, arch=arch, semantics=semantics)
@@ -106,7 +111,7 @@ class NvccCompiler:
         if not missing:
             return [done[one] for one in builds]
         try:
-            # Spill warnings are silenced, since the sweep has its own spill limit.
+            # Warnings about spills are suppressed, since the sweep has its own limit.
             library = build(
                 [one.config for one in missing],
                 arch=arch,
@@ -128,12 +133,15 @@ class NvccCompiler:
 
 
 class GpuBench:
-    """Checks and times kernels on GPU 0 of its process. Keeps the tensors of recent problems."""
+    """Checks and times kernels on GPU 0 of this process.
+
+    It keeps the tensors of recent problems.
+    """
 
     def open(self) -> None:
-        """Initialises the GPU, through PyTorch if it is installed; this can take a while.
+        """Initialises the GPU, by PyTorch if installed; this can take a while.
 
-        Raises LaunchError when there is no GPU.
+        Raises LaunchError if there is no GPU.
         """
         self._memory = gpu_memory()
         self._workloads: OrderedDict[Problem, AnyWorkload] = OrderedDict()
@@ -142,14 +150,15 @@ class GpuBench:
         self._telemetry = Telemetry()
 
     def prepare(self, problem: Problem) -> None:
-        """Makes the problem's tensors."""
+        """Makes the tensors of a problem."""
         self._workload(problem)
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """Checks by verify's rule, on some rows of two heads, or on all their rows if `thorough`.
+        """Checks some rows of two heads by the rule of verify; if `thorough`, all rows of these
+        heads.
 
-        A wrong output is checked again with new tensors, since the previous kernel may have
-        written out of bounds.
+        If an output is wrong, it is checked again with new tensors, since an earlier kernel may
+        have written out of bounds.
         """
         proof = self._proof(problem, build, library, thorough)
         if not is_right(proof):
@@ -165,7 +174,7 @@ class GpuBench:
         ms: float,
         steady: bool,
     ) -> list[Samples]:
-        """Times with measure(), which flushes L2 before every launch."""
+        """Times kernels with measure(), which flushes the L2 before each launch."""
         protocol = Protocol(
             num_warmups=1 if steady else 0,
             runs=least,
@@ -201,7 +210,8 @@ class GpuBench:
         try:
             return workload_of(problem, memory=self._memory)
         except Exception:
-            # The catch is broad: PyTorch and the driver raise different out-of-memory errors.
+            # Any exception is caught, because PyTorch and the driver raise different errors when
+            # memory runs out.
             if not self._workloads:
                 raise
             self._workloads.clear()

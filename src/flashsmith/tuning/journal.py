@@ -1,4 +1,4 @@
-"""Journal: a sweep's results so far, written to disk before the sweep goes on."""
+"""Journal: the results of a sweep so far, written to disk before the sweep continues."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from flashsmith.safe_json import UnusableTextError, parse_json
 from flashsmith.tuning.trial import Record
 
 FORMAT = 2
-# Older versions recorded other fields under other names.
+# Older versions wrote other fields under these names.
 _OLDER_FORMATS = (1,)
 
 
 class Journal:
-    """An append-only file of records, one per line, which are on disk when `add` returns.
+    """A file to which records are appended, one per line. They are on disk when `add` returns.
 
-    Each line names the environment in which it is valid; `part` has the records of one environment.
-    Records of other environments or other CUDA sources are skipped and counted in `foreign`.
-    Unreadable lines are skipped and counted in `damaged`. A truncated last line is dropped. Only
-    one process at a time can write to a journal.
+    Each line names the environment for which it is valid; `part` has the records for one
+    environment. Records for other environments or other CUDA sources are ignored; `foreign` is
+    their number. Lines that cannot be read are ignored; `damaged` is their number. A last line that
+    was cut off is removed. Only one process can write to a journal at a time.
 
-    Raises ArgumentError when the file cannot be written, another sweep is writing it, or an older
-    version wrote it.
+    Raises ArgumentError if the file cannot be written, if another sweep is writing to it, or if an
+    older version wrote it.
     """
 
     def __init__(self, path: Path, *environments: str, fresh: bool = False) -> None:
@@ -62,17 +62,17 @@ class Journal:
 
     @property
     def records(self) -> list[Record]:
-        """All valid records, grouped by environment."""
+        """All valid records, in groups by environment."""
         return [record for part in self._parts.values() for record in part.records]
 
     def part(self, environment: str) -> JournalPart:
-        """The records of the environment named ``environment``."""
+        """The records for the environment ``environment``."""
         return self._parts[environment]
 
     def add(self, environment: str, records: Sequence[Record]) -> None:
-        """Appends records and syncs them to disk.
+        """Appends records, and waits until they are on disk.
 
-        Raises ArgumentError when the disk is full.
+        Raises ArgumentError if the disk is full.
         """
         if not records:
             return
@@ -89,8 +89,8 @@ class Journal:
             ) from error
 
     def close(self) -> None:
-        """Closes the file, so that another sweep can write it."""
-        # `add` has already reported a full disk.
+        """Closes the file, so that another sweep can write to it."""
+        # `add` has already reported that the disk is full.
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -130,12 +130,12 @@ class Journal:
 
 
 class JournalPart:
-    """A journal's records of one environment, as read when the journal was opened."""
+    """The records of a journal for one environment, as read when the journal was opened."""
 
     def __init__(self, journal: Journal, environment: str) -> None:
         self.records: list[Record] = []
         self._journal, self._environment = journal, environment
 
     def add(self, records: Sequence[Record]) -> None:
-        """As in Journal."""
+        """See Journal."""
         self._journal.add(self._environment, records)

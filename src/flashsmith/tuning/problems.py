@@ -1,4 +1,4 @@
-"""The problems of a sweep."""
+"""The problems that a sweep tunes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from flashsmith.families import DeviceSpec, DType, Problem
 from flashsmith.printable import quoted
 from flashsmith.safe_json import UnusableTextError, read_text
 
-# Tuned lengths, by head dimension. Any other length uses the winner of the nearest of these
-# lengths.
+# By head dimension: the lengths that are tuned. Any other length uses the winner for the nearest
+# length.
 _LENGTHS = {128: SEQ_LENS, **dict.fromkeys((64, 96, 256), (512, 1024, 4096, 16384))}
-# A reference problem has at least this length, and 8 tiles of 128 rows for every SM.
+# A reference problem is at least so long, and has 8 tiles of 128 rows for each SM.
 _REFERENCE_LENGTH = 2048
 _REFERENCE_ROWS_PER_SM = 8 * 128
 
 
 def default_problems() -> list[Problem]:
-    """The problems that the benchmarks report: both dtypes, full and causal. Problems that share
-    kernels are adjacent."""
+    """The problems of the benchmarks: both dtypes, full and causal.
+
+    Problems that have the same kernels follow each other.
+    """
     return [
         default_problem(d, seq, dtype, causal=causal)
         for d, lengths in _LENGTHS.items()
@@ -31,13 +33,14 @@ def default_problems() -> list[Problem]:
 
 
 def read_problems(text: str) -> list[Problem]:
-    """Reads problems from a file, one per line, or from a text that separates problems by ';'.
-    Blank lines and '# ...' are ignored. The name of one of bench's problem sets stands for all its
-    problems. Duplicates are removed.
+    """Reads problems from a file, one per line, or from a text in which ';' separates them.
+
+    Blank lines are ignored, and so is everything after '#'. The name of a problem set of
+    `flashsmith bench` stands for all its problems. Duplicates are removed.
 
     Raises:
         ArgumentError: the file cannot be read, a problem cannot be parsed (the message names the
-            file's line), or no problem is given.
+            line), or there is no problem.
     """
     if os.path.isfile(text):
         try:
@@ -72,11 +75,11 @@ def read_problems(text: str) -> list[Problem]:
 def reference_problem(
     problem: Problem, device: DeviceSpec, others: Iterable[Problem]
 ) -> Problem | None:
-    """The shortest of `others` whose first rung can select the kernels to try on `problem`.
+    """The shortest of ``others`` whose first rung can decide which kernels to try on `problem`.
 
-    It has the same kind of heads, dtype and semantics, and the same ratio of its two lengths. It
-    is long enough that the prologue and epilogue of a kernel's loop hardly matter, and large
-    enough to fill the GPU several times over. None if no problem qualifies.
+    It has the same heads, dtype and semantics, and the same ratio of its two lengths. It is so long
+    that the prologue and epilogue of a loop hardly matter, and has enough tiles to fill the GPU
+    several times. None if there is no such problem.
     """
     alike = [
         other

@@ -1,8 +1,8 @@
-"""A race: finds the fastest of many kernels on a problem by successive halving.
+"""A race: finds the fastest of many kernels for a problem by successive halving.
 
-follow() computes the state of a race, and what to measure next, from the known trials. follow() is
-stateless: the same trials give the same answer in any order. So when a kernel turns out to be wrong
-late, the kernels that it displaced come back without any correction.
+follow() computes from the known trials what the state of a race is, and what to measure next.
+It has no state of its own: the same trials give the same answer, in any order. So if a kernel is
+found to be wrong late, the kernels that it displaced come back by themselves.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from flashsmith.tuning.trial import (
     rung_stage,
 )
 
-# A failed final is retried once, after each of its kernels has been timed alone.
+# If a final fails, each of its kernels is timed alone, and then the final is tried once more.
 FINAL_ATTEMPTS = 2
-# With fewer launches per kernel, the final's ranking would be no better than the rungs' ranking.
+# With fewer launches per kernel, a final would rank kernels no better than the rungs do.
 MIN_FINAL_LAUNCHES = 3
-#: Warm-up before steady timing, in milliseconds: under load the GPU's clock settles at the power
-#: limit.
+#: How long the GPU warms up before steady timing, in milliseconds. Under load, its clock settles at
+#: the power limit.
 STEADY_WARMUP_MS = 100.0
-# For the estimate of the time left. The other launches of a kernel are the proof, the first launch
-# and the estimate of the run time.
+# Used to estimate the remaining time. The other launches of a kernel are for the proof, for loading
+# it, and for the estimate of its time.
 _NOMINAL_FLOP_PER_MS = 3e11
 _OTHER_LAUNCHES = 3
 _OVERHEAD_MS = 10.0
@@ -47,12 +47,14 @@ _OVERHEAD_MS = 10.0
 
 @dataclass(frozen=True)
 class Rung:
-    """One round: a kernel is launched at least `least` times, and for `ms` milliseconds in all.
+    """One round, in which each kernel is launched at least `least` times and for at least `ms`
+    milliseconds.
 
-    Short kernels are launched more often, since the noise does not shrink with the run time.
-    margin: a kernel stays, at any rank, if its time exceeds the best time by at most this share.
-    steady: whether the GPU is warmed up first; without a warm-up, kernels timed after a pause run
-    at a clock up to a quarter higher.
+    Short kernels are launched more often, because the noise does not become less with the time of a
+    launch.
+    margin: a kernel of any rank stays if its time exceeds the best one by at most this share.
+    steady: whether the GPU is warmed up first. Without this, kernels that are timed after a pause
+    run at a clock that is up to a quarter higher.
     """
 
     least: int
@@ -65,15 +67,15 @@ class Rung:
 class Halving:
     """The rules of a race.
 
-    Every rung keeps 1/eta of the active kernels, at least `finalists` kernels, and all kernels
-    within its margin. The final then times the race's incumbents and at most `finalists` kernels
-    within the last rung's margin. It times them interleaved, for `final_ms` each and at least
-    `final_least` launches. A long problem only tries kernels that would survive its reference
-    problem's first rung with `entry_margin` as the margin. Refinement tries the neighbours of the
-    first `leaders` kernels. If some kernels are not deterministic, the others are also ranked among
-    themselves, since the table needs the best kernel and the best deterministic kernel.
+    Each rung keeps 1/eta of the active kernels, but at least `finalists`, and all that are within
+    its margin. Then the final times the incumbents, and at most `finalists` kernels within the
+    margin of the last rung. They are interleaved, with `final_ms` for each and at least
+    `final_least` launches. A long problem tries only those kernels that would survive the first
+    rung of its reference problem with the margin `entry_margin`. Refinement tries the neighbours of
+    the best `leaders` kernels. If some kernels are not deterministic, the deterministic ones are
+    also ranked separately, since the table needs the best kernel and the best deterministic kernel.
 
-    The margins are several times the spread of these few launches, so that noise cannot eliminate
+    The margins are several times the noise of these few launches, so that noise does not eliminate
     the best kernel.
     """
 
@@ -93,14 +95,16 @@ class Halving:
             )
 
     def of_few(self) -> Halving:
-        """The rules for kernels that are all about equally fast: only the first rung, since the
-        final decides."""
+        """Rules for kernels that are about equally fast: only the first rung, because the final
+        decides."""
         return replace(self, rungs=self.rungs[:1])
 
     def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
-        """The kernels that go on, fastest first. `times` maps names to milliseconds.
+        """The kernels that stay, fastest first.
 
-        Equal times are ordered by name.
+        `times` has the milliseconds of each kernel by name.
+
+        Kernels with equal times are sorted by name.
         """
         ranked = _ranked(times)
         kept = max(-(-len(ranked) // self.eta), self.finalists)
@@ -108,7 +112,7 @@ class Halving:
         return [name for place, name in enumerate(ranked) if place < kept or name in near]
 
     def final_of(self, times: Mapping[str, float]) -> list[str]:
-        """The kernels in the final, fastest first: all that could still be the best."""
+        """The kernels for the final, fastest first: all that might still be the best."""
         ranked = _ranked(times)
         near = _near_the_best(times, ranked, self.rungs[-1].margin)
         return [name for name in ranked if name in near][: self.finalists]
@@ -128,12 +132,12 @@ DEFAULT_HALVING = Halving()
 
 @dataclass(frozen=True)
 class Race:
-    """A problem and the kernels that compete on it.
+    """A problem, and the kernels that compete for it.
 
-    builds: the kernels that begin. reference: the race for a shorter problem; kernels far behind in
-    that race's first rung do not enter this race. When all rungs are complete, neighbours of the
-    best join and run the rungs; this happens `refinements` times. incumbents: the builds that the
-    race may replace; they reach the final even if they were slow in the rungs.
+    builds: the kernels at the beginning. reference: the race for a shorter problem. Kernels that
+    were far behind in its first rung do not take part. After all rungs, neighbours of the best
+    kernels join and run the rungs too; this is done `refinements` times. incumbents: the builds
+    that the race may replace. They are in the final even if they were slow in the rungs.
     """
 
     problem: Problem
@@ -149,9 +153,9 @@ class Race:
 
 @dataclass(frozen=True)
 class Task:
-    """One request to the bench: prove a kernel, check it thoroughly, time it on a rung or alone, or
-    time the finalists interleaved. Timed kernels are launched at least `least` times and for `ms`
-    milliseconds each."""
+    """What the bench is to do: prove a kernel, check it thoroughly, time it in a rung or alone, or
+    time all finalists interleaved. Kernels are launched at least `least` times and for at least
+    `ms` milliseconds each."""
 
     stage: str
     problem: Problem
@@ -165,15 +169,14 @@ class Task:
 class RaceState:
     """The state of a race.
 
-    joined: the trials of all kernels that joined, by short form. active: the trials that may still
-    win. dropped: for the other trials, why the race dropped them; the reason of a failed kernel is
-    in its trial.
-    rung: the current rung, counted from 0, or the number of rungs when all are complete. pending:
-    the trials to prove or time before the rung is complete, in this order. waiting: whether the
-    race waits until the reference's first rung is complete; no kernel has entered yet. searched:
-    whether all rungs are complete and no neighbours are left to join. closed: whether the search
-    ended early.
-    decided: whether the final of the current finalists is complete. failed_finals: how often that
+    joined: the trials of all kernels that have joined, by short form. active: the trials that may
+    still win. dropped: for each other trial, why the race dropped it. For failed kernels, the trial
+    itself has the reason.
+    rung: the current rung, counted from 0; the number of rungs if all are complete. pending: the
+    trials that must be proven or timed to complete the rung, in order. waiting: whether the first
+    rung of the reference must be completed first, and no kernel has entered yet. searched: whether
+    all rungs are complete and no neighbour is left. closed: whether the search was ended early.
+    decided: whether there was a final with the current finalists. failed_finals: how often this
     final failed.
     """
 
@@ -202,7 +205,7 @@ class RaceState:
 
     @cached_property
     def trials(self) -> dict[str, Trial]:
-        """The trials of all kernels that joined, each with its status in the race."""
+        """The trials of all kernels that joined, with their status in this race."""
         return {
             name: replace(trial, status=self.dropped[name][0], reason=self.dropped[name][1])
             if name in self.dropped
@@ -212,13 +215,14 @@ class RaceState:
 
     @cached_property
     def survived(self) -> list[Trial]:
-        """The trials of kernels that did not fail: they may still win, or were slower."""
+        """The trials of the kernels that did not fail: those that may still win, and the slower
+        ones."""
         out = {name for name, (status, _) in self.dropped.items() if status == "not reached"}
         return [t for name, t in self.joined.items() if t.active and name not in out]
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to measure."""
+        """Whether there is nothing more to measure."""
         if self.active and not (self.searched or self.closed):
             return False
         return not self.finalists or self._final_is_over
@@ -229,23 +233,24 @@ class RaceState:
 
     @property
     def wanted(self) -> list[Build]:
-        """Kernels that may have to be measured; slower kernels are included, because they may come
-        back."""
+        """The kernels that may have to be measured.
+
+        Slower ones are included, because they may return.
+        """
         return [] if self.finished else [trial.build for trial in self.survived]
 
     @cached_property
     def measurements(self) -> int:
-        """The number of timings so far."""
+        """How many timings there have been."""
         return sum(len(trial.samples) for trial in self.joined.values())
 
     # ---- the next task ----
 
     def search_task(self, ready: Container[Build]) -> Task | None:
-        """The next measurement of the search, among the kernels that are `ready`; None if there is
-        no such kernel.
+        """The next task of the search for a kernel that is in `ready`; None if there is none.
 
-        A kernel is proven before it is timed. A rung begins when the previous rung is complete, and
-        ends as soon as all active kernels have been timed on it.
+        A kernel is proven before it is timed. A rung begins when the one before it is complete, and
+        ends when all active kernels have been timed.
         """
         for trial in () if self.closed else self.pending:
             if trial.build in ready:
@@ -254,7 +259,7 @@ class RaceState:
         return None
 
     def final_task(self, ready: Container[Build], seconds: float) -> Task | None:
-        """The next task of the final; None if the final is over or does not fit into `seconds`.
+        """The next task of the final; None if it is over or would take more than `seconds`.
 
         Each finalist is checked thoroughly first.
         """
@@ -262,13 +267,13 @@ class RaceState:
         if not finalists or self._final_is_over or not all(t.build in ready for t in finalists):
             return None
         for trial in finalists if self.failed_finals else ():
-            # Timing each kernel alone finds the kernel that broke the final.
+            # Each kernel is timed alone, to find the one that made the final fail.
             if ALONE not in trial.samples:
                 return self._task(ALONE, trial, halving.rungs[-1])
         for trial in finalists:
             if not trial.checked:
                 return Task(CHECK, self.problem, (trial.build,))
-        # Only half of the time is for launches, because the clock settles first.
+        # Launches get half of the time, because the clock must settle first.
         ms = min(halving.final_ms, 1e3 * seconds / (2 * len(finalists)))
         least = halving.final_least
         if ms < halving.final_ms:
@@ -284,8 +289,8 @@ class RaceState:
 
     @cached_property
     def work(self) -> tuple[float, float]:
-        """Milliseconds of work done, and expected in total, to estimate the time left. Both assume
-        a fixed rate for the problem's FLOP."""
+        """How much work is done and how much there is in total, in milliseconds, to estimate the
+        remaining time. Both assume a fixed rate of FLOP."""
         halving = self.race.halving
         launch = self.problem.attn_flop() / _NOMINAL_FLOP_PER_MS
         running = [t for t in self.survived if t.samples or t.name not in self.dropped]
@@ -304,22 +309,22 @@ class RaceState:
 
     @property
     def last_stage(self) -> str:
-        """The stage of the last complete rung."""
+        """The stage of the last rung that is complete."""
         return rung_stage(max(0, self.rung - 1))
 
     @property
     def first_times(self) -> dict[str, float]:
-        """Milliseconds on the first rung, for the kernels that began the race."""
+        """The milliseconds in the first rung of the kernels that began the race."""
         began = {build.name for build in self.race.builds}
         return _times((t for t in self.survived if t.name in began), rung_stage(0))
 
     @cached_property
     def ranked(self) -> list[Trial]:
-        """The trials with a time, fastest first.
+        """The trials that have a time, fastest first.
 
-        Times of the decisive stage (the final, or without one the last complete rung) are as
-        measured. Times of other rungs are scaled by the ratio of the best kernel's times in both
-        stages, since the GPU clock differed.
+        The times of the last stage (the final or, if there was none, the last complete rung) are as
+        measured. Times of earlier rungs are scaled by the ratio of the best kernel's times in the
+        two stages, since the GPU's clock was different.
         """
         decisive = FINAL if self.decided else self.last_stage
         times = _times(self.trials.values() if self.decided else self.active, decisive)
@@ -338,7 +343,7 @@ class RaceState:
         return sorted(found, key=lambda trial: (trial.ms, trial.name))
 
     def tflops(self, trial: Trial) -> float:
-        """TFLOP/s of a ranked trial."""
+        """TFLOP/s of a trial that has a time."""
         return self.problem.attn_flop() / trial.ms / 1e9
 
 
@@ -350,11 +355,11 @@ def follow(
     early: bool = False,
     closed: bool = False,
 ) -> RaceState:
-    """The state of a race, from the known trials.
+    """Computes the state of a race from the known trials.
 
-    reference: the state of the race's reference, if it has one. early: whether kernels enter by
-    the reference's times so far, the fastest first. closed: whether the search ends early; this
-    drops kernels that were not timed at all.
+    reference: the state of the race for the reference problem, if there is one. early: whether
+    kernels enter by the reference's times so far, the fastest first, before its first rung is
+    complete. closed: whether the search ends early; kernels that were never timed are then dropped.
     """
     course = _Course(race, known, closed)
     if race.problem in known.unprepared:
@@ -380,8 +385,8 @@ def follow(
 
 
 class _Course:
-    """The working state of follow(), rung by rung: which kernels have ``joined`` the race, which
-    are still ``active``, and why the others were ``dropped``."""
+    """What follow() works with, rung by rung: which kernels have ``joined``, which are ``active``,
+    and why others were ``dropped``."""
 
     def __init__(self, race: Race, known: Trials, closed: bool) -> None:
         self.race, self.known, self.closed = race, known, closed
@@ -392,7 +397,7 @@ class _Course:
         self._rung, self._first_rung_complete = 0, False
 
     def drop(self, names: Iterable[str], status: Status, reason: str) -> None:
-        """Drops the named kernels that are still active."""
+        """Drops those of the named kernels that are still active."""
         for name in names:
             if self.active.pop(name, None) is not None:
                 self.dropped[name] = status, reason
@@ -400,7 +405,7 @@ class _Course:
     def keep(
         self, times: Mapping[str, float], margin: float, where: str, trials: Mapping[str, Trial]
     ) -> None:
-        """Drops the kernels that do not survive these times."""
+        """Drops the kernels that these times eliminate."""
         best = min(times.values(), default=0.0)
         kept = {
             name
@@ -412,7 +417,10 @@ class _Course:
             self.drop([name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
 
     def run_rungs(self) -> list[Trial]:
-        """Runs all rungs that are timed completely; returns the trials that the next rung lacks."""
+        """Goes through all rungs that are timed completely.
+
+        Returns the trials that the next rung still needs.
+        """
         if self.closed:
             untimed = [name for name, trial in self.active.items() if not trial.samples]
             self.drop(untimed, "not reached", "the budget ended before it was timed")
@@ -428,7 +436,10 @@ class _Course:
         return []
 
     def refine(self) -> bool:
-        """Adds the leaders' neighbours to the race; False if no neighbour may be timed."""
+        """Adds the neighbours of the leaders.
+
+        Returns False if there is no neighbour that may be timed.
+        """
         problem, joined = self.race.problem, self.joined
         times = _times(self.active.values(), rung_stage(self._rung - 1))
         leaders = _ranked(times)[: self.race.halving.leaders]
@@ -442,7 +453,7 @@ class _Course:
         return True
 
     def state(self, **facts: Any) -> RaceState:
-        """The state of the race."""
+        """The state after all this."""
         timed = _times(self.active.values(), rung_stage(max(0, self._rung - 1)))
         groups = timed, _of_deterministic(timed, self.active)
         of_groups = (name for group in groups for name in self.race.halving.final_of(group))
@@ -466,7 +477,7 @@ class _Course:
 
 
 def _of_deterministic(times: Mapping[str, float], trials: Mapping[str, Trial]) -> dict[str, float]:
-    """The times of the kernels that give the same bits in every run."""
+    """The times of those kernels that give the same bits in every run."""
     configs = {name: trials[name].build.config for name in times}
     return {
         name: ms
@@ -480,7 +491,7 @@ def _times(trials: Iterable[Trial], stage: str) -> dict[str, float]:
 
 
 def _timed_in(final: Record | None, trials: Mapping[str, Trial]) -> dict[str, Trial]:
-    """The trials of a final, including its times."""
+    """The trials in a final, with its times."""
     if final is None:
         return {}
     pairs = zip((trials[b.name] for b in final.builds), final.samples, strict=True)
@@ -489,12 +500,12 @@ def _timed_in(final: Record | None, trials: Mapping[str, Trial]) -> dict[str, Tr
 
 @lru_cache(maxsize=4096)
 def _builds_beside(problem: Problem, config: KernelConfig) -> tuple[Build, ...]:
-    """Builds of the configs one move away."""
+    """Builds of all configs that are one move away."""
     return tuple(Build.of(problem, other) for other in config.family.neighbours(config))
 
 
 def states_of(races: Sequence[Race], known: Trials) -> list[RaceState]:
-    """The states of races, in their order."""
+    """The states of several races, in their order."""
     found: dict[Problem, RaceState] = {}
 
     def state(race: Race) -> RaceState:

@@ -1,4 +1,4 @@
-"""The results of a sweep: a row for every kernel, the winners, and their files."""
+"""The results of a sweep: one row per kernel, the winners, and the files that contain them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from flashsmith.tuning.race import RaceState
 from flashsmith.tuning.runner import Runner
 from flashsmith.tuning.trial import FINAL, Trial
 
-# The verdicts of kernels that were not timed; for other statuses the verdict is 'absent'.
+# The verdicts of kernels that were not timed, by status; for all other statuses it is 'absent'.
 _VERDICTS: dict[str, Verdict] = {
     "wrong": "fail",
     "crash": "error",
     "hang": "error",
     "error": "error",
 }
-# The statuses that mean the kernel itself is faulty.
+# The statuses that mean that the kernel itself is wrong.
 _WRONG = ("wrong", "crash", "hang")
 _SHOWN = 3
 
 
 def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measurement]:
-    """A row for every kernel of every race: for each problem the timed kernels, fastest first, then
-    the others.
+    """One row for each kernel of each race.
 
-    `ms` ranks the rows: it is the final's median, or a rung's median scaled to the final;
-    `protocol` names the stage. `best_ms` is scaled by the same factor. `note` is why a kernel was
+    For a problem, the timed kernels come first, fastest first.
+
+    `ms` ranks the rows. It is the median of the final, or that of a rung scaled to the final;
+    `protocol` names the stage. `best_ms` is scaled in the same way. `note` says why a kernel was
     dropped.
     """
     rows = []
@@ -49,10 +50,11 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 
 
 def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
-    """The race's ranking for the table of winners, with the date of the final or else of the last
-    timing.
+    """The ranking of a race for the table of winners.
 
-    A kernel that was not checked thoroughly never ranks before a thoroughly checked kernel.
+    Its date is that of the final, or else of the last timing.
+
+    A kernel that was not checked thoroughly is never ranked before one that was.
     """
     proven = [trial for trial in state.ranked if trial.proof is not None]
     best_checked = min((trial.ms for trial in proven if trial.checked), default=0.0)
@@ -73,15 +75,17 @@ def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
 
 
 def write_ranking(folder: Path, ended: Iterable[tuple[Sequence[RaceState], Runner]]) -> None:
-    """Writes ranking.csv and ranking.json to `folder`, replacing older ones. `ended` has the races
-    of each kind of GPU."""
+    """Writes ranking.csv and ranking.json to `folder`, and replaces older ones.
+
+    `ended` has the races, by the kind of GPU.
+    """
     rows = [row for states, runner in ended for row in ranking_rows(states, runner)]
     write_rows(folder / "ranking.csv", rows)
     write_rows(folder / "ranking.json", rows)
 
 
 def record_alone(state: RaceState, runner: Runner, path: Path) -> None:
-    """Enters a race's winners so far into the sweep's own table.
+    """Enters the winners of a race so far into the sweep's own table.
 
     Raises TableError.
     """
@@ -92,8 +96,9 @@ def record_alone(state: RaceState, runner: Runner, path: Path) -> None:
 def record_beside(
     state: RaceState, runner: Runner, path: Path, shipped: WinnersTable | None
 ) -> None:
-    """Merges a race that had its final into a table with other sweeps' winners, and removes
-    kernels that failed here. ``shipped``, unless None, provides entries that the table lacks.
+    """Merges a race that has had its final into a table that also has winners of other sweeps, and
+    removes kernels that failed here. If the table lacks an entry that is in ``shipped``, the
+    shipped one is taken into account.
 
     Raises TableError.
     """
@@ -104,8 +109,8 @@ def record_beside(
 
 
 def summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
-    """For --json, per problem: the best configs, the configs that attention() uses by the shipped
-    tables, and how many kernels ended with each status."""
+    """For --json: for each problem, the best configs, the configs that attention() uses by the
+    shipped tables, and how many kernels ended in each status."""
     return [
         {
             "problem": str(state.problem),
@@ -131,8 +136,10 @@ def _figures(state: RaceState, trial: Trial) -> dict[str, Any]:
 
 
 def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[str] = ()) -> None:
-    """Prints the best configs of every problem, and what attention() uses by the shipped tables.
-    With several kinds of GPU, each problem names its kind."""
+    """Prints the best configs for each problem, and what attention() uses by the shipped tables.
+
+    If there are several kinds of GPU, each problem names its kind.
+    """
     several = len(set(gpus)) > 1
     columns = make_columns("problem | config | ms> | TFLOP/s> | behind> | stage")
     rows = []
@@ -159,8 +166,7 @@ def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[
 
 
 def print_plan(console: Console, states: Sequence[RaceState]) -> None:
-    """Prints how many configs would be tried and why other configs are culled, before anything
-    runs."""
+    """Prints how many configs would be tried and why others would not, before anything runs."""
     columns = make_columns("problem | candidates> | culled>")
     rows = []
     for state in states:
@@ -172,7 +178,7 @@ def print_plan(console: Console, states: Sequence[RaceState]) -> None:
 
 
 def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
-    """The plan for --json: every candidate, and every culled config with the reason."""
+    """The plan for --json: every candidate, and for each config that is culled the reason."""
     return [
         {
             "problem": str(state.problem),
@@ -184,8 +190,10 @@ def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
 
 
 def culls(states: Sequence[RaceState]) -> Counter[str]:
-    """Counts the reasons why configs were culled. Reasons that differ only in numbers count as one
-    reason, with the text of the first."""
+    """Counts how many configs were culled for each reason.
+
+    Reasons that differ only in numbers are counted together, under the text of the first.
+    """
     first: dict[str, str] = {}
     counted: Counter[str] = Counter()
     for trial in (trial for state in states for trial in state.trials.values()):
@@ -197,7 +205,7 @@ def culls(states: Sequence[RaceState]) -> Counter[str]:
 
 
 def _lasting(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """An origin without the machine's name, which only the journal keeps."""
+    """An origin without the name of the machine, which is stored only in the journal."""
     return {name: value for name, value in origin.items() if name != "worker"}
 
 

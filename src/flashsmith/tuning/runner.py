@@ -1,7 +1,7 @@
-"""The interfaces that a sweep runs on: a compiler, and a bench that checks and times kernels.
+"""The interfaces that a sweep uses: a compiler, and a bench that checks and times kernels.
 
-Both are pickled and run in worker processes. `gpu_runner` has the real implementations; tests use
-fakes.
+Both are pickled, and run in worker processes. `gpu_runner` implements them for GPUs; tests have
+their own.
 """
 
 from __future__ import annotations
@@ -20,46 +20,55 @@ from flashsmith.tuning.trial import COMPILE, Build, Record
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The result of a build: the facts of its kernel and the key of its library, or the error."""
+    """The result of a build: the facts of the kernel and the key of its library, or an error."""
 
     facts: KernelFacts | None = None
     library: str = ""
     error: str = ""
 
     def record(self, build: Build) -> Record:
-        """The result as a record of the journal."""
+        """The result as a record for the journal."""
         if self.facts is not None:
             return Record(COMPILE, builds=(build,), facts=self.facts)
         return Record(COMPILE, builds=(build,), failure=("error", self.error))
 
 
 class Compiler(Protocol):
-    """Runs in the compile processes."""
+    """Compiles kernels; runs in the compile processes."""
 
     def open(self) -> Any:
-        """Called once, in the process."""
+        """Called once when the process begins."""
 
     def compile(self, builds: Sequence[Build]) -> list[BuildResult]:
-        """Compiles builds that share one semantics; each failing build returns its own error."""
+        """Compiles builds that all have the same semantics.
+
+        The result of a build that fails is an error.
+        """
 
 
 class LibraryGoneError(LaunchError):
-    """A compiled library has disappeared and must be compiled again."""
+    """A compiled library has disappeared; it must be compiled again."""
 
 
 class TrialRunner(Protocol):
-    """Runs in the measuring process. An exception disqualifies the kernel being run, except
-    LibraryGoneError, which no kernel causes."""
+    """Checks and times kernels; runs in the measuring process.
+
+    If a method raises an exception, the kernel that it runs is disqualified, unless it is
+    LibraryGoneError, which is never a kernel's fault.
+    """
 
     def open(self) -> Any:
-        """Called once, in the process: initialises the GPU."""
+        """Called once when the process begins; initialises the GPU."""
 
     def prepare(self, problem: Problem) -> None:
-        """Makes a problem's tensors; raises if the tensors do not fit the GPU's memory."""
+        """Makes the tensors of a problem.
+
+        Raises an error if they do not fit into the GPU's memory.
+        """
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """Runs the kernel on the problem and checks the output, more elements of it if
-        `thorough`."""
+        """Runs the kernel on the problem and checks its output; if `thorough`, more elements of
+        it."""
 
     def time(
         self,
@@ -69,32 +78,38 @@ class TrialRunner(Protocol):
         ms: float,
         steady: bool,
     ) -> list[Samples]:
-        """Launches every (build, library) at least `least` times and for `ms` milliseconds in all,
-        interleaved; `steady` warms the GPU up first, until its clock has settled."""
+        """Times several kernels interleaved: launches each (build, library) at least `least` times
+        and for at least `ms` milliseconds. If `steady`, the GPU is first warmed up until its clock
+        has settled."""
 
 
 class Libraries(Protocol):
-    """A machine's libraries, for transfer to machines that do not share its cache."""
+    """The libraries on a machine, for transfer to machines that do not share its cache."""
 
     def has(self, library: str) -> bool:
-        """Whether the library with this key is here and intact."""
+        """Whether the library with this key is on this machine and intact."""
 
     def pack(self, library: str) -> bytes:
-        """The packed library. Raises LibraryGoneError when this machine does not have it, or no
-        longer."""
+        """The library, packed for transfer.
+
+        Raises LibraryGoneError if it is not, or no longer, on this machine.
+        """
 
     def unpack(self, library: str, packed: bytes) -> None:
-        """Stores a library that another machine packed; raises if the library cannot be trusted."""
+        """Stores a library that another machine has packed.
+
+        Raises an error if it cannot be trusted.
+        """
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Compiles and measures for one device.
+    """What is needed to compile for one device and to measure on it.
 
-    environment: what figures depend on, by name; a journal's records are valid only for the same
-    environment. origin: what rows of figures record about the environment. process_environment: the
-    environment variables of the measuring process, or None to inherit this process's variables.
-    libraries: transfers compiled libraries between machines; None if all share a cache.
+    environment: by name, everything that figures depend on; the records of a journal are valid only
+    for the same environment. origin: what rows store about the environment. process_environment:
+    environment variables for the measuring process; None: the same as for this process.
+    libraries: transfers compiled libraries between machines; None if all machines share a cache.
     """
 
     compiler: Compiler

@@ -1,4 +1,4 @@
-"""Selects the candidate configs of a problem; the documented entry point to search spaces."""
+"""Selects the candidate configs for a problem; this is the documented way to search spaces."""
 
 from __future__ import annotations
 
@@ -25,42 +25,47 @@ from flashsmith.families import (
 from flashsmith.families.canonical import ORDER, version_of
 from flashsmith.operations import DEFAULT
 
-# The space of the newest family that runs on a device, plus a few configs of the others.
+# Stands for the space of the newest family that runs on the device, plus a few configs of other
+# families.
 ALL_FAMILIES = "both"
 _FEW = 8
-# The shipped tables' configs for a problem: their margin to the best one, and their maximum number.
+# Stands for the configs that the shipped tables have for a problem. The numbers are their margin to
+# the best one, and the most configs that are taken.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
-# This many configs per family also get split-KV variants, with up to three split counts each.
+# Of each family, this many configs also get split-KV variants, with up to three numbers of splits
+# each.
 _MOST_IN_PARTS = 4
-# Sets that are searched at every dtype and head dimension; 'B_r,B_c' selects from tune.
+# Sets that exist for every dtype and head dimension; 'B_r,B_c' selects from tune.
 _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
 
 def space_keys() -> tuple[str, ...]:
-    """The keys of search spaces. It is worthwhile to refine the best configs of a space."""
+    """The keys of the search spaces.
+
+    For a space, unlike for a set, it is worthwhile to refine the best configs.
+    """
     return (*(family.space_key for family in families() if family.space_key), ALL_FAMILIES)
 
 
 def check_space(key: str) -> None:
-    """Raises SelectionError or ConfigParseError when a key is neither the key of a space nor valid
-    for KERNELS. Only search_space() checks whether the key has configs for a problem."""
+    """Raises SelectionError or ConfigParseError if a key is neither that of a space nor valid for
+    KERNELS. Whether it has configs for a problem is checked only by search_space()."""
     if key not in (*space_keys(), KNOWN):
         get_kernel_configs(key)
 
 
 def default_space(device: DeviceSpec) -> str:
-    """The key of the space that is searched on a device by default.
+    """The key of the space that is searched on a device if none is given.
 
-    Raises ArgumentError when no family with a space runs there.
+    Raises ArgumentError if no family that has a space runs on the device.
     """
     searched = _searched(device)
     return ALL_FAMILIES if len(searched) > 1 else searched[0].space_key
 
 
 def _searched(device: DeviceSpec) -> list[Family]:
-    """The families whose spaces are searched on a device; families for the newest GPUs come
-    first."""
+    """The families whose spaces are searched on a device; those for the newest GPUs are first."""
     known = [family for family in by_preference() if family.space_key]
     found = [family for family in known if family.runs_on(device)]
     if not found:
@@ -75,28 +80,28 @@ def _searched(device: DeviceSpec) -> list[Family]:
 def search_space(
     problem: Problem, device: DeviceSpec, key: str | None = None
 ) -> list[KernelConfig]:
-    """The configs that may serve `problem` on `device`, without duplicates; some may be illegal.
+    """The configs that may serve `problem` on `device`, without duplicates. Some may be illegal.
 
-    `key` selects the space:
+    `key` selects them:
 
-    - The key of a family's space: 'space' for the mma.sync family, 'hopper' for the wgmma family.
-    - 'both': the newest family's space and a few configs of the others, the configs of the shipped
-      tables first.
-    - 'known': the few best configs by the shipped tables, for a GPU similar to one in them.
-    - None: the key of default_space().
-    - A KERNELS key. The configs of tune, prog, prog-all, all and block sizes like '64,32' take the
-      problem's dtype and head dimension. Other sets contribute only configs that match both.
+    - the key of a family's space: 'space' for mma_sync, 'hopper' for wgmma.
+    - 'both': the space of the newest family and a few configs of others; those of the shipped
+      tables are first.
+    - 'known': the few best configs in the shipped tables for a similar GPU.
+    - None: the key that default_space() gives.
+    - a key for KERNELS. The configs of tune, prog, prog-all, all and of block sizes such as '64,32'
+      get the dtype and head dimension of the problem. Of other sets, only the configs that have
+      both are taken.
 
-    Spaces are searched at the problem's dtype and head dimension. If few tiles leave SMs idle, a
-    family's space also has some split-KV configs. For a problem with canonical bits, each config
-    is replaced by its counterpart that keeps the canonical order.
+    Spaces have the dtype and head dimension of the problem. If there are so few tiles that SMs
+    would be idle, the space of a family also has some configs with split KV. For a problem with
+    canonical bits, each config is replaced by its counterpart that computes in the canonical order.
 
     Raises:
-        SelectionError: the key is unknown or selects nothing, or none of its configs has the
-            problem's dtype and head dimension, or bits.
-        ArgumentError: no kernel exists for the problem's d; or the key is 'both' or None and no
-            family with a space runs on the device; or it is 'known' and no kernel serves the
-            problem.
+        SelectionError: the key is unknown, selects nothing, or selects no config with the dtype and
+            head dimension, or with the bits, of the problem.
+        ArgumentError: no kernel has the problem's d; or the key is 'both' or None and no family
+            that has a space runs on the device; or it is 'known' and no kernel serves the problem.
     """
     key = key or default_space(device)
     found = _of_any_order(problem, device, key)
@@ -113,14 +118,14 @@ def search_space(
 
 
 def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[KernelConfig]:
-    """The configs of search_space(), regardless of the problem's bits."""
+    """The configs of search_space() before canonical bits are considered."""
     if key == KNOWN:
         return _known(problem, device)
     d_head = d_head_for(problem)
     asked = [family for family in families() if family.space_key == key]
     of = asked[0].operation if asked else DEFAULT if key == ALL_FAMILIES else None
     if of == DEFAULT != problem.operation:
-        # The key names attention's kernels, so it does not restrict another operation's kernels.
+        # The key names kernels of attention, so it does not restrict those of another operation.
         asked = list(families(problem.operation))
     elif asked and of != problem.operation:
         raise SelectionError(
@@ -155,11 +160,11 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
 
 
 def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """The configs that attention() uses for `problem` on `device` without a user's table.
+    """The configs that attention() uses for `problem` on `device` if the user has no table.
 
-    That is the winner of the GPU's shipped table or of the nearest GPU with a shipped table, else
-    the cost model's choice. A second config follows if deterministic=True uses another one. The
-    list is empty if no kernel serves the problem there.
+    These are the winner in the shipped table of this GPU or of the nearest GPU that has one, or
+    else what the cost model chooses. If deterministic=True uses another config, that one is second.
+    Empty if no kernel serves the problem on the device.
     """
     try:
         choice = choose(problem, device, table=_shipped())
@@ -170,9 +175,11 @@ def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """The configs that are about as fast as the best one. The evidence is the nearest entry of the
-    shipped tables for a GPU like the device, or else the cost model. Deterministic kernels are also
-    ranked among themselves."""
+    """The configs that are about as fast as the best.
+
+    Their times come from the nearest entry of the shipped tables for a similar GPU, or else from
+    the cost model. Deterministic kernels are also ranked separately.
+    """
     found: dict[KernelConfig, None] = {}
     for deterministic in (False, True):
         evidence = gather(problem, device, _shipped(), deterministic=deterministic)
@@ -184,7 +191,7 @@ def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """A few of the family's configs, enough to compare it with another family."""
+    """A few configs of a family, which are enough to compare it with another family."""
     d_head, masked = d_head_for(problem), _masked(problem)
     sound = [
         cfg
@@ -202,9 +209,11 @@ def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelCon
 def _with_parts(
     found: Sequence[KernelConfig], asked: Sequence[Family], problem: Problem, device: DeviceSpec
 ) -> list[KernelConfig]:
-    """``found`` and, if the problem has few tiles, split-KV and pack-GQA configs.
+    """The configs in ``found``; if the problem has few tiles, also configs with split KV and
+    pack_gqa.
 
-    These are variants of the ``asked`` families' fastest configs by the table or the cost model.
+    These are made from the fastest configs of the families in ``asked``, by the table or the cost
+    model.
     """
     names = {cfg.FAMILY for cfg in found}
     variants = [
@@ -224,8 +233,8 @@ def _with_parts(
 
 @lru_cache(maxsize=1)
 def _shipped() -> WinnersTable:
-    # The user's table is ignored because it changes while a sweep runs, and a resumed sweep must
-    # have the same space.
+    # The table of the user is not used: it changes during a sweep, and a sweep that is continued
+    # must have the same space.
     return WinnersTable.shipped()
 
 
@@ -234,7 +243,7 @@ def _masked(problem: Problem) -> bool:
 
 
 def _whole(asked: Sequence[Family], problem: Problem, d_head: int, key: str) -> list[KernelConfig]:
-    """The whole spaces of families of one operation."""
+    """The complete spaces of the families of one operation."""
     masked = _masked(problem)
     space = (
         family.for_gradients(cfg, problem.gradients)

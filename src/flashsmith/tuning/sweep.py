@@ -1,4 +1,4 @@
-"""Sweep: races for many problems on GPUs of one kind; run_sweeps() runs several sweeps."""
+"""Sweep: the races for many problems on GPUs of one kind; run_sweeps() runs several sweeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flashsmith.tuning.executor import LOCAL_GPU, Executor, WorkerCall, WorkerGp
 from flashsmith.tuning.journal import JournalPart
 from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, Task, follow
 from flashsmith.tuning.runner import BuildResult, LibraryGoneError, Runner
-from flashsmith.tuning.space import search_space as search_space  # documented as this module's
+from flashsmith.tuning.space import search_space as search_space  # documented here
 from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import (
     CHECK,
@@ -31,16 +31,18 @@ from flashsmith.tuning.trial import (
 )
 from flashsmith.tuning.worker import Failure, WorkerResult
 
-# The search's share of the budget; the finals, whose figures enter the table, get the rest.
+# The search may use this share of the budget. The rest is for the finals, whose figures are entered
+# in the table.
 _SEARCH_SHARE = 0.75
-# Measurements of a problem before a GPU switches to another one, since a switch may remake tensors.
+# A GPU measures this often on one problem before it switches to another, since a switch may mean
+# making tensors again.
 _IN_A_ROW = 32
-# After this many failed starts in a row, a GPU is given up: no single kernel can be to blame.
+# A GPU is given up after this many failed starts in a row, for which no kernel can be to blame.
 _STARTUP_ATTEMPTS = 3
-# A kernel slower than this counts as hung.
+# A kernel that is slower than this counts as hanging.
 _SLOWEST_FLOP_PER_SECOND = 1e12
 _REFRESH_SECONDS = 0.25
-# Each library links a CUDA runtime statically, and one process can hold only a limited number.
+# Each library is linked with its own CUDA runtime, and a process can hold only some of them.
 MAX_LIBRARIES = 300
 
 
@@ -48,10 +50,10 @@ MAX_LIBRARIES = 300
 class Settings:
     """The settings of a sweep.
 
-    budget: seconds for all problems together. max_spill: allowed spill bytes per thread.
-    refinements: how many times neighbours of a problem's best are tried. jobs: number of compile
-    processes. patience: seconds that a request to the bench may take beyond its estimated time.
-    compile_patience: seconds that a batch of kernels may take to compile.
+    budget: seconds for all problems together. max_spill: spilled bytes per thread that are allowed.
+    refinements: how often the neighbours of the best kernels are tried. jobs: how many processes
+    compile. patience: seconds that a request to the bench may take longer than estimated.
+    compile_patience: seconds in which a batch of kernels must be compiled.
     """
 
     halving: Halving = DEFAULT_HALVING
@@ -65,9 +67,11 @@ class Settings:
 
 @dataclass
 class _Bench:
-    """A GPU at work: its current call, the task of that call and when it began. It also holds the
-    libraries that its measuring process opened, and how often in a row this process failed to
-    start."""
+    """A GPU in use: its current call, what the call is for, and when it began.
+
+    Also the libraries that its measuring process has loaded, and how often in a row this process
+    did not start.
+    """
 
     gpu: WorkerGpu
     call: WorkerCall | None = None
@@ -79,14 +83,16 @@ class _Bench:
 
 
 class Sweep:
-    """One run over races on GPUs of one kind: it continues from the journal's records until the
-    work is done or the budget is spent.
+    """Runs races on GPUs of one kind.
 
-    `trials` holds all results: the journal's records and the records that this run adds. These
-    results determine the states of the races. A run also tracks its calls, how long each problem
-    took, and which searches the budget ended. Each problem is measured on one GPU, as long as that
-    GPU is available. `on_finished` is called with every race as soon as it is over. `clock` counts
-    the budget, in seconds.
+    It continues from the records in the journal until everything is measured or the budget is
+    spent.
+
+    `trials` has all results: the records of the journal, and those that this run adds. They
+    determine the states of the races. Besides, a run knows its calls, how long each problem has
+    taken, and which searches the budget has ended. A problem is measured on one GPU, as long as
+    that GPU works. `on_finished` is called with each race when it is over. `clock` measures the
+    budget, in seconds.
     """
 
     def __init__(
@@ -109,12 +115,12 @@ class Sweep:
         self._unsaved: list[Record] = []
         self._on_finished = on_finished
         self._clock = clock
-        # State that depends on the clock.
+        # What depends on the clock.
         self._seconds: defaultdict[Problem, float] = defaultdict(float)
         self._early: set[Problem] = set()
         self._closed: set[Problem] = set()
         self._began = self._clock()
-        # State of the calls.
+        # What concerns the calls.
         self._executor = executor
         self._compiling = CompileQueue(
             runner.compiler, executor, settings.jobs, settings.compile_patience
@@ -127,7 +133,8 @@ class Sweep:
         self._libraries: dict[Build, str] = {}
         self._recompiled: set[Build] = set()
         self._prepared: set[Problem] = set()
-        # Cached race states with the inputs they were computed from; states at the last _look().
+        # Caches: the states of races with the inputs from which they were computed; the states when
+        # _look() last ran.
         self._states: dict[Problem, tuple[RaceState, tuple[object, ...]]] = {}
         self._seen: dict[Problem, RaceState] = {}
 
@@ -135,7 +142,7 @@ class Sweep:
 
     @property
     def states(self) -> list[RaceState]:
-        """The current states of the races, in their order."""
+        """The states of the races, in their order."""
         return [self._state(race) for race in self.races.values()]
 
     def _state(self, race: Race) -> RaceState:
@@ -149,7 +156,7 @@ class Sweep:
         return state
 
     def _inputs_of(self, race: Race) -> tuple[int, bool, bool, tuple[object, ...]]:
-        """A key that changes whenever the race's state may change."""
+        """A value that changes whenever the state of the race may change."""
         problem, reference = race.problem, race.reference
         return (
             self.trials.versions[problem],
@@ -159,7 +166,7 @@ class Sweep:
         )
 
     def _note(self, record: Record) -> None:
-        """Adds a result to the trials; the caller must call `save` later."""
+        """Adds a result to the trials. The caller must call `save` later."""
         self._unsaved.append(record)
         if dropped := self.trials.add(record):
             (build,), (status, reason) = record.builds, dropped
@@ -168,9 +175,11 @@ class Sweep:
             )
 
     def save(self) -> None:
-        """Writes new records to disk. `_note` does not, so that the GPU need not wait for the disk.
+        """Writes the new records to disk.
 
-        Raises ArgumentError when the disk is full.
+        `_note` does not do this, so that no GPU waits for the disk.
+
+        Raises ArgumentError if the disk is full.
         """
         records, self._unsaved = self._unsaved, []
         self._journal.add(records)
@@ -182,11 +191,11 @@ class Sweep:
         self._compiling.stop()
 
     def advance(self) -> bool:
-        """Submits the next calls to GPUs and compilers; returns False when the sweep is over.
+        """Submits the next calls for GPUs and compilers. Returns False if the sweep is over.
 
-        When the time is up, calls already running on a GPU are awaited.
+        If the time is up, calls that already run on a GPU may finish.
 
-        Raises LaunchError when no GPU is left.
+        Raises LaunchError if no GPU is left.
         """
         if not self._benches:
             raise LaunchError(f"no {self.runner.device.name} is left to measure on")
@@ -200,7 +209,7 @@ class Sweep:
                     task = self._next_of_finals(bench, until)
                 if task is not None:
                     self._start(bench, task)
-        # Records are saved after GPUs got new calls, so that no GPU waits for the disk.
+        # Saved after the GPUs have new calls, so that none waits for the disk.
         self.save()
         self._look()
         if not over:
@@ -217,9 +226,9 @@ class Sweep:
         return self.advance()
 
     def take(self, call: WorkerCall, outcome: WorkerResult) -> bool:
-        """Adds the result of a call; returns False if the call belongs to another sweep.
+        """Adds the result of a call. Returns False if the call is of another sweep.
 
-        Raises LaunchError when the GPU does not come back, and CompileError.
+        Raises LaunchError if the GPU is lost for good, and CompileError.
         """
         compiled = self._compiling.take(call, outcome)
         for build, one in compiled or ():
@@ -235,8 +244,8 @@ class Sweep:
         return True
 
     def _look(self) -> None:
-        """For races whose state changed: queues the kernels that the search needs, and reports the
-        races that are over."""
+        """For each race whose state has changed: queues the kernels that it needs, and reports it
+        if it is over."""
         wanted: dict[Build, None] = {}
         for state in self.states:
             before = self._seen.get(state.problem)
@@ -250,12 +259,12 @@ class Sweep:
         self._compiling.add(new)
 
     def _next_of_search(self, bench: _Bench) -> Task | None:
-        """The next search task for a GPU, or None.
+        """The next task of a search for a GPU, or None.
 
-        With a budget, every problem gets an equal share of it. Problems with the fewest
-        measurements come first, and problems that used up their share come last. Without a budget,
-        problems run in order, and a GPU finishes one, including its final, before the next. So
-        tensors are made only once, and a stopped sweep has complete results.
+        With a budget, every problem gets an equal share of it. Problems with fewer measurements
+        come first, and those that have used up their share come last. Without a budget, problems
+        are tuned in order, and a GPU completes one, with its final, before the next. So tensors are
+        made only once, and if a sweep is stopped, some problems are complete.
         """
         ends_first = math.isinf(self.settings.budget)
         states = [s for s in self._in_order_of_search() if self._may_measure(bench, s.problem)]
@@ -278,7 +287,7 @@ class Sweep:
             return states
         share = time * len(self._benches) / max(1, len(self.races))
         waiting = [state.problem for state in states if state.waiting]
-        # Waiting problems start at the last moment that still leaves each of them its share.
+        # The waiting problems begin at the last time at which each can still have its share.
         needed = share * len(waiting) / len(self._benches)
         if waiting and self._clock() >= self._began + time - needed:
             self._early.update(waiting)
@@ -293,11 +302,11 @@ class Sweep:
     def _next_of_finals(self, bench: _Bench, deadline: float) -> Task | None:
         unfinished = [state.race for state in self.states if not state.finished]
         mine = [race for race in unfinished if self._may_measure(bench, race.problem)]
-        # Races that no GPU has begun are shared among all GPUs.
+        # Races that no GPU has begun are divided among all GPUs.
         free = sum(race.problem not in self._gpu_of for race in mine)
         number = len(mine) - free + -(-free // len(self._benches))
         for place, race in enumerate(mine):
-            # If a finalist failed its check, the search may have more to do.
+            # If a finalist failed its check, the search may have to continue.
             task = self._state(race).search_task(self._libraries)
             if task is None and not self._state(race).searched:
                 self._closed.add(race.problem)
@@ -329,7 +338,7 @@ class Sweep:
         self._executor.submit(bench.call)
 
     def _request(self, task: Task, kernels: list[tuple[Build, str]]) -> tuple[str, tuple[Any, ...]]:
-        """The bench method to call, and its arguments."""
+        """Which method of the bench to call, and with what."""
         if task.problem not in self._prepared:
             return "prepare", (task.problem,)
         if task.stage in (PROVE, CHECK):
@@ -365,9 +374,10 @@ class Sweep:
         self._note(Record(*about, failure=(failure.kind, failure.reason)))
 
     def _take_missing(self, bench: _Bench, failure: Failure) -> None:
-        """Frees the problems of an unresponsive GPU for the other GPUs.
+        """If a GPU does not respond, its problems are given to the other GPUs.
 
-        After repeated failures the sweep stops using the GPU, and ends if no other GPU is left.
+        After repeated failures the GPU is not used any more, and without another GPU the sweep
+        ends.
         """
         name = bench.gpu.name
         self._gpu_of = {p: gpu for p, gpu in self._gpu_of.items() if gpu != name}
@@ -384,10 +394,9 @@ class Sweep:
         self.progress.say(f"{name}: given up, {failure.reason}; the other GPUs continue without it")
 
     def _compile_again(self, task: Task) -> bool:
-        """Queues the libraries of a task, with all their builds, for compiling again.
+        """Compiles the libraries that a task needs again, with all their builds.
 
-        Returns False if this was done before, because the libraries have then disappeared a second
-        time.
+        Returns False if they have disappeared for the second time.
         """
         if self._recompiled.issuperset(task.builds):
             return False
@@ -408,13 +417,13 @@ class Sweep:
 
     @property
     def work(self) -> tuple[float, float]:
-        """The races' work done and their total work, in the same unit."""
+        """How much work the races have done, and how much they have in total, in the same unit."""
         done, total = zip(*(state.work for state in self.states), strict=True)
         return math.fsum(done), math.fsum(total)
 
     @property
     def doing(self) -> dict[str, str]:
-        """The current problem of each GPU, and its best kernel so far."""
+        """For each GPU, its current problem and the best kernel so far."""
         return {name: self._doing(bench.last_problem) for name, bench in self._benches.items()}
 
     def _doing(self, problem: Problem | None) -> str:
@@ -428,11 +437,13 @@ class Sweep:
 
 
 def run_sweeps(sweeps: Sequence[Sweep], executor: Executor, progress: SweepProgress) -> None:
-    """Runs all sweeps concurrently, each with its search and then its finals. A sweep ends early
-    when its budget is spent. The executor is always closed, also after an exception.
+    """Runs all sweeps at the same time.
 
-    Raises LaunchError, after the other sweeps are over, when a sweep's GPUs do not come back; and
-    CompileError.
+    Each first searches and then has its finals. A sweep that has spent its budget ends early. The
+    executor is closed in any case, also after an exception.
+
+    Raises CompileError; raises LaunchError, after the other sweeps are over, if a sweep has lost
+    all its GPUs.
     """
     running, failed = list(sweeps), list[LaunchError]()
     began = shown = time.monotonic()
@@ -440,7 +451,7 @@ def run_sweeps(sweeps: Sequence[Sweep], executor: Executor, progress: SweepProgr
 
     @contextlib.contextmanager
     def failing(sweep: Sweep) -> Iterator[None]:
-        """Ends a sweep that has no GPU left; the other sweeps continue."""
+        """Ends a sweep that has no GPU left; other sweeps continue."""
         try:
             yield
         except LaunchError as error:

@@ -1,4 +1,4 @@
-"""SweepProgress: the progress output of a running sweep."""
+"""SweepProgress: reports the progress of a sweep while it runs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from flashsmith.benchmark.progress import LineReporter
 from flashsmith.pluralize import pluralize
 from flashsmith.time_left import format_seconds
 
-# Interval between two plain progress lines.
+# Seconds between two lines of progress.
 _LINE_SECONDS = 15.0
 
 
 class SweepProgress(LineReporter):
-    """Reports a sweep's progress on standard error, as a bar or as plain lines, with the best so
-    far. With several GPUs, each has its own line. `events` is also called with a dict per event."""
+    """Reports progress and the best kernels so far on standard error, as a bar or as plain lines.
+
+    If there are several GPUs, each has its line. `events` is also called, with a dictionary for
+    each event.
+    """
 
     def __init__(
         self, quiet: bool = False, events: Callable[[dict[str, Any]], None] | None = None
@@ -34,12 +37,12 @@ class SweepProgress(LineReporter):
         return self
 
     def emit(self, event: str, **facts: Any) -> None:
-        """Passes an event to `events`, if there is one."""
+        """Calls `events` with an event, if it is given."""
         if self._events is not None:
             self._events({"event": event, **facts})
 
     def update(self, share: float, seconds_left: float, doing: Mapping[str, str]) -> None:
-        """Shows the completed `share` of the work, 0 to 1, and what each GPU is `doing`."""
+        """Shows which `share` of the work is done, from 0 to 1, and what each GPU is `doing`."""
         left = f"{format_seconds(seconds_left)} left" if math.isfinite(seconds_left) else ""
         several = len(doing) > 1 or bool(self._gpus)
         what = pluralize(len(doing), "GPU") if several else "".join(doing.values())

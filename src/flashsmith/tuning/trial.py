@@ -1,4 +1,4 @@
-"""Trial: the results of one kernel on one problem. Trials: the journal's records as trials."""
+"""Trial: the results of one kernel on one problem. Trials: all records of a journal, as trials."""
 
 from __future__ import annotations
 
@@ -24,40 +24,42 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 
-# 'culled': dropped before it ran. 'not reached': it was never timed.
+# 'culled': dropped without being run. 'not reached': never timed.
 Status = Literal["active", "culled", "crash", "hang", "error", "wrong", "slower", "not reached"]
-# The stages of a kernel; the stages of rung_stage() come between PROVE and CHECK. PREPARE makes a
-# problem's tensors. ALONE, which times each finalist alone, finds the kernel that broke the final.
+# The stages of a kernel. Those of the rungs (see rung_stage()) are between PROVE and CHECK. PREPARE
+# makes the tensors of a problem. ALONE times each finalist alone, to find the kernel that made a
+# final fail.
 COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# The field that a stage's record has. Stages that are not listed here use "samples".
+# By stage: the field that a record of this stage has. All other stages have "samples".
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
-# ptxas's spill stores and loads, bytes per thread. A few outside the main loop cost nothing.
+# The bytes per thread that ptxas spills, stores plus loads. A few that are not in the main loop do
+# not matter.
 DEFAULT_MAX_SPILL = 256
 
 
 def rung_stage(number: int) -> str:
-    """The stage of a rung, counted from 0."""
+    """The name of the stage of a rung, which is counted from 0."""
     return f"rung {number + 1}"
 
 
 @dataclass(frozen=True, order=True)
 class Build:
-    """A kernel to compile. It serves every problem that needs these semantics."""
+    """A kernel to compile. It serves all problems that need these semantics."""
 
     config: KernelConfig
     semantics: Semantics
 
     @classmethod
     def of(cls, problem: Problem, config: KernelConfig) -> Build:
-        """The build that serves `problem` with `config`."""
+        """The build of `config` that serves `problem`."""
         return cls(config, problem.required_semantics(config))
 
     @cached_property
     def name(self) -> str:
-        """The config's short form."""
+        """The short form of the config."""
         return str(self.config)
 
     def __str__(self) -> str:
@@ -71,12 +73,12 @@ def is_right(proof: Proof) -> bool:
 
 @dataclass(frozen=True)
 class Trial:
-    """One kernel on one problem.
+    """The results of one kernel on one problem.
 
-    reason: why the kernel has its `status`. checked: whether the output passed the thorough proof.
-    samples: the timings by stage. origins: where and when each stage was timed. ms: the time that
-    ranks the kernel, in milliseconds, or infinity without a time. stage: where `ms` was measured,
-    or ''.
+    reason: why it has this `status`. checked: whether its output has passed the thorough check.
+    samples: its timings, by stage. origins: where and when it was timed, by stage. ms: the time by
+    which the kernel is ranked, in milliseconds; infinite if there is none. stage: the stage in
+    which `ms` was measured; '' if there is none.
     """
 
     build: Build
@@ -92,39 +94,40 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The config's short form."""
+        """The short form of the config."""
         return self.build.name
 
     @property
     def active(self) -> bool:
-        """Whether it may still win."""
+        """Whether the kernel may still win."""
         return self.status == "active"
 
     @property
     def survived(self) -> bool:
-        """Whether the kernel did not fail: it may win, or was slower."""
+        """Whether the kernel did not fail: it may win, or it was slower."""
         return self.status in ("active", "slower")
 
     @cached_property
     def medians(self) -> dict[str, float]:
-        """Median milliseconds, by stage."""
+        """The medians of its timings in milliseconds, by stage."""
         return {stage: samples.median_ms for stage, samples in self.samples.items()}
 
     def after(self, stage: str, samples: Samples, origin: Mapping[str, Any]) -> Trial:
-        """The trial with the timings of one more stage."""
+        """This trial with the timings of one more stage."""
         timed, origins = {**self.samples, stage: samples}, {**self.origins, stage: origin}
         return replace(self, samples=timed, origins=origins)
 
 
 @dataclass(frozen=True)
 class Record:
-    """The result of one request to a compiler or to the bench: a line of the journal.
+    """The result of one request to a compiler or the bench; a line of the journal.
 
-    builds: the kernels of the request. A record has exactly one of four results. `facts` belong to
-    a compiled kernel, and `proof` is a check's result. `samples` has one item for each build, and
-    `origin` has their place and time. `failure` is the resulting status and the reason.
+    builds: the kernels that the request was about. A record has exactly one of these results:.
+    `facts` are those of a compiled kernel, and `proof` is the result of a check. `samples` has an
+    item for each build, and `origin` says where and when they were timed. `failure` is the status
+    that results, and the reason.
 
-    Raises ValueError when the parts do not fit the stage.
+    Raises ValueError if these do not fit the stage.
     """
 
     stage: str
@@ -153,19 +156,19 @@ class Record:
 
     @property
     def names(self) -> frozenset[str]:
-        """The kernels' short forms."""
+        """The short forms of the kernels."""
         return frozenset(build.name for build in self.builds)
 
     @property
     def may_pass(self) -> bool:
-        """Whether the record is a failure that may have another cause than the kernel, such as a
-        machine without free memory or a killed compiler. Another run tries again."""
+        """Whether the record is a failure that the kernel may not have caused, such as a lack of
+        memory or a compiler that was killed. If so, the next run tries again."""
         if self.failure is None:
             return False
         return self.stage in (COMPILE, PREPARE, FINAL) or self.failure[0] == "error"
 
     def to_json(self) -> dict[str, Any]:
-        """The record for from_json(), with the hash of each family's CUDA sources."""
+        """The record as from_json() reads it, with the hash of the CUDA sources of each family."""
         families = sorted({build.config.FAMILY for build in self.builds})
         parts = {name: getattr(self, name) for name in _TYPES if getattr(self, name) is not None}
         return {
@@ -181,7 +184,9 @@ class Record:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Record | None:
-        """The record that to_json() wrote; None when the CUDA sources have changed since.
+        """Reads a record that to_json() wrote.
+
+        Returns None if the CUDA sources have changed since then.
 
         Raises ValueError, TypeError or KeyError for anything else.
         """
@@ -211,11 +216,10 @@ def _build(config: str, semantics: str) -> Build:
 
 
 class Trials:
-    """All results of a sweep: its records, beginning with earlier runs' records, folded into
-    trials.
+    """All results of a sweep: the records of earlier runs and of this run, collected in trials.
 
-    Failures that an earlier run's machine may have caused are ignored. A kernel that failed or was
-    wrong once is disqualified on all problems.
+    Failures of earlier runs that their machine may have caused are ignored. A kernel that has
+    failed or was wrong once is disqualified for all problems.
     """
 
     def __init__(
@@ -228,20 +232,23 @@ class Trials:
         self._trials: dict[Problem, dict[str, Trial]] = {}
         self._facts: dict[Build, KernelFacts] = {}
         self._dropped: dict[Build, tuple[Status, str]] = {}
-        # The problems whose tensors cannot be made, with the reason.
+        # By problem: why its tensors cannot be made.
         self.unprepared: dict[Problem, str] = {}
-        # The keys hold the short forms of the finalists.
+        # The keys have the short forms of all finalists.
         self.finals: dict[tuple[Problem, frozenset[str]], Record] = {}
         self.failed_finals: Counter[tuple[Problem, frozenset[str]]] = Counter()
-        # A problem's version grows with every change to its trials.
+        # The version of a problem increases with each change of its trials.
         self.versions: Counter[Problem] = Counter()
         for record in records:
             if not record.may_pass:
                 self.add(record)
 
     def of(self, problem: Problem, builds: Iterable[Build]) -> dict[str, Trial]:
-        """The trials of kernels on a problem, by short form. Each is active, or dropped from all
-        races because the kernel was culled or failed."""
+        """The trials of the given kernels on a problem, by short form.
+
+        A trial is active, unless the kernel is dropped from all races because it was culled or
+        failed.
+        """
         known = self._trials.setdefault(problem, {})
         return {b.name: known.get(b.name) or self._begin(problem, b) for b in builds}
 
@@ -254,7 +261,7 @@ class Trials:
         return begun
 
     def add(self, record: Record) -> tuple[Status, str] | None:
-        """Adds a record. If the record drops its kernel, returns the status and reason."""
+        """Adds a record. If this drops the kernel, returns the status and the reason."""
         problem, stage, failure = record.problem, record.stage, record.failure
         if problem is None:
             return self._add_compiled(record.builds[0], record.facts, failure)
@@ -294,7 +301,7 @@ class Trials:
         return None if reason is None else self._drop(build, "culled", reason)
 
     def _drop(self, build: Build, status: Status, reason: str) -> tuple[Status, str]:
-        """Drops a kernel from all races; the first reason is kept."""
+        """Drops a kernel from all races. If it already is dropped, the first reason is kept."""
         status, reason = self._dropped.setdefault(build, (status, reason))
         self._change(build, status=status, reason=reason)
         return status, reason
@@ -311,8 +318,8 @@ class Trials:
 
 
 def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
-    """Why compiling would be useless: the config is illegal on the device, or its CTA does not fit
-    an SM. None if the config is worth trying."""
+    """Why there is no point in compiling a config: it is illegal on the device, or its CTA does not
+    fit on an SM. None if there is."""
     broken = broken_rules(cfg, device)
     if broken:
         return "illegal: " + "; ".join(rule.message for rule in broken)
@@ -324,9 +331,9 @@ def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
 def cull_compiled(
     cfg: KernelConfig, facts: KernelFacts, device: DeviceSpec, max_spill: int
 ) -> str | None:
-    """Why running a compiled kernel would be useless; None if the kernel is worth trying.
+    """Why there is no point in running a compiled kernel; None if there is.
 
-    Some families do not allow any spills, since every spill costs time there.
+    Some families allow no spills, because there every spill costs time.
     """
     if cfg.family.must_not_spill:
         max_spill = 0

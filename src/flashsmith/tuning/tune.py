@@ -1,4 +1,5 @@
-"""tune(): a sweep from problems to the table of winners; also the two modes without a GPU."""
+"""tune(): a whole sweep, from the problems to the table of winners; and the two modes that need no
+GPU."""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ _REFRESH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The final states of a sweep's races. interrupted: whether Ctrl-C ended the sweep. gpus: for
-    each race, the kind of GPU that it ran on."""
+    """The states of the races at the end of a sweep. interrupted: whether the sweep was ended by
+    Ctrl-C.
+    gpus: for each race, the kind of its GPU."""
 
     races: list[RaceState]
     interrupted: bool
@@ -47,13 +49,13 @@ class SweepResult:
 
     @property
     def ok(self) -> bool:
-        """Whether every problem has a winner."""
+        """Whether there is a winner for every problem."""
         return all(state.ranked for state in self.races)
 
 
 @dataclass(frozen=True)
 class GpuPool:
-    """GPUs of one kind, the races to run on them, and the `runner` that compiles and measures."""
+    """GPUs of one kind, their races, and the `runner` that compiles for them and measures."""
 
     runner: Runner
     gpus: tuple[WorkerGpu, ...]
@@ -63,7 +65,8 @@ class GpuPool:
 def fleets_of(
     gpus: Iterable[tuple[WorkerGpu, Runner]], races_on: Callable[[DeviceSpec], Sequence[Race]]
 ) -> list[GpuPool]:
-    """Groups GPUs whose figures are comparable, because the runners' environments are equal."""
+    """Groups GPUs whose figures can be compared, which means that the environments of their runners
+    are equal."""
     kinds: dict[str, list[tuple[WorkerGpu, Runner]]] = {}
     for gpu, runner in gpus:
         kinds.setdefault(journal_key(runner), []).append((gpu, runner))
@@ -74,7 +77,7 @@ def fleets_of(
 
 
 def parse_budget(text: str) -> float:
-    """Seconds of '90s', '10m' or '1.5h'; 'none' is infinite.
+    """Converts '90s', '10m' or '1.5h' to seconds; 'none' is infinite.
 
     Raises ArgumentError for anything else.
     """
@@ -97,12 +100,12 @@ def make_race(
     refinements: int = 0,
     incumbents: Sequence[KernelConfig] = (),
 ) -> Race:
-    """The race for a problem between the configs of a space (see search_space) and ``incumbents``,
-    which are always in the final.
+    """The race for a problem between the configs of a space (see search_space) and the
+    ``incumbents``, which are always in the final.
 
-    Raises what ``search_space`` raises.
+    Raises the errors of ``search_space``.
     """
-    # Incumbents come first, so that a short budget measures them before other configs.
+    # Incumbents come first, so that they are measured even with a short budget.
     configs = dict.fromkeys((*incumbents, *search_space(problem, device, key)))
     return Race(
         problem,
@@ -117,11 +120,13 @@ def make_race(
 def plan_races(
     problems: Sequence[Problem] | None, device: DeviceSpec, key: str, settings: Settings
 ) -> list[Race]:
-    """A race for each problem, in their order. None selects the default problems for which the
-    space has configs. A long problem has a similar shorter problem as its reference. Every race and
-    its final include the configs that attention() would use without this sweep.
+    """Makes a race for each problem, in their order.
 
-    Raises what ``search_space`` raises.
+    None stands for those default problems for which the space has configs. A long problem has a
+    reference, which is a similar shorter problem. The configs that attention() would use without
+    this sweep are in every race and in its final.
+
+    Raises the errors of ``search_space``.
     """
     check_space(key)
     wanted = default_problems() if problems is None else problems
@@ -149,9 +154,9 @@ def plan_races(
 
 
 def check_gpu(ordinal: int) -> DeviceSpec:
-    """The GPU to measure on.
+    """The GPU on which to measure.
 
-    Raises LaunchError without a GPU, ArgumentError when no GPU has this ordinal.
+    Raises LaunchError if there is no GPU, ArgumentError if none has this ordinal.
     """
     if gpu_count() == 0:
         raise LaunchError(
@@ -171,15 +176,15 @@ def tune(
     fresh: bool = False,
     table: Path | None = None,
 ) -> SweepResult:
-    """Runs the races and writes to the folder `out`: journal.jsonl continuously, winners.json when
-    a problem is done, ranking.csv and ranking.json at the end. Winners of a final are also merged
-    into `table`, by default the user's table.
+    """Runs the races and writes the results to the folder `out`: journal.jsonl continuously,
+    winners.json after each problem, ranking.csv and ranking.json at the end. Winners of finals are
+    also merged into `table`, which by default is the table of the user.
 
-    Results of an earlier run in `out` on the same GPU, driver and sources are reused, unless
-    `fresh`. Ctrl-C ends the sweep early; the results so far are still written.
+    If `out` has results of an earlier run with the same GPU, driver and sources, they are used,
+    unless `fresh`. Ctrl-C ends the sweep early; the results so far are still written.
 
-    Raises ArgumentError when `out` cannot be written, TableError when a table cannot be written,
-    LaunchError when the GPU does not come back, CompileError when nothing can be compiled.
+    Raises ArgumentError if `out` cannot be written, TableError if a table cannot be written,
+    LaunchError if the GPU is lost for good, CompileError if nothing can be compiled.
     """
     fleet = GpuPool(runner, (WorkerGpu(LOCAL_GPU, runner.origin),), races)
     executor = LocalExecutor.of(runner)
@@ -196,11 +201,13 @@ def tune_fleets(
     fresh: bool = False,
     table: Path | None = None,
 ) -> SweepResult:
-    """Like tune(), but runs several kinds of GPU concurrently on an executor, and closes it.
+    """Like tune(), for several kinds of GPU at the same time.
 
-    Journal, ranking and tables hold all kinds of GPU; only this process writes them.
+    Calls go to an executor, which is closed at the end.
 
-    Raises what `tune` raises.
+    The journal, the ranking and the tables cover all kinds of GPU; only this process writes them.
+
+    Raises the errors of `tune`.
     """
     began = time.monotonic()
     interrupted = False
@@ -215,7 +222,7 @@ def tune_fleets(
         stack.callback(journal.close)
 
         def on_finished(state: RaceState, runner: Runner) -> None:
-            # A failed write is retried at the end; the journal has all results.
+            # If writing fails, it is tried again at the end; the journal has all results.
             for failure in winners.record(state, runner):
                 progress.say(str(failure))
             which = f"{runner.device.name}, " if len(fleets) > 1 else ""
@@ -245,8 +252,8 @@ def tune_fleets(
             try:
                 write_ranking(out, ended)
             finally:
-                # Finished races are included, because one of their kernels may later have proved
-                # wrong on another problem.
+                # Races that were finished before are included, because one of their kernels may
+                # have been found wrong on another problem since.
                 failures = [
                     failure
                     for states, runner in ended
@@ -265,16 +272,18 @@ def tune_fleets(
 
 
 class _Winners:
-    """Enters races into two tables: the sweep's own table, and the table at ``path``. There they
-    are merged with existing entries and with entries of the shipped table."""
+    """Enters races into two tables: the one of the sweep, and the one at ``path``.
+
+    In the latter they are merged with its entries and with those of the shipped table.
+    """
 
     def __init__(self, own: Path, path: Path, shipped: WinnersTable | None) -> None:
         self._own, self._path, self._shipped = own, path, shipped
-        # The states that both tables already have, so that unchanged ones are not written again.
+        # The states that both tables already have; they are not written again.
         self._recorded: dict[tuple[str, Problem], RaceState] = {}
 
     def record(self, state: RaceState, runner: Runner) -> list[TableError]:
-        """Enters a race into both tables and returns the errors."""
+        """Enters a race into both tables. Returns the errors."""
         failures: list[TableError] = []
         place = runner.device.name, state.problem
         if self._recorded.get(place) is state:
@@ -314,10 +323,10 @@ def build_ahead(
     settings: Settings,
     progress: SweepProgress,
 ) -> list[RaceState]:
-    """Compiles every kernel that the races want, culls by the compiler's reports, and returns the
-    races' states.
+    """Compiles every kernel that the races need, culls those that the compiler reports as
+    unsuitable, and returns the states of the races.
 
-    Raises CompileError when nothing can be compiled.
+    Raises CompileError if nothing can be compiled.
     """
     known = Trials(device, settings.max_spill)
     builds = dict.fromkeys(b for state in states_of(races, known) for b in state.wanted)
@@ -342,7 +351,7 @@ def build_ahead(
 
 
 def journal_key(runner: Runner) -> str:
-    """The environment in which a journal's records are valid, as one string."""
+    """The environment for which the records of a journal are valid, as a text."""
     return "; ".join(f"{name}: {value}" for name, value in sorted(runner.environment.items()))
 
 

@@ -1,4 +1,5 @@
-"""Worker: runs calls in another process, which may crash or hang without harming this one."""
+"""Worker: runs calls in another process, which may crash or hang without consequences for this
+one."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from types import FrameType
 from typing import Any, Literal
 
 FailureKind = Literal["crash", "hang", "error", "startup", "lost"]
-# Enough for a CUDA context and an import of PyTorch from a cold disk.
+# Enough for creating a CUDA context, and for importing PyTorch from a cold disk.
 STARTUP_SECONDS = 300.0
 _GRACE_SECONDS = 5.0
 _DEATH_SECONDS = 60.0
 _SHOWN_CHARACTERS = 500
 _READY, _RETURNED, _RAISED = "ready", "returned", "raised"
 _PR_SET_PDEATHSIG = 1
-# multiprocessing would run a user's script without a `__main__` guard a second time.
+# multiprocessing would run the user's script again if it has no `__main__` guard.
 _PROGRAM = """
 import sys
 sys.path[:] = {path!r}
@@ -42,9 +43,9 @@ serve({descriptor}, {parent}, {gentle})
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a call has no value: the process died ("crash"), was too slow ("hang"), raised ("error"),
-    did not start ("startup"), or went away for a reason outside the call ("lost"). raised: the
-    name of the exception's class, if any."""
+    """Why a call has no value: the process died ("crash"), took too long ("hang"), raised an
+    exception ("error"), did not start ("startup"), or disappeared for another reason ("lost").
+    raised: the class name of the exception, if there was one."""
 
     kind: FailureKind
     reason: str
@@ -53,20 +54,20 @@ class Failure:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """The result of a call: its value or its failure."""
+    """The result of a call: a value or a failure."""
 
     value: Any = None
     failure: Failure | None = None
 
 
 class Worker:
-    """Calls methods of `target` in a separate process, one at a time.
+    """Calls methods of `target` in a separate process, one call at a time.
 
-    `target` is pickled and sent to the process, which calls its ``open()`` first. The first request
-    starts the process, and later requests reuse it. After a failure the process is killed, and the
-    next request starts a new process. A `gentle` process gets SIGTERM before it is killed.
-    `environment` has its environment variables; None inherits this process's variables. Not
-    thread-safe; the thread that makes the first request must outlive the process.
+    `target` is pickled and sent to the process, which first calls its ``open()``. The first request
+    starts the process; later ones use it again. After a failure the process is killed; the next
+    request starts another one. If it is `gentle`, the process gets SIGTERM before it is killed.
+    `environment` are its environment variables; None: those of this process. A Worker is not
+    thread-safe. The thread that makes the first request must live longer than the process.
     """
 
     def __init__(
@@ -91,16 +92,18 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is in progress."""
         return self._deadline is not None
 
     @property
     def deadline(self) -> float:
-        """The time.monotonic() at which the current request counts as a hang."""
+        """The time, as time.monotonic() gives it, from which the current request counts as
+        hanging."""
         return math.inf if self._deadline is None else self._deadline
 
     def request(self, method: str, *arguments: Any, seconds: float) -> None:
-        """Has the process call `method`, which may take `seconds`, not counting its start."""
+        """Makes the process call `method`, which may take `seconds`; the time for starting does not
+        count."""
         if self.busy:
             raise RuntimeError(f"request({method!r}): the worker is busy")
         self._waiting = (method, arguments, seconds)
@@ -111,7 +114,7 @@ class Worker:
             self._send()
 
     def outcome(self) -> WorkerResult | None:
-        """The outcome of the request; None while it is under way. Does not block."""
+        """The result of the request; None while it is in progress. Does not wait."""
         if self._connection is None or self._deadline is None:
             return None
         try:
@@ -136,7 +139,7 @@ class Worker:
         return None
 
     def stop(self) -> None:
-        """Ends the process, if there is one, and drops a request under way."""
+        """Ends the process, if there is one; a request in progress has no result."""
         self._deadline = None
         process, self._process = self._process, None
         if process is None:
@@ -150,7 +153,7 @@ class Worker:
                 process.wait(_GRACE_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        # A process stuck in a broken driver may not die; this process must not wait for it forever.
+        # If the driver is broken, the process may not die, and this process must not wait forever.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_DEATH_SECONDS)
         self._words.close()
@@ -176,7 +179,7 @@ class Worker:
         self._connection = Connection(ours.detach())
         self._started = False
         self.starts += 1
-        with contextlib.suppress(ConnectionError):  # outcome() will report that it died
+        with contextlib.suppress(ConnectionError):  # outcome() will report its death
             self._connection.send_bytes(self._target)
 
     def _send(self) -> None:
@@ -188,7 +191,7 @@ class Worker:
             self._connection.send((method, arguments))
 
     def _last_words(self) -> str:
-        """How the process ended, and the end of what it printed."""
+        """How the process ended, and the last part of what it printed."""
         if self._process is None:
             return "the process is gone"
         try:
@@ -200,7 +203,7 @@ class Worker:
             with contextlib.suppress(ValueError):
                 how = f"was killed by {signal.Signals(-code).name}"
         self._words.seek(0)
-        # In faulthandler's report the stack follows an empty line; the stack is cut off.
+        # In a report of faulthandler, the stack follows after an empty line; it is left out.
         words = self._words.read().decode(errors="replace").partition("\n\n")[0]
         said = " ".join(words.split())[-_SHOWN_CHARACTERS:]
         return f"the process {how}" + (f": {said}" if said else "")
@@ -211,7 +214,7 @@ class Worker:
 
 
 def wait_for_any(workers: Iterable[Worker], seconds: float) -> None:
-    """Waits until a busy worker sends a message or reaches its deadline, at most `seconds`."""
+    """Waits until a busy worker sends something or reaches its deadline, but at most `seconds`."""
     busy = [worker for worker in workers if worker.busy]
     left = min((worker.deadline for worker in busy), default=math.inf) - time.monotonic()
     connections = [w._connection for w in busy if w._connection is not None]
@@ -225,16 +228,17 @@ def wait_for_any(workers: Iterable[Worker], seconds: float) -> None:
 
 
 def serve(descriptor: int, parent: int, gentle: bool) -> None:
-    """Serves calls of the process `parent` on the socket `descriptor`, one at a time.
+    """Executes calls of the process `parent`, one at a time, which it receives on the socket
+    `descriptor`.
 
-    The first message is the pickled target, whose ``open()`` is called; every other message is
-    (method, arguments). Ends when the parent closes the socket, dies, or sends SIGTERM. A `gentle`
-    process then unwinds its stack, so that it can end its own children.
+    The first message is the pickled target, of which ``open()`` is called. Each further message is
+    (method, arguments). Ends if the parent closes the socket, dies, or sends SIGTERM. If it is
+    `gentle`, the process then unwinds its stack, so that it can end its own children.
     """
     _die_with(parent, signal.SIGTERM if gentle else signal.SIGKILL)
     if gentle:
         signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the parent handles Ctrl-C
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with Connection(descriptor) as connection:
@@ -246,7 +250,7 @@ def serve(descriptor: int, parent: int, gentle: bool) -> None:
                 _answer(connection, _RETURNED, methodcaller(method, *arguments), target)
         except (EOFError, ConnectionError):
             pass
-    # Skip cleanup: tearing down a broken GPU context can take minutes.
+    # No clean-up, because closing a broken GPU context can take minutes.
     sys.stderr.flush()
     os._exit(0)
 
@@ -268,7 +272,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 
 def _die_with(parent: int, signum: int) -> None:
-    """Makes Linux send `signum` to this process when its parent ends for any reason."""
+    """Makes Linux send `signum` to this process when its parent ends, for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before prctl()
+    if os.getppid() != parent:  # The parent died before prctl()
         os._exit(0)

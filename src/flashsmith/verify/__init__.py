@@ -13,7 +13,7 @@ from flashsmith.verify.tolerance import (
     heads_for_enough_outputs,
 )
 
-# The name used in earlier documents.
+# Earlier documents use this name.
 prove_problem = prove
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Attention: the function of q, k and v that a forward pass computes, with forward()'s terms."""
+"""Attention: which function of q, k and v a forward pass computes, in the terms of forward()."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from flashsmith.semantics.score import capped_by
 
 Lens = tuple[int, ...]
 Window = tuple[int | None, int | None]
-# For each sequence, the first key that is used and the number of keys.
+# For each sequence: the first key that is used, and the number of keys.
 Ranges = tuple[tuple[int, int], ...]
 NO_WINDOW: Window = (None, None)
 
 
 class Sequence(NamedTuple):
-    """One sequence of a batch: ``q`` and ``k`` index the sequence's rows in tensors of shape
-    (batch, seq, heads, d) or, if packed, (total, heads, d)."""
+    """One sequence of a batch.
+
+    ``q`` and ``k`` are the indices of its rows in tensors (batch, seq, heads, d) or, if packed,
+    (total, heads, d).
+    """
 
     q: tuple[int | slice, ...]
     k: tuple[int | slice, ...]
@@ -30,12 +33,12 @@ class Sequence(NamedTuple):
 
 @dataclass(frozen=True)
 class Attention:
-    """The meaning of a forward pass; the defaults are plain attention.
+    """What a forward pass computes; the defaults are plain attention.
 
-    ``lens_q`` and ``lens_k`` are the lengths of packed sequences, None for dense tensors. Masks are
-    aligned to the bottom right: query i of seq_q is at key position i + seq_k - seq_q. ``ranges``,
-    for partial attention, gives each sequence a range of keys: the row of k of the range's first
-    key, and the number of keys.
+    ``lens_q`` and ``lens_k`` are the lengths of packed sequences; None for dense tensors. Masks are
+    aligned to the bottom right: query i of seq_q is at key position i + seq_k - seq_q. ``ranges``
+    is for partial attention. It has for each sequence the row in k of the first key that is used,
+    and the number of keys.
     """
 
     scale: float
@@ -48,42 +51,42 @@ class Attention:
 
     @property
     def packed(self) -> bool:
-        """Whether sequences are concatenated in tensors of rank 3."""
+        """Whether sequences are packed, in tensors of rank 3."""
         return self.lens_q is not None
 
     @property
     def mask(self) -> Mask:
-        """The mask, which determines the keys that a row sees; a window may be causal, too."""
+        """The mask, which determines the keys that each row sees. A window may also be causal."""
         if self.window != NO_WINDOW:
             return WINDOW
         return CAUSAL if self.causal else NONE
 
     @property
     def masked(self) -> bool:
-        """Whether some key is masked for some query."""
+        """Whether any key is masked for any query."""
         return self.mask.hides
 
     @property
     def score(self) -> Score:
-        """The function of scaled scores before the softmax."""
+        """The function that is applied to scaled scores before the softmax."""
         return capped_by(self.softcap)
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers that the score reads."""
+        """The numbers that this function reads."""
         return dict.fromkeys(self.score.numbers, self.softcap)
 
     def visible_keys(
         self, rows: np.ndarray, seq_q: int, seq_k: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The first key, and one past the last key, that each of ``rows`` sees; equal if the row
-        sees no key."""
+        """For each of ``rows``, the first key that it sees and the one after the last; they are
+        equal if it sees none."""
         left, right = (UNLIMITED if limit is None else limit for limit in self.window)
         right = 0 if self.causal else right
         return self.mask.keys(rows + (seq_k - seq_q), seq_k, left, right, np)
 
     def sequences(self, batch: int) -> Iterator[Sequence]:
-        """The sequences of a batch: ``batch`` dense sequences, or the packed sequences."""
+        """The sequences of a batch, which are either ``batch`` dense ones or the packed ones."""
         keys = None if self.ranges is None else [slice(a, a + n) for a, n in self.ranges]
         if self.lens_q is None or self.lens_k is None:
             for b in range(batch):
@@ -94,7 +97,7 @@ class Attention:
             yield Sequence((rows_q,), (rows_k,))
 
     def __str__(self) -> str:
-        """The differences from plain attention, e.g. 'causal, softcap 30, lens 3+0+64:5+7+64'."""
+        """What differs from plain attention, such as 'causal, softcap 30, lens 3+0+64:5+7+64'."""
         said = ["causal"] if self.causal else []
         if self.window != NO_WINDOW:
             said.append("window ({}, {})".format(*self.window))
@@ -107,18 +110,18 @@ class Attention:
 
 
 def offsets(lens: Lens) -> np.ndarray:
-    """cu_seqlens of packed sequences: int32, from 0 to the total."""
+    """The cu_seqlens of packed sequences, int32, from 0 to the total."""
     return np.array([0, *itertools.accumulate(lens)], dtype=np.int32)
 
 
 def row_slices(lens: Lens) -> list[slice]:
-    """The slice of each packed sequence's rows."""
+    """For each packed sequence, the slice of its rows."""
     cu_seqlens = offsets(lens).tolist()
     return [slice(begin, end) for begin, end in itertools.pairwise(cu_seqlens)]
 
 
 def unequal_lens(count: int, longest: int, draw: random.Random, empty: int = 0) -> Lens:
-    """Lengths in random order: ``count`` drawn lengths, the longest of which is ``longest``, and
+    """Draws lengths in random order: ``count`` lengths, of which the longest is ``longest``, and
     ``empty`` zeros for sequences without rows."""
     others = (draw.randint(min(1, longest), longest) for _ in range(count - 1))
     lens = [longest, *others, *[0] * empty]

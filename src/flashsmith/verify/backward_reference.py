@@ -1,4 +1,5 @@
-"""BackwardReference: the inputs of a proof of the operation backward, and its tolerance rule."""
+"""BackwardReference: the inputs for proofs of the operation `backward`, and the rule for its
+outputs."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ from flashsmith.verify.reference import references_of
 from flashsmith.verify.tolerance import Comparison, ExpectedOutputs, heads_for_enough_outputs
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks")
-# Kinds of inputs, each with the kind of its q, k and v. 'large_do' has do and dlse as large as loss
-# scaling makes them, so that dS overflows fp16. In 'neighbours' every second head of a sequence is
-# NaN or inf.
+# Kinds of inputs: kind -> kind of its q, k and v. In 'large_do', do and dlse are as large as with
+# loss scaling, so that dS overflows fp16. In 'neighbours', every second head of a sequence is NaN
+# or inf.
 _OF_QKV = {
     "random": "random",
     "large_scores": "large_scores",
@@ -43,14 +44,15 @@ _OF_QKV = {
     "neighbours": "random",
 }
 LARGE_DO = {DType.FP16: 2.0**13, DType.BF16: 2.0**60}
-# For dk and dv, heads are repeated at most until dq has this many elements, 64 MiB in float64.
+# So that dk and dv have enough elements, heads are repeated. This stops when dq has this many
+# elements, 64 MiB in float64.
 MOST_REPEATED = 2**23
 
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """The tensors that a backward kernel reads, by the operation's names, and the location of the
-    sequences in them; also o and lse in float64, never rounded."""
+    """The tensors that a backward kernel reads, by the names of the operation, and where the
+    sequences are in them. Also o and lse in float64, never rounded."""
 
     tensors: Mapping[str, np.ndarray]
     attention: Attention
@@ -60,17 +62,18 @@ class BackwardInputs:
 
 
 class BackwardReference(OperationReference):
-    """The gradients of attention. In addition to the operation's options it has:
+    """The gradients of attention. It has the options of the operation, and these:
 
-    - ``lens_q`` and ``lens_k``: lengths of packed sequences. Longer sequences are cut off at the
-      problem's lengths: rows beyond these get 0.
-    - ``spare``: the number of rows after the last packed sequence, in q's tensors and in k's.
-    - ``sinks``, ``dlse``: whether the call has sinks, and dlse.
-    - ``more_keys``: o and lse cover this many further keys, which every row sees.
-    - ``unneeded``: names of gradients that are not requested, in addition to gradients that no call
-      of the problem has.
+    - ``lens_q`` and ``lens_k``: the lengths of packed sequences. Sequences are cut off at the
+      lengths of the problem; rows beyond these get 0.
+    - ``spare``: how many rows follow after the last packed sequence, in the tensors of q and in
+      those of k.
+    - ``sinks``, ``dlse``: whether the call has sinks, and whether it has dlse.
+    - ``more_keys``: o and lse are over this many more keys, which every row sees.
+    - ``unneeded``: names of gradients that the call does not need, in addition to those that no
+      call of the problem needs.
 
-    Rows that belong to no sequence hold NaN, inf and the largest numbers in all tensors; do is NaN
+    In all tensors, rows that belong to no sequence are NaN, inf or the largest numbers. do is NaN
     where a row sees no key.
     """
 
@@ -92,7 +95,7 @@ class BackwardReference(OperationReference):
         deterministic: bool = False,
         **asked: Any,
     ) -> dict[str, Any]:
-        """The options; options_by_limits() takes ``asked``."""
+        """Makes the options; those of options_by_limits() are in ``asked``."""
         unknown = [name for name in unneeded if name not in GRADIENTS]
         if unknown or (set(unneeded) >= set(GRADIENTS[:3]) and not asked.get("sinks")):
             raise ArgumentError(
@@ -130,7 +133,7 @@ class BackwardReference(OperationReference):
         return ", ".join(said) or "plain"
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
-        """The inputs of a kind with the problem's typical options."""
+        """Inputs of a kind, with the typical options of the problem."""
         options = self.options(problem, seed=seed)
         on_gpu = _gpu_pays(problem)
         return dict(draw_backward_inputs(problem, kind, seed, options, on_gpu).tensors)
@@ -138,8 +141,8 @@ class BackwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """The gradients for the inputs. o and lse are recomputed in float64, unless the given o and
-        lse cover more keys than k holds."""
+        """The expected gradients. o and lse are computed again in float64, unless the given ones
+        are over more keys than k has."""
         attention, sequences = attention_of(problem, options), sequences_of(problem, options)
         exact = inputs["o"].astype(np.float64), inputs["lse"].astype(np.float64)
         on_gpu = _gpu_pays(problem)
@@ -162,9 +165,9 @@ class BackwardReference(OperationReference):
         options: Mapping[str, Any],
         on_gpu: bool = False,
     ) -> ProofCase:
-        """One proof of ``cfg``'s kernel: the problem with its heads repeated until each gradient
-        has enough elements, and the semantics for which the kernel is compiled."""
-        # Fill in what the caller left out, such as the lengths of packed sequences.
+        """The case for a proof of ``cfg``'s kernel: the problem for which the kernel is compiled,
+        with heads repeated until each gradient has enough elements."""
+        # This fills in what the caller left out, such as the lengths of packed sequences.
         options = self.options(problem, seed=seed, **options)
         problem = repeated_for_gradients(problem, options)
         frozen = tuple(sorted(options.items()))
@@ -200,7 +203,7 @@ def _gpu_pays(problem: Problem) -> bool:
 
 
 def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ...]:
-    """The location of a problem's sequences, each cut off at the problem's lengths."""
+    """Where the sequences of a problem are; each is cut off at the lengths of the problem."""
     lens_q, lens_k = options.get("lens_q"), options.get("lens_k")
     if lens_q is None or lens_k is None:
         return tuple(
@@ -219,9 +222,9 @@ def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ..
 
 
 def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Problem:
-    """The problem with its grouped heads repeated until dq and, if requested, dk and dv have enough
-    elements. Since dk and dv may be much smaller than dq, repetition stops when dq would have more
-    than MOST_REPEATED elements."""
+    """The problem with its groups of heads repeated until dq and, if needed, dk and dv have enough
+    elements. dk and dv may be much smaller than dq, so this stops before dq has more than
+    MOST_REPEATED elements."""
     problem = repeated_over_heads(problem, options.get("lens_q"))
     if {"dk", "dv"} <= set(options.get("unneeded", ())):
         return problem
@@ -237,7 +240,7 @@ def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Prob
 def draw_backward_inputs(
     problem: Problem, kind: str, seed: int, options: Mapping[str, Any], on_gpu: bool = False
 ) -> BackwardInputs:
-    """Draw the tensors of a call. ``on_gpu``: whether a GPU may compute o and lse.
+    """Draws the tensors of a call. ``on_gpu``: whether o and lse may be computed on a GPU.
 
     Raises ArgumentError for an unknown kind.
     """
@@ -285,7 +288,10 @@ def draw_backward_inputs(
 def _drawn_case(
     problem: Problem, kind: str, seed: int, options: tuple[tuple[str, Any], ...], on_gpu: bool
 ) -> tuple[BackwardInputs, ExpectedOutputs]:
-    """Inputs and expected gradients, read-only and cached, because a set of configs shares them."""
+    """Inputs and expected gradients.
+
+    They are cached and read-only, because the configs of a set share them.
+    """
     asked = dict(options)
     drawn = draw_backward_inputs(problem, kind, seed, asked, on_gpu)
     expected = compute_gradients(
@@ -303,14 +309,14 @@ def _drawn_case(
 
 
 def _longer(array: np.ndarray, rows: int) -> np.ndarray:
-    """A packed tensor with ``rows`` more rows at its end."""
+    """A packed tensor with ``rows`` more rows at the end."""
     return np.concatenate([array, np.zeros((rows, *array.shape[1:]), array.dtype)])
 
 
 def _spoil_neighbours(
     drawn: Mapping[str, np.ndarray], sequences: tuple[Rows, ...], rng: np.random.Generator
 ) -> None:
-    """Fill do, q, k and v of some heads of each sequence with NaN or inf, which must not affect
+    """Fills do, q, k and v of some heads of each sequence with NaN or inf, which must not affect
     other heads."""
     heads_k = drawn["k"].shape[-2]
     group = drawn["q"].shape[-2] // heads_k
@@ -329,8 +335,8 @@ def _poison(
     sequences: tuple[Rows, ...],
     keep_do: bool,
 ) -> None:
-    """Put NaN, inf and the largest numbers into the rows that belong to no sequence, and NaN into
-    do where a row sees no key. keep_do: leave do unchanged, since o of such rows is not 0."""
+    """Writes NaN, inf and the largest numbers to rows that belong to no sequence, and NaN to do
+    where a row sees no key. keep_do: leave do as it is, because o of such rows is not 0."""
     worst = np.array([math.nan, math.inf, float(ml_dtypes.finfo(drawn["q"].dtype).max)])
     outside = {name: np.ones(drawn[name].shape[:-2], bool) for name in ("q", "k")}
     for rows in sequences:
@@ -354,9 +360,9 @@ def _forward(
     more: tuple[np.ndarray, np.ndarray] | None,
     on_gpu: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """o and lse in float64; NaN in rows that belong to no sequence.
+    """Computes o and lse in float64. They are NaN in rows that belong to no sequence.
 
-    ``more``: further keys and values, (1, keys, heads_k, d), that every row sees.
+    ``more``: more keys and values, (1, keys, heads_k, d), which every row sees.
     """
     q, sinks = inputs["q"], inputs.get("sinks")
     statistics = (*q.shape[:-3], q.shape[-2], q.shape[-3])

@@ -1,4 +1,5 @@
-"""DecodeReference: the inputs of a proof of the operation decode, and the rule for its outputs."""
+"""DecodeReference: the inputs for proofs of the operation `decode`, and the rule for its
+outputs."""
 
 from __future__ import annotations
 
@@ -30,18 +31,18 @@ from flashsmith.verify.tolerance import Comparison, Element, ExpectedOutputs, co
 
 ROTARY = ("", "halves", "interleaved")
 LAYOUTS = ("dense", "interleaved", "heads first")
-# Kernels split keys at multiples of a power of two.
+# Kernels split keys at multiples of a power of two, which is in this range.
 _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
-# Limit of the elements of K that are held in float64 at once (128 MiB), if one head has fewer.
+# At most this many elements of K are in float64 at once (128 MiB), unless one head has more.
 MOST_EXPANDED = 1 << 24
-# The number of pages that belong to no sequence, and the values of unused page-table entries.
+# How many pages belong to no sequence, and which values unused entries of the page table have.
 _SPARE_PAGES = 3
 _UNUSED = (-1, -1, 2**31 - 1, -(2**31))
 
 
 @dataclass(frozen=True)
 class _Expected:
-    """The expected outputs of a kernel: o and LSE with the sequences' rows concatenated, and the
+    """The expected outputs: o and LSE, with the rows of all sequences one after the other, and the
     caches after appending."""
 
     references: References
@@ -51,19 +52,20 @@ class _Expected:
 
 
 class DecodeReference(OperationReference):
-    """Attention over a cache. In addition to the operation's options it has:
+    """Attention over a cache. It has the options of the operation, and these:
 
-    - ``lens_q``: queries of each packed sequence. ``lens_k``: keys of each sequence, including
-      appended ones; the longest is the problem's seq_k.
-    - ``append``: whether k and v are appended first. ``rotary``: '' or the style of the rotation of
-      k and q, 'halves' or 'interleaved'. ``rotary_half``: the number of pairs (None: d / 2).
-    - ``sinks``: whether the call has sinks. ``capacity``: the number of keys, or pages, that the
-      longest sequence does not need.
-    - ``layout``: the caches' layout on the host: 'dense', 'interleaved' (k and v in one tensor) or
-      'heads first' (different strides for k and v, also for appended ones).
+    - ``lens_q``: how many queries each packed sequence has. ``lens_k``: how many keys each sequence
+      has, with the appended ones; the longest has the problem's seq_k.
+    - ``append``: whether k and v are appended first. ``rotary``: how k and q are rotated: 'halves',
+      'interleaved', or '' for not at all. ``rotary_half``: the number of pairs that are rotated
+      (None: d / 2).
+    - ``sinks``: whether the call has sinks. ``capacity``: how many keys, or pages, there are beyond
+      what the longest sequence needs.
+    - ``layout``: how the caches are stored on the host: 'dense', 'interleaved' (k and v in one
+      tensor) or 'heads first' (k and v, also the appended ones, have different strides).
 
-    Slots beyond the lengths, unassigned pages and the rest of last pages hold NaN. Sequences share
-    pages of equal beginnings, and pages are in random order.
+    Slots beyond a length, pages that are not assigned, and the ends of last pages are NaN.
+    Sequences with equal beginnings share pages, and pages are in random order.
     """
 
     kinds = (
@@ -88,10 +90,12 @@ class DecodeReference(OperationReference):
         split: str | None = None,
         **asked: Any,
     ) -> dict[str, Any]:
-        """The options; options_by_limits() takes ``asked``. Lengths that are not given are drawn:
-        some are 0 and 1, and some are next to the boundaries of pages and of parts.
+        """Makes the options; those of options_by_limits() are in ``asked``.
 
-        Raises ArgumentError for options that are not valid for a call.
+        Lengths that are not given are drawn. Some are 0 and 1, and some are near the boundaries of
+        pages and of parts.
+
+        Raises ArgumentError if a call could not have these options.
         """
         for name, value, allowed in (("rotary", rotary, ROTARY), ("layout", layout, LAYOUTS)):
             if value not in allowed:
@@ -150,8 +154,10 @@ class DecodeReference(OperationReference):
         return ", ".join(said)
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
-        """The inputs of a kind with the problem's typical options, as for measurements: every
-        sequence has all keys, since FLOP and bytes count them."""
+        """Inputs of a kind with the typical options of the problem, for measurements.
+
+        Every sequence has all keys, because FLOP and bytes are counted so.
+        """
         lens_k = (problem.seq_k,) * problem.batch
         options = self.options(problem, seed=seed, lens_k=lens_k)
         return draw_decode_inputs(problem, kind, seed, options)
@@ -159,7 +165,7 @@ class DecodeReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """o, LSE and the caches, in the shapes of the operation's tensors."""
+        """o, LSE and the caches, with the shapes that the operation's tensors have."""
         found = expected_of(problem, inputs, options)
         o, lse = found.references.o, found.references.lse
         same = found.references.same_precision
@@ -185,8 +191,8 @@ class DecodeReference(OperationReference):
         options: Mapping[str, Any],
         on_gpu: bool = False,
     ) -> ProofCase:
-        """One proof of ``cfg``'s kernel: the problem, with the semantics for which the kernel is
-        compiled and with grouped heads repeated until there are enough outputs."""
+        """The case for a proof of ``cfg``'s kernel: the problem for which the kernel is compiled,
+        with groups of heads repeated until there are enough outputs."""
         options = self.options(problem, seed=seed, **options)
         problem = repeated_over_heads(problem, queries_of(problem, options))
         frozen = tuple(sorted(options.items()))
@@ -197,7 +203,7 @@ class DecodeReference(OperationReference):
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Run the kernel on copies of the caches, since the kernel may append to them."""
+        """Runs the kernel on copies of the caches, because it may append to them."""
         inputs = dict(case.inputs)
         layout = case.options.get("layout", LAYOUTS[0])
         inputs["k_cache"], inputs["v_cache"] = laid_out(
@@ -218,8 +224,10 @@ class DecodeReference(OperationReference):
     def compare(
         self, kernel: KernelConfig | DType, case: ProofCase, outputs: Mapping[str, np.ndarray]
     ) -> Comparison:
-        """The forward pass's rule applies to o and the LSE; caches must be bitwise equal.
-        OperationReference.compare() judges cases made by other references."""
+        """o and the LSE must fulfil the rule of the forward pass; caches must have equal bits.
+
+        Cases that another reference made are judged by OperationReference.compare().
+        """
         if not isinstance(case.expected, _Expected):
             return super().compare(kernel, case, outputs)
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype
@@ -246,7 +254,7 @@ class DecodeReference(OperationReference):
 
 
 def _differing_bits(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Elements whose bits differ; all NaN count as equal."""
+    """Which elements have different bits. All NaN count as equal."""
     bits = (np.ascontiguousarray(array).view(np.uint16) for array in (got, wanted))
     both_nan = np.isnan(got.astype(np.float32)) & np.isnan(wanted.astype(np.float32))
     return (next(bits) != next(bits)) & ~both_nan
@@ -257,8 +265,8 @@ def _first(wrong: np.ndarray) -> tuple[int, ...]:
 
 
 def _first_wrong(o: np.ndarray, exact: np.ndarray, bound: float) -> Element:
-    """The first element of o (rows of all sequences) that breaks the rule, else the element with
-    the largest error."""
+    """The first element of o (rows of all sequences) that breaks the rule; if none does, the one
+    with the largest error."""
     with np.errstate(invalid="ignore"):
         error = np.abs(o.astype(np.float64) - exact)
     wrong = (error > bound) | (np.isfinite(error) != np.isfinite(exact))
@@ -270,14 +278,14 @@ def _first_wrong(o: np.ndarray, exact: np.ndarray, bound: float) -> Element:
 
 
 def queries_of(problem: Problem, options: Mapping[str, Any]) -> Lens:
-    """The number of queries of each sequence."""
+    """How many queries each sequence has."""
     found: Lens = options.get("lens_q") or (problem.seq_q,) * problem.batch
     return found
 
 
 def _lengths(problem: Problem, draw: random.Random) -> Lens:
-    """The number of keys of each sequence: the longest at a random place, and other lengths at
-    which errors are likely."""
+    """How many keys each sequence has: the longest at a random place, others with lengths at which
+    errors are likely."""
     longest, steps = problem.seq_k, []
     step = _SMALLEST_STEP
     while step <= min(longest, _LARGEST_STEP):
@@ -297,7 +305,7 @@ def _lengths(problem: Problem, draw: random.Random) -> Lens:
 def draw_decode_inputs(
     problem: Problem, kind: str, seed: int, options: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """The tensors that a kernel reads, by the operation's names; caches are dense arrays."""
+    """Draws the tensors that a kernel reads, by the names of the operation; caches are dense."""
     draw, rng = random.Random(seed), np.random.default_rng([seed, 1])
     lens_q, lens_k = queries_of(problem, options), options["lens_k"]
     append = bool(options.get("append"))
@@ -348,9 +356,9 @@ def _draw_table(
     most_pages: int,
     contents: tuple[list[np.ndarray], list[np.ndarray]],
 ) -> tuple[np.ndarray, int]:
-    """A page table for sequences of these lengths, and the number of pages.
+    """Draws a page table for sequences of these lengths. Returns it and the number of pages.
 
-    Sequences share whole pages at their beginnings; the contents of these are made equal.
+    Some sequences share whole pages at their beginnings; their contents there are made equal.
     """
     batch = len(lens_k)
     used = [-(-keys // page) for keys in lens_k]
@@ -375,7 +383,7 @@ def _draw_table(
 def write_keys(
     cache: np.ndarray, table: np.ndarray | None, sequence: int, first: int, rows: np.ndarray
 ) -> None:
-    """Write keys or values of one sequence into its cache, from position ``first`` on."""
+    """Writes keys or values of a sequence to its cache, from position ``first`` on."""
     if table is None:
         cache[sequence, first : first + len(rows)] = rows
         return
@@ -386,7 +394,7 @@ def write_keys(
 def read_keys(
     cache: np.ndarray, table: np.ndarray | None, sequence: int, length: int
 ) -> np.ndarray:
-    """The first ``length`` keys or values of a sequence."""
+    """Reads the first ``length`` keys or values of a sequence."""
     if table is None:
         return cache[sequence, :length]
     at = np.arange(length)
@@ -396,9 +404,11 @@ def read_keys(
 def laid_out(
     k_cache: np.ndarray, v_cache: np.ndarray, layout: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Copies of dense caches in the memory layout ``layout``, surrounded by NaN. With 'heads
-    first', V has smaller strides than K, so that a kernel that uses K's strides for V leaves V's
-    memory."""
+    """Copies dense caches to the memory layout ``layout``, with NaN around them.
+
+    With 'heads first', the strides of V are smaller than those of K, so that a kernel that uses K's
+    strides for V leaves V's memory.
+    """
     if layout == "interleaved":
         both = np.stack((k_cache, v_cache), axis=1)
         return both[:, 0], both[:, 1]
@@ -410,8 +420,11 @@ def laid_out(
 
 
 def _apart(array: np.ndarray, gap: int) -> np.ndarray:
-    """A copy surrounded by NaN: the inner dimensions have ``gap`` more heads or rows, and 8 x
-    ``gap`` elements lie between rows. The first dimension has no gap."""
+    """A copy with NaN around it.
+
+    In the inner dimensions there are ``gap`` more heads or rows, and 8 x ``gap`` elements between
+    rows. The first dimension has no gap.
+    """
     first, *middle, d = array.shape
     whole = np.full((first, *(n + gap for n in middle), d + 8 * gap), np.nan, array.dtype)
     inside = whole[tuple(map(slice, array.shape))]
@@ -425,8 +438,8 @@ def _apart(array: np.ndarray, gap: int) -> np.ndarray:
 def rotated(
     x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, interleaved: bool
 ) -> np.ndarray:
-    """x (rows, heads, d) with its first pairs rotated by the angles of each row's position.
-    Products and sums are fp32, and only the result is rounded to the dtype of x."""
+    """x (rows, heads, d), of which the first pairs are rotated by the angles for each row's
+    position. Products and sums are fp32; only the result is rounded to the dtype of x."""
     half = cos.shape[1]
     x1, x2 = slice(0, half), slice(half, 2 * half)
     if interleaved:
@@ -445,9 +458,11 @@ def expected_of(
     options: Mapping[str, Any],
     on_gpu: bool = False,
 ) -> _Expected:
-    """The expected outputs for inputs with valid lengths and page tables. Caches to which nothing
-    is appended are the inputs themselves. Keys are read and expanded for one sequence at a time, or
-    for a few heads of a long sequence."""
+    """The expected outputs; lengths and page tables must be valid.
+
+    Caches to which nothing is appended are not copied. Keys are read and expanded for one sequence
+    at a time; if it is long, for a few of its heads.
+    """
     lens_q, table = queries_of(problem, options), inputs.get("page_table")
     caches = {name: inputs[f"{name}_cache"] for name in "kv"}
     new = {
@@ -487,8 +502,8 @@ def expected_of(
 
 
 def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
-    """The heads of the cache whose keys are expanded together, and the heads of q that share them,
-    block by block."""
+    """Yields blocks of heads whose keys are expanded together: heads of the cache, and the heads of
+    q that share them."""
     group = problem.heads_q // problem.heads_k
     step = max(1, MOST_EXPANDED // max(1, keys * problem.d))
     for first in range(0, problem.heads_k, step):
@@ -497,7 +512,7 @@ def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
 
 
 class _Found:
-    """Packed references, assembled from the references of single sequences and heads."""
+    """References of packed outputs, put together from those of single sequences and heads."""
 
     def __init__(self, q: np.ndarray, heads_q: int) -> None:
         self.o, self.same = np.empty(q.shape), np.empty_like(q)
@@ -505,7 +520,7 @@ class _Found:
         self.tainted: np.ndarray | None = None
 
     def put(self, part: References, rows: slice, heads: slice) -> None:
-        """Store the references of some rows and heads."""
+        """Stores the references of some rows and heads."""
         self.o[rows, heads], self.same[rows, heads] = part.o, part.same_precision
         self.lse[heads, rows], self.row_max[heads, rows] = part.lse, part.row_max
         if part.tainted is not None:
@@ -514,7 +529,7 @@ class _Found:
             self.tainted[rows, heads] = part.tainted
 
     def references(self) -> References:
-        """The assembled references."""
+        """The references put together so far."""
         return References(self.o, self.lse, self.same, self.row_max, self.tainted)
 
 
@@ -522,7 +537,7 @@ class _Found:
 def _drawn_case(
     problem: Problem, kind: str, seed: int, options: tuple[tuple[str, Any], ...], on_gpu: bool
 ) -> tuple[dict[str, np.ndarray], _Expected]:
-    """Inputs and expected outputs; cached, because a set of configs shares them."""
+    """Inputs and expected outputs. They are cached, because the configs of a set share them."""
     said = dict(options)
     inputs = draw_decode_inputs(problem, kind, seed, said)
     for array in inputs.values():

@@ -1,8 +1,7 @@
-"""The array library of the references: NumPy, or PyTorch on a GPU.
+"""The array library that references use: NumPy, or PyTorch on a GPU.
 
-The formulas are written once: both libraries use the same function names (``xp``), and the
-differences are in this module. On a GPU, float64 scores of long sequences take milliseconds rather
-than seconds.
+Formulas are written once: both libraries (``xp``) name functions alike, and what differs is in this
+module. On a GPU, the float64 scores of long sequences take milliseconds, not seconds.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-# Limit of the bytes of scores that are held at once. Rows are processed in blocks, so that long
-# sequences fit in memory.
+# At most this many bytes of scores are in memory at once. Rows are processed in blocks, so that
+# long sequences fit.
 SCORE_BYTES = 64 << 20
 SCORE_BYTES_ON_GPU = 256 << 20
-# Below this number of scores, NumPy takes less time than importing PyTorch.
+# For fewer scores, NumPy takes less time than importing PyTorch.
 SCORES_WORTH_A_GPU = 1 << 24
-# A mask for a float64: it clears the 29 binary digits that fp32 lacks.
+# A mask for the bits of a float64, which clears the 29 binary digits that fp32 does not have.
 _BITS_OF_FP32 = -1 << 29
 _EXPONENT_OF_FLOAT64 = 0x7FF << 52
-# PyTorch's current GPU.
+# PyTorch's name for the current GPU.
 GPU = "cuda"
 
 
 def gpu_engine_pays(scores: int) -> bool:
-    """Whether PyTorch can compute references on a GPU here, and faster than NumPy."""
+    """Whether PyTorch can compute references on a GPU here, and would be faster than NumPy."""
     if scores < SCORES_WORTH_A_GPU and "torch" not in sys.modules:
         return False
     if importlib.util.find_spec("torch") is None:
@@ -48,40 +47,41 @@ class NumpyEngine:
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
-        """Full precision inside the block, without warnings about non-finite values."""
-        # The LSE of a row that sees no key is log(0), and inputs may hold NaN and inf.
+        """In the block, products have full precision, and non-finite values cause no warnings."""
+        # The LSE of a row that sees no key is log(0), and inputs may be NaN and inf.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             yield
 
     def to_device(self, array: np.ndarray) -> np.ndarray:
-        """A host array on the engine's device."""
+        """Moves a host array to the device of the engine."""
         return array
 
     def cast(self, array: np.ndarray, dtype: Any) -> np.ndarray:
-        """The array in ``dtype``, which is a name or another array's dtype."""
+        """Converts an array to ``dtype``, which is a name or the dtype of another array."""
         return np.ascontiguousarray(array, dtype)
 
     def truncate(self, array: np.ndarray) -> None:
-        """Round float64 numbers towards zero to the digits of fp32, in place."""
+        """Rounds float64 numbers towards zero to the digits of fp32, in place."""
         bits = array.view(np.int64)
         bits &= _BITS_OF_FP32
 
     def power_of_two(self, array: np.ndarray) -> np.ndarray:
-        """For each float64 number, the largest power of two up to its magnitude; 0 for 0."""
+        """For each float64 number, the largest power of two that is not above its magnitude; 0 for
+        0."""
         powers: np.ndarray = (array.view(np.int64) & _EXPONENT_OF_FLOAT64).view(np.float64)
         return powers
 
     def full_like(self, array: np.ndarray, value: float) -> np.ndarray:
-        """An array of the same shape and dtype that holds ``value`` throughout."""
+        """An array with the same shape and dtype in which each element is ``value``."""
         return np.full_like(array, value)
 
     def to_host(self, array: np.ndarray) -> np.ndarray:
-        """The array back on the host."""
+        """Moves an array back to the host."""
         return array
 
 
 class TorchEngine:
-    """The engine for PyTorch tensors on a GPU; its methods are NumpyEngine's."""
+    """The engine for PyTorch tensors on a GPU. It has the methods of NumpyEngine."""
 
     score_bytes = SCORE_BYTES_ON_GPU
 
@@ -93,7 +93,7 @@ class TorchEngine:
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
-        # fp32 products must not use TF32: their error would loosen the bound.
+        # TF32 must not be used for fp32 products, because its error would loosen the bound.
         before = self.xp.get_float32_matmul_precision()
         self.xp.set_float32_matmul_precision("highest")
         try:
@@ -102,7 +102,7 @@ class TorchEngine:
             self.xp.set_float32_matmul_precision(before)
 
     def to_device(self, array: np.ndarray) -> Any:
-        dense = np.array(array)  # writable, since torch warns about sharing read-only memory
+        dense = np.array(array)  # This is writable; torch warns if read-only memory is shared
         if dense.dtype == ml_dtypes.bfloat16:
             return self.xp.from_numpy(dense.view(np.int16)).view(self.xp.bfloat16).to(self.device)
         return self.xp.from_numpy(dense).to(self.device)

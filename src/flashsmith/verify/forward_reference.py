@@ -1,4 +1,4 @@
-"""ForwardReference: the reference of attention, with options like forward()'s keywords."""
+"""ForwardReference: the reference of attention, with options like the keywords of forward()."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ class _Expected(NamedTuple):
 
 
 class ForwardReference(OperationReference):
-    """Attention. The options are ``causal``, ``window``, ``softcap``, ``scale``, ``lens_q`` and
-    ``lens_k`` as in describe_problem(), ``ranges`` for partial attention, ``sinks`` (whether the
-    call has sinks) and ``row_max`` (whether to return row maxima). Keys outside ``ranges`` are
-    NaN."""
+    """Attention.
+
+    The options are those of describe_problem() (``causal``, ``window``, ``softcap``, ``scale``,
+    ``lens_q``, ``lens_k``), ``ranges`` for partial attention, ``sinks`` (whether the call has
+    sinks) and ``row_max`` (whether to return row maxima). Keys outside ``ranges`` are NaN.
+    """
 
     kinds = INPUT_KINDS
 
@@ -88,11 +90,11 @@ class ForwardReference(OperationReference):
         *,
         on_gpu: bool = False,
     ) -> ProofCase:
-        """The case of some rows of a problem, whose output is (rows, heads, d).
+        """The case for some rows of a problem; the output is (rows, heads, d).
 
-        Each of ``parts`` has q (rows, heads, d), and k and v (keys, heads_k, d), which end at the
-        last key that the last row may see. Only one part is used at a time, so an iterator may copy
-        each to the host when needed.
+        ``parts`` are (q, k, v) with q (rows, heads, d), and k and v (keys, heads_k, d). The last
+        key is the last one that the last row may see. One part is used at a time, so an iterator
+        may copy each to the host when it is needed.
         """
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         references = joined(
@@ -103,8 +105,7 @@ class ForwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """The expected outputs, computed without the cache of case(), whose references a set of
-        configs shares."""
+        """The expected outputs. Unlike case(), this does not cache them for other configs."""
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         q, k, v = (inputs[name] for name in "qkv")
         found = references_of(attention, q, k, v, inputs.get("sinks"))
@@ -116,7 +117,7 @@ class ForwardReference(OperationReference):
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Run the kernel by run_forward(), like a user's call."""
+        """Runs the kernel by run_forward(), as a user's call would."""
         attention: Attention = case.expected.attention
         packed: dict[str, Any] = {}
         if attention.lens_q is not None and attention.lens_k is not None:
@@ -171,7 +172,7 @@ def _attention(scale: float, options: Mapping[str, Any]) -> Attention:
 
 
 def _amid_nan(array: np.ndarray, parts: list[tuple[int | slice, ...]]) -> np.ndarray:
-    """The array with NaN outside its parts."""
+    """The array, with NaN outside its parts."""
     found = np.full_like(array, np.nan)
     for part in parts:
         found[part] = array[part]
@@ -179,14 +180,14 @@ def _amid_nan(array: np.ndarray, parts: list[tuple[int | slice, ...]]) -> np.nda
 
 
 def semantics_of(attention: Attention) -> Semantics:
-    """The semantics to compile for, if lengths do not matter."""
+    """The semantics for which to compile, without those that depend on lengths."""
     packed, partial = attention.packed, attention.ranges is not None
     mask = check_mask(attention.causal, attention.window).kind
     return Semantics(mask, attention.softcap > 0, packed, packed or partial, partial)
 
 
 def check_lens(lens_q: Lens, lens_k: Lens) -> None:
-    """Raise ArgumentError unless these can be the lengths of packed sequences."""
+    """Raises ArgumentError unless these can be the lengths of packed sequences."""
     if len(lens_q) != len(lens_k) or not lens_q or min(*lens_q, *lens_k) < 0:
         raise ArgumentError(
             f"lens_q={lens_q}, lens_k={lens_k}: give both for each sequence, "
@@ -195,7 +196,7 @@ def check_lens(lens_q: Lens, lens_k: Lens) -> None:
 
 
 def repeated_over_heads(problem: Problem, lens_q: Lens | None) -> Problem:
-    """The problem with its grouped heads repeated until there are enough outputs."""
+    """The problem with its groups of heads repeated until there are enough outputs."""
     rows = problem.batch * problem.seq_q if lens_q is None else sum(lens_q)
     heads = heads_for_enough_outputs(1, rows, problem.heads_q, problem.d)
     repeats = heads // problem.heads_q

@@ -1,4 +1,4 @@
-"""The tolerance rule for gradients: when dq, dk, dv and dsinks are correct."""
+"""The tolerance rule for gradients, which says when dq, dk, dv and dsinks are correct."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from flashsmith.verify.tolerance import (
     expected_outputs,
 )
 
-# Half the distance of neighbouring numbers from 1 to 2. It is the largest relative error of a
-# product with o or do rounded to the dtype.
+# Half of the distance between neighbouring numbers from 1 to 2. It is the largest relative error
+# that rounding o or do to the dtype causes in a product.
 UNIT_ROUNDOFF = {DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
 
 
@@ -31,9 +31,9 @@ class ExpectedGradients(ExpectedOutputs):
     """The expected gradients by name.
 
     ``exact`` is NaN where no kernel can return a finite number. ``tainted``: elements that a kernel
-    may return as NaN or inf though ``exact`` is finite. ``idle``: elements to which nothing is
-    added, which must be 0. ``sinks_size``: per head, the sum of exp(sink - lse) sum |do o| over the
-    rows. ``recompute`` computes the result of ``further``.
+    may return as NaN or inf although ``exact`` is finite. ``idle``: elements to which no row or key
+    contributes, which must be 0. ``sinks_size``: for each head, the sum over all rows of exp(sink -
+    lse) sum |do o|. ``recompute`` computes what ``further`` returns.
     """
 
     tainted: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -45,12 +45,12 @@ class ExpectedGradients(ExpectedOutputs):
     def further(self) -> ExpectedGradients:
         """The gradients with a further summation order in ``rounded``, which takes longer to
         compute: each element has the value of the order with the largest error. Without
-        ``recompute``, the object itself."""
+        ``recompute``, this is the object itself."""
         return self if self.recompute is None else self.recompute()
 
     @classmethod
     def zeros(cls, inputs: Mapping[str, np.ndarray], dtype: np.dtype) -> ExpectedGradients:
-        """The gradients of problems without sequences, including dsinks if there are sinks."""
+        """The gradients of a problem that has no sequences; with dsinks if there are sinks."""
         shapes = {f"d{name}": inputs[name].shape for name in ("q", "k", "v")}
         exact: dict[str, np.ndarray] = {name: np.zeros(shape) for name, shape in shapes.items()}
         rounded = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
@@ -80,23 +80,24 @@ def _only_further(expected: ExpectedGradients, names: Collection[str]) -> Expect
 def compare_gradients(
     dtype: DType, outputs: Mapping[str, np.ndarray], expected: ExpectedGradients
 ) -> Comparison:
-    """Judge every expected gradient.
+    """Checks all expected gradients.
 
-    The rule for each of dq, dk and dv: the largest error is at most twice the rounded reference's
-    largest error plus 1e-5 max(1, largest reference). The relative L2 error is at most 1e-3 (fp16)
-    or 5e-3 (bf16), or the norm of the error is at most twice the norm of the rounded reference's
-    error plus 1e-5 sqrt(elements). The norm matters if every row sees one key, since dq and dk are
-    then 0.
+    The rule for dq, dk and dv: the largest error is at most twice that of the rounded reference
+    plus 1e-5 max(1, largest reference). Also, the relative L2 error is at most 1e-3 (fp16) or 5e-3
+    (bf16), or the norm of the error is at most twice that of the rounded reference's error plus
+    1e-5 sqrt(elements). The latter is needed if every row sees one key, since dq and dk are then 0.
 
-    Elements to which nothing is added must be 0. NaN and inf are required where no kernel can avoid
-    them. They are allowed where the rounded reference has them, or if the sequence itself has some.
+    Elements to which no row or key contributes must be 0. NaN and inf are required where no kernel
+    can avoid them. They are allowed where the rounded reference has them, and in sequences that
+    contain NaN or inf themselves.
 
-    dsinks must be within u sum of exp(sink - lse) sum |do o| over the rows, plus 1e-5, where u is
-    2^-11 (fp16) or 2^-8 (bf16). A failure is judged again with ``expected.further``.
+    The error of dsinks is at most u times the sum over all rows of exp(sink - lse) sum |do o|, plus
+    1e-5, where u is 2^-11 (fp16) or 2^-8 (bf16). If the check fails, it is repeated with
+    ``expected.further``.
 
-    The returned figures are for the gradient whose error is largest relative to its bound.
+    The returned figures are those of the gradient with the largest error relative to its bound.
 
-    Raises ArgumentError if a gradient is missing or has another shape than expected.
+    Raises ArgumentError if a gradient is missing or has the wrong shape.
     """
     found = _comparison(dtype, outputs, expected)
     return found if found.ok else _comparison(dtype, outputs, expected.further)
@@ -119,8 +120,8 @@ def _check_gradient(
     exact, rounded = expected.exact[name], expected.rounded[name].astype(np.float64)
     lost, may_be_lost = np.isnan(exact), expected.tainted[name] | ~np.isfinite(rounded)
     misplaced = np.where(np.isfinite(got), lost, ~(lost | may_be_lost))
-    # Elements at which the rounded reference overflows are not checked, since another summation
-    # order may not overflow.
+    # Where the rounded reference overflows, elements are not checked, since with another summation
+    # order they may not overflow.
     checked = np.isfinite(got) & ~lost & np.isfinite(rounded)
     error = np.where(checked, np.abs(got - exact), 0.0)
     honest = np.where(np.isfinite(rounded) & ~lost, np.abs(rounded - exact), 0.0)
@@ -154,7 +155,7 @@ def _check_sinks(
     exact, rounded = expected.exact[name], expected.rounded[name]
     bounds = UNIT_ROUNDOFF[dtype] * expected.sinks_size + MAX_ERROR_SLACK
     finite = np.isfinite(exact)
-    # Of NaN and inf, only the place is checked, not which of them a kernel returns.
+    # For NaN and inf, only the places are checked, not which of them a kernel returns.
     misplaced = np.where(np.isfinite(got), ~finite, finite & np.isfinite(rounded))
     error = np.where(finite & np.isfinite(got), np.abs(got - exact), 0.0)
     wrong = misplaced | (error > np.where(finite, bounds, math.inf))
@@ -173,5 +174,5 @@ def _check_sinks(
 
 
 def _most(values: np.ndarray) -> float:
-    """The largest of non-negative numbers; 0 if there are none."""
+    """The largest of numbers that are not negative; 0 if there are none."""
     return float(values.max(initial=0.0))

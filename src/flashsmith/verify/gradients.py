@@ -1,4 +1,5 @@
-"""The gradients of attention by their formula: in float64, and in a kernel's precision."""
+"""The gradients of attention, computed by their formula in float64 and in the precision of a
+kernel."""
 
 from __future__ import annotations
 
@@ -15,38 +16,41 @@ from flashsmith.verify.attention_semantics import Attention
 from flashsmith.verify.engine import Engine, engine_for
 from flashsmith.verify.gradient_tolerance import ExpectedGradients
 
-# Numbers above this share of a dtype's largest number may round to inf in one summation order but
-# not in another.
+# Numbers above this share of the largest number of a dtype may round to inf with one summation
+# order, but not with another.
 NEARLY_TOO_LARGE = 0.99
 LOG2_E = math.log2(math.e)
-# The number of products that a tensor core adds to a sum in one step: 8 on sm_80, 16 on sm_90.
+# How many products a tensor core adds to a sum in one step: 8 on sm_80, 16 on sm_90.
 TENSOR_CORE_PRODUCTS = 8
-# For sm_90: the number of products, and the smallest bit that is kept of each product, relative to
-# the largest power of two in the products and the previous sum.
+# For sm_90: the number of products in a step, and the last bit that is kept of each, relative to
+# the largest power of two among the products and the previous sum.
 ALIGNED_PRODUCTS = 16
 ALIGNED_BIT = 2.0**-25
-# The number of arrays of a block's scores that exist at the same time.
+# How many arrays with the scores of a block exist at once.
 _ARRAYS_OF_SCORES = 8
 
 
 class Rows(NamedTuple):
-    """The location of one sequence's rows. ``batch`` is the sequence's number in tensors of shape
-    (batch, seq, heads, d), and None in packed tensors, (total, heads, d)."""
+    """Where the rows of one sequence are.
+
+    ``batch`` is the number of the sequence in tensors (batch, seq, heads, d); None in packed
+    tensors (total, heads, d).
+    """
 
     batch: int | None
     q: slice
     k: slice
 
     def of_queries(self, array: np.ndarray) -> np.ndarray:
-        """The sequence's part of q, do, o or dq: (rows, heads, d)."""
+        """The rows of this sequence in q, do, o or dq: (rows, heads, d)."""
         return (array if self.batch is None else array[self.batch])[self.q]
 
     def of_keys(self, array: np.ndarray) -> np.ndarray:
-        """The sequence's part of k, v, dk or dv."""
+        """The rows of this sequence in k, v, dk or dv."""
         return (array if self.batch is None else array[self.batch])[self.k]
 
     def of_statistics(self, array: np.ndarray) -> np.ndarray:
-        """The sequence's part of lse or dlse: (heads, rows)."""
+        """The values of this sequence in lse or dlse: (heads, rows)."""
         return (array if self.batch is None else array[self.batch])[:, self.q]
 
 
@@ -61,27 +65,28 @@ def compute_gradients(
     on_gpu: bool = False,
     aligned: bool = False,
 ) -> ExpectedGradients:
-    """The expected outputs of a backward kernel for ``inputs``, by the operation's names.
+    """What a backward kernel should return for ``inputs``, by the names of the operation.
 
-    P = exp(scores - lse) and D = rowsum(do o) - dlse. dS = P (do v^T - D) is for uncapped scores; a
-    softcap adds the factor 1 - tanh^2. Then dv = P^T do, dk = scale dS^T q, dq = scale dS k, and
+    P = exp(scores - lse) and D = rowsum(do o) - dlse. dS = P (do v^T - D) holds without a softcap,
+    which adds the factor 1 - tanh^2. Then dv = P^T do, dk = scale dS^T q, dq = scale dS k, and
     dsinks = -sum of exp(sink - lse) D over all rows. Heads that share a key head are summed.
 
-    The exact gradients are float64, from ``exact_o`` and ``exact_lse``, which may cover more keys
-    than k holds. The rounded gradients use the o and lse among the inputs, which a kernel reads. P
-    and dS are rounded to the dtype, sums and D are fp32, and the result is rounded to the dtype
-    unless ``unrounded``. Scores are converted to base 2 by constants rounded to fp32.
+    The exact gradients are computed in float64 from ``exact_o`` and ``exact_lse``, which may be
+    over more keys than k has. The rounded gradients are computed from the o and lse in ``inputs``,
+    which the kernel reads. For them, P and dS are rounded to the dtype, sums and D are fp32, and
+    the result is rounded to the dtype unless ``unrounded``. Scores are converted to base 2 with
+    constants that are rounded to fp32.
 
-    Scores and dP are summed in two ways: like tensor cores, which truncate each sum of 8 products
-    to fp32, and with rounding in another order. For each element the result with the larger error
-    counts, since over few rows the error of one order may be small by chance.
+    Scores and dP are summed in two ways: like tensor cores, which truncate the sum to fp32 after
+    every 8 products, and in another order with rounding. For each element the result with the
+    larger error is taken, since with few rows the error of one order may be small by chance.
 
-    ``aligned`` adds a third way, in which each product is truncated before the sum, as on sm_90.
-    This way takes ten operations per product, so ``ExpectedGradients.further`` uses it only if a
-    kernel is wrong by the two other ways.
+    ``aligned`` adds a third way: each product is truncated before it is added, as on sm_90. This
+    takes ten operations per product, so ``ExpectedGradients.further`` does it only if a kernel is
+    wrong by the other two ways.
 
-    A row that sees no key, or whose lse is -inf, contributes nothing to dq, dk and dv, even if do
-    or q is NaN in this row. Where o is 0, do does not count in D. An lse of -inf is read as +inf.
+    A row that sees no key or has an lse of -inf contributes nothing to dq, dk and dv, even if its
+    do or q is NaN. Where o is 0, do does not contribute to D. An lse of -inf is read as +inf.
     """
     dtype = inputs["q"].dtype
     engine = engine_for(on_gpu)
@@ -116,7 +121,8 @@ def compute_gradients(
 def _enter(
     found: ExpectedGradients, rows: Rows, exact: _Sequence, orders: Sequence[_Sequence]
 ) -> None:
-    """Compute a sequence's gradients, exact and in each summation order, and store them."""
+    """Computes the gradients of a sequence, exactly and with each summation order, and stores
+    them."""
     for one in (exact, *orders):
         one.run()
     for name, part in (("dq", rows.of_queries), ("dk", rows.of_keys), ("dv", rows.of_keys)):
@@ -138,7 +144,7 @@ def _enter(
 
 
 def _further_off(exact: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """For each element, the value that is further from ``exact``, or that is not finite."""
+    """For each element, the value of the two that is further from ``exact`` or is not finite."""
     further = np.abs(other - exact) > np.abs(one - exact)
     return np.where(further | ~np.isfinite(other), other, one)
 
@@ -154,12 +160,12 @@ _Product = Callable[[Engine, Any, Any], Any]
 
 
 def _plain_product(engine: Engine, a: Any, b: Any) -> Any:
-    """The product, with rounded sums in the library's order."""
+    """The product with rounded sums, in the order of the library."""
     return a @ b
 
 
 def _cut_product(engine: Engine, a: Any, b: Any) -> Any:
-    """The product as tensor cores compute it: after every TENSOR_CORE_PRODUCTS products the sum is
+    """The product as tensor cores compute it: after every TENSOR_CORE_PRODUCTS products, the sum is
     truncated to fp32."""
     a, b = engine.cast(a, "float64"), engine.cast(b, "float64")
     products = TENSOR_CORE_PRODUCTS
@@ -173,8 +179,8 @@ def _cut_product(engine: Engine, a: Any, b: Any) -> Any:
 
 
 def _aligned_product(engine: Engine, a: Any, b: Any) -> Any:
-    """The product as sm_90's tensor cores compute it: 16 products and the previous sum are each
-    truncated at a common bit, then the sum of all is truncated to fp32."""
+    """The product as tensor cores of sm_90 compute it: 16 products and the previous sum are
+    truncated at a common bit and added, and the result is truncated to fp32."""
     xp = engine.xp
     a, b = engine.cast(a, "float64"), engine.cast(b, "float64")
     exact = a @ b
@@ -195,10 +201,10 @@ def _aligned_product(engine: Engine, a: Any, b: Any) -> Any:
 
 
 class _Sequence:
-    """One sequence's gradients in one precision, a block of rows at a time.
+    """The gradients of one sequence in one precision, computed in blocks of rows.
 
-    Query heads that share a key head get a separate dimension: arrays are (heads_k, group, rows,
-    keys or d), and for k and v the group is 1.
+    Query heads that share a key head have a dimension of their own: arrays are (heads_k, group,
+    rows, keys or d); for k and v, group is 1.
     """
 
     def __init__(
@@ -210,7 +216,7 @@ class _Sequence:
         precision: str,
         product: _Product = _plain_product,
     ) -> None:
-        """``product``: the way in which S and dP are summed."""
+        """``product``: the function that computes S and dP."""
         self.engine, self.attention, self.precision = engine, attention, precision
         self.product = product
         self.dtype = inputs["q"].dtype
@@ -234,7 +240,7 @@ class _Sequence:
         self.first, self.end = first, end
         self.seeing = (end > first)[:, None]
         self.some_row_sees = _covered(first, end, self.seq_k)
-        # Rows that contribute, (heads_k, group, rows, 1).
+        # Which rows contribute: (heads_k, group, rows, 1).
         self.alive = engine.to_device(self.seeing) & (self.lse != math.inf)
         self.dq = self._zeros(self.heads_k, self.group, self.seq_q, d)
         self.dk, self.dv = (self._zeros(self.heads_k, self.seq_k, d) for _ in range(2))
@@ -251,21 +257,21 @@ class _Sequence:
         return self.engine.cast(self.engine.to_device(np.ascontiguousarray(array)), self.precision)
 
     def _by_group(self, array: np.ndarray) -> Any:
-        """(rows, heads, d) as (heads_k, group, rows, d)."""
+        """Converts (rows, heads, d) to (heads_k, group, rows, d)."""
         rows, heads, d = array.shape
         group = heads // self.heads_k
         return self._placed(array.reshape(rows, self.heads_k, group, d).transpose(1, 2, 0, 3))
 
     def _statistic(self, array: np.ndarray) -> Any:
-        """(heads, rows) as (heads_k, group, rows, 1)."""
+        """Converts (heads, rows) to (heads_k, group, rows, 1)."""
         return self._placed(array.reshape(self.heads_k, self.group, self.seq_q, 1))
 
     def _zeros(self, *shape: int) -> Any:
         return self.engine.to_device(np.zeros(shape, self.precision))
 
     def _find_nonfinite(self) -> None:
-        """Mark the gradients that may be NaN or inf because inputs of the sequence are: dq because
-        of a masked key that a row loads, dk and dv because of a row."""
+        """Finds the gradients that may be NaN or inf because inputs of the sequence are: dq because
+        a row loads a masked key, dk and dv because of some row."""
         xp = self.engine.xp
         keys = ~(_all_finite(xp, self.k) & _all_finite(xp, self.v))
         rows = ~(_all_finite(xp, self.q) & _all_finite(xp, self.do) & _all_finite(xp, self.o))
@@ -273,7 +279,7 @@ class _Sequence:
         if self.dlse is not None:
             lse = lse | ~xp.isfinite(self.dlse)
         rows = (rows | lse) & self.alive
-        # Rows whose lse is -inf though they see keys: a kernel multiplies the rows' values by 0.
+        # Rows that see keys but have an lse of -inf: a kernel multiplies their values by 0.
         lost = self.engine.to_device(self.seeing) & ~self.alive
         lost_bad = lost & ~(_all_finite(xp, self.q) & _all_finite(xp, self.do))
         self.taints["dq"] |= self.engine.to_host(lost_bad)
@@ -290,7 +296,7 @@ class _Sequence:
     # --- gradients -------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Compute dq, dk and dv."""
+        """Computes dq, dk and dv."""
         for rows in self._blocks():
             live = self.seeing[rows, 0]
             if live.any():
@@ -337,7 +343,7 @@ class _Sequence:
             None if self.all_finite else self._certainly_nonfinite(weights, d_scores, seen, do)
         )
         if certain is not None and self.precision == "float64":
-            # A product includes masked pairs, and 0 x NaN is NaN.
+            # A product also includes masked pairs, for which 0 x NaN is NaN.
             weights, d_scores, q, do, k = (
                 xp.where(xp.isfinite(x), x, 0.0) for x in (weights, d_scores, q, do, k)
             )
@@ -358,9 +364,11 @@ class _Sequence:
         return self.product(self.engine, a, self.engine.xp.swapaxes(b, -1, -2))
 
     def _exponents(self, scores: Any, factor: float, lse: Any) -> Any:
-        """The exponents of P in base 2. Kernels compute score x factor log2(e) - log2(e) lse in one
-        fma, with both constants rounded to fp32. For scores of thousands, this rounding causes most
-        of P's error."""
+        """The exponents of P, in base 2.
+
+        Kernels compute score x factor log2(e) - log2(e) lse in one fma; both constants are rounded
+        to fp32. For scores in the thousands, this rounding is most of the error of P.
+        """
         if self.precision == "float64":
             return (scores * factor - lse) * LOG2_E
         cast, log2_e = self.engine.cast, np.float32(LOG2_E)
@@ -369,7 +377,7 @@ class _Sequence:
         return cast(exponents, self.precision)
 
     def _row_sums(self, rows: slice, do: Any) -> Any:
-        """D = rowsum(do o) - dlse; elements with o = 0 do not count."""
+        """D = rowsum(do o) - dlse, without the elements where o = 0."""
         xp, o = self.engine.xp, self.o[:, :, rows]
         sums = xp.sum(xp.where(o == 0.0, 0.0, do * o), axis=-1, keepdims=True)
         return sums if self.dlse is None else sums - self.dlse[:, :, rows]
@@ -381,7 +389,7 @@ class _Sequence:
     def _certainly_nonfinite(
         self, weights: Any, d_scores: Any, seen: Any, do: Any
     ) -> tuple[Any, Any, Any]:
-        """The rows of dq, and of the block's dk and dv, for which no kernel can return finite
+        """For which rows of dq, and of dk and dv in this block, no kernel can return finite
         values."""
         xp, cast = self.engine.xp, self.engine.cast
         bad = ~xp.isfinite(d_scores)
@@ -394,8 +402,8 @@ class _Sequence:
         return of_dq, of_dk, of_dv | bad_do
 
     def of_sinks(self) -> tuple[np.ndarray, np.ndarray]:
-        """This sequence's part of dsinks, and the sums of exp(sink - lse) sum |do o| that bound its
-        error."""
+        """What this sequence contributes to dsinks, and the sums of exp(sink - lse) sum |do o| that
+        bound the error."""
         xp = self.engine.xp
         share = xp.where(self.sinks == -math.inf, 0.0, xp.exp(self.sinks - self.lse))
         products = xp.where(self.o == 0.0, 0.0, self.do * self.o)
@@ -409,16 +417,17 @@ class _Sequence:
     # --- results ---------------------------------------------------------------------------------
 
     def result(self, name: str) -> np.ndarray:
-        """A gradient on the host: (rows, heads, d)."""
+        """A gradient, on the host: (rows, heads, d)."""
         return self._rows_first(self.engine.to_host(getattr(self, name)))
 
     def tainted(self, name: str) -> np.ndarray:
-        """The elements that a kernel may return as NaN or inf though they are finite here: (rows,
+        """Which elements a kernel may return as NaN or inf although they are finite here: (rows,
         heads, 1)."""
         return self._rows_first(self.taints[name])
 
     def idle(self, name: str) -> np.ndarray:
-        """Where nothing is added, (rows, 1, 1): rows that see no key, or keys that no row sees."""
+        """Which rows (or keys) nothing contributes to, (rows, 1, 1): rows that see no key, or keys
+        that no row sees."""
         return ~(self.seeing[:, 0] if name == "dq" else self.some_row_sees)[:, None, None]
 
     def _rows_first(self, array: np.ndarray) -> np.ndarray:
@@ -432,7 +441,7 @@ def _all_finite(xp: Any, array: Any) -> Any:
 
 
 def _covered(first: np.ndarray, end: np.ndarray, count: int) -> np.ndarray:
-    """Which of ``count`` keys are in at least one of the ranges."""
+    """Which of ``count`` keys are in one of the ranges."""
     ranges = np.zeros(count + 1, np.int64)
     some = end > first
     np.add.at(ranges, first[some], 1)

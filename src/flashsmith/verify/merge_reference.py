@@ -14,13 +14,16 @@ from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.tolerance import ExpectedOutputs
 
-# The share of rows without a key in a part, and of rows without a key in any part.
+# The share of rows that have no key in a part, and the share of rows that have none in any part.
 _EMPTY_SHARE, _ALL_EMPTY_SHARE = 0.2, 0.05
 
 
 class MergeReference(OperationReference):
-    """Parts whose LSEs differ by some nats, and some rows without keys. Inputs of the kind
-    ``nonfinite`` have NaN and infinities in outputs and LSEs, and NaN where a part has no key."""
+    """Draws parts whose LSEs differ by some nats, with some rows that have no keys.
+
+    With the kind ``nonfinite``, outputs and LSEs contain NaN and infinities, and NaN where a part
+    has no key.
+    """
 
     kinds = ("random", "nonfinite")
 
@@ -69,7 +72,8 @@ class MergeReference(OperationReference):
 def merged(
     outs: list[np.ndarray], lses: list[np.ndarray], sinks: np.ndarray | None, precision: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The merged output (..., rows, heads, d) and LSE (..., heads, rows), in a given precision."""
+    """The merged output (..., rows, heads, d) and LSE (..., heads, rows), computed in the given
+    precision."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         logits = [lse.astype(precision) for lse in lses]
         top = np.maximum.reduce(logits)

@@ -1,4 +1,4 @@
-"""OperationReference: the inputs of a proof, the expected outputs, and the verdict."""
+"""OperationReference: inputs for proofs of an operation, the expected outputs, and the verdict."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.tolerance import MIN_OUTPUTS, Comparison, ExpectedOutputs, compare_tensors
 
-# Places a proof's arrays: unchanged on the host, or on a GPU.
+# A function that places the arrays of a proof: on a GPU, or unchanged on the host.
 ToDevice = Callable[[np.ndarray], Any]
 
 
 @dataclass(frozen=True)
 class ProofCase:
-    """One problem of a proof or a benchmark: its inputs and its expected outputs, with the verdict.
+    """One problem for a proof or benchmark, with its inputs, expected outputs and verdict.
 
-    ``inputs`` are host arrays by the operation's names. Only the reference that made the case can
-    use ``expected``.
+    ``inputs`` are host arrays by the names of the operation. Only the reference that made the case
+    can read ``expected``.
     """
 
     problem: Problem
@@ -39,19 +39,20 @@ class ProofCase:
     def verdict(
         self, outputs: Mapping[str, np.ndarray], kernel: KernelConfig | None = None
     ) -> Comparison:
-        """The verdict on outputs by name. With a kernel's config, the first mismatch is located in
-        its tiles.
+        """The verdict on outputs, which are given by name.
 
-        Raises ArgumentError if an output is missing or has another shape than expected.
+        If the config of a kernel is given, the first mismatch is located in its tiles.
+
+        Raises ArgumentError if an output is missing or has the wrong shape.
         """
         assert self.reference is not None, "made by prove() or OperationReference.given()"
         return self.reference.compare(kernel or self.problem.dtype, self, outputs)
 
 
 class OperationReference(ABC):
-    """Draws inputs and judges outputs of an operation; a subclass defines at least ``expected``.
+    """Draws the inputs of an operation and judges its outputs. A subclass must define ``expected``.
 
-    ``kinds`` are the kinds of inputs that ``draw`` supports, the plain random one first.
+    ``kinds`` are the kinds of inputs that ``draw`` can make; the first is the plain random one.
     """
 
     kinds: tuple[str, ...] = ("random",)
@@ -62,16 +63,17 @@ class OperationReference(ABC):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """The expected outputs, each in two versions: in float64, never rounded, and from a plain
+        """The expected outputs in two versions: in float64 and never rounded, and from a plain
         implementation that rounds where a kernel must."""
 
     # --- optional ----------------------------------------------------------------------------
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
-        """The inputs of a kind, by name; by default, standard normal numbers for every required
-        input.
+        """The inputs of a kind, by name.
 
-        Raises ArgumentError for an integer input, whose meaning only a subclass knows.
+        The default is standard normal numbers for every required input.
+
+        Raises ArgumentError for an input of integers, whose meaning only a subclass knows.
         """
         rng = np.random.default_rng(seed)
         drawn = {}
@@ -89,7 +91,9 @@ class OperationReference(ABC):
         return drawn
 
     def options(self, problem: Problem, *, seed: int = 0, **asked: Any) -> dict[str, Any]:
-        """The options of a proof of ``problem``: the ``asked`` options that are not None or False.
+        """The options for a proof of ``problem``.
+
+        The default is the ``asked`` options that are neither None nor False.
 
         Raises ArgumentError for an option that the operation does not have.
         """
@@ -104,11 +108,12 @@ class OperationReference(ABC):
         return said
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of the call, without the proof's options that only describe inputs."""
+        """The options of the call: those of the proof without the ones that only describe
+        inputs."""
         return {name: it for name, it in options.items() if name in problem.computed.options}
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
-        """The details of the computation that the problem's text does not contain, in words."""
+        """In words, what is computed beyond what the text of the problem says."""
         return ", ".join(f"{name} {value}" for name, value in options.items()) or "plain"
 
     def case(
@@ -121,10 +126,10 @@ class OperationReference(ABC):
         options: Mapping[str, Any],
         on_gpu: bool = False,
     ) -> ProofCase:
-        """One proof of ``cfg``'s kernel: the problem, with the semantics for which the kernel is
-        compiled and with heads repeated until MIN_OUTPUTS outputs are compared.
+        """The case for a proof of ``cfg``'s kernel: the problem for which the kernel is compiled,
+        with heads repeated until MIN_OUTPUTS outputs are compared.
 
-        ``on_gpu``: whether a GPU may compute the expected outputs.
+        ``on_gpu``: whether the expected outputs may be computed on a GPU.
         """
         repeats = -(-MIN_OUTPUTS // max(1, outputs_of(problem.computed, problem)))
         problem = replace(
@@ -139,13 +144,13 @@ class OperationReference(ABC):
     def given(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ProofCase:
-        """The case of existing inputs, for example a benchmark's."""
+        """The case for inputs that exist already, for example those of a benchmark."""
         return ProofCase(problem, inputs, options, self.expected(problem, inputs, options), self)
 
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Run the kernel after filling every output with NaN; ``how``: keywords of
+        """Fills every output with NaN and runs the kernel; ``how`` are keywords of
         run_operation()."""
         operation = case.problem.computed
         given = {name: to_device(array) for name, array in case.inputs.items()}
@@ -162,11 +167,11 @@ class OperationReference(ABC):
     def compare(
         self, kernel: KernelConfig | DType, case: ProofCase, outputs: Mapping[str, np.ndarray]
     ) -> Comparison:
-        """The verdict on outputs by name, by compare_tensors()."""
+        """The verdict on outputs, which are given by name; compare_tensors() makes it."""
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype
         return compare_tensors(dtype, outputs, case.expected)
 
 
 def outputs_of(operation: Operation, problem: Problem) -> int:
-    """The number of elements of the first output; a proof needs at least MIN_OUTPUTS."""
+    """How many elements the first output has; a proof needs at least MIN_OUTPUTS."""
     return math.prod(operation.shape(operation.outputs[0], problem))

@@ -1,4 +1,5 @@
-"""prove()'s options for a problem: values for everything that its semantics leave open."""
+"""The options with which prove() proves a problem: values for everything that the semantics leave
+open."""
 
 from __future__ import annotations
 
@@ -20,22 +21,22 @@ def problem_options(
     sinks: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Values for everything that an attention problem's semantics leave open, as prove() takes
-    them.
+    """Values for everything that the semantics of an attention problem leave open, in the form that
+    prove() takes.
 
-    One packed sequence has the problem's lengths. Shorter lengths of the other sequences are drawn
-    from seed, as are the key ranges of partial attention.
+    One packed sequence has the lengths of the problem. The others are shorter; their lengths are
+    drawn from seed, and so are the key ranges of partial attention.
 
     Args:
         problem: what the kernel computes; if packed, ``batch`` is the number of sequences.
-        window, softcap: None is the problem's typical value, if its semantics have a window or a
-            softcap.
+        window, softcap: None stands for the typical value of the problem, if its semantics have a
+            window or softcap.
         sinks: whether every head has a sink logit.
-        seed: for drawing the lengths.
+        seed: for drawing lengths.
 
     Raises:
-        ArgumentError: a window or softcap is given but not in the semantics, or masks or caps
-            nothing; or a packed problem has no sequence.
+        ArgumentError: a window or softcap is given that is not in the semantics or has no effect;
+            or a packed problem has no sequence.
     """
     p, semantics = problem, problem.semantics
     if window is not None:
@@ -70,10 +71,11 @@ def options_by_limits(
     right: int | None = None,
     **asked: Any,
 ) -> dict[str, Any]:
-    """problem_options() for an operation whose options are a window's limits, ``left`` and
-    ``right``, which may be given as ``window``. ``causal`` must agree with the problem's semantics.
+    """problem_options() for an operation whose options have the limits of a window, ``left`` and
+    ``right``. They may also be given as ``window``. ``causal`` must agree with the semantics of the
+    problem.
 
-    Raises what problem_options() raises, and ArgumentError if ``causal`` does not agree.
+    Raises the errors of problem_options(), and ArgumentError if ``causal`` does not agree.
     """
     if causal is not None and causal != problem.semantics.causal:
         raise ArgumentError(
@@ -87,7 +89,7 @@ def options_by_limits(
 
 
 def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
-    """The Attention that such options describe, including scale."""
+    """The Attention that these options describe, with its scale."""
     return Attention(
         check_scale(options.get("scale"), problem.d),
         problem.semantics.causal,
@@ -99,7 +101,7 @@ def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
 
 
 def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that have an effect. A 0 has none, unless it is a limit of a window."""
+    """The options that have an effect. 0 has none, except as a limit of a window."""
     return {
         name: value
         for name, value in options.items()
@@ -108,8 +110,10 @@ def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn_ranges(batch: int, rows: int, longest: int, draw: random.Random) -> Ranges:
-    """A range of keys for each sequence, at most ``longest`` of ``rows`` keys; ranges may overlap.
-    The first sequence has as many as possible, and the third sequence has none."""
+    """Draws a range of keys for each sequence: at most ``longest`` of ``rows`` keys.
+
+    Ranges may overlap. The first sequence gets as many as possible, the third gets none.
+    """
     ranges = [(0, min(rows, longest))]
     for index in range(1, batch):
         begin = draw.randint(0, rows)

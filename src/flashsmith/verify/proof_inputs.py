@@ -1,4 +1,4 @@
-"""Seeded inputs for a proof: plain random inputs, and inputs that are hard for a softmax."""
+"""Seeded inputs for proofs: plain random ones, and ones that are difficult for a softmax."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Problem
 from flashsmith.verify.attention_semantics import Attention, Lens
 
-# The largest |scaled score| of 'large_scores'; with rounding to bf16 it must not exceed 1,000.
+# The largest |scaled score| of 'large_scores'. When rounded to bf16, it must not exceed 1,000.
 LARGE_SCORE = 990.0
-# How far the first tile's scaled scores are below (or above) the other tiles' scores.
+# By how much the scaled scores of the first tile are below (or above) those of other tiles.
 TILE_GAP = 200.0
-# Largest scaled score of 'far_scores'. From four times this value on, the largest probability is
-# not exactly 1: it is computed as 2^e with e the rounding error of the logit, and then rounded to
-# 16 bits.
+# The largest scaled score of 'far_scores'. From four times this value on, the largest probability
+# is not exactly 1: it is computed as 2^e, where e is the rounding error of the logit, and rounded
+# to 16 bits.
 FAR_SCORE = 4e3
-# Standard deviation of the scaled scores within a key tile, for 'growing_maxima'.
+# For 'growing_maxima': the standard deviation of the scaled scores within a tile of keys.
 GROWING_NOISE = 0.1
 
 
 def check_seed(seed: int) -> None:
-    """Raise ArgumentError unless random numbers can be drawn from `seed`."""
+    """Raises ArgumentError unless `seed` can seed random numbers."""
     if seed < 0:
         raise ArgumentError(f"seed={seed!r}: give a whole number, at least 0")
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Everything that determines a set of inputs; equal specs give equal bits.
+    """Everything that determines a set of inputs. Equal specs give equal bits.
 
-    ``heads``: the number of query heads; ``heads_k`` None means ``heads``. ``first_tile`` is the
-    kernel's B_c, so that the running maximum moves exactly between two tiles. Two kinds of inputs
-    lower or raise the scores of this many leading keys; in a third kind scores grow from key tile
-    to key tile. With ``lens_q`` and ``lens_k`` every sequence is drawn like a batch of one sequence
-    and packed after the previous one; batch, seq_q and seq_k are then ignored.
+    ``heads``: the number of query heads. ``heads_k``: None stands for ``heads``. ``first_tile`` is
+    the B_c of the kernel, so that the running maximum changes exactly between two tiles. Two kinds
+    of inputs lower or raise the scores of this many first keys. In a third kind, scores grow from
+    tile to tile. With ``lens_q`` and ``lens_k``, each sequence is drawn like a batch of one and
+    packed after the previous one; batch, seq_q and seq_k are ignored.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class InputSpec:
     def of(
         cls, problem: Problem, attention: Attention, kind: str, seed: int, sinks: Any, tile: int = 0
     ) -> InputSpec:
-        """The spec of a problem's tensors; ``tile`` is its first_tile."""
+        """The spec for the tensors of a problem; ``tile`` becomes first_tile."""
         sizes = problem.batch, problem.seq_q, problem.seq_k, problem.heads_q, problem.d
         lens = attention.lens_q, attention.lens_k
         given = kind, problem.dtype, *sizes, attention.scale, seed, tile, problem.heads_k, *lens
@@ -70,14 +70,14 @@ class InputSpec:
 
     @property
     def group(self) -> int:
-        """Query heads that share a key head."""
+        """How many query heads share a key head."""
         return self.heads // (self.heads_k or self.heads)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k and v of shape (batch, seq, heads, d) or, if packed, (total, heads, d), in the kernel's
-    dtype; ``sinks`` (heads,) in fp32, or None."""
+    """q, k and v, (batch, seq, heads, d) or, if packed, (total, heads, d), in the dtype of the
+    kernel; ``sinks`` (heads,) in fp32, or None."""
 
     q: np.ndarray
     k: np.ndarray
@@ -86,12 +86,12 @@ class Inputs:
 
 
 def numpy_dtype(dtype: DType) -> np.dtype:
-    """NumPy's dtype for a kernel dtype (bf16 is ml_dtypes')."""
+    """The NumPy dtype for a dtype of kernels (bf16 is that of ml_dtypes)."""
     return np.dtype(ml_dtypes.bfloat16 if dtype is DType.BF16 else np.float16)
 
 
 def default_scale(d: int) -> float:
-    """1 / sqrt(d), the scale of scaled dot-product attention."""
+    """1 / sqrt(d), the usual scale of attention."""
     return 1.0 / math.sqrt(d)
 
 
@@ -109,8 +109,8 @@ def _normal(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _large_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """All rows of q and k have the same norm, so that scores are from -LARGE_SCORE to LARGE_SCORE
-    and reach both limits."""
+    """All rows of q and k have the same norm, so that scores lie between -LARGE_SCORE and
+    LARGE_SCORE and reach both."""
     q, k, v = _normal(rng, spec)
     radius = math.sqrt(LARGE_SCORE / spec.scale)
     q *= radius / np.linalg.norm(q, axis=-1, keepdims=True)
@@ -121,7 +121,7 @@ def _large_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _constant(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """One constant per head: every weight is equal, and the output is v's constant."""
+    """Each head is constant: all weights are equal, and the output is the constant of v."""
     q, k, v = _normal(rng, spec)
     levels = rng.choice([-1.5, -0.75, 0.375, 0.5, 1.25], size=(3, spec.batch, 1, spec.heads, 1))
     for array, level in zip((q, k, v), levels, strict=True):
@@ -130,20 +130,22 @@ def _constant(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _one_hot(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Row i sees only key pi(i), so that a wrong column, row or permutation of v cannot average
-    out."""
+    """Row i attends only to key pi(i), so that a wrong column, row or permutation of v cannot
+    average out."""
     q, k, v = _normal(rng, spec)
     k[:] = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=k.shape)
     chosen = rng.permutation(np.arange(spec.seq_q) % spec.seq_k)
-    # The product of a key with itself is d, and with another key rarely above d / 2. So the chosen
-    # key's score of 60 nats is mostly at least 30 nats above the others.
+    # The product of a key with itself is d, and with another key it is rarely above d / 2. So the
+    # score of the chosen key, 60 nats, is mostly at least 30 nats above all others.
     q[:] = np.repeat(k[:, chosen], spec.group, axis=2) * (60.0 / (spec.scale * spec.d))
     return q, k, v
 
 
 def _shifted_first_tile(rng: np.random.Generator, spec: InputSpec, gap: float) -> Draw:
-    """All queries have a common direction. Only the first tile's keys have this direction, or the
-    opposite one if ``gap`` is negative."""
+    """All queries have a direction in common.
+
+    Of the keys, only those of the first tile have it, or the opposite one if ``gap`` is negative.
+    """
     q, k, v = _normal(rng, spec)
     direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
     direction /= math.sqrt(spec.d)
@@ -164,11 +166,11 @@ def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """A row's scores grow from key tile to key tile, the last tile first, by 0.75 to 0.95 of
-    log2(B_c / 16) octaves per tile. A kernel that rescales lazily takes a new maximum if that
-    maximum has enough weight in the sums so far, or has grown too much. Here the weight is just too
-    small, so that only the bound on growth makes the kernel rescale.
-    """
+    """The scores of a row grow from tile to tile of keys, beginning with the last tile: per tile by
+    0.75 to 0.95 of log2(B_c / 16) octaves. A kernel that rescales lazily takes a new maximum if the
+    key with this maximum has enough weight in the sums so far, or if the maximum has grown too
+    much. Here its weight is just too small, so that only the bound on its growth makes the kernel
+    rescale."""
     q, k, v = _normal(rng, spec)
     tile = spec.first_tile
     direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
@@ -184,9 +186,8 @@ def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """A few NaN and infinities in v, in a row of q, and in one problem of three in a key. More NaN
-    fill the gaps between the arrays' elements.
-    """
+    """There are a few NaN and infinities: in v, in a row of q, and in one problem of three in a
+    key. The gaps between the elements of the arrays contain more NaN."""
     q, k, v = _normal(rng, spec)
     values = np.array([math.nan, math.inf, -math.inf], dtype=np.float32)
     for array, places in ((v, 4), (q, 1), (k, int(rng.integers(3) == 0))):
@@ -196,8 +197,8 @@ def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _lost_keys(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Scores of -inf for all keys from a drawn key on (kernels visit these first), and for half of
-    the other keys."""
+    """All keys from a random key on have scores of -inf (kernels visit these first), and so do half
+    of the others."""
     q, k, v = _normal(rng, spec)
     q[:] = np.abs(q) + 0.1
     lost = np.arange(spec.seq_k) >= spec.seq_k - rng.integers(1, spec.seq_k + 1)
@@ -207,20 +208,21 @@ def _lost_keys(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _huge(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Values at the end of the dtype's range. q is large and k small, so that scores are moderate;
-    v is as large as its fp32 sums allow.
-    """
+    """Values at the end of the range of the dtype. q is large and k is small, so that scores are
+    moderate; v is as large as its fp32 sums allow."""
     q, k, v = _normal(rng, spec)
     large, largest_v = (1e4, 8e3) if spec.dtype is DType.FP16 else (1e18, 1e30)
     return q * np.float32(large), k / np.float32(large), v * np.float32(largest_v)
 
 
 def _far_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """'one_hot' with scores up to FAR_SCORE: each row sees one key, and every sum is exact in
-    fp32."""
+    """Like 'one_hot', with scores up to FAR_SCORE.
+
+    Each row attends to one key, and every sum is exact in fp32.
+    """
     q, k, v = _one_hot(rng, spec)
     largest = math.sqrt(FAR_SCORE / (spec.scale * spec.d))
-    size = np.float32(2.0 ** min(14, math.floor(math.log2(largest))))  # fp16 reaches 2^15
+    size = np.float32(2.0 ** min(14, math.floor(math.log2(largest))))  # fp16 ends at 2^15
     return np.sign(q) * size, np.sign(k) * size, v
 
 
@@ -239,15 +241,15 @@ _DRAWS: dict[str, Callable[[np.random.Generator, InputSpec], Draw]] = {
 }
 
 INPUT_KINDS = tuple(_DRAWS)
-# Kinds whose inputs depend on the kernel's B_c.
+# Kinds of inputs that depend on the B_c of the kernel.
 TILE_KINDS = ("low_first_tile", "high_first_tile", "growing_maxima")
 
 
 def make_inputs(spec: InputSpec) -> Inputs:
-    """Draw the inputs of ``spec``.
+    """Draws the inputs that ``spec`` describes.
 
-    Raises ArgumentError for an unknown kind. Also raised for one of TILE_KINDS if all keys are in
-    the first tile, since there is then no later tile.
+    Raises ArgumentError for an unknown kind. Also raised for the kinds in TILE_KINDS if the first
+    tile has all keys, because there is no later tile.
     """
     if spec.kind not in _DRAWS:
         raise ArgumentError(f"inputs={spec.kind!r}: allowed are {', '.join(INPUT_KINDS)}")
@@ -269,7 +271,7 @@ def make_inputs(spec: InputSpec) -> Inputs:
 
 
 def _amid_nan(array: np.ndarray, columns: int) -> np.ndarray:
-    """The array as a view into a larger array of NaN, which has one more batch, row and head, and
+    """The array as a view of a larger array of NaN, with one more batch, row and head, and
     ``columns`` more columns."""
     more = (*(size + 1 for size in array.shape[:-1]), array.shape[-1] + columns)
     inside = tuple(slice(size) for size in array.shape)
@@ -279,7 +281,7 @@ def _amid_nan(array: np.ndarray, columns: int) -> np.ndarray:
 
 
 def _sequences(spec: InputSpec) -> list[InputSpec]:
-    """The dense problems that are drawn separately: the problem itself or each packed sequence."""
+    """The dense problems that are drawn one by one: the problem itself, or each packed sequence."""
     if spec.lens_q is None or spec.lens_k is None:
         return [spec]
     return [
@@ -289,16 +291,16 @@ def _sequences(spec: InputSpec) -> list[InputSpec]:
 
 
 def _draw(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """One dense problem's arrays in its dtype; for a packed sequence, without the batch
+    """The arrays of one dense problem in its dtype; for a packed sequence, without the batch
     dimension."""
-    # Without queries or keys there are no scores, so the kind does not matter.
+    # Without queries or keys there are no scores, and the kind has no effect.
     kind = spec.kind if spec.batch and spec.seq_q and spec.seq_k else "random"
     q, k, v = (array.astype(numpy_dtype(spec.dtype)) for array in _DRAWS[kind](rng, spec))
     return (q, k, v) if spec.lens_q is None else (q[0], k[0], v[0])
 
 
 def draw_sinks(spec: InputSpec) -> np.ndarray:
-    """An fp32 logit per head, about as large as a row's largest score, so that both have
-    weight."""
+    """For each head a logit in fp32, about as large as the largest score of a row, so that both
+    have weight."""
     rng = np.random.default_rng([spec.seed, spec.heads])
     return rng.normal(1.0, 2.0, spec.heads).astype(np.float32)

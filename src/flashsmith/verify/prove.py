@@ -1,4 +1,5 @@
-"""prove(cfg, problem): one kernel against the reference, in the emulator or on a GPU."""
+"""prove(cfg, problem): runs one kernel and compares it with the reference, in the emulator or on a
+GPU."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ from flashsmith.verify.tolerance import Comparison
 from flashsmith.verify.write_slots_reference import WriteSlotsReference
 
 BACKENDS = ("emulator", "gpu")
-# At most this many findings are shown; one mistake in a kernel causes a finding at every
-# instruction that the mistake affects.
+# At most this many findings are shown, since one mistake in a kernel causes a finding at each
+# instruction that it affects.
 _FINDINGS_SHOWN = 8
-# Option values without an effect.
+# Values of options that have no effect.
 _NOT_SAID = (None, False, 0.0, NO_WINDOW)
-# By operation name; the references of other operations are added as they are loaded.
+# By the name of the operation; references of other operations are added when they are loaded.
 _REFERENCES: dict[str, OperationReference] = {
     FORWARD.name: ForwardReference(),
     BACKWARD.name: BackwardReference(),
@@ -47,11 +48,11 @@ _REFERENCES: dict[str, OperationReference] = {
 
 @dataclass(frozen=True)
 class Verdict(Comparison):
-    """The result of a proof of one kernel on one problem: the comparison, and how it ran.
+    """The result of proving one kernel on one problem: the comparison, and how the kernel ran.
 
-    ``problem`` is the problem that ran, including repeated heads, and ``meaning`` describes the
-    computation. ``findings`` are the findings of the emulator's checks, and ``emulation`` has the
-    emulator's counts (None on a GPU).
+    ``problem`` is what was run, with repeated heads; ``meaning`` describes in words what was
+    computed. ``findings`` are those of the emulator's checks; ``emulation`` has the emulator's
+    counts (None on a GPU).
     """
 
     config: KernelConfig
@@ -64,12 +65,12 @@ class Verdict(Comparison):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of the emulator's checks."""
+        """What the emulator's checks found."""
         return tuple(self.emulation.findings) if self.emulation else ()
 
     @property
     def ok(self) -> bool:
-        """Whether the output is correct and no check found anything."""
+        """Whether the output is correct and the checks found nothing."""
         return not self.reasons and not self.findings
 
     def __str__(self) -> str:
@@ -105,28 +106,30 @@ def prove(
     sm_count: int | None = None,
     **described: Any,
 ) -> Verdict:
-    """Run ``cfg``'s kernel on seeded inputs of ``problem``, for any operation, and compare its
-    outputs with the operation's reference.
+    """Runs ``cfg``'s kernel, of any operation, on seeded inputs of ``problem``, and compares the
+    outputs with the reference of the operation.
 
-    Outputs are NaN before the launch. The heads of a problem with fewer than 4,096 outputs are
-    repeated until there are at least 4,096.
+    Outputs are filled with NaN before the launch. If a problem has fewer than 4,096 outputs, its
+    heads are repeated until it has as many.
 
     Args:
-        problem: what to compute; None builds it from ``described``, the keywords of
+        problem: what to compute. None makes it from ``described``, which are keywords of
             ``describe_problem``: ``prove(cfg, seq=300, causal=True)``.
-        options: the reference's options for a proof; None uses its typical ones for the problem.
-        inputs: 'random' or another kind that the reference draws (for attention ``INPUT_KINDS``).
-        backend: 'emulator' (as on ``arch``; None: the oldest that the config runs on) or 'gpu'
-            (GPU ``device``).
-        checks: run the emulator's checks; their findings fail the verdict.
-        observers: further observers of the emulation, such as measurements.
-        seed: for the inputs.
-        schedule_seed: for the emulator's schedule; None is the fixed one.
-        sm_count: plan for a device with this number of SMs; None is the device's number.
+        options: the options of the reference for a proof; None uses the typical ones for the
+            problem.
+        inputs: 'random', or another kind that the reference can draw (for attention:
+            ``INPUT_KINDS``).
+        backend: 'emulator', which emulates ``arch`` (None: the oldest one on which the config
+            runs), or 'gpu', which is GPU ``device``.
+        checks: whether to run the emulator's checks; if they find something, the proof fails.
+        observers: further observers for the emulator, such as measurements.
+        seed: seed of the inputs.
+        schedule_seed: seed of the emulator's schedule; None is the fixed schedule.
+        sm_count: the number of SMs for which the launch is planned; None is that of the device.
 
     Raises:
-        ArgumentError: an unknown backend or kind of inputs, a negative seed, or a problem that the
-            config cannot serve.
+        ArgumentError: the backend or the kind of inputs is unknown, the seed is negative, or the
+            config cannot serve the problem.
         EmulatorError, LaunchError: the kernel did not finish.
     """
     if problem is None:
@@ -199,24 +202,27 @@ def describe_problem(
     partial: bool = False,
     seed: int = 0,
 ) -> tuple[Problem, dict[str, Any]]:
-    """The problem that sizes and options describe for a config, and the options of its proof.
+    """Makes a problem for a config from sizes and options.
+
+    Returns it and the options for its proof.
 
     Args:
-        seq, seq_k: query and key length; seq_k None means seq.
-        heads, heads_k: of q, and of k and v; heads_k None means heads.
-        d: of the tensors; None is the config's d_head.
-        causal, window, softcap: as in ``forward``. A config of another operation accepts only the
-            options that its operation has; the reference of the operation defines their meaning.
+        seq, seq_k: numbers of queries and of keys; for seq_k, None means seq.
+        heads, heads_k: heads of q, and of k and v; for heads_k, None means heads.
+        d: head dimension of the tensors; None is the d_head of the config.
+        causal, window, softcap: as in ``forward``. If the config is of another operation, only
+            options of that operation are allowed, and its reference defines what they mean.
         scale: None is 1/sqrt(d).
-        sinks: whether every head has a sink logit (drawn with the inputs).
-        lens_q, lens_k: lengths of packed sequences, in place of batch, seq and seq_k; lens_k None
-            means lens_q.
-        row_max: whether to return the row maxima; kernels then do not rescale lazily.
-        page: keys per page of the cache, for an operation that has pages; 0 is a dense cache.
-        partial: whether only some of the keys are used, drawn from seed; sinks must then be False.
-        seed: for anything that the operation draws in addition to inputs.
+        sinks: whether each head has a sink logit, which is drawn with the inputs.
+        lens_q, lens_k: lengths of packed sequences, instead of batch, seq and seq_k; for lens_k,
+            None means lens_q.
+        row_max: whether to return row maxima, for which kernels do not rescale lazily.
+        page: keys per page of the cache, for operations that have pages; 0 is a dense cache.
+        partial: whether to use only some of the keys, which are drawn from seed; sinks must then be
+            False.
+        seed: seed for what the operation draws besides inputs.
 
-    Raises ArgumentError for sizes that are not valid for a problem.
+    Raises ArgumentError if no problem can have these sizes.
     """
     if lens_q is not None:
         lens_k = lens_q if lens_k is None else lens_k
@@ -261,9 +267,11 @@ def describe_problem(
 
 
 def reference_of(operation: Operation) -> OperationReference:
-    """The reference for an operation's outputs: the package's, or the one that the operation names.
+    """The reference for the outputs of an operation: the one in this package, or the one that the
+    operation names.
 
-    Raises ArgumentError if the named reference cannot be loaded or is not an OperationReference.
+    Raises ArgumentError if the operation names something that cannot be loaded or is not an
+    OperationReference.
     """
     known = _REFERENCES.get(operation.name)
     if known is None:

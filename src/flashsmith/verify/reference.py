@@ -1,4 +1,4 @@
-"""The references of attention: in float64, and in the kernel's precision."""
+"""The references of attention: in float64, and in the precision of a kernel."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from flashsmith.verify.proof_inputs import Inputs, InputSpec, draw_sinks, make_i
 class References:
     """The two references of one problem.
 
-    ``o`` is float64, never rounded, of q's shape. ``lse`` is the natural log-sum-exp in float64,
-    and ``row_max`` the largest scaled and capped score in float64; both are (batch, heads, seq_q)
-    or, if packed, (heads, total_q). ``same_precision`` is o as 16-bit arithmetic gives it, in the
+    ``o`` is in float64, never rounded, with the shape of q. ``lse`` is the natural log-sum-exp and
+    ``row_max`` the largest scaled and capped score, both in float64: (batch, heads, seq_q) or, if
+    packed, (heads, total_q). ``same_precision`` is o as computed in 16-bit arithmetic, in that
     dtype.
 
-    ``tainted`` marks finite elements of o that a kernel may return as NaN or inf, because it may
-    load NaN or inf in v for a masked key. None if there are no such elements.
+    ``tainted`` marks the finite elements of o that a kernel may return as NaN or inf, because it
+    may load NaN or inf in v for a masked key. It is None if there are no such elements.
     """
 
     o: np.ndarray
@@ -50,15 +50,15 @@ def compute_references(
     ranges: Ranges | None = None,
     on_gpu: bool = False,
 ) -> References:
-    """Both references for 16-bit q, k, v of shape (batch, seq, heads, d), or packed (total, heads,
-    d) with lens_q and lens_k; k and v may have fewer heads.
+    """Computes both references for 16-bit q, k, v of shape (batch, seq, heads, d), or packed
+    (total, heads, d) with lens_q and lens_k. k and v may have fewer heads.
 
-    The same-precision reference follows a textbook kernel: fp32 scores and softmax from the 16-bit
-    inputs, weights rounded to the dtype before the product with v, fp32 sums, and o rounded. With
-    ``ranges`` of the keys o is not rounded. A row that sees no key, or only scores of -inf, gives 0
-    and an LSE of -inf, or of its head's sink. If a score is NaN or +inf, o and the LSE are NaN; the
-    row maximum is then +inf if some score is +inf, else NaN.
-    ``on_gpu`` computes with PyTorch on the GPU; the arrays come from and return to the host.
+    The same-precision reference computes like a textbook kernel: scores and softmax in fp32 from
+    the 16-bit inputs, weights rounded to the dtype before the product with v, sums in fp32, and o
+    rounded. With ``ranges`` (partial attention), o is not rounded. A row that sees no key, or has
+    only scores of -inf, gives 0; its LSE is -inf, or the sink of its head. If a score is NaN or
+    +inf, o and the LSE are NaN. The row maximum is then +inf if a score is +inf, and NaN otherwise.
+    ``on_gpu``: whether PyTorch computes on the GPU. The arrays are on the host before and after.
     """
     attention = Attention(scale, causal, window, softcap, lens_q, lens_k, ranges)
     return references_of(attention, q, k, v, sinks, on_gpu=on_gpu)
@@ -73,7 +73,7 @@ def references_of(
     *,
     on_gpu: bool = False,
 ) -> References:
-    """compute_references() for the computation that ``attention`` describes."""
+    """compute_references() for what ``attention`` describes."""
     rows, heads = q.shape[:-2], q.shape[-2]
     statistics = (*rows[:-1], heads, rows[-1])
     tainted = None
@@ -97,7 +97,7 @@ def references_of(
 
 
 def joined(references: Iterable[References]) -> References:
-    """The concatenated references of (1, rows, heads, d) outputs, without the batch dimension."""
+    """Concatenates the references of (1, rows, heads, d) outputs and drops the batch dimension."""
     parts = list(references)
     return References(
         **{
@@ -116,16 +116,16 @@ def _rows(at: tuple[int | slice, ...], block: slice) -> tuple[int | slice, ...]:
 
 
 def _statistics(rows: tuple[int | slice, ...]) -> tuple[Any, ...]:
-    """The index of ``rows`` in the statistics, in which heads precede rows."""
+    """The index of ``rows`` in lse and row_max, in which heads come before rows."""
     *batch, block = rows
     return (*batch, slice(None), block)
 
 
 class _Sequence:
-    """The references of one sequence, a block of rows at a time.
+    """The references of one sequence, computed in blocks of rows.
 
-    q, k, v are (seq, heads, d). Query heads that share a key head get a separate dimension: arrays
-    below are (heads_k, group, rows, keys or d).
+    q, k, v are (seq, heads, d). Query heads that share a key head have a dimension of their own:
+    the arrays below are (heads_k, group, rows, keys or d).
     """
 
     def __init__(self, engine: Engine, attention: Attention, q: Any, k: Any, v: Any) -> None:
@@ -135,17 +135,17 @@ class _Sequence:
         self.dtype, self.heads_q = q.dtype, heads_q
         self.q = engine.xp.moveaxis(q.reshape(self.seq_q, heads_k, heads_q // heads_k, d), 0, 2)
         self.k, self.v = (engine.xp.moveaxis(x, 0, 1)[:, None] for x in (k, v))
-        # NaN and inf need special treatment in products with 0; most problems have neither.
+        # NaN and inf need special care in products with 0; most problems have none.
         self.all_finite = bool(engine.xp.isfinite(engine.cast(v, "float32")).all())
 
     def run(self, sinks: Any) -> Iterator[tuple[slice, Any, Any, Any, Any, Any]]:
-        """Yields (rows, o, same_precision, lse, row_max, tainted or None) on the host; o,
+        """Yields (rows, o, same_precision, lse, row_max, tainted or None) as host arrays; o,
         same_precision and tainted are (rows, heads, d)."""
         for block in self._blocks():
             first, end = self.attention.visible_keys(
                 np.arange(block.start, block.stop), self.seq_q, self.seq_k
             )
-            # Keys that no row of the block sees are left out of the block's products.
+            # The products of a block leave out keys that none of its rows sees.
             keys = slice(int(first.min()), int(end.max()))
             seen = None
             if self.attention.masked:
@@ -173,8 +173,10 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows of a sequence and the keys that they may see; ``seen`` is None if every row sees all of
-    these keys."""
+    """Rows of a sequence, and the keys that they may see.
+
+    ``seen`` is None if every row sees all these keys.
+    """
 
     sequence: _Sequence
     rows: slice
@@ -183,7 +185,8 @@ class _Block:
     sinks: Any
 
     def weighted(self, weights: Any, row_max: Any, precision: str) -> Any:
-        """The rows' weighted sums of v over visible keys; 0 where row_max is -inf."""
+        """The weighted sums of v for each row, over the keys that it sees; 0 where row_max is
+        -inf."""
         engine = self.sequence.engine
         xp, values = engine.xp, engine.cast(self.sequence.v[:, :, self.keys], precision)
         if self.sequence.all_finite:
@@ -191,13 +194,13 @@ class _Block:
         if self.seen is None:
             o = weights @ values
         else:
-            # A product includes masked keys, and 0 x NaN is NaN, so non-finite values are handled
-            # separately.
+            # A product also includes masked keys, for which 0 x NaN is NaN; so values that are not
+            # finite are handled separately.
             def some(rows: Any, keys: Any) -> Any:
                 rows = engine.cast(rows & self.seen, precision)
                 return rows @ engine.cast(keys, precision) > 0
 
-            seen = weights == weights  # NaN weights make o NaN anyway
+            seen = weights == weights  # If a weight is NaN, o is NaN in any case
             o = weights @ xp.where(xp.isfinite(values), values, xp.zeros_like(values))
             for sign in (math.inf, -math.inf):
                 o = xp.where(some(seen, values == sign), o + sign, o)
@@ -206,7 +209,8 @@ class _Block:
         return xp.where(row_max == -math.inf, xp.zeros_like(o), o)
 
     def tainted(self, row_max: Any) -> Any:
-        """Elements of o that a masked key of the sequence may affect: (heads_k, group, rows, d)."""
+        """The elements of o that a masked key of the sequence may affect: (heads_k, group, rows,
+        d)."""
         engine = self.sequence.engine
         bad = engine.cast(self.sequence.v, "float32")
         bad = engine.cast(~engine.xp.isfinite(bad), "float32")
@@ -228,7 +232,7 @@ class _Block:
         if self.keys.start == self.keys.stop:
             row_max = engine.full_like(q[..., :1], -math.inf)
         else:
-            row_max = xp.amax(scores, axis=-1, keepdims=True)  # NaN if any score is NaN
+            row_max = xp.amax(scores, axis=-1, keepdims=True)  # This is NaN if a score is NaN
             infinite = xp.any(scores == math.inf, axis=-1, keepdims=True)
             row_max = xp.where(infinite, engine.full_like(row_max, math.inf), row_max)
         sinks = None
@@ -238,23 +242,23 @@ class _Block:
         return weights, lse, row_max
 
     def heads_last(self, x: Any) -> np.ndarray:
-        """(heads_k, group, rows, d) as (rows, heads_q, d) on the host."""
+        """Converts (heads_k, group, rows, d) to (rows, heads_q, d), on the host."""
         rows, d = x.shape[2:]
         moved = self.sequence.engine.xp.moveaxis(x, 2, 0)
         return self.sequence.engine.to_host(moved.reshape(rows, self.sequence.heads_q, d))
 
     def heads_first(self, x: Any) -> np.ndarray:
-        """(heads_k, group, rows, 1) as (heads_q, rows) on the host."""
+        """Converts (heads_k, group, rows, 1) to (heads_q, rows), on the host."""
         return self.sequence.engine.to_host(x.reshape(self.sequence.heads_q, x.shape[2]))
 
 
 def _normalised(engine: Engine, scores: Any, row_max: Any, sinks: Any) -> tuple[Any, Any]:
-    """exp(scores) divided by the row's sum, which includes the sink, and the logarithm of this
+    """exp(scores) divided by the sum of the row, which includes the sink, and the logarithm of this
     sum."""
     xp = engine.xp
     top = row_max if sinks is None else xp.maximum(row_max, sinks)
-    # A row that sees no key has no maximum. The weights of scores of +inf are NaN, since inf - inf
-    # is NaN.
+    # A row that sees no key has no maximum. If a score is +inf, its weight is NaN, because inf -
+    # inf is NaN.
     known = xp.isfinite(row_max) | (row_max == math.inf)
     base = xp.where(xp.isfinite(top), top, xp.where(known, row_max, xp.zeros_like(row_max)))
     weights = xp.exp(scores - base)
@@ -270,8 +274,9 @@ def _normalised(engine: Engine, scores: Any, row_max: Any, sinks: Any) -> tuple[
 def inputs_and_references(
     spec: InputSpec, attention: Attention | None = None, on_gpu: bool = False
 ) -> tuple[Inputs, References]:
-    """Inputs of ``spec`` and the references of ``attention`` (None: plain attention) for these
-    inputs. All arrays are read-only and cached, because a set of configs shares them."""
+    """The inputs that ``spec`` describes, and the references of ``attention`` (None: plain
+    attention) for them. The arrays are cached and read-only, because the configs of a set share
+    them."""
     inputs = _tensors(replace(spec, sinks=False))
     if spec.sinks:
         inputs = replace(inputs, sinks=draw_sinks(spec))
@@ -285,7 +290,8 @@ def inputs_and_references(
     return inputs, references
 
 
-# Cached apart from the references, so that one set of tensors serves every mask and all threads.
+# Cached separately from the references, so that all masks and all threads can use one set of
+# tensors.
 @lru_cache(maxsize=16)
 def _tensors(spec: InputSpec) -> Inputs:
     return make_inputs(spec)

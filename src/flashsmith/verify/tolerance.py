@@ -1,4 +1,5 @@
-"""The tolerance rule: when an output is correct, and which element first breaks the rule."""
+"""The tolerance rule: when an output is correct, and which element is the first that breaks the
+rule."""
 
 from __future__ import annotations
 
@@ -14,33 +15,33 @@ from flashsmith.families import DType, KernelConfig
 from flashsmith.verify.attention_semantics import Lens, offsets
 from flashsmith.verify.reference import References
 
-# An output's error is limited to this factor times the error of a textbook kernel of the same
-# precision, plus this slack.
+# The error of an output may be this factor times that of a textbook kernel of the same precision,
+# plus this slack.
 MAX_ERROR_FACTOR = 2.0
 MAX_ERROR_SLACK = 1e-5
 RELATIVE_L2_BOUND = {DType.FP16: 1e-3, DType.BF16: 5e-3}
-# The distance of neighbouring numbers close to 0. If a sink takes nearly all of a row's weight,
-# outputs are so small that the error of rounding alone is many times RELATIVE_L2_BOUND.
+# The distance between neighbouring numbers close to 0. If a sink has nearly all of a row's weight,
+# outputs are so small that rounding alone causes many times RELATIVE_L2_BOUND.
 SMALLEST_STEP = {DType.FP16: 2.0**-24, DType.BF16: 2.0**-133}
-# The norm of a nearly zero reference is computed as if its elements had this magnitude.
+# If a reference is nearly zero, its norm is computed as if the elements had this magnitude.
 L2_FLOOR = 1e-6
-# Training computes P as exp(score - LSE), so that an absolute error of the LSE is a relative error
-# of a row of P. The absolute bound is a quarter of fp16's unit roundoff; the polynomial for exp2 is
-# off by up to 1.02e-4. The relative part covers the sums of tensor cores, up to 8.7e-4 at scores of
-# 990 and d 256.
+# In training, P is exp(score - LSE), so an absolute error of the LSE is a relative error of a row
+# of P. The absolute bound is a quarter of the unit roundoff of fp16; the polynomial for exp2 has
+# errors up to 1.02e-4. The relative part allows for the sums of tensor cores, whose error is up to
+# 8.7e-4 for scores of 990 and d 256.
 LSE_ABSOLUTE = 2.0**-13
 LSE_RELATIVE = 1e-6
-# With fewer outputs than this the maximum error is mostly chance.
+# With fewer outputs, the largest error is mostly chance.
 MIN_OUTPUTS = 4096
 
 
 @dataclass(frozen=True)
 class ErrorLocation:
-    """One element of o or of a row's statistics, by problem and by kernel coordinates.
+    """An element of o, or of the statistics of a row, located in the problem and in the kernel.
 
-    ``batch`` is the sequence's number in the batch, and ``row`` counts within the sequence.
-    ``packed_row`` is the row of the packed tensor, None for dense tensors. ``column`` is None for a
-    statistic, which ``what`` names. ``tile`` is the Q tile, and ``warp`` the warp of the tile's CTA
+    ``batch`` is the number of the sequence in the batch; ``row`` counts within the sequence.
+    ``packed_row`` is the row in the packed tensor; None for dense tensors. ``column`` is None for a
+    statistic; ``what`` is its name. ``tile`` is the Q tile, and ``warp`` is the warp of its CTA
     that owns the row.
     """
 
@@ -72,7 +73,7 @@ class ErrorLocation:
 
 @dataclass(frozen=True)
 class Element:
-    """One element of an output of any operation."""
+    """One element of an output, for any operation."""
 
     what: str
     index: tuple[int, ...]
@@ -86,14 +87,17 @@ class Element:
 
 @dataclass(frozen=True)
 class ExpectedOutputs:
-    """The expected outputs by name. ``exact`` is float64, never rounded. ``rounded`` comes from a
-    plain implementation that rounds where a kernel must."""
+    """The expected outputs by name.
+
+    ``exact`` is in float64, never rounded. ``rounded`` is from a plain implementation that rounds
+    where a kernel must.
+    """
 
     exact: Mapping[str, np.ndarray]
     rounded: Mapping[str, np.ndarray]
 
     def only(self, names: Collection[str]) -> ExpectedOutputs:
-        """The expected outputs of these names only."""
+        """Only the expected outputs with these names."""
         return ExpectedOutputs(
             {name: array for name, array in self.exact.items() if name in names},
             {name: array for name, array in self.rounded.items() if name in names},
@@ -102,7 +106,8 @@ class ExpectedOutputs:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An output compared with its references; ``reasons`` is empty if it is correct."""
+    """The comparison of an output with its references; ``reasons`` is empty if the output is
+    correct."""
 
     reasons: tuple[str, ...]
     max_error: float
@@ -117,26 +122,26 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether every part of the rule holds."""
+        """Whether the whole rule is fulfilled."""
         return not self.reasons
 
     @property
     def mismatch_share(self) -> float:
-        """The share of mismatching elements of o; 0 if o is empty."""
+        """Which share of the elements of o is wrong; 0 if o is empty."""
         return self.mismatches / max(1, self.outputs)
 
 
 def heads_for_enough_outputs(batch: int, seq_q: int, heads: int, d: int) -> int:
     """The smallest multiple of ``heads`` that gives at least MIN_OUTPUTS outputs.
 
-    A packed problem counts as a batch of one. The result is ``heads`` if there are no rows.
+    A packed problem counts as a batch of one. If there are no rows, the result is ``heads``.
     """
     per_repeat = batch * seq_q * heads * d
     return heads * -(-MIN_OUTPUTS // per_repeat) if per_repeat else heads
 
 
 def _same_nonfinite(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Elementwise: both finite, both NaN, or the same infinity."""
+    """For each element, whether both are finite, both NaN, or both the same infinity."""
     finite = np.isfinite(a) & np.isfinite(b)
     return finite | (np.isnan(a) & np.isnan(b)) | (np.isinf(a) & (a == b))
 
@@ -154,7 +159,7 @@ def _relative_l2(error: np.ndarray, reference: np.ndarray) -> float:
 
 
 class _Mismatches:
-    """Locates elements of one problem's outputs."""
+    """Locates elements in the outputs of one problem."""
 
     def __init__(self, cfg: KernelConfig, lens_q: Lens | None) -> None:
         self.rows, _ = cfg.family.loop_tiles(cfg) or (1, 1)
@@ -201,17 +206,18 @@ def compare(
     row_max: np.ndarray | None = None,
     lens_q: Lens | None = None,
 ) -> Comparison:
-    """Judge o (batch, seq_q, heads, d) and, unless None, the LSE and the row maximum, (batch,
-    heads, seq_q); with lens_q they are packed, (total, heads, d) and (heads, total). For other
-    libraries' kernels only the dtype is known, and no mismatch is located.
+    """Checks o (batch, seq_q, heads, d) and, if given, the LSE and the row maximum (batch, heads,
+    seq_q). With lens_q they are packed: (total, heads, d) and (heads, total). For a kernel of
+    another library, only the dtype is known, and no mismatch is located.
 
-    NaN and inf must be where the float64 reference or the same-precision reference has them. The
-    two differ if a weight rounds to 0 and v is inf, or if o exceeds the dtype's range: one then has
-    NaN and the other inf. A tainted output may be finite or not.
+    NaN and inf must be where the float64 reference or the same-precision reference has them. These
+    differ if a weight rounds to 0 and v is inf, or if o exceeds the range of the dtype: then one
+    has NaN and the other inf. A tainted output, which a masked key may affect, may be finite or
+    not.
 
-    The largest error is limited to twice the same-precision reference's largest error plus 1e-5.
-    The relative L2 error is limited to 1e-3 (fp16) or 5e-3 (bf16), unless no output is off by more
-    than the dtype's smallest step. The statistics must be within 2^-13 + 1e-6 |value|.
+    The largest error may be twice that of the same-precision reference plus 1e-5. The relative L2
+    error may be 1e-3 (fp16) or 5e-3 (bf16). It may be larger if no output is off by more than the
+    smallest step of the dtype. The error of the statistics may be 2^-13 + 1e-6 |value|.
     """
     dtype = kernel if isinstance(kernel, DType) else kernel.dtype
     check = None if isinstance(kernel, DType) else _Mismatches(kernel, lens_q)
@@ -253,11 +259,11 @@ def compare(
 def compare_tensors(
     dtype: DType, outputs: Mapping[str, np.ndarray], expected: ExpectedOutputs
 ) -> Comparison:
-    """Judge every expected output by compare()'s rule for o with the bounds of ``dtype``; whole
-    numbers must be equal. The returned figures are for the output whose error is largest relative
-    to its bound.
+    """Checks each expected output by the rule of compare() for o, with the bounds for ``dtype``;
+    whole numbers must be equal. The returned figures are those of the output with the largest error
+    relative to its bound.
 
-    Raises ArgumentError if an output is missing or has another shape than expected.
+    Raises ArgumentError if an output is missing or has the wrong shape.
     """
     checked = {
         name: _check_output(dtype, got, expected.exact[name], expected.rounded[name])
@@ -269,9 +275,9 @@ def compare_tensors(
 def expected_outputs(
     outputs: Mapping[str, np.ndarray], expected: ExpectedOutputs
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The expected outputs among ``outputs``, by name.
+    """The expected outputs that are in ``outputs``, by name.
 
-    Raises ArgumentError if an output is missing or has another shape than expected.
+    Raises ArgumentError if an output is missing or has the wrong shape.
     """
     for name, exact in expected.exact.items():
         got = outputs.get(name)
@@ -289,8 +295,11 @@ def comparison_of(
     *,
     named: bool = True,
 ) -> Comparison:
-    """The joint comparison of several outputs. The figures are for the output whose error is
-    largest relative to its bound. ``named``: whether reasons begin with an output's name."""
+    """One comparison for several outputs.
+
+    Its figures are those of the output with the largest error relative to its bound. ``named``:
+    whether reasons begin with the name of the output.
+    """
     reasons = tuple(
         f"{name}: {reason}" if named else reason
         for name, found in checked.items()
@@ -321,8 +330,11 @@ def comparison_of(
 
 
 class OutputVerdict(NamedTuple):
-    """The verdict on one output. ``wrong`` marks the elements that break the rule; if only a norm
-    breaks the rule, ``wrong`` holds each element's error instead."""
+    """The verdict on one output.
+
+    ``wrong`` marks the elements that break the rule. If only a norm breaks it, ``wrong`` has the
+    error of each element instead.
+    """
 
     reasons: tuple[str, ...]
     wrong: np.ndarray
@@ -333,7 +345,7 @@ class OutputVerdict(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """The largest error as a share of the bound."""
+        """The largest error divided by the bound."""
         return self.max_error / self.bound if self.bound else self.max_error
 
 
@@ -344,7 +356,7 @@ def _check_output(
     rounded: np.ndarray,
     tainted: np.ndarray | None = None,
 ) -> OutputVerdict:
-    """The verdict on one output by compare()'s rule."""
+    """The verdict on one output, by the rule of compare()."""
     if output.dtype.kind in "iub":
         differ = output != exact
         said = (f"{int(differ.sum())} numbers differ",) if differ.any() else ()
@@ -376,12 +388,12 @@ def _check_output(
 
 
 def _largest(errors: np.ndarray) -> float:
-    """The largest of non-negative numbers; 0 if there are none."""
+    """The largest of numbers that are not negative; 0 if there are none."""
     return float(errors.max(initial=0.0))
 
 
 def _check_statistic(values: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, float]:
-    """The rows with a wrong statistic, and the largest finite error."""
+    """The rows in which the statistic is wrong, and the largest finite error."""
     error = _finite_difference(values.astype(np.float64), reference)
     magnitude = np.where(np.isfinite(reference), np.abs(reference), 0.0)
     allowed = LSE_ABSOLUTE + LSE_RELATIVE * magnitude

@@ -13,9 +13,9 @@ from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.tolerance import ExpectedOutputs
 
-# The share of rows with the slot -1, which are not written.
+# The share of rows that have slot -1 and are not written.
 _SKIPPED_SHARE = 0.1
-# Rows of k and v beyond the slots, which are not read.
+# How many rows k and v have beyond the slots; they are not read.
 _MORE_ROWS = 3
 
 

@@ -21,12 +21,13 @@ _LANE_BITS = np.uint32(1) << LANES.astype(np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Unordered accesses to cells. ``kind`` RAW, WAR or WAW begins with the later access.
+    """Unordered accesses to the same cells. ``kind`` is RAW, WAR or WAW and names the later access
+    first: RAW is a read after a write.
 
-    ``rows`` index the later event's threads. ``others`` and ``sites`` are the earlier parties and
-    their instructions; a party is NO_ACTOR if there are several, and negative for an engine.
-    Accesses of ``kind`` PROXY are ordered, but a proxy fence is missing between a thread's write
-    and an engine's access.
+    ``rows`` are the indices of the later event's threads. ``others`` are the actors of the earlier
+    accesses (threads, or engines as negative numbers), and ``sites`` are their instructions. Where
+    several actors come into question, the entry is NO_ACTOR. For ``kind`` PROXY the accesses are
+    ordered, but there is no proxy fence between a thread's write and an engine's access.
     """
 
     kind: str
@@ -38,11 +39,12 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """The threads of one event, its time and its place. ``lanes`` has each thread's mask of the
-    lanes that it reads for.
+    """The threads that make an access, with its time and its instruction.
 
-    Atomic parties, strong loads and stores included, do not conflict with each other. ``by_word``:
-    their accesses are strong and cover whole words.
+    For each thread, ``lanes`` is the mask of the lanes that receive what the thread reads.
+
+    Atomics, strong loads and strong stores do not conflict with each other. ``by_word``: whether
+    the accesses are strong and cover whole words.
     """
 
     threads: np.ndarray
@@ -54,15 +56,17 @@ class Party:
 
 
 class AccessHistory:
-    """FastTrack's state per cell. Readers are kept per warp, as their last clock and lane mask.
+    """The last writer and the recent readers of each cell, as in the FastTrack algorithm.
+
+    For the readers, each warp has one record: the clock of its last read and the mask of lanes.
 
     A write makes earlier reads irrelevant: an access ordered after the write is also ordered after
-    those reads, unless these reads were reported as unordered. A read replaces its warp's earlier
-    record if that record is ordered before the read; otherwise the lane masks are merged under the
-    later clock.
+    those reads, unless these reads were reported as unordered. A read replaces the earlier record
+    of its warp if it is ordered after the recorded read. Otherwise the lane masks are merged and
+    get the later clock.
 
-    ``shared_by_ctas``: all CTAs share the memory, so a record must name its CTA.
-    ``cluster_size``: the number of CTAs that can reach a bank.
+    ``shared_by_ctas``: whether all CTAs share the memory. A record then also names the CTA.
+    ``cluster_size``: the number of CTAs that can access the same shared memory.
     """
 
     def __init__(
@@ -81,14 +85,15 @@ class AccessHistory:
         self._by_cta = shared_by_ctas
         writes = {"thread": (_INTEGER, NO_ACTOR), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
         self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
-        # Words that the launch has written, or read, with weak or partial accesses.
+        # Words that the launch has written (or read) by accesses that are not strong or cover only
+        # part of a word.
         self._weakly_written, self._weakly_read = (
             np.zeros(-(-size // 4) if shared_by_ctas else 0, np.bool_) for _ in range(2)
         )
-        # Allocated at the first read: outputs are the largest memories and are rarely read.
+        # Allocated at the first read, because outputs are the largest memories and are rarely read.
         self._reads: Shadow | None = None
         self._engine_reads: EngineReads | None = None
-        # As soon as engines have written, a writer need not be a thread of the same CTA.
+        # Whether engines have written; from then on a cell's last writer may belong to another CTA.
         self._engines_write = False
 
     def locate(
@@ -107,9 +112,10 @@ class AccessHistory:
         return self._writes.address(cell)
 
     def footprint(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Masks of words: written, read since then, ever weakly written, ever weakly read.
+        """Four masks of words: written by the launch, read after the last write, ever weakly
+        written, ever weakly read.
 
-        "Weakly" means by accesses that are not strong whole-word accesses.
+        An access is weak here unless it is strong and covers whole words.
         """
         written = self._writes["thread"] != NO_ACTOR
         read = np.zeros_like(written)
@@ -174,7 +180,10 @@ class AccessHistory:
             atomic[slots] = party.atomic & (atomic[slots] | ~stays)
 
     def _claim(self, slots: np.ndarray, threads: np.ndarray, order: HappensBefore) -> np.ndarray:
-        """Records the readers' CTAs; returns where the earlier record belongs to the same CTA."""
+        """Records the CTAs of the readers.
+
+        Returns a mask: True where the previous reader is of the same CTA.
+        """
         assert self._reads is not None
         owner = self._reads["cta"].ravel()
         ctas = threads // self._threads
@@ -183,8 +192,7 @@ class AccessHistory:
         several = (before != ctas) & (before != NO_ACTOR)
         far = np.flatnonzero(several & (before != _SEVERAL))
         if order.reaches_others and far.size:
-            # If this reader is ordered after a reader of another CTA, that reader's record is not
-            # needed.
+            # The record of a reader in another CTA is dropped if this reader is ordered after it.
             readers = before[far, None] * self._threads + self._tids(
                 threads[far] % self._threads // 32
             )
@@ -192,7 +200,8 @@ class AccessHistory:
             lanes = self._reads["lanes"].ravel()[slots[far]]
             known = order.ordered_after(threads[far][:, None], readers, clocks[:, None])
             several[far] = (_select(lanes) & ~known).any(axis=1)
-        # Readers of one event may also come from several CTAs; only one of these CTAs was stored.
+        # The readers of one event may come from several CTAs, but only one of these CTAs was
+        # stored.
         owner[slots[several | (owner[slots] != ctas)]] = _SEVERAL
         return before == ctas
 
@@ -211,8 +220,8 @@ class AccessHistory:
         """Checks and records a write that threads issue to an engine; the engine becomes the
         writer.
 
-        Earlier accesses must be ordered before the issuing threads; earlier writes also need a
-        proxy fence.
+        The threads must be ordered after earlier accesses to the cells; after earlier writes they
+        also need a proxy fence.
         """
         yield from self._after_write("WAW", touched, party, order)
         yield from self._after_reads(touched, party, order)
@@ -224,7 +233,7 @@ class AccessHistory:
     def _unfenced(self, touched: Touched, party: Party, order: HappensBefore) -> Iterator[Conflict]:
         cells, threads = touched.cells, party.threads[touched.rows]
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
-        # Unordered accesses have been reported, and atomics need no order among each other.
+        # Unordered accesses were reported above, and atomics need not be ordered after each other.
         columns = order.column(threads, writers)
         own = (writers >= 0) & (columns >= 0)
         own &= ~(self._writes["atomic"][cells] & party.atomic)
@@ -243,7 +252,8 @@ class AccessHistory:
     def _far_unfenced(
         self, touched: Touched, party: Party, order: HappensBefore, columns: np.ndarray
     ) -> Iterator[Conflict]:
-        """Finds ordered writes by threads of other clusters that lack a proxy fence."""
+        """Finds writes by threads of other clusters that are ordered but not followed by a proxy
+        fence."""
         cells, threads = touched.cells, party.threads[touched.rows]
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
         far = (writers >= 0) & (columns < 0) & ~(self._writes["atomic"][cells] & party.atomic)
@@ -255,9 +265,9 @@ class AccessHistory:
             yield Conflict("PROXY", cells[bad], touched.rows[bad], writers[bad], sites)
 
     def retire_engines(self, order: HappensBefore) -> None:
-        """Attributes a finished wave's engine writes to a thread of the engine's CTA.
+        """After a wave, replaces the engines by threads of their CTAs as the writers of cells.
 
-        The engines of the next wave reuse the same numbers.
+        This is needed because the next wave uses the same numbers for its engines.
         """
         if not self._engines_write:
             return
@@ -268,7 +278,7 @@ class AccessHistory:
     def record_write(self, touched: Touched, party: Party) -> Iterator[Conflict]:
         """Records a write without checking earlier accesses.
 
-        Two threads of the same event that write one cell conflict.
+        If two threads write one cell in the same event, this is a conflict.
         """
         cells, threads = touched.cells, party.threads[touched.rows]
         writer = self._writes["thread"]
@@ -308,7 +318,7 @@ class AccessHistory:
             unsure |= (clocks > 0) & (self._reads["cta"][touched.cells] != ctas)
             if party.atomic:
                 unsure &= ~self._reads["atomic"][touched.cells]
-        # By warp, so that the cells of one thread's access are adjacent.
+        # Sorted by warp, so that the cells of one thread's access are adjacent.
         warps, entries = np.nonzero(unsure.T)
         if not entries.size:
             return
@@ -334,7 +344,8 @@ class AccessHistory:
             yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
 
     def _tids(self, warps: np.ndarray) -> np.ndarray:
-        """Numbers, within the CTA, of the 32 lanes of a cluster's warps, on a new last axis."""
+        """The numbers of a warp's 32 lanes within the CTA, on a new last axis; ``warps`` are
+        numbered within the cluster."""
         lanes = 32 * (warps % self._cta_warps)[:, None] + LANES
         return np.minimum(lanes, self._threads - 1)
 
@@ -343,7 +354,10 @@ class AccessHistory:
     def _after_write(
         self, kind: str, touched: Touched, party: Party, order: HappensBefore
     ) -> Iterator[Conflict]:
-        """Every lane that an access serves must be ordered after the cell's last write."""
+        """Finds accesses that are not ordered after the last write to the cell.
+
+        For a matrix load, each lane that receives data must be ordered after that write.
+        """
         cells, threads = touched.cells, party.threads[touched.rows]
         writers = self._writes["thread"][cells]
         clocks = self._writes["clock"][cells]
@@ -385,7 +399,10 @@ class AccessHistory:
     def _engines(
         self, cells: np.ndarray, columns: np.ndarray, threads: np.ndarray, order: HappensBefore
     ) -> np.ndarray:
-        """Actors of engine columns; a cell's bank is the CTA that owns the memory."""
+        """The engines (as actors) that the columns of the engine reads stand for.
+
+        A cell's bank is the CTA that owns the memory.
+        """
         assert self._engine_reads is not None
         banks = cells // self._writes.cells_per_bank + order.first_cta
         actors = np.zeros(cells.size, np.int64)
@@ -402,7 +419,8 @@ class AccessHistory:
     ) -> Iterator[Conflict]:
         """Checks an engine's read or write at its issue, then records it.
 
-        All issuing threads must be ordered after the accesses that conflict with the engine's.
+        All threads that issued the access must be ordered after the earlier accesses that conflict
+        with it.
         """
         known, fenced = order.common(event.threads)
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
@@ -430,7 +448,8 @@ class AccessHistory:
     def _engine_after_reads(
         self, cells: np.ndarray, event: EngineAccess, order: HappensBefore, known: np.ndarray
     ) -> Iterator[Conflict]:
-        """Finds engine writes to cells before threads or engines are known to have read them."""
+        """Finds engine writes that are not ordered after earlier reads of the cells by threads or
+        engines."""
         if self._reads is not None:
             clocks = self._reads["clock"][cells]
             entries, warps = np.nonzero(clocks)
@@ -464,10 +483,11 @@ class AccessHistory:
 
 
 def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The beginnings of runs of equal neighbours, and the run of every element.
+    """The index at which each run of equal neighbours begins, and for every element the number of
+    its run.
 
-    The cells of one 16-byte access usually share one history, so the first cell's answer holds for
-    the whole run.
+    The cells of a 16-byte access usually have the same history, so the check of a run's first cell
+    is valid for all its cells.
     """
     begins = np.ones(columns[0].size, bool)
     begins[1:] = False
@@ -477,5 +497,5 @@ def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _select(masks: np.ndarray) -> np.ndarray:
-    """Lane masks as booleans, on a new last axis of 32."""
+    """Lane masks (uint32) as booleans, on a new last axis of length 32."""
     return (masks[:, None] & _LANE_BITS) != 0

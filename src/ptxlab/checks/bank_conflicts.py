@@ -1,4 +1,4 @@
-"""Bank conflicts: wavefronts of shared memory, with and without conflicts."""
+"""Bank conflicts: counts wavefronts of shared memory, with and without conflicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _PHASE_BYTES = _BANKS * _WORD
 
 @dataclass
 class Wavefronts:
-    """Wavefronts of shared memory: ``ideal`` is one per phase, ``actual`` includes conflicts."""
+    """Counts of shared-memory wavefronts.
+
+    ``ideal`` is one per phase; ``actual`` includes conflicts.
+    """
 
     ideal: int = 0
     actual: int = 0
@@ -27,15 +30,15 @@ class Wavefronts:
 
 
 class BankConflicts(Observer):
-    """Counts wavefronts by kind of access and by instruction, over all launches that it observes.
+    """Counts wavefronts over all observed launches, by kind of access and by instruction.
 
     This is a measurement, not a check. Hardware serves 128 bytes at a time, so a warp's access runs
     in phases of 32 lanes at up to 4 bytes each, 16 lanes at 8 bytes, or 8 lanes at 16 bytes.
     ldmatrix takes one 8x8 matrix, eight rows of 16 bytes, per phase.
 
-    Within a phase each of the 32 banks delivers one 4-byte word per wavefront, to every lane that
-    needs it. The phase takes as many wavefronts as the busiest bank has distinct words. Masked
-    lanes do not count.
+    A bank delivers one 4-byte word per wavefront to all lanes that need this word; there are 32
+    banks. A phase therefore takes as many wavefronts as there are distinct words in its busiest
+    bank. Lanes that a guard masks out do not count.
 
     Kinds: ``ldmatrix``, ``cp.async`` (its store into shared memory), ``ld.shared.<bytes>B``,
     ``st.shared.<bytes>B``.
@@ -47,7 +50,8 @@ class BankConflicts(Observer):
         self.by_site: dict[Site, Wavefronts] = {}
 
     def begin(self, launch: Launch) -> None:
-        """Stores the size of the launch's CTAs; the launches of a plan are counted together."""
+        """Stores the number of threads per CTA; the counts of all launches of a plan are added
+        up."""
         self._threads_per_cta = launch.threads_per_cta
         self._warps_per_cta = -(-launch.threads_per_cta // 32)
 
@@ -74,8 +78,8 @@ class BankConflicts(Observer):
     def _wavefronts(self, event: MemoryAccess, bytes_per_lane: int) -> tuple[int, int]:
         """The number of phases, and of wavefronts over all of them.
 
-        A lane's access of 8 or 16 bytes takes a whole group of banks. It therefore counts as a
-        single unit of this size, in one of the 128 / size groups.
+        A lane's access of 8 or 16 bytes uses a whole group of banks. It is counted as one unit of
+        this size, which lies in one of the 128 / size groups of banks.
         """
         unit = max(bytes_per_lane, _WORD)
         groups = lanes_per_phase = _PHASE_BYTES // unit
@@ -86,7 +90,7 @@ class BankConflicts(Observer):
         units = event.addresses // unit
         span = int(units.max()) + 1
         keys = np.sort(phase * span + units)
-        # Lanes that need the same unit are served together.
+        # Lanes that access the same unit are served in one wavefront.
         distinct = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
         bins = distinct // span * groups + distinct % span % groups
         loads = np.bincount(bins, minlength=(int(phase.max()) + 1) * groups)

@@ -19,7 +19,8 @@ from ptxlab.interface import (
 
 @dataclass
 class _Handover:
-    """The clocks published at a barrier, in the current phase and in all completed phases."""
+    """The clocks that threads published at a barrier: in the current phase, and in all completed
+    phases."""
 
     current: Clocks | None = None
     completed: Clocks | None = None
@@ -36,13 +37,16 @@ class _Handover:
 
 @dataclass
 class _Init:
-    """An mbarrier's initialisation, and the threads that know of it only by fence.mbarrier_init."""
+    """The initialisation of an mbarrier.
+
+    ``seen`` are the threads that know of it only through fence.mbarrier_init.
+    """
 
     thread: int
     clock: int
     is_fenced: bool = False
-    #: Whether the thread has since arrived at the cluster barrier, so that every thread that passes
-    #: the barrier knows of the initialisation.
+    #: Whether the initialising thread has since arrived at the cluster barrier. All threads that
+    #: pass that barrier then know of the initialisation.
     is_released: bool = False
     seen: set[int] = field(default_factory=set)
 
@@ -59,9 +63,9 @@ class BarrierOrder:
     def mbarrier(self, event: MbarrierEvent) -> Iterator[tuple[str, np.ndarray, int]]:
         """Updates the order with an event.
 
-        Yields (kind of finding, threads, initialising thread) where threads use a barrier without
-        being ordered after its initialisation. For bulk copies, a proxy fence is needed in between
-        as well.
+        Yields (kind of finding, threads, initialising thread) if threads use an mbarrier but are
+        not ordered after its initialisation. Bulk copies also need a proxy fence between the
+        initialisation and the copy.
         """
         if event.kind == "complete":
             self._complete(event)
@@ -113,7 +117,8 @@ class BarrierOrder:
                 handover.completed = replace(done, known=known)
 
     def fence(self, event: ProxyFence) -> None:
-        """After fence.mbarrier_init, a relaxed arrival publishes a thread's initialisations too."""
+        """From now on a relaxed arrival of these threads publishes their mbarrier initialisations
+        too."""
         if "mbarrier_init" not in event.site.mnemonic:
             return
         threads = set(event.threads.tolist())
@@ -124,7 +129,8 @@ class BarrierOrder:
         """Updates the order with an event.
 
         Arriving threads publish their clocks, unless the arrival is relaxed, and the mbarriers that
-        they initialised before fence.mbarrier_init. Threads that pass acquire all of these.
+        they initialised before fence.mbarrier_init. Threads that pass the barrier acquire all that
+        was published.
         """
         self._hand_over_inits(event)
         numbers = self._clusters.number(event.threads // self._order.threads_per_cta)

@@ -1,4 +1,4 @@
-"""Accesses that are out of bounds, that write read-only memory, or that are misaligned."""
+"""Finds accesses that are out of bounds, misaligned, or write read-only memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _WRITES = frozenset({"write", "atomic", "async_write", "async_atomic"})
 class Bounds(Check):
     """Kinds of findings: ``out-of-bounds``, ``read-only``, ``misaligned``.
 
-    Shared memory ends at the launch's dynamic size; global memory is the registered ranges. PTX
-    requires every access to be aligned to its whole size, vectors and matrix rows included.
+    The bounds of shared memory are the launch's dynamic size; those of global memory are the
+    registered ranges. PTX requires an access to be aligned to its whole size. This includes vectors
+    and rows of matrices.
     """
 
     handles_bad_access = True

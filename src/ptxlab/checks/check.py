@@ -1,6 +1,6 @@
 """The base class of checks, which merges repeated findings and names threads in messages.
 
-The check Rules reports the mistakes that the machine itself detects.
+The check ``Rules`` reports the mistakes that the machine itself detects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _THREADS_SHOWN = 4
 
 
 class Check(Observer):
-    """An observer that reports each kind of mistake once per PTX line, with a count.
+    """The base class of observers that report findings.
+
+    A mistake at one PTX line is reported once, with the number of occurrences.
 
     The message, threads and address belong to the first occurrence.
     """
@@ -44,7 +46,8 @@ class Check(Observer):
     def report(
         self, kind: str, site: Site, message: str, threads: np.ndarray, address: int
     ) -> None:
-        """Adds a finding of ``len(threads)`` occurrences, or adds these to an existing finding."""
+        """Adds a finding with ``len(threads)`` occurrences; if it exists already, only its count
+        grows."""
         count = int(threads.size)
         place = self._places.setdefault((kind, site.ptx_line), len(self.findings))
         if place < len(self.findings):
@@ -64,7 +67,8 @@ class Check(Observer):
         )
 
     def actor(self, event: MemoryAccess, row: int) -> str:
-        """The thread of an event's row; for a matrix, its warp."""
+        """The name of the thread in this row of an event; for a matrix access, the name of its
+        warp."""
         thread = int(event.threads[row])
         if event.shape == "plain":
             return self.name(thread)
@@ -72,7 +76,8 @@ class Check(Observer):
         return f"CTA {cta} warp {tid // 32}"
 
     def place(self, space: str, address: int) -> str:
-        """``shared address 48``, or ``global address 0x7f00 (byte 48 of x)``."""
+        """A description such as ``shared address 48`` or ``global address 0x7f00 (byte 48 of
+        x)``."""
         if space == "shared":
             return f"shared address {address}"
         inside = [one for one in self._arrays if one.begin <= address < one.end]
@@ -80,7 +85,7 @@ class Check(Observer):
         return f"{space} address {address:#x}{where}"
 
     def name(self, thread: int) -> str:
-        """``CTA 1 thread 37 (warp 1, lane 5)`` of a flat thread number."""
+        """The name of a flat thread number, such as ``CTA 1 thread 37 (warp 1, lane 5)``."""
         cta, tid = divmod(int(thread), self._threads_per_cta)
         return f"CTA {cta} thread {tid} (warp {tid // 32}, lane {tid % 32})"
 
@@ -94,11 +99,12 @@ class Rules(Check):
     handles_misuse = True
 
     def misuse(self, event: Misuse) -> None:
-        """One broken rule."""
+        """Reports one broken rule."""
         who = f"{self.name(int(event.threads[0]))}: " if event.threads.size else ""
         self.report(event.kind, event.site, who + event.message, event.threads, event.address)
 
 
 def _instruction(site: Site) -> str:
-    # Most PTX of a kernel comes from one-line functions; their call site is the useful place.
+    # Most instructions of a kernel come from one-line functions, so the caller's name is more
+    # useful.
     return f"{site.mnemonic} called from {site.caller}" if site.caller else site.mnemonic

@@ -1,4 +1,5 @@
-"""Records the engines that read each cell of shared memory, with the clock of the last issue."""
+"""Records which engines read each cell of shared memory, and the clock of each engine's last
+read."""
 
 from __future__ import annotations
 
@@ -12,8 +13,12 @@ _MORE = 4
 
 
 class EngineReads:
-    """Per cell, one column for each engine that reads the memory of a CTA: its kind, its number,
-    and the distance of its CTA from the memory's, which is 0 except for copies between CTAs."""
+    """The engine reads of each cell.
+
+    A cell has one column for each engine that can read it: the column is given by the engine's
+    kind, its number, and the distance from the CTA that owns the memory to the engine's CTA. The
+    distance is 0 except for copies between CTAs.
+    """
 
     def __init__(self, banks: int, size: int, granule: int) -> None:
         self._banks, self._size = banks, size
@@ -31,8 +36,10 @@ class EngineReads:
         self._shadow.refine()
 
     def record(self, cells: np.ndarray, engine: Engine, cta: int, clock: int, site: int) -> None:
-        """Records a read of a CTA's memory issued to an engine, which executes its work in
-        order."""
+        """Records that an engine was issued a read of a CTA's memory.
+
+        An engine executes its work in order.
+        """
         key = (engine.kind, engine.number, engine.cta - cta)
         column = self._columns.setdefault(key, len(self._columns))
         fields = self._shadow.fields
@@ -43,16 +50,17 @@ class EngineReads:
         fields["site"][cells, column] = site
 
     def forget(self, cells: np.ndarray) -> None:
-        """Drops the reads of cells that were overwritten."""
+        """Forgets the reads of cells that were overwritten."""
         self._shadow["clock"][cells] = 0
 
     def of(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(index into cells, column, clock, site) of every recorded read."""
+        """Every recorded read of the cells, as arrays: index into ``cells``, column, clock,
+        site."""
         clocks = self._shadow["clock"][cells]
         index, columns = np.nonzero(clocks)
         return index, columns, clocks[index, columns], self._shadow["site"][cells[index], columns]
 
     def engine(self, column: int, cta: int) -> Engine:
-        """The engine of a column in the memory of a CTA."""
+        """The engine that a column stands for in the memory of ``cta``."""
         kind, number, away = next(key for key, place in self._columns.items() if place == column)
         return Engine(kind, cta + away, number)

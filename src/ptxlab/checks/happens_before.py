@@ -1,28 +1,31 @@
 """The happens-before order of an emulated launch: vector clocks per thread.
 
-This is the part of PTX's causality order that barriers create. Thread a is *ordered after* actor b
-up to clock c if all of b's work until then happens before a's next work. Order comes from:
+This is the part of PTX's causality order that synchronisation creates. A thread is *ordered after*
+an actor up to clock c if everything that the actor did until c happens before the thread's next
+instruction. The sources of order are:
 
 - program order: a thread is ordered after itself.
-- a CTA barrier: a thread that waited at the barrier is ordered after all arrived threads, up to
-  their arrival, and after everything that they are ordered after. A thread that only arrives
-  (bar.arrive) gains no order.
-- bar.warp.sync: as at a CTA barrier, among the threads that the instruction names.
+- a CTA barrier: a thread that waits at the barrier is ordered after all threads that arrived, and
+  after everything that these threads are ordered after. A thread that only arrives (bar.arrive)
+  gains no order.
+- bar.warp.sync: like a CTA barrier, for the threads that the instruction names.
 - an mbarrier: a thread that observed the end of a phase is ordered after the threads that arrived
-  in the phase, and after bulk copies that completed on the mbarrier in it. barrier.cluster orders
-  its threads in the same way.
-- wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after those operations.
+  in this phase, and after the bulk copies that completed on the mbarrier in this phase.
+  barrier.cluster orders its threads in the same way.
+- wgmma.wait_group and cp.async.bulk.wait_group: the thread is ordered after the operations that it
+  waited for.
 - a word of global memory that one thread releases and another acquires (MemoryOrder). Threads of
-  different clusters are ordered only by such words, and by later barriers within a cluster.
+  different clusters are ordered only by such words, or by a later barrier of a cluster whose
+  threads acquired them.
 
-``.sync.aligned`` instructions (shfl, ldmatrix, mma, vote) create no order. They make lanes meet,
-but the ISA does not order memory accesses there. A store before a shuffle need not be visible to
-another lane after the shuffle; CUDA requires __syncwarp() for that. Lockstep execution of a warp
-does not create order either, since sm_70 and later do not guarantee lockstep.
+``.sync.aligned`` instructions (shfl, ldmatrix, mma, vote) create no order. They make the lanes of a
+warp meet, but the ISA does not order the lanes' memory accesses. A store before a shuffle need not
+be visible to another lane after the shuffle; CUDA requires __syncwarp() for that. Lockstep
+execution of a warp does not create order either, since sm_70 and later do not guarantee lockstep.
 
-Actors are threads and engines (tensor cores and bulk copies). A thread's write is *fenced* for
-another thread if a proxy fence lies between the write and that thread's position. Only then may an
-engine touch the data.
+An actor is a thread or an engine (tensor cores or bulk copies). A thread's write is *fenced* for
+another thread if a proxy fence is executed after the write and before the other thread's next
+instruction. An engine may access the data only if the write is fenced.
 """
 
 from __future__ import annotations
@@ -35,23 +38,24 @@ import numpy as np
 from ptxlab.interface import Clusters, Engine
 
 LANES = np.arange(32, dtype=np.int64)
-#: Engines are negative actors, below the values that mean 'none' and 'several' in a history.
+#: Engines are actors with negative numbers, below the values that stand for 'none' and 'several' in
+#: an access history.
 _FIRST_ENGINE = -16
 _ENGINES = 4096
 _MORE_ENGINES = 32
 _ALWAYS = np.iinfo(np.int32).max
 
 
-#: Knowledge of actors of other clusters, by cluster number: ordered clocks and fenced clocks, each
-#: by column. Immutable once made.
+#: What a thread knows of other clusters: the cluster's number -> (ordered clocks, fenced clocks),
+#: each with one clock per column. It is immutable once made.
 Far = dict[int, tuple[np.ndarray, np.ndarray]]
-#: Stands for the previous launch in place of a cluster's number. A thread knows all of that launch
-#: or nothing of it.
+#: Key of the previous launch, used instead of a cluster's number. A thread is ordered after all of
+#: that launch or after none of it.
 _LAUNCH_BEFORE = -1
 
 
 def merge_far(*given: Far) -> Far:
-    """The union of the arguments; returns one of them if this already is the union."""
+    """The union of the arguments. Returns an argument itself if it equals the union."""
     merged: Far = {}
     for far in given:
         for number, row in far.items():
@@ -75,22 +79,22 @@ def _later(
 
 
 def padded_maximum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The larger clock of each column; the shorter array is padded, since engines add columns."""
+    """The larger clock of each column. The shorter array is padded, because engines add columns."""
     width = max(one.size, other.size)
     return np.maximum(np.pad(one, (0, width - one.size)), np.pad(other, (0, width - other.size)))
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Data that threads publish: ordered and fenced clocks of their cluster's actors, and the
-    numbers of their sets of clocks of other clusters (see HappensBefore)."""
+    """The clocks that threads publish: ordered and fenced clocks of the actors in their cluster,
+    and the numbers of the sets that describe other clusters (see HappensBefore)."""
 
     known: np.ndarray
     fenced: np.ndarray
     far: frozenset[int] = frozenset()
 
     def joined(self, other: Clocks | None) -> Clocks:
-        """The union of both."""
+        """The union of these clocks and ``other``."""
         if other is None:
             return self
         known = padded_maximum(self.known, other.known)
@@ -98,11 +102,13 @@ class Clocks:
 
 
 class HappensBefore:
-    """The clocks of one wave of CTAs. Times are the emulator's event clock, which only grows.
+    """The vector clocks of one wave of CTAs.
 
-    Barriers of whole CTAs are kept as one number per CTA, the floor: all threads of the CTA are
-    ordered after each other up to this clock. The matrices of clocks (one per cluster) are only
-    allocated when something else creates order.
+    Times are the emulator's event clock, which only grows.
+
+    For barriers of whole CTAs there is one number per CTA, the floor: all threads of the CTA are
+    ordered after each other up to this clock. There is also one matrix of clocks per cluster. It is
+    allocated when something other than a CTA barrier creates order.
     """
 
     def __init__(
@@ -117,7 +123,8 @@ class HappensBefore:
         self._floor = np.zeros(cta_count, np.int64)
         self._known: np.ndarray | None = None
         self._fenced: np.ndarray | None = None
-        # The clocks of threads that arrived at a barrier without waiting, by (barrier, CTA).
+        # By (barrier, CTA): the threads that arrived at a barrier without waiting, and their
+        # clocks.
         self._handed: dict[tuple[int, int], tuple[list[np.ndarray], Clocks]] = {}
         ctas = np.arange(first_cta, first_cta + cta_count)
         clusters = clusters or Clusters((first_cta + cta_count, 1, 1), (1, 1, 1))
@@ -126,12 +133,12 @@ class HappensBefore:
         self._rank = np.asarray(clusters.rank(ctas))
         numbers, self._cluster = np.unique(clusters.number(ctas), return_inverse=True)
         self._clusters, self._numbers = numbers.size, numbers
-        # CTA by cluster and rank, which maps positions in the matrices back to threads.
+        # The CTA at each (cluster, rank); it maps positions in the matrices back to threads.
         self._members = np.zeros((self._clusters, self.cluster_size), np.int64)
         self._members[self._cluster, self._rank] = ctas
         self._slots: dict[tuple[int, Engine], int] = {}
         self._slot_counts = np.zeros(self._clusters, np.int64)
-        # Each thread's knowledge of other clusters: a set's number, 0 for none.
+        # For each thread, the index in `_sets` of what it knows about other clusters; 0: nothing.
         self._far = np.zeros(cta_count * threads_per_cta, np.int64)
         self._sets: list[Far] = [{}]
         self._merged: dict[frozenset[int], int] = {}
@@ -148,12 +155,12 @@ class HappensBefore:
 
     @property
     def partial(self) -> bool:
-        """Whether anything but whole-CTA barriers has created order."""
+        """Whether order was created by anything other than barriers of whole CTAs."""
         return self._known is not None
 
     @property
     def reaches_others(self) -> bool:
-        """Whether anything has ordered threads after threads of other clusters."""
+        """Whether any thread has been ordered after threads of other clusters."""
         return len(self._sets) > 1
 
     # Names
@@ -163,13 +170,13 @@ class HappensBefore:
         return threads // self._threads - self._first_cta
 
     def floor(self, threads: np.ndarray) -> np.ndarray:
-        """Clock up to which each thread is ordered after every thread of its CTA."""
+        """For each thread, the clock up to which it is ordered after every thread of its CTA."""
         return self._floor[self.cta(threads)]
 
     def warp_mates(self, threads: np.ndarray) -> np.ndarray:
-        """Flat numbers of each thread's 32 warp mates, on a new axis.
+        """For each thread, the flat numbers of the 32 threads of its warp, on a new axis.
 
-        A partial last warp repeats the CTA's last thread.
+        If the CTA's last warp is partial, the CTA's last thread fills the missing entries.
         """
         tids = threads % self._threads
         lanes = (tids // 32 * 32)[..., None] + LANES
@@ -180,11 +187,12 @@ class HappensBefore:
         return self._rank[self.cta(threads)]
 
     def peer(self, threads: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        """Flat CTA of a rank in each thread's cluster."""
+        """For each thread, the flat number of the CTA that has this rank in the thread's
+        cluster."""
         return self._members[self._cluster[self.cta(threads)], rank]
 
     def actor(self, engine: Engine) -> int:
-        """The negative number of an engine."""
+        """The actor (a negative number) of an engine."""
         cluster = int(self._cluster[engine.cta - self._first_cta])
         slot = self._slots.get((cluster, engine))
         if slot is None:
@@ -193,17 +201,20 @@ class HappensBefore:
         return _FIRST_ENGINE - (cluster * _ENGINES + slot)
 
     def engine(self, actor: int) -> Engine:
-        """The engine of a negative number."""
+        """The engine of an actor (a negative number)."""
         key = divmod(_FIRST_ENGINE - actor, _ENGINES)
         return next(e for (cluster, e), slot in self._slots.items() if (cluster, slot) == key)
 
     def _place(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(cluster, row) of threads of this wave."""
+        """The position of each thread of this wave in the matrices: (cluster, row)."""
         ctas = self.cta(threads)
         return self._cluster[ctas], self._rank[ctas] * self._threads + threads % self._threads
 
     def _columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(cluster, column) of actors; the cluster is -1 for actors of earlier waves."""
+        """The position of each actor in the matrices: (cluster, column).
+
+        The cluster is -1 for actors of earlier waves.
+        """
         ctas = self.cta(actors)
         inside = (ctas >= 0) & (ctas < self._floor.size)
         ctas = np.where(inside, ctas, 0)
@@ -225,14 +236,15 @@ class HappensBefore:
     def ordered_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """Whether each thread is ordered after its actor up to its clock; arrays broadcast."""
+        """For each thread, whether it is ordered after its actor up to the given clock; arrays are
+        broadcast."""
         ctas = self.cta(threads)
         same_cta = ctas == self.cta(actors)
         result: np.ndarray = (threads == actors) | (same_cta & (self._floor[ctas] >= clocks))
         if self._known is not None:
             known = self._matrix()
-            # A run with all checks spends most of its time here, so the index is flat and computed
-            # before anything broadcasts.
+            # With all checks on, most of the run time is spent here, so the index is flat and
+            # computed before broadcasting.
             cluster, row = self._place(threads)
             of, column = self._columns(actors)
             _, rows, columns = known.shape
@@ -245,7 +257,8 @@ class HappensBefore:
     def fenced_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """Whether each other-cluster actor's work up to its clock is fenced for each thread."""
+        """For each thread, whether the work of its actor (of another cluster) up to the given clock
+        is fenced."""
         return self._far_after(np.zeros(threads.shape, bool), threads, actors, clocks, 1)
 
     def _far_after(
@@ -256,7 +269,8 @@ class HappensBefore:
         clocks: np.ndarray,
         which: int,
     ) -> np.ndarray:
-        """``result``, extended by what the threads' sets know of other clusters."""
+        """``result``, with True added where a thread knows of other clusters' actors that it is
+        ordered after them."""
         threads, actors, clocks = (
             np.broadcast_to(x, result.shape) for x in (threads, actors, clocks)
         )
@@ -279,7 +293,7 @@ class HappensBefore:
         return result
 
     def _far_columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(number of the cluster, column) of actors, including actors of other waves."""
+        """(number of the cluster, column) of actors, which may belong to other waves."""
         ctas = np.maximum(actors, 0) // self._threads
         numbers = np.asarray(self._grouping.number(ctas))
         columns = self._grouping.rank(ctas) * self._threads + actors % self._threads
@@ -291,8 +305,11 @@ class HappensBefore:
         return numbers, columns
 
     def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """By column, two clocks: up to the first, all given threads of one CTA are ordered after
-        the actor; up to the second, the actor's work is fenced for them."""
+        """Two arrays of clocks, with one entry per column.
+
+        All given threads, which are of one CTA, are ordered after the actor up to the first clock;
+        the actor's work is fenced for them up to the second.
+        """
         ctas, tids = self.cta(threads), threads % self._threads
         cluster, rows = self._place(threads)
         known = self._matrix()[cluster[0]][rows]
@@ -306,22 +323,23 @@ class HappensBefore:
         return least, self._fenced[cluster[0]][rows].min(axis=0)
 
     def column(self, threads: np.ndarray, actors: np.ndarray) -> np.ndarray:
-        """Column of each actor in the result of ``common`` for these threads; -1 for actors of
-        another cluster."""
+        """For each actor, its column in the result of ``common(threads)``; -1 if it is in another
+        cluster."""
         cluster, column = self._columns(actors)
         return np.where(cluster == self._cluster[self.cta(threads[:1])[0]], column, -1)
 
     # Events
 
     def arrive(self, threads: np.ndarray, barrier: int, clock: int) -> None:
-        """Threads, of one or several CTAs, arrive at a CTA barrier without waiting."""
+        """Threads arrive at their CTAs' barrier without waiting (bar.arrive)."""
         for cta, members in self._by_cta(threads):
             arrived, given = self._handed.get((barrier, cta), ([], None))
             given = self._published(cta, members, clock).joined(given)
             self._handed[barrier, cta] = [*arrived, members], given
 
     def release(self, threads: np.ndarray, barrier: int, clock: int) -> None:
-        """A CTA barrier opens for ``threads``, of one or several CTAs; all had arrived."""
+        """A CTA barrier opens for ``threads``, which have all arrived; they may be of several
+        CTAs."""
         for cta, members in self._by_cta(threads):
             handed = self._handed.pop((barrier, cta), None)
             if handed is None and members.size == self._threads:
@@ -338,17 +356,18 @@ class HappensBefore:
                 self._join(cta, waiting, clock, given)
 
     def synchronise_warps(self, threads: np.ndarray, clock: int) -> None:
-        """Synchronises the given threads within each of their warps."""
+        """Orders the given threads of each warp after each other."""
         for cta, members in self._by_cta(threads):
             for warp in np.unique(members // 32):
                 self._join(cta, members[members // 32 == warp], clock)
 
     def published(self, threads: np.ndarray, clock: int) -> Clocks:
-        """The clocks that threads of one CTA publish when they arrive at a barrier."""
+        """The clocks that threads of one CTA publish when they arrive at a barrier or mbarrier."""
         return self._published(int(self.cta(threads)[0]), threads % self._threads, clock)
 
     def acquire(self, threads: np.ndarray, given: Clocks) -> None:
-        """Threads of one CTA acquire the clocks that others published."""
+        """Orders threads of one CTA after everything in ``given``, which other threads
+        published."""
         cta = int(self.cta(threads)[0])
         rows = self._rows(cta)
         own = self._own(cta, threads % self._threads)
@@ -372,7 +391,7 @@ class HappensBefore:
         return own if not clocks.far else {**self._sets[self._set(clocks.far)], **own}
 
     def acquire_far(self, thread: int, far: Far) -> None:
-        """A thread is ordered after what threads of other CTAs have released."""
+        """Orders a thread after everything in ``far``, which threads of other CTAs released."""
         one = np.array([thread])
         cta = int(self.cta(one)[0])
         number = int(self._numbers[self._cluster[cta]])
@@ -387,18 +406,18 @@ class HappensBefore:
                 self._far[self._places(cta, one % self._threads)] = len(self._sets) - 1
 
     def acquire_launch(self, threads: np.ndarray) -> None:
-        """Threads are ordered after the previous launch."""
+        """Orders threads after the previous launch."""
         self._sets.append({_LAUNCH_BEFORE: (np.ones(1, np.int32), np.ones(1, np.int32))})
         for cta, members in self._by_cta(threads):
             self._learn(cta, members, frozenset([len(self._sets) - 1]))
 
     def after_launch(self, threads: np.ndarray) -> np.ndarray:
-        """Whether each thread is ordered after the previous launch."""
+        """For each thread, whether it is ordered after the previous launch."""
         known = np.array([_LAUNCH_BEFORE in far for far in self._sets])
         after: np.ndarray = known[self._far[threads - self._first_cta * self._threads]]
         return after
 
-    # Sets: what threads know of other clusters
+    # Sets of clocks: what threads know of other clusters
 
     def _places(self, cta: int, members: np.ndarray) -> np.ndarray:
         places: np.ndarray = cta * self._threads + members
@@ -423,7 +442,7 @@ class HappensBefore:
         return self._merged[numbers]
 
     def _learn(self, cta: int, members: np.ndarray, numbers: frozenset[int]) -> None:
-        """Adds the given sets to what threads of a CTA know."""
+        """Adds the sets ``numbers`` to what threads of a CTA know of other clusters."""
         if not numbers:
             return
         places = self._places(cta, members)
@@ -432,7 +451,7 @@ class HappensBefore:
             self._far[places[before == known]] = self._set((numbers | {known}) - {0})
 
     def acquire_engine(self, threads: np.ndarray, engine: Engine, clock: int) -> None:
-        """Threads of one CTA are ordered after an engine's work up to a clock."""
+        """Orders threads of one CTA after an engine's work up to a clock."""
         actor = np.array([self.actor(engine)])
         rows = self._rows(int(self.cta(threads)[0]))
         (column,) = self._columns(actor)[1]
@@ -440,7 +459,7 @@ class HappensBefore:
         rows[own, column] = np.maximum(rows[own, column], clock)
 
     def note_engine(self, known: np.ndarray, engine: Engine, clock: int) -> np.ndarray:
-        """The clocks to publish, extended by an engine's work up to a clock."""
+        """The clocks ``known``, with an engine's work up to a clock added."""
         actor = np.array([self.actor(engine)])
         width = self._matrix().shape[2]
         if known.size < width:
@@ -450,7 +469,7 @@ class HappensBefore:
         return known
 
     def fence(self, threads: np.ndarray, clock: int) -> None:
-        """A proxy fence: everything that the threads are ordered after is now fenced."""
+        """A proxy fence: all work that the threads are ordered after is now fenced for them."""
         known = self._matrix()
         if self._fenced is None:
             self._fenced = np.zeros((self._clusters, self._width, self._width), np.int32)
@@ -466,19 +485,20 @@ class HappensBefore:
     # Matrices
 
     def by_cta(self, threads: np.ndarray) -> Iterator[np.ndarray]:
-        """The threads of each CTA."""
+        """Yields the given threads, CTA by CTA."""
         ctas = threads // self._threads
         for cta in np.unique(ctas):
             yield threads[ctas == cta]
 
     def _by_cta(self, threads: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """CTA index and thread numbers within the CTA, for each CTA that occurs."""
+        """Yields (index of the CTA, thread numbers within the CTA) for each CTA of the given
+        threads."""
         ctas, tids = self.cta(threads), threads % self._threads
         for cta in np.unique(ctas):
             yield int(cta), tids[ctas == cta]
 
     def _matrix(self) -> np.ndarray:
-        """The clocks in addition to the floor: [cluster, thread, actor]."""
+        """The clocks that go beyond the floors: [cluster, thread, actor]."""
         engines = int(self._slot_counts.max())
         columns = self._width + -(-engines // _MORE_ENGINES) * _MORE_ENGINES
         if self._known is None:

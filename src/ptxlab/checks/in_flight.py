@@ -1,4 +1,4 @@
-"""Finds accesses to shared memory that an asynchronous copy in flight will write."""
+"""Finds accesses to shared memory that an unfinished asynchronous copy will write."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class InFlight(Check):
 
     A cp.async keeps its cells in flight from the issue until the issuing thread has waited for the
     copy's group. A bulk copy keeps its cells in flight from the issue until the data arrive. No
-    thread may read or write a cell in flight. Afterwards the data count as the issuing thread's own
-    write; Races checks that other threads pass a barrier before they read the data.
+    thread may read or write a cell in flight. After that, the data count as a write of the issuing
+    thread. ``Races`` checks that other threads pass a barrier before they read the data.
     """
 
     def begin(self, launch: Launch) -> None:
@@ -35,7 +35,7 @@ class InFlight(Check):
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """New CTAs begin with no copy in flight."""
+        """No copy of the new CTAs is in flight."""
         self._first_cta = first_cta
         self._shadow = Shadow(
             cta_count,
@@ -59,7 +59,7 @@ class InFlight(Check):
             self._shadow["site"][touched.cells] = event.site.index
 
     def async_landing(self, event: AsyncLanding) -> None:
-        """The cells that the copy wrote become ordinary memory again."""
+        """The cells that the copy wrote may be accessed again."""
         ctas = event.threads // self._threads_per_cta - self._first_cta
         touched = self._shadow.locate(ctas, event.addresses, event.sizes)
         issuer = self._shadow["issuer"]
@@ -67,7 +67,7 @@ class InFlight(Check):
         issuer[touched.cells[own]] = _NO_ISSUER
 
     def engine_access(self, event: EngineAccess) -> None:
-        """Checks an engine's access at its issue and records the cells that it will write."""
+        """Checks an engine's access when it is issued, and records the cells that it will write."""
         touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
         issuer, site = self._shadow["issuer"], self._shadow["site"]
         pending = touched.cells[issuer[touched.cells] != _NO_ISSUER]
@@ -88,7 +88,7 @@ class InFlight(Check):
             site[touched.cells] = event.site.index
 
     def engine_landing(self, event: EngineLanding) -> None:
-        """The cells of a bulk copy become ordinary memory."""
+        """The cells that a bulk copy wrote may be accessed again."""
         touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
         own = self._shadow["site"][touched.cells] == event.issued_at.index
         self._shadow["issuer"][touched.cells[own]] = _NO_ISSUER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# (class, beginnings of mnemonics). The first match wins.
+# (class, prefixes of mnemonics). The first match counts.
 _CLASSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mma", ("mma.", "wgmma.mma")),
     ("ldmatrix", ("ldmatrix", "stmatrix")),
@@ -26,7 +26,9 @@ _MOVES = ("mov", "selp", "prmt", "cvta", "slct")
 
 
 def instruction_mix(instructions: Mapping[str, int]) -> dict[str, int]:
-    """Warp instructions per class, largest first, from ``EmulationResult.instructions``.
+    """The number of executed warp instructions of each class, largest first.
+
+    The argument is ``EmulationResult.instructions``.
 
     These are PTX instructions. ptxas may turn PTX instructions into more or fewer SASS
     instructions.
@@ -39,7 +41,7 @@ def instruction_mix(instructions: Mapping[str, int]) -> dict[str, int]:
 
 
 def instruction_class(mnemonic: str) -> str:
-    """Class of one dotted mnemonic, e.g. ``ld.shared`` for ``ld.shared.v4.u32``."""
+    """The class of a mnemonic: ``ld.shared`` for ``ld.shared.v4.u32``."""
     for name, beginnings in _CLASSES:
         if mnemonic.startswith(beginnings):
             return name

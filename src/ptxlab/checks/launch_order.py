@@ -1,4 +1,4 @@
-"""Finds accesses that a launch makes before it has waited for the previous launch."""
+"""Finds accesses that a launch makes before it waits for the previous launch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _WORD = 4
 
 @dataclass(frozen=True)
 class Footprint:
-    """The words of a range of global memory that a launch has written, and the words that it has
+    """The words of a range of global memory that one launch has written, and those that it has
     read.
 
-    - ``weakly_written``, ``weakly_read``: the words that the launch touched with accesses that are
-      not strong whole-word accesses.
-    - ``reached``: whether griddepcontrol.wait covers this launch. It does not cover the launch if a
-      launch in between never waited for its own predecessors.
-    - ``direct``: whether this is the directly preceding launch.
+    - ``weakly_written``, ``weakly_read``: the words that it accessed other than by strong accesses
+      to whole words.
+    - ``reached``: whether a griddepcontrol.wait of the current launch also waits for this launch.
+      This is false if a launch between the two never waited for its own predecessors.
+    - ``direct``: whether this is the launch directly before the current one.
     """
 
     entry: str
@@ -34,10 +34,10 @@ class Footprint:
     direct: bool = True
 
     def met_by(self, event: MemoryAccess, by_word: bool) -> np.ndarray:
-        """Marks the rows of an event that conflict with this footprint.
+        """Marks the rows of an event whose accesses conflict with this footprint.
 
-        ``by_word``: the event makes strong whole-word accesses. They do not conflict with such
-        accesses of the directly preceding launch.
+        ``by_word``: whether the event's accesses are strong and cover whole words. They do not
+        conflict with accesses of that kind by the directly preceding launch.
         """
         written, read = self.written, self.read
         if by_word and self.direct:
@@ -56,9 +56,9 @@ class Footprint:
 
 
 class LaunchOrder:
-    """The launches that a programmatic launch may overlap.
+    """The earlier launches that a programmatic launch may overlap.
 
-    They go back to the last launch that began only after all earlier launches had finished.
+    They go back to the last launch that did not overlap any earlier launch.
     """
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class LaunchOrder:
         allowed_behind: bool,
         programmatic: bool,
     ) -> None:
-        """Begins a launch after a launch with the footprints ``last``.
+        """Begins a new launch; ``last`` are the footprints of the launch before it.
 
         - ``waited``: whether the previous launch has waited for its own predecessors.
-        - ``allowed_behind``: whether each CTA of the previous launch waited before it allowed this
-          launch to begin. The launches that the wait covered have then finished.
+        - ``allowed_behind``: whether each CTA of the previous launch first waited and then allowed
+          the new launch to begin. If so, the launches for which it waited have finished.
         """
         if not programmatic:
             self._earlier = []
@@ -91,9 +91,9 @@ class LaunchOrder:
     def conflicts(
         self, event: MemoryAccess, after_launch: np.ndarray, by_word: bool
     ) -> Iterator[tuple[Footprint, np.ndarray]]:
-        """Yields footprints and the rows of an access that conflict with them.
+        """Yields footprints, each with the rows of the event that conflict with it.
 
-        ``by_word``: the accesses are strong whole-word accesses.
+        ``by_word``: whether the accesses are strong and cover whole words.
         """
         for one in self._earlier:
             bad = one.met_by(event, by_word)

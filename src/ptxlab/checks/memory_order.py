@@ -1,4 +1,4 @@
-"""Release and acquire: the order that words of global memory create between threads of any CTAs."""
+"""Release and acquire: the order between threads of any CTAs that words of global memory create."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from ptxlab.checks.happens_before import Far, HappensBefore, merge_far
 from ptxlab.interface import MemoryAccess, MemoryFence, Site
 
-#: Scopes that order an access for other CTAs.
+#: Scopes that make an access visible to other CTAs.
 _WIDE = ("gpu", "sys")
 
 
 def is_strong(event: MemoryAccess) -> bool:
-    """Whether an access is strong: strong accesses of different CTAs do not race."""
+    """Whether an access is strong. Strong accesses of different CTAs are not a race."""
     return bool(event.order) and event.scope in _WIDE
 
 
 def is_strong_by_word(event: MemoryAccess) -> bool:
-    """Whether an access is strong and has aligned 4-byte elements, each one a whole word."""
+    """Whether an access is strong and each of its elements is one whole aligned 4-byte word."""
     if not is_strong(event) or event.engine is not None:
         return False
     element = event.site.mnemonic.rpartition(".")[2]
@@ -27,7 +27,7 @@ def is_strong_by_word(event: MemoryAccess) -> bool:
 
 
 def is_sum(event: MemoryAccess) -> bool:
-    """Whether an access adds to floating-point sums, whose result depends on the order."""
+    """Whether an access adds to floating-point numbers, so that the result depends on the order."""
     if event.kind not in ("atomic", "async_atomic"):
         return False
     words = event.site.mnemonic.split(".")
@@ -36,8 +36,8 @@ def is_sum(event: MemoryAccess) -> bool:
 
 @dataclass(slots=True)
 class _Word:
-    """A word's last value: the clocks that a read of it can acquire, and the instruction that wrote
-    it if this instruction did not release."""
+    """The last write to a word: the clocks that a thread acquires by reading it, and the
+    instruction that wrote it if it did not release."""
 
     released: Far
     unreleased: Site | None = None
@@ -45,24 +45,25 @@ class _Word:
 
 @dataclass
 class _Thread:
-    """Releases that a thread has read but not yet acquired, and what its last fence released."""
+    """The releases that a thread has read but not yet acquired, and the clocks that its last fence
+    released."""
 
     pending: list[Far] = field(default_factory=list)
     fenced: Far | None = None
 
 
 class MemoryOrder:
-    """A thread is ordered after another when it acquires a word that the other released.
+    """A thread is ordered after another if it acquires a word that the other has released.
 
-    - A release is ``.release``, or a fence followed by a ``.relaxed`` write of the same thread. A
-      release covers everything that the thread had done, or was ordered after, at the release or
-      fence.
-    - An acquire is ``.acquire``, or a ``.relaxed`` read followed by a fence of the same thread.
-    - An atomic passes on everything that earlier accesses released to its word; a store passes on
-      nothing.
-    - Scopes must be ``.gpu`` or ``.sys``: ``.cta`` and ``.cluster`` order nothing here.
+    - A release is a ``.release`` write, or a fence followed by a ``.relaxed`` write of the same
+      thread. It covers everything that the thread had done, or was ordered after, at the time of
+      the write or fence.
+    - An acquire is an ``.acquire`` read, or a ``.relaxed`` read followed by a fence of the same
+      thread.
+    - An atomic adds to the releases that the word carries; a store discards them.
+    - The scope must be ``.gpu`` or ``.sys``; with ``.cta`` or ``.cluster`` nothing is ordered here.
 
-    Floating-point sums carry no order.
+    Floating-point sums neither release nor acquire.
     """
 
     def __init__(self) -> None:
@@ -70,11 +71,11 @@ class MemoryOrder:
         self.wave(None)
 
     def wave(self, order: HappensBefore | None) -> None:
-        """Begins a wave: its threads are new, but words keep what was released."""
+        """Begins a wave with new threads. Words keep the clocks that were released to them."""
         self._order = order
         self._threads: dict[int, _Thread] = {}
-        # Per CTA: the last read of a released word without an acquire, and the write of the last
-        # read value, if it did not release.
+        # For each CTA: the thread and the instruction of its last read of a released word that it
+        # has not acquired; and the last write without a release whose value it read.
         self._unacquired: dict[int, tuple[int, Site]] = {}
         self._unreleased: dict[int, Site] = {}
 
@@ -129,7 +130,8 @@ class MemoryOrder:
         self._words[address] = _Word(released, unreleased)
 
     def _forget(self, event: MemoryAccess) -> None:
-        """Forgets weakly written words: reading them orders a thread after nothing."""
+        """Forgets the releases of words that were written weakly, since a read of such a word
+        orders nothing."""
         begins, sizes = event.addresses, event.sizes
         low, high = int(begins.min()), int((begins + sizes).max())
         for address in [a for a in self._words if low <= a < high]:
@@ -137,7 +139,8 @@ class MemoryOrder:
                 del self._words[address]
 
     def fence(self, event: MemoryFence) -> None:
-        """A fence: its threads acquire what they have read, and their later writes release."""
+        """A fence: its threads acquire the releases that they have read, and their later writes
+        release."""
         if event.scope not in _WIDE:
             return
         assert self._order is not None
@@ -152,7 +155,7 @@ class MemoryOrder:
                 del self._unacquired[cta]
 
     def missing(self, cta: int) -> str:
-        """Explains why a CTA is not ordered after another CTA; empty if unknown."""
+        """A hint why a CTA is not ordered after another CTA; empty if unknown."""
         if cta in self._unacquired:
             site = self._unacquired[cta][1]
             return f": {site} reads a released word, but neither .acquire nor a fence follows"

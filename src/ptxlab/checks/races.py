@@ -1,4 +1,4 @@
-"""Finds accesses of different threads to the same memory that no barrier orders."""
+"""Finds accesses to the same memory by different threads without an order between them."""
 
 from __future__ import annotations
 
@@ -53,33 +53,34 @@ class Races(Check):
 
     More kinds:
 
-    - ``proxy-fence``: the access of an engine (wgmma, bulk copies) is ordered after a thread's
-      write, but without a proxy fence in between.
-    - ``race-mbarrier``: threads use an mbarrier without being ordered after its initialisation.
+    - ``proxy-fence``: an engine's access (wgmma, bulk copies) is ordered after a thread's write,
+      but there is no proxy fence in between.
+    - ``race-mbarrier``: a thread uses an mbarrier but is not ordered after its initialisation.
     - ``cluster-exit``: a thread uses shared memory of another CTA, which may have exited.
-    - ``race-launch``: a programmatic launch reads what an earlier launch wrote, or writes what that
-      launch read or wrote, without being ordered after ``griddepcontrol.wait``.
+    - ``race-launch``: a programmatic launch reads what an earlier launch wrote, or writes what it
+      read or wrote, and is not ordered after ``griddepcontrol.wait``.
 
     Rules:
 
-    - ldmatrix reads for every lane of its warp, whichever lane gave the row's address.
-    - A cp.async counts as two writes. At issue the cp.async must be ordered after all earlier
-      accesses to the memory. Its data then count as a write of the issuing thread, at the moment
-      when that thread waited for the data. InFlight checks the memory in between.
-    - An engine's access happens at any time between its issue and the wait for it. The issue must
-      be ordered after all earlier conflicting accesses, and later accesses must be ordered after
-      the wait.
-    - A bulk store or reduction writes global memory at any time between the issue and
-      ``wait_group``; ``wait_group.read`` only orders the reads of shared memory.
-    - Global memory is checked if it is writable. CTAs are ordered only by words that one CTA
-      releases and another acquires (MemoryOrder). Otherwise shared data are a race unless both CTAs
-      only read, or both use atomics or strong loads and stores (.relaxed, .volatile, ...).
-    - Without ``griddepcontrol.wait``, a directly preceding launch may only pass on words that both
-      launches touch by strong accesses of 4-byte elements. Earlier launches have already finished
-      if each CTA of the preceding launch waited before it allowed this launch to begin, by
-      ``griddepcontrol.launch_dependents`` or by exiting.
-    - ``orders_sums``: the kernel must give the same bits in every run, so unordered floating-point
-      sums also count as a race.
+    - ldmatrix reads for all lanes of its warp, regardless of which lane gives the address.
+    - A cp.async counts as two writes. When it is issued, it must be ordered after all earlier
+      accesses to the memory. When the issuing thread has waited for the data, they count as a
+      second write by this thread. In between, ``InFlight`` checks the memory.
+    - An engine's access may happen at any time between its issue and the wait for it. So its issue
+      must be ordered after all earlier accesses that conflict with it, and later accesses must be
+      ordered after the wait.
+    - A bulk store or reduction may write global memory at any time between its issue and
+      ``wait_group``. ``wait_group.read`` orders only its reads of shared memory.
+    - Global memory is checked only where it is writable. There, the only order between CTAs comes
+      from words that one CTA releases and another acquires (MemoryOrder). Without this order, two
+      CTAs may only read the same data, or access them by atomics or strong loads and stores
+      (.relaxed, .volatile, ...).
+    - A launch that does not execute ``griddepcontrol.wait`` may share memory with the directly
+      preceding launch only by words that both access by strong 4-byte accesses. Launches before
+      that have finished if each CTA of the preceding launch waited before it allowed this launch to
+      begin. It allows that by ``griddepcontrol.launch_dependents`` or by exiting.
+    - ``orders_sums``: whether the kernel promises the same bits in every run. Unordered
+      floating-point sums then count as a race too.
     """
 
     _order: HappensBefore
@@ -91,12 +92,13 @@ class Races(Check):
         self._launch_order = LaunchOrder()
         self._global: dict[int, AccessHistory] = {}
         self._entry, self._waited = "", False
-        #: CTAs with a thread ordered after the previous launch, and whether a thread without that
-        #: order allowed the next launch to begin. An exited CTA allows the next launch too.
+        #: CTAs that have a thread ordered after the previous launch; and whether any thread allowed
+        #: the next launch to begin without being ordered after the previous one. A CTA that exits
+        #: allows the next launch as well.
         self._have_waited, self._allowed_early = np.zeros(0, np.bool_), False
 
     def begin(self, launch: Launch) -> None:
-        """Sets up the histories of writable global memory."""
+        """Creates the access histories of writable global memory."""
         super().begin(launch)
         last = [
             Footprint(self._entry, self._ranges.ranges[k].begin, *history.footprint())
@@ -121,7 +123,8 @@ class Races(Check):
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """Begins new CTAs, with empty shared memory and no order among their threads."""
+        """Begins new CTAs: their shared memory has no history, and their threads are not
+        ordered."""
         self._check_remote()
         for history in self._global.values():
             history.retire_engines(self._order)
@@ -137,23 +140,22 @@ class Races(Check):
         )
 
     def end(self) -> None:
-        """Checks the last wave's uses of other CTAs' shared memory."""
+        """Checks how CTAs of the last wave used other CTAs' shared memory."""
         self._check_remote()
 
     def barrier(self, event: BarrierEvent) -> None:
-        """Makes waiting threads ordered after everything that all threads did before they
-        arrived."""
+        """Orders the waiting threads after everything that all threads did before they arrived."""
         if event.kind == "release":
             self._order.release(event.threads, event.barrier, event.clock)
         elif "arrive" in event.site.mnemonic:
             self._order.arrive(event.threads, event.barrier, event.clock)
 
     def warp_sync(self, event: WarpSync) -> None:
-        """Orders each of the synchronised threads of a warp after the others' earlier accesses."""
+        """Orders the threads that synchronise after each other's earlier accesses."""
         self._order.synchronise_warps(event.threads, event.clock)
 
     def memory(self, event: MemoryAccess) -> None:
-        """Checks and records one event."""
+        """Checks and records one access."""
         if event.space == "shared":
             ctas = event.ctas
             if ctas is None:
@@ -171,17 +173,19 @@ class Races(Check):
                 self._check_launches(event, by_word)
 
     def async_landing(self, event: AsyncLanding) -> None:
-        """Records the copy's data as a write of its thread."""
+        """Records that the copy's data count as a write of its thread."""
         ctas = event.threads // self._threads_per_cta - self._first_cta
         touched = self._shared.locate(ctas, event.addresses, event.sizes)
         party = self._party(event.threads, event.clock, event.issued)
         for _ in self._shared.record_write(touched, party):
-            # Two copies to one cell were reported when the second was issued.
+            # Two copies to one cell were already reported when the second was issued.
             pass
 
     def mbarrier(self, event: MbarrierEvent) -> None:
-        """Arriving threads publish their clocks; threads that observe the end of a phase acquire
-        them."""
+        """Arriving threads publish their clocks.
+
+        Threads that observe the end of a phase acquire these.
+        """
         for kind, unseen, other in self._barrier_order.mbarrier(event):
             words = "with no barrier" if kind == "race-mbarrier" else "with no proxy fence"
             self.report(
@@ -196,12 +200,11 @@ class Races(Check):
             self._note_remote(event.site, event.threads, event.ctas, event.clock)
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
-        """Arriving threads of a cluster publish their clocks; threads that pass acquire them."""
+        """Arriving threads of a cluster publish their clocks. Threads that pass acquire these."""
         self._barrier_order.cluster_barrier(event)
 
     def memory_fence(self, event: MemoryFence) -> None:
-        """The threads acquire what they have read, and their later writes release what they have
-        done."""
+        """The threads acquire the releases that they have read, and their later writes release."""
         self._memory_order.fence(event)
 
     def grid_wait(self, event: GridWait) -> None:
@@ -211,8 +214,8 @@ class Races(Check):
         self._have_waited[event.threads // self._threads_per_cta] = True
 
     def grid_allow(self, event: GridAllow) -> None:
-        """Records whether the threads that allow the next launch are ordered after the previous
-        launch."""
+        """Records whether the threads that allow the next launch to begin are ordered after the
+        previous launch."""
         after = self._order.after_launch(event.threads)
         self._have_waited[event.threads[after] // self._threads_per_cta] = True
         self._allowed_early |= not after.all()
@@ -236,7 +239,7 @@ class Races(Check):
             )
 
     def proxy_fence(self, event: ProxyFence) -> None:
-        """Makes everything that its threads are ordered after visible to engines."""
+        """Makes the work that its threads are ordered after visible to engines."""
         self._order.fence(event.threads, event.clock)
         self._barrier_order.fence(event)
 
@@ -246,11 +249,11 @@ class Races(Check):
             self._order.acquire_engine(threads, event.engine, event.issued)
 
     def engine_access(self, event: EngineAccess) -> None:
-        """Checks and records an engine's access at its issue."""
+        """Checks an engine's access when it is issued, and records it."""
         self._sites[event.site.index] = event.site
         cta = event.cta - self._first_cta
         own = event.cta == int(event.threads[0]) // self._threads_per_cta
-        # A copy to another CTA may still read its own CTA's memory when that CTA exits.
+        # A copy to another CTA may still be reading its source when the source's CTA exits.
         if not own or event.engine.cta != event.cta:
             actor = self._order.actor(event.engine)
             self._remote.append(
@@ -293,9 +296,9 @@ class Races(Check):
             self._remote.append(_Remote(site, thread, thread, int(ctas[place]), clock))
 
     def _check_remote(self) -> None:
-        """Checks that a CTA whose memory was used could not have exited before that use.
+        """Checks that no CTA could have exited before another CTA's last use of its memory.
 
-        Some thread of the CTA must be ordered after the use.
+        Some thread of the owning CTA must be ordered after this use.
         """
         for use in self._remote:
             own = np.arange(self._threads_per_cta) + use.cta * self._threads_per_cta
@@ -389,7 +392,7 @@ class Races(Check):
 
 @dataclass(frozen=True)
 class _Remote:
-    """A use of another CTA's shared memory, by a thread or an engine (``actor``)."""
+    """One use of another CTA's shared memory by ``actor``, a thread or an engine."""
 
     site: Site
     thread: int
@@ -399,7 +402,8 @@ class _Remote:
 
 
 def _part(event: MemoryAccess, chosen: np.ndarray, begin: int) -> MemoryAccess:
-    """The threads of an event that touch one range, with addresses relative to its begin."""
+    """The part of an event whose addresses lie in one range; addresses are relative to the range's
+    begin."""
     sizes = event.sizes[chosen] if isinstance(event.sizes, np.ndarray) else event.sizes
     return MemoryAccess(
         event.site, event.space, event.kind, event.threads[chosen],

@@ -1,4 +1,4 @@
-"""Shadow memory: a few fields per memory cell, and the cells that an access touches."""
+"""Shadow memory: per-cell fields, and the cells that an access touches."""
 
 from __future__ import annotations
 
@@ -14,26 +14,31 @@ _WORD = 4
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """The cells of one event, flat: ``rows[i]`` is the index of the event's thread for cell i."""
+    """The cells that one event touches.
+
+    ``rows[i]`` is the index of the thread that touches cell i.
+    """
 
     cells: np.ndarray
     rows: np.ndarray
 
 
 class Shadow:
-    """Named per-cell arrays over ``banks`` memories of ``size`` bytes each (for example one per
-    CTA).
+    """Named arrays with one entry per cell, over ``banks`` memories of ``size`` bytes each (for
+    example one per CTA).
 
-    A cell is a 4-byte word until the first access that does not cover whole words; from then on a
-    cell is a byte. This keeps neighbours within a word distinct, at no cost to launches that only
-    access whole words.
+    At first a cell is a 4-byte word. After the first access that covers only part of a word, a cell
+    is a byte. This distinguishes the bytes of a word, and costs nothing in launches that access
+    only whole words.
     """
 
     def __init__(
         self, banks: int, size: int, fields: Mapping[str, tuple[np.dtype, object]], width: int = 0
     ) -> None:
-        """``fields`` maps a name to its dtype and initial value; with ``width`` > 0 arrays have
-        another axis."""
+        """``fields`` maps a name to (dtype, initial value).
+
+        If ``width`` > 0, the arrays have a second axis of this length.
+        """
         self.granule = _WORD
         self._banks, self._size = banks, size
         cells = banks * self.cells_per_bank
@@ -44,7 +49,7 @@ class Shadow:
 
     @property
     def cells_per_bank(self) -> int:
-        """Cells of one memory, at the current granule."""
+        """Cells of one memory, at the current cell size."""
         return -(-self._size // self.granule)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -53,7 +58,8 @@ class Shadow:
     def locate(
         self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
     ) -> Touched:
-        """Cells of each thread's ``[address, address + size)``; cells outside are left out."""
+        """The cells in each thread's ``[address, address + size)``; cells outside the memory are
+        left out."""
         if self.granule > 1 and not _whole_words(addresses, sizes):
             self.refine()
         if isinstance(sizes, int) and self._all_inside(addresses, sizes):
@@ -104,20 +110,23 @@ def _whole_words(addresses: np.ndarray, sizes: int | np.ndarray) -> bool:
 
 
 class Ranges:
-    """Global memory's registered ranges; they may overlap (q, k and v packed in one tensor)."""
+    """The registered ranges of global memory.
+
+    They may overlap, for example if q, k and v are packed in one tensor.
+    """
 
     def __init__(self, ranges: Sequence[MemoryRange]) -> None:
         self.ranges = tuple(ranges)
 
     def find(self, addresses: np.ndarray, sizes: int | np.ndarray) -> np.ndarray:
-        """Index into ``ranges`` of a range that contains the whole access, or -1."""
+        """For each access, the index of a range in ``ranges`` that contains all of it, or -1."""
         index = np.full(addresses.shape, -1)
         for i, known in enumerate(self.ranges):
             index[(addresses >= known.begin) & (addresses + sizes <= known.end)] = i
         return index
 
     def nearest(self, address: int) -> MemoryRange | None:
-        """The range whose edge is closest to an address outside all ranges."""
+        """The range whose begin or end is closest to an address that is in no range."""
         return min(
             self.ranges,
             key=lambda r: min(abs(address - r.begin), abs(address - r.end)),

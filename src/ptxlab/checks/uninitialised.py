@@ -12,8 +12,8 @@ from ptxlab.interface import EngineAccess, Launch, MemoryAccess
 class Uninitialised(Check):
     """Kind of finding: ``uninitialised``.
 
-    A cell counts as written from the issue of a cp.async. Whether the copy's data have arrived is
-    checked by InFlight, so that one mistake is not reported twice.
+    A cell that a cp.async writes counts as written when the copy is issued. ``InFlight`` checks
+    whether the data have arrived, so that one mistake is not reported twice.
     """
 
     def begin(self, launch: Launch) -> None:
@@ -23,7 +23,7 @@ class Uninitialised(Check):
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """Begins new CTAs with nothing written."""
+        """All shared memory of new CTAs counts as unwritten."""
         self._first_cta = first_cta
         self._shadow = Shadow(cta_count, self._shared_bytes, {"written": (np.dtype(bool), False)})
 

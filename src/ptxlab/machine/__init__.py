@@ -1,1 +1,1 @@
-"""The machine that generated code runs on: memories, groups of threads, barriers, scheduler."""
+"""The machine that runs generated code: memories, groups of threads, barriers, scheduler."""

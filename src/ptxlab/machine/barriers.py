@@ -1,6 +1,6 @@
-"""Barriers: a CTA's numbered barriers (bar.sync and its variants) and the cluster barrier.
+"""Barriers: the numbered barriers of a CTA (bar.sync and its variants) and the cluster barrier.
 
-The cluster barrier separates arrival and wait.
+At the cluster barrier, arriving and waiting are separate instructions.
 """
 
 from __future__ import annotations
@@ -18,35 +18,39 @@ from ptxlab.machine.group import Group
 from ptxlab.machine.protocols import Wakes
 from ptxlab.machine.waits import Wait
 
-#: Called with (site, barrier number, expected count, wave threads that took part) when barriers
-#: open.
+#: Called when barriers open, with (site, barrier number, expected count, the threads of the wave
+#: that took part).
 Released = Callable[[Site, int, int, np.ndarray], None]
 
 
 @dataclass(eq=False)
 class Barrier:
-    """One numbered barrier of every CTA of a wave."""
+    """One barrier number, with the barriers of this number in all CTAs of a wave."""
 
     number: int
     arrived: np.ndarray
     expected: np.ndarray
     generations: np.ndarray
-    #: For bar.red, per CTA: yes votes since the barrier last opened (``votes``), yes votes at that
-    #: opening (``counted``), and threads that took part in it (``took_part``).
+    #: For bar.red, per CTA: ``votes`` counts the yes votes since the barrier last opened.
+    #: ``counted`` are the yes votes at that opening, and ``took_part`` the threads that took part
+    #: in it.
     votes: np.ndarray
     counted: np.ndarray
     took_part: np.ndarray
     whole_cta: bool = True
     #: The instruction of the last arrival.
     site: Site | None = None
-    #: Wave thread numbers of the threads that arrived since their CTA's barrier last opened.
+    #: The threads (numbers within the wave) that have arrived since their CTA's barrier last
+    #: opened.
     arrivals: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _Target:
-    """Threads of a group (``positions``; None: all) and, per CTA, the generation at which threads
-    pass."""
+    """The threads of a group (``positions``; None: all) that wait at one barrier.
+
+    For each CTA, ``generations`` says at which opening of the barrier its threads may go on.
+    """
 
     barrier: Barrier
     positions: np.ndarray | None
@@ -54,14 +58,14 @@ class _Target:
 
 
 class BarrierWait(Wait):
-    """A group that waits at one or several numbered barriers."""
+    """The wait of a group at one or several numbered barriers."""
 
     def __init__(self, group: Group, site: Site, targets: list[_Target]) -> None:
         super().__init__(group, site)
         self.targets = targets
 
     def passed(self) -> np.ndarray:
-        """Per thread, whether its CTA's barrier has opened."""
+        """For each thread, whether its CTA's barrier has opened."""
         opened = np.ones(self.group.n, np.bool_)
         for target in self.targets:
             by_cta = target.barrier.generations >= target.generations
@@ -72,7 +76,7 @@ class BarrierWait(Wait):
         return opened
 
     def part(self, group: Group, mask: np.ndarray) -> BarrierWait:
-        """The wait of the threads in ``mask``."""
+        """The same wait for only the threads in ``mask``."""
         renumbered = np.cumsum(mask) - 1
         targets = []
         for target in self.targets:
@@ -84,10 +88,10 @@ class BarrierWait(Wait):
         return BarrierWait(group, self.site, targets)
 
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Does nothing: observers were notified of all threads when the barrier opened."""
+        """Does nothing, because observers were already notified when the barrier opened."""
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """The number of threads that have arrived, out of the number expected."""
+        """For each barrier, how many of the expected threads have arrived."""
         closed = ~self.passed()
         found = []
         for target in self.targets:
@@ -114,7 +118,7 @@ class NamedBarriers:
         self.barriers: dict[int, Barrier] = {}
 
     def exited(self, group: Group) -> None:
-        """Removes exited threads from barriers that wait for all threads of a CTA."""
+        """Removes the exited threads from those barriers that wait for all threads of a CTA."""
         self.live_total -= group.n
         self.live -= np.bincount(group.cta, minlength=self.geometry.ctas)
         for barrier in self.barriers.values():
@@ -132,10 +136,11 @@ class NamedBarriers:
         blocks: bool,
         vote: Any = None,
     ) -> BarrierWait | None:
-        """A group arrives at barriers; returns a wait if the group cannot pass without waiting.
+        """A group arrives at barriers. Returns a wait unless the group may continue at once.
 
-        ``number`` is a scalar or one per thread. ``expected`` is the number of threads of each CTA
-        that take part; None: all that have not exited. ``vote`` is a predicate per thread.
+        ``number`` is a scalar, or an array with one barrier number per thread. ``expected`` is the
+        number of threads per CTA that take part; None: all threads that have not exited. ``vote``
+        is a predicate per thread.
         """
         targets = []
         if vote is not None:
@@ -156,7 +161,7 @@ class NamedBarriers:
             barrier.votes = barrier.votes + np.bincount(ctas, minlength=self.geometry.ctas)
 
     def result(self, group: Group, number: Any, mode: str) -> np.ndarray:
-        """The result of each thread's last bar.red; ``mode`` is popc, and, or."""
+        """The result of each thread's last bar.red. ``mode`` is popc, and, or or."""
         found = np.zeros(group.n, np.uint32 if mode == "popc" else np.bool_)
         for which, positions in _numbers(number):
             barrier = self.barriers[which]
@@ -222,7 +227,7 @@ class NamedBarriers:
 
 
 def _numbers(number: Any) -> list[tuple[int, np.ndarray | None]]:
-    """Each barrier number that occurs, with the positions of the threads that name it."""
+    """The barrier numbers that occur, each with the positions of the threads that name it."""
     if np.ndim(number) == 0:
         return [(int(number), None)]
     distinct = np.unique(number)
@@ -232,19 +237,21 @@ def _numbers(number: Any) -> list[tuple[int, np.ndarray | None]]:
 
 
 class ClusterWait(Wait):
-    """A group at the cluster barrier, until the barrier has opened as often as each thread has
-    arrived."""
+    """The wait of a group at the cluster barrier.
+
+    A thread passes when the barrier has opened as often as the thread has arrived.
+    """
 
     def __init__(self, group: Group, site: Site, barrier: ClusterBarrier) -> None:
         super().__init__(group, site)
         self.barrier = barrier
 
     def passed(self) -> np.ndarray:
-        """Per thread, whether its cluster's barrier has opened."""
+        """For each thread, whether its cluster's barrier has opened."""
         return self.barrier.opened(self.group)
 
     def part(self, group: Group, mask: np.ndarray) -> ClusterWait:
-        """The wait of the threads in ``mask``."""
+        """The same wait for only the threads in ``mask``."""
         return ClusterWait(group, self.site, self.barrier)
 
     def grant(self, mask: np.ndarray | None = None) -> None:
@@ -253,7 +260,7 @@ class ClusterWait(Wait):
         self.barrier.notify(self.site, "wait", threads)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """The number of threads that have arrived, out of the number expected."""
+        """For each cluster, how many of the expected threads have arrived."""
         positions = np.flatnonzero(~self.passed())
         cluster = int(self.barrier.cluster_of(self.group)[positions[0]])
         arrived, live = self.barrier.arrived[cluster], self.barrier.live[cluster]
@@ -262,7 +269,7 @@ class ClusterWait(Wait):
 
 
 class ClusterBarrier:
-    """The barrier of every cluster of a wave."""
+    """The cluster barriers of all clusters of a wave."""
 
     def __init__(self, wave: Wakes) -> None:
         self.wave = wave
@@ -273,17 +280,17 @@ class ClusterBarrier:
         self.live = np.bincount(self._clusters, minlength=count) * geometry.threads_per_cta
         self.arrived = np.zeros(count, np.int64)
         self.openings = np.zeros(count, np.int64)
-        #: Per thread, the number of arrivals and of waits.
+        #: For each thread, how often it has arrived and how often it has waited.
         self.arrivals = np.zeros(geometry.threads, np.int64)
         self.waits = np.zeros(geometry.threads, np.int64)
 
     def cluster_of(self, group: Group) -> np.ndarray:
-        """Per thread, its cluster within the wave."""
+        """For each thread, the index of its cluster within the wave."""
         found: np.ndarray = self._clusters[group.cta]
         return found
 
     def opened(self, group: Group) -> np.ndarray:
-        """Per thread, whether the barrier has opened since the thread arrived."""
+        """For each thread, whether the barrier has opened since the thread arrived."""
         return self.openings[self.cluster_of(group)] >= self.arrivals[group.index]
 
     def arrive(self, group: Group, site: Site, *, relaxed: bool) -> None:
@@ -307,7 +314,7 @@ class ClusterBarrier:
         return None
 
     def exited(self, group: Group) -> None:
-        """Removes exited threads and their arrivals from the barrier's counts."""
+        """Removes exited threads and their arrivals from the counts."""
         clusters = self.cluster_of(group)
         arrived = clusters[self.arrivals[group.index] > self.openings[clusters]]
         self.live -= np.bincount(clusters, minlength=self.live.size)

@@ -1,9 +1,9 @@
-"""Bulk copies: tensor boxes and plain ranges between global and shared memory, asynchronously.
+"""Bulk copies: asynchronous copies of tensor boxes or plain bytes between global and shared memory.
 
-A load is under way until the scheduler lets it arrive. So is a copy to another CTA's shared memory,
-which also reads its source only then. A store, or a reduction (fp32 sums in global
-memory), stays in its thread's bulk groups and is executed as late as allowed. wait_group.read makes
-the store read shared memory, and only wait_group makes it write global memory.
+A load is in flight until the scheduler lets it arrive. A copy to another CTA's shared memory is in
+flight as well, and reads its source only when it arrives. A store, or a reduction (fp32 sums in
+global memory), stays in the bulk groups of its thread, and is executed as late as PTX allows. At
+wait_group.read a store reads shared memory; it writes global memory only at wait_group.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from ptxlab.machine.random_schedule import RandomSchedule
 from ptxlab.machine.tensor_maps import TensorMap
 
 _TENSOR_ALIGNMENT = 128
-#: Fraction of stores that a random schedule writes as soon as shared memory is read.
+#: A random schedule writes this fraction of the stores when they read shared memory, not later.
 _WRITTEN_EARLY = 0.5
 
 
 class Body(Protocol):
-    """The data that a copy moves: its bytes outside shared memory and its pieces inside."""
+    """The data of a copy: its bytes outside shared memory, and its 16-byte pieces in shared
+    memory."""
 
     @property
     def box_bytes(self) -> int: ...
@@ -51,17 +52,17 @@ class Body(Protocol):
 
 @dataclass(frozen=True)
 class PlainRange:
-    """Contiguous bytes of global memory; their address is the only coordinate."""
+    """Contiguous bytes of global memory. There is one coordinate, the address of the first byte."""
 
     memory: GlobalMemory
     box_bytes: int
 
     def pieces(self, address: int) -> np.ndarray:
-        """Shared addresses of the 16-byte pieces."""
+        """The addresses in shared memory of the 16-byte pieces."""
         return np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
-        """The single row in global memory."""
+        """The one row of bytes in global memory."""
         return np.array([coordinates[0]], np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
@@ -71,7 +72,7 @@ class PlainRange:
         return words.view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
-        """Writes the bytes, or adds them as fp32."""
+        """Writes the bytes, or adds them to global memory as fp32 numbers."""
         addresses = coordinates[0] + np.arange(0, self.box_bytes, PIECE, dtype=np.int64)
         if add:
             old = self.memory.load(addresses, PIECE)
@@ -88,11 +89,11 @@ class Words:
     writable: bool = False
 
     def pieces(self, address: int) -> np.ndarray:
-        """The single shared address."""
+        """The one 16-byte piece in shared memory."""
         return np.array([address], np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
-        """No row in global memory."""
+        """None: registers have no row in global memory."""
         return np.zeros(0, np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
@@ -100,25 +101,28 @@ class Words:
         return np.array(self.words, np.uint32).view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
-        """Raises an error: a bulk copy cannot write registers."""
+        """Always raises an error, because a bulk copy cannot write registers."""
         raise EmulatorError("a bulk store into registers")
 
 
 @dataclass(frozen=True)
 class OtherShared:
-    """Contiguous bytes of a CTA's shared memory; their address there is the only coordinate.
-    ``base``: the first byte of that CTA's memory among those of all CTAs."""
+    """Contiguous bytes of a CTA's shared memory.
+
+    There is one coordinate, the address of the first byte in that memory. ``base``: where the
+    memory of this CTA begins in the shared memory of the whole wave.
+    """
 
     memory: BankedMemory
     base: int
     box_bytes: int
 
     def pieces(self, address: int) -> np.ndarray:
-        """Shared addresses of the 16-byte pieces."""
+        """The addresses in shared memory of the 16-byte pieces."""
         return np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
-        """No row in global memory."""
+        """None: shared memory has no row in global memory."""
         return np.zeros(0, np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
@@ -128,13 +132,13 @@ class OtherShared:
         return words.view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
-        """Raises an error: bulk groups do not write shared memory."""
+        """Always raises an error, because bulk groups do not write shared memory."""
         raise EmulatorError("a bulk store into shared memory")
 
 
 @dataclass(eq=False)
 class _Load:
-    """A copy into the shared memory of one wave CTA, which completes on an mbarrier there."""
+    """A copy into the shared memory of one CTA, which completes on an mbarrier of this CTA."""
 
     site: Site
     body: Body
@@ -147,8 +151,11 @@ class _Load:
 
 @dataclass(eq=False)
 class _Store:
-    """A copy out of one CTA's shared memory. ``add``: whether it is a reduction. ``data``: None
-    until shared memory has been read."""
+    """A copy out of one CTA's shared memory.
+
+    ``add``: whether it is a reduction, which adds to global memory. ``data``: the bytes read from
+    shared memory; None if they have not been read yet.
+    """
 
     site: Site
     body: Body
@@ -168,12 +175,13 @@ class BulkCopies:
     def __init__(self, wave: HoldsMemories, mbarriers: Mbarriers) -> None:
         self.wave, self.geometry, self.mbarriers = wave, wave.geometry, mbarriers
         self.maps: dict[int, TensorMap] = {}
-        #: Loads under way. Loads issued by one instruction arrive together.
+        #: Loads in flight. The loads that one instruction issues arrive together.
         self.loads: deque[list[_Load]] = deque()
-        #: The loads that a hesitant schedule delays while anything else can run.
+        #: The loads that a hesitant schedule delays as long as anything else can run.
         self.held: list[_Load] | None = None
-        #: By wave thread: ``open`` has uncommitted stores, ``groups`` the committed groups not yet
-        #: waited for, oldest first, and ``read`` older groups whose shared memory has been read.
+        #: By thread of the wave: ``open`` has the stores that are not committed, ``groups`` the
+        #: committed groups that may not have read shared memory, oldest first, and ``read`` older
+        #: groups that have read it.
         self.open: dict[int, list[_Store]] = {}
         self.groups: dict[int, list[list[_Store]]] = {}
         self.read: dict[int, list[list[_Store]]] = {}
@@ -193,8 +201,10 @@ class BulkCopies:
         mask: Any,
         ctas: Any,
     ) -> None:
-        """cp.async.bulk.tensor into shared memory; ``ctas`` is the mask of ranks; None: no
-        multicast."""
+        """cp.async.bulk.tensor into shared memory.
+
+        ``ctas`` is a mask of ranks for multicast; None: no multicast.
+        """
         together = []
         for position in group.active(mask).tolist():
             body = self._map(_of(tensor_map, position), rank)
@@ -242,7 +252,7 @@ class BulkCopies:
     def store_words(
         self, group: Group, site: Site, target: Any, words: Sequence[Any], barrier: Any, mask: Any
     ) -> None:
-        """st.async of sixteen bytes, which arrives like a load and completes on its mbarrier."""
+        """st.async of 16 bytes. It arrives like a load and completes on its mbarrier."""
         for position in group.active(mask).tolist():
             body = Words(tuple(_of(word, position) for word in words))
             address = _of(target, position)
@@ -263,7 +273,7 @@ class BulkCopies:
         barrier: Any,
         mask: Any,
     ) -> None:
-        """cp.async.bulk from a CTA's shared memory into that of a CTA of its cluster."""
+        """cp.async.bulk from the shared memory of a CTA into that of another CTA of its cluster."""
         shared, pitch = self.wave.shared, self.geometry.shared_pitch
         for position in group.active(mask).tolist():
             where, bytes_ = _of(source, position), _of(size, position)
@@ -287,7 +297,8 @@ class BulkCopies:
     def _notify_source(
         self, group: Group, site: Site, position: int, load: _Load, source: int
     ) -> None:
-        """The read of a copy between shared memories, which ends when the copy arrives."""
+        """Notifies observers that a copy between shared memories reads its source; the read ends
+        when the copy arrives."""
         if not self.wave.observers:
             return
         first = self.geometry.first_cta
@@ -351,7 +362,7 @@ class BulkCopies:
         *,
         add: bool,
     ) -> None:
-        """cp.async.bulk.tensor out of shared memory, or cp.reduce."""
+        """cp.async.bulk.tensor or cp.reduce.async.bulk.tensor out of shared memory."""
         for position in group.active(mask).tolist():
             body = self._map(_of(tensor_map, position), rank)
             where = tuple(_signed(_of(c, position)) for c in coordinates)
@@ -362,7 +373,7 @@ class BulkCopies:
     def store_range(
         self, group: Group, site: Site, target: Any, source: Any, size: Any, mask: Any, *, add: bool
     ) -> None:
-        """cp.async.bulk of plain bytes out of shared memory, or cp.reduce."""
+        """cp.async.bulk or cp.reduce.async.bulk of plain bytes out of shared memory."""
         for position in group.active(mask).tolist():
             body = self._range(group, site, position, _of(target, position), _of(size, position))
             address = _of(source, position)
@@ -399,9 +410,9 @@ class BulkCopies:
             self.groups.setdefault(thread, []).append(self.open.pop(thread, []))
 
     def wait(self, group: Group, site: Site, allowed: int, mask: Any, *, read: bool) -> None:
-        """cp.async.bulk.wait_group: all but the ``allowed`` newest groups complete.
+        """cp.async.bulk.wait_group: completes all groups except the ``allowed`` newest.
 
-        With ``.read`` these groups only have to read shared memory.
+        With ``.read`` these groups only need to have read shared memory.
         """
         for position in group.active(mask).tolist():
             thread = int(group.index[position])
@@ -426,7 +437,8 @@ class BulkCopies:
         random = self.wave.random
         for store in stores:
             self._read_shared(store)
-            # The write happens at any time from now on: here, at the wait, or at the kernel's end.
+            # From now on the write may happen at any time: now, at the wait, or at the end of the
+            # kernel.
             if random is not None and random.random() < _WRITTEN_EARLY:
                 self._write(store)
         self._done(group, site, position, "bulk", stores)
@@ -457,8 +469,8 @@ class BulkCopies:
     # Arrivals
 
     def deliver(self, random: RandomSchedule | None) -> bool:
-        """Lets the oldest instruction's loads, or with ``random`` one random load, arrive. Returns
-        whether any load arrived."""
+        """Lets the loads of the oldest instruction arrive, or one random load if ``random`` is
+        given. Returns whether any load arrived."""
         if not self.loads:
             return False
         if random is None:
@@ -466,8 +478,8 @@ class BulkCopies:
                 self.loads.rotate(-1)
             if self.loads[0] is self.held:
                 self.held = None
-            # Loads arrive one by one: threads that wait for a phase are not ordered after copies
-            # that arrive later.
+            # Loads arrive one by one, because a thread that waits for a phase is not ordered after
+            # copies that arrive later.
             while self.loads[0]:
                 self._arrive(self.loads[0].pop(0))
             self.loads.popleft()
@@ -502,7 +514,8 @@ class BulkCopies:
     def end(self) -> None:
         """Called when all threads have exited.
 
-        Loads still in flight are reported and complete now. Pending stores are written.
+        Loads that are still in flight are reported, and complete now. Stores that are still pending
+        are written.
         """
         stores = [s for groups in self.groups.values() for group in groups for s in group]
         stores += [s for left in self.open.values() for s in left]

@@ -1,4 +1,4 @@
-"""Divergence: parts of a group that run separately and later reconverge."""
+"""Divergence: the parts of a group that run separately and later join again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ptxlab.machine.warpgroup_mma import InFlight
 
 
 class Undefined:
-    """The content of a register that was never written."""
+    """The value of a register that was never written."""
 
     def __repr__(self) -> str:
         return "undefined"
@@ -28,11 +28,12 @@ Values = tuple[Any, ...]
 
 @dataclass(eq=False)
 class Part:
-    """Some threads of a forked group; ``positions`` are their positions within the group.
+    """Some of the threads of a forked group; ``positions`` are their indices in the group.
 
-    While the part runs, ``values`` are the registers live at its start. When it is ``finished``,
-    they are the registers live at the join. A part that never ``runs`` has no work until the join:
-    it is finished from the start, and its values are the registers from before the fork.
+    Until the part has run, ``values`` are its registers that are live at its start. When it is
+    ``finished``, they are its registers that are live at the join. If ``runs`` is false, the part
+    has nothing to execute before the join: it is finished from the start, and its values are those
+    from before the fork.
     """
 
     group: Group
@@ -45,7 +46,7 @@ class Part:
 
 @dataclass(eq=False)
 class Fork:
-    """A group split into parts, which join where node ``stop`` begins."""
+    """A group that is split into parts. They join at the beginning of node ``stop``."""
 
     group: Group
     stop: int
@@ -60,13 +61,18 @@ class Fork:
         *,
         runs: bool = True,
     ) -> None:
-        """Adds a part. ``values`` are the whole group's registers that are live at its start."""
+        """Adds a part to the fork.
+
+        ``values`` are the registers of the whole group that are live at the part's start.
+        """
         positions = np.flatnonzero(mask)
         sliced = slice_values(values, positions) if runs else None
         self.parts.append(Part(part, positions, start, sliced, runs, finished=not runs))
 
     def join(self, register_positions: Sequence[int], current: Values) -> Values:
-        """Merges the registers at these positions of the join's live-in order.
+        """Merges the registers of the parts.
+
+        ``register_positions`` are their indices in the order of the join's live registers.
 
         ``current`` are their values before the fork.
         """
@@ -105,20 +111,20 @@ class Fork:
                 merged[part.positions] = piece
         return merged
 
-    # Releasing some threads from the join
+    # Release of threads from the join
 
     def free(self) -> np.ndarray:
-        """Threads at the join whose whole warp is at the join."""
+        """The threads at the join whose whole warp has reached it."""
         at_join = np.zeros(self.group.n, np.bool_)
         for part in self.parts:
             at_join[part.positions] = part.finished
         return at_join & ~np.isin(self.group.warp, self.group.warp[~at_join])
 
     def release(self, mask: np.ndarray, current: Values) -> tuple[Group, Values, Fork]:
-        """Releases the threads in ``mask``, which are all at the join.
+        """Releases the threads in ``mask``, all of which are at the join.
 
         Returns (their group, their registers, the remaining fork). ``current`` are the registers
-        live at the join, with their values from before the fork.
+        that are live at the join, with their values from before the fork.
         """
         go_group, rest_group = self.group.split(mask)
         go, rest = Fork(go_group, self.stop), Fork(rest_group, self.stop)
@@ -144,10 +150,12 @@ class Fork:
 
 @dataclass(eq=False)
 class Split:
-    """A group that a wait splits permanently: some threads continue, the others keep waiting.
+    """A group that is split for good because of a wait: some threads continue, and the others keep
+    waiting.
 
-    ``go`` and ``stay`` are (node, the whole group's registers that are live at that node). ``wait``
-    is the wait of the other threads before they start; None if their node contains the wait.
+    ``go`` and ``stay`` are pairs of a node and the registers of the whole group that are live
+    there. ``wait`` is what the other threads wait for before they run their node; None if the node
+    itself waits.
     """
 
     group: Group
@@ -158,5 +166,5 @@ class Split:
 
 
 def slice_values(values: tuple[Any, ...], positions: np.ndarray) -> tuple[Any, ...]:
-    """Registers of the threads at ``positions``; uniform registers stay scalars."""
+    """The registers of the threads at ``positions``. Uniform registers stay scalars."""
     return tuple(v[positions] if isinstance(v, np.ndarray) else v for v in values)

@@ -1,7 +1,7 @@
-"""Tensor-core fragments: ldmatrix, stmatrix and mma.sync for all warps of a group together.
+"""Tensor-core fragments: executes ldmatrix, stmatrix and mma.sync for all warps of a group at once.
 
-Registers are uint32 (16-bit pairs) or float32 arrays of ``32 * warps`` threads, warp by warp. In
-the layouts below ``g = lane // 4`` and ``t = lane % 4``.
+A register is an array over ``32 * warps`` threads, warp by warp: uint32 (pairs of 16-bit elements)
+or float32. In the layouts below ``g = lane // 4`` and ``t = lane % 4``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ptxlab.machine.tensor_cores import OperandType, TensorCore
 
 
 def _stack(values: Sequence[Any], threads: int, dtype: Any) -> np.ndarray:
-    """Registers as rows; uniform registers are broadcast over the threads."""
+    """Stacks registers as rows of an array; uniform registers are broadcast over the threads."""
     if all(value.ndim for value in values):
         return np.concatenate(values).reshape(len(values), threads)
     rows: np.ndarray = np.empty((len(values), threads), dtype)
@@ -26,10 +26,11 @@ def _stack(values: Sequence[Any], threads: int, dtype: Any) -> np.ndarray:
 
 
 def matrix_rows_to_registers(rows: np.ndarray, count: int, transpose: bool) -> np.ndarray:
-    """ldmatrix: 16-byte rows ordered (warp, matrix, row) to uint32 registers (matrix, thread).
+    """ldmatrix: turns 16-byte rows, ordered (warp, matrix, row), into uint32 registers (matrix,
+    thread).
 
-    Thread (g, t) holds the 16-bit pair at row g, columns 2t and 2t + 1; transposed, at rows 2t and
-    2t + 1, column g.
+    Thread (g, t) holds a pair of 16-bit elements: row g, columns 2t and 2t + 1. Transposed, these
+    are rows 2t and 2t + 1 of column g.
     """
     if transpose:
         elements = rows.view(u2).reshape(-1, count, 8, 8)
@@ -39,7 +40,8 @@ def matrix_rows_to_registers(rows: np.ndarray, count: int, transpose: bool) -> n
 
 
 def registers_to_matrix_rows(values: Sequence[Any], threads: int, transpose: bool) -> np.ndarray:
-    """stmatrix: registers (matrix, thread) to complex128 rows ordered (warp, matrix, row)."""
+    """stmatrix: turns registers (matrix, thread) into 16-byte rows (complex128), ordered (warp,
+    matrix, row)."""
     count = len(values)
     words = _stack(values, threads, u4).reshape(count, -1, 32)
     if not transpose:
@@ -57,16 +59,17 @@ def matrix_multiply(
     threads: int,
     core: TensorCore | None,
 ) -> np.ndarray:
-    """``m`` x ``n`` tiles of chains of ``k`` mma.sync with float32 accumulators.
+    """Computes ``m`` x ``n`` tiles of chains of ``k`` mma.sync with float32 accumulators.
 
-    ``shape`` is (m, n, k, chunks): ``chunks`` is 2 for m16n8k16 and 1 for m16n8k8. tf32 has one
-    element per register, so there ``chunks`` is 2 for m16n8k8 and 1 for m16n8k4. Registers are
-    ordered a[m][k][2 * chunks], b[n][k][chunks], c[m][n][4]; the result is one float32 row per
-    accumulator register, ordered like c. The fragments are:
-      a register r, half h: row g + 8 (r % 2), column 8 (r // 2) + 2t + h (tf32: 4 (r // 2) + t).
+    ``shape`` is (m, n, k, chunks). ``chunks`` is the number of 8-column chunks of A: 2 for
+    m16n8k16, 1 for m16n8k8. With tf32, which has one element per register, it is 2 for m16n8k8 and
+    1 for m16n8k4. Registers are ordered a[m][k][2 * chunks], b[n][k][chunks], c[m][n][4]. The
+    result has one float32 row per accumulator register, in the order of c. Elements of the
+    fragments: a register r, half h: row g
+    + 8 (r % 2), column 8 (r // 2) + 2t + h (tf32: 4 (r // 2) + t).
       b register r, half h: row 8r + 2t + h (tf32: 4r + t), column g.
       c register r:         row g + 8 (r // 2), column 2t + r % 2.
-    The sums have the rounding of ``core``; if it is None, they are float32 sums in any order.
+    The sums are rounded like those of ``core``; if it is None, they are float32 sums in any order.
     """
     m, n, k, chunks = shape
     warps = threads // 32
@@ -89,7 +92,7 @@ def matrix_multiply(
 
 
 def _to_registers(tiles: np.ndarray, shape: tuple[int, ...], threads: int) -> np.ndarray:
-    """(warps, 16 m, 8 n) as rows of registers c[m][n][4]."""
+    """Converts tiles (warps, 16 m, 8 n) to rows of registers c[m][n][4]."""
     m, n = shape[:2]
     parts = tiles.reshape(-1, m, 2, 8, n, 4, 2).transpose(1, 4, 2, 6, 0, 3, 5)
     return np.ascontiguousarray(parts).reshape(m * n * 4, threads)

@@ -15,7 +15,8 @@ WARP = 32
 WARPGROUP = 4 * WARP
 u4 = np.uint32
 
-#: A shared address of another CTA of the cluster holds that CTA's rank + 1 above these bits.
+#: An address in the shared memory of another CTA of the cluster has that CTA's rank + 1 above this
+#: bit.
 RANK_SHIFT = 24
 
 
@@ -29,7 +30,8 @@ class Geometry:
     first_cta: int
     ctas: int
     dynamic_shared: int
-    #: Bytes between the shared memories of CTAs and the local memories of threads; set by the wave.
+    #: Distance in bytes between the shared memories of consecutive CTAs, or between the local
+    #: memories of threads; the wave sets it.
     shared_pitch: int = 0
     local_pitch: int = 0
     threads_per_cta: int = field(init=False)
@@ -47,7 +49,7 @@ class Geometry:
         self.clusters = Clusters(self.grid, self.cluster)
 
     def warp(self, index: np.ndarray) -> np.ndarray:
-        """Wave-wide warp numbers of wave threads."""
+        """The warp of each thread; both are numbered within the wave."""
         if self.threads_per_cta % WARP == 0:
             return index // WARP
         per_cta = -(-self.threads_per_cta // WARP)
@@ -55,15 +57,20 @@ class Geometry:
         return cta * per_cta + tid // WARP
 
     def existing_lanes(self, index: np.ndarray) -> np.ndarray:
-        """Per thread, the mask of lanes in its warp; the last warp of a CTA may be partial."""
+        """For each thread, the mask of the lanes that exist in its warp.
+
+        Only the last warp of a CTA may be partial.
+        """
         tid = index % self.threads_per_cta
         count = np.minimum(self.threads_per_cta - tid // WARP * WARP, WARP)
         return ((np.int64(1) << count) - 1).astype(u4)
 
     def owners(self, ctas: np.ndarray, address: int) -> tuple[int, np.ndarray]:
-        """Resolves a shared::cluster address used by threads of wave CTAs ``ctas``.
+        """Resolves an address in the shared::cluster window, used by threads of the CTAs ``ctas``
+        of the wave.
 
-        Returns (address within the owning CTA's memory, owning wave CTA of each thread).
+        Returns the address within the memory of the owning CTA, and for each thread the owning CTA
+        within the wave.
         """
         rank = (address >> RANK_SHIFT) - 1
         if rank < 0:
@@ -124,7 +131,7 @@ _SCALARS: dict[str, Callable[[Geometry], Any]] = {
     "gridid": lambda g: np.uint64(0),
     "dynamic_smem_size": lambda g: u4(g.dynamic_shared),
     "total_smem_size": lambda g: u4(g.shared_pitch),
-    # Clocks stay at 0: a kernel must not depend on them.
+    # Clocks always read 0, because a kernel must not depend on them.
     "clock": lambda g: u4(0),
     "clock64": lambda g: np.uint64(0),
     "globaltimer": lambda g: np.uint64(0),

@@ -1,8 +1,8 @@
 """A group: threads that share one program counter, and their pending asynchronous copies.
 
-A launch starts with one group of all threads of a wave. A divergent branch forks a group into two,
-which run as separate coroutines and join at the branch's immediate post-dominator. Nothing assumes
-one program counter per grid.
+At the beginning of a launch, one group contains all threads of a wave. A divergent branch forks a
+group into two, which run as separate coroutines and join at the branch's immediate post-dominator.
+Different groups may be at different instructions.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ u4 = np.uint32
 
 @dataclass(slots=True)
 class AsyncCopy:
-    """A cp.async in flight: 16-, 8- or 4-byte words for flat cells of shared memory.
+    """A cp.async in flight: words of 16, 8 or 4 bytes and the cells of shared memory that they go
+    to.
 
-    ``whole`` is the copy that this part belongs to; None if this is a whole copy.
+    If this is only a part of a copy, ``whole`` is that copy; otherwise None.
     """
 
     issued: Site
@@ -38,7 +39,8 @@ class AsyncCopy:
     whole: AsyncCopy | None = None
 
     def part(self, keep: np.ndarray) -> AsyncCopy:
-        """The part of the copy that belongs to the threads in ``keep`` (by wave thread number)."""
+        """The part of the copy that belongs to the threads in ``keep`` (numbers within the
+        wave)."""
         return self._at(np.flatnonzero(keep[self.threads]))
 
     def _at(self, chosen: np.ndarray) -> AsyncCopy:
@@ -56,7 +58,8 @@ class AsyncCopy:
     def reunite(copies: list[AsyncCopy]) -> list[AsyncCopy]:
         """Merges the parts of each copy.
 
-        Otherwise every fork and join under a pending copy would double the number of its parts.
+        Without this, every fork and join while a copy is pending would double the number of its
+        parts.
         """
         families: dict[int, list[AsyncCopy]] = {}
         for copy in copies:
@@ -71,12 +74,15 @@ def _reunited(parts: list[AsyncCopy]) -> AsyncCopy:
     threads = np.concatenate([part.threads for part in parts])
     if threads.size == whole.threads.size:
         return whole
-    # Some parts have landed in the meantime; the others remain, in the order of the whole copy.
+    # Some parts have landed in the meantime. The others remain, in the order of the whole copy.
     return whole._at(np.flatnonzero(np.isin(whole.threads, threads)))
 
 
 class Group:
-    """Threads at one program counter. ``index`` holds wave thread numbers, ascending (int64)."""
+    """Threads that execute together, at one program counter.
+
+    ``index`` has their numbers within the wave, ascending (int64).
+    """
 
     def __init__(self, grid: Geometry, index: np.ndarray) -> None:
         self.geometry = grid
@@ -88,20 +94,22 @@ class Group:
         self.cta = index // grid.threads_per_cta
         self.shared_base = self.cta * grid.shared_pitch
         self.local_base = index * grid.local_pitch
-        #: cp.async: committed groups not yet waited for, oldest first, and uncommitted copies.
+        #: cp.async: committed groups that were not waited for, oldest first, and copies that are
+        #: not committed.
         self.committed: list[list[AsyncCopy]] = []
         self.open: list[AsyncCopy] = []
-        #: wgmma: uncommitted products, and committed groups not yet waited for, oldest first.
+        #: wgmma: the same for products: those not committed, and committed groups that were not
+        #: waited for.
         self.pending_wgmma: list[PendingWgmma] = []
         self.wgmma_groups: list[list[PendingWgmma]] = []
-        #: The words that a polling loop has read in this iteration, by the index of the load.
+        #: By index of the load: the words that a polling loop has read in this iteration.
         self.polls: dict[int, Poll] = {}
         self._special: dict[str, Any] = {}
         self._shuffles: dict[tuple[str, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     @property
     def threads(self) -> np.ndarray:
-        """Flat thread numbers in the launch."""
+        """The flat numbers of the threads in the launch."""
         return self.index + self.geometry.first_thread
 
     def special(self, name: str) -> Any:
@@ -122,7 +130,8 @@ class Group:
         )
 
     def require_whole(self, mnemonic: str) -> None:
-        """Raises EmulatorError unless whole warps are here, as ``.aligned`` instructions need."""
+        """Raises EmulatorError if a warp is only partly in this group, since ``.aligned``
+        instructions need whole warps."""
         if not self.whole:
             missing = WARP - self.n % WARP
             raise EmulatorError(
@@ -130,10 +139,11 @@ class Group:
                 f"have exited)"
             )
 
-    # Forking and joining
+    # Forks and joins
 
     def split(self, mask: np.ndarray) -> tuple[Group, Group]:
-        """Groups of the threads inside and outside ``mask``, with their copies and polls."""
+        """Two groups, of the threads inside and outside ``mask``, each with its copies and
+        polls."""
         parts = []
         for chosen in (mask, ~mask):
             part = Group(self.geometry, self.index[chosen])
@@ -149,10 +159,10 @@ class Group:
         return parts[0], parts[1]
 
     def absorb(self, parts: list[Group]) -> None:
-        """Takes back the copies and polls of parts that join.
+        """Takes over the copies and polls of parts that join.
 
-        Waits count from the newest committed group, so lists of different lengths are aligned at
-        their ends.
+        A wait counts groups from the newest one, so lists of different lengths are aligned at their
+        ends.
         """
         depth = max(len(part.committed) for part in parts)
         self.committed = [[] for _ in range(depth)]
@@ -188,7 +198,7 @@ class Group:
         self.pending_wgmma = list({id(p): p for part in parts for p in part.pending_wgmma}.values())
 
     def active(self, mask: Any) -> np.ndarray:
-        """Positions of the threads in ``mask``; None: all."""
+        """The positions of the threads in ``mask``; None if ``mask`` is None, which means all."""
         if mask is None:
             return np.arange(self.n)
         return np.flatnonzero(np.broadcast_to(mask, (self.n,)))
@@ -196,7 +206,9 @@ class Group:
     # Lanes
 
     def shuffle_source(self, mode: str, b: int, c: int) -> tuple[np.ndarray, np.ndarray]:
-        """shfl.sync with uniform operands: (position in the group to read from, in range).
+        """shfl.sync with operands that are the same for all threads.
+
+        Returns (the position in the group to read from, whether it is in range).
 
         The position is -1 if the source lane is not in this group.
         """
@@ -208,7 +220,8 @@ class Group:
     def shuffle_source_varying(
         self, mode: str, b: np.ndarray, c: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """shuffle_source() for operands that differ between threads (uint32 arrays or scalars)."""
+        """The same as shuffle_source() for operands that differ between threads (uint32 arrays or
+        scalars)."""
         b = np.broadcast_to(b, (self.n,)).astype(np.int64)
         c = np.broadcast_to(c, (self.n,)).astype(np.int64)
         tid = self.index % self.geometry.threads_per_cta
@@ -231,13 +244,14 @@ class Group:
         return np.where(beyond, -1, found), good
 
     def ballot(self, predicate: Any) -> np.ndarray:
-        """Per thread, the uint32 mask of its warp's lanes in this group whose predicate is true."""
+        """For each thread, the mask (uint32) of the lanes of its warp for which the predicate is
+        true; only lanes in this group count."""
         lane = self.index % self.geometry.threads_per_cta % WARP
         bits = np.broadcast_to(predicate, (self.n,)).astype(np.float64) * np.exp2(lane)
         return np.bincount(self.warp, weights=bits)[self.warp].astype(u4)
 
     def require_members(self, mnemonic: str, members: Any) -> None:
-        """Raises EmulatorError unless all lanes that a warp instruction names are here."""
+        """Raises EmulatorError if a lane that a warp instruction names is not in this group."""
         if self.whole:
             return
         here = self.ballot(np.bool_(True))

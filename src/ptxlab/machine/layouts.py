@@ -1,9 +1,9 @@
-"""Positions of 16-byte pieces in shared memory: swizzles and the matrix descriptors of wgmma.
+"""The addresses of 16-byte pieces in shared memory: swizzles, and the matrix descriptors of wgmma.
 
-An operand of wgmma has ``rows`` x 16 elements of 2 bytes; the 16 are the k dimension. A piece holds
-8 elements along k of one row (K-major), or 8 rows of one k (MN-major). Eight pieces one below the
-other form a core matrix. With a swizzle of 32, 64 or 128 bytes, core matrices are side by side in
-lines of that many bytes.
+An operand of wgmma has ``rows`` x 16 elements of 2 bytes each; k is the dimension of size 16. A
+piece holds 8 elements: in a K-major operand 8 consecutive k of one row, in an MN-major operand 8
+consecutive rows of one k. Eight consecutive pieces form a core matrix of 8 x 8 elements. With a
+swizzle of 32, 64 or 128 bytes, core matrices are placed side by side in lines of this many bytes.
 
 The two offsets of a descriptor are distances in bytes, by layout:
   K-major, no swizzle    leading: between the two core matrices along k; stride: every 8 rows.
@@ -21,23 +21,23 @@ import numpy as np
 
 from ptxlab.errors import EmulatorError
 
-#: Bytes that stay together in every layout.
+#: Size of a piece: bytes that stay together in every layout.
 PIECE = 16
 
 _FIELD = 0x3FFF
 _SPANS = (0, 128, 64, 32)
 
-#: Bits of a piece's address that the swizzle changes, by the bytes of the pattern's rows. The
-#: patterns of 128, 64 and 32 bytes repeat every 1024, 512 and 256 bytes.
+#: Bits of a piece's address that the swizzle changes; the key is the swizzle's line size in bytes.
+#: The patterns for 128, 64 and 32 bytes repeat every 1024, 512 and 256 bytes.
 _BITS = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}
 
 
 def swizzled(addresses: np.ndarray, span: int) -> np.ndarray:
-    """The swizzled addresses of pieces at plain addresses, for rows of ``span`` bytes.
+    """Swizzles the addresses of pieces, for lines of ``span`` bytes.
 
-    Address bits from 4 upwards are XORed with the bits from 7 upwards: one bit for 32 bytes, two
-    for 64, three for 128. ``span`` 0 swizzles nothing. Addresses are relative to the CTA's shared
-    memory.
+    XORs the address bits from bit 4 upwards with those from bit 7 upwards: one bit for 32 bytes,
+    two for 64, three for 128. If ``span`` is 0, nothing is swizzled. Addresses are relative to the
+    CTA's shared memory.
     """
     if span not in _BITS:
         raise EmulatorError(f"there is no swizzle of {span} bytes")
@@ -46,8 +46,10 @@ def swizzled(addresses: np.ndarray, span: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Layout:
-    """A descriptor without its start address. Offsets and swizzle are in bytes, the base offset in
-    lines of 128 bytes."""
+    """The content of a matrix descriptor without its start address.
+
+    Offsets and swizzle are in bytes, the base offset in lines of 128 bytes.
+    """
 
     leading: int
     stride: int
@@ -56,7 +58,7 @@ class Layout:
 
     @staticmethod
     def of(descriptor: int) -> Layout:
-        """The layout that a 64-bit descriptor describes."""
+        """Decodes a 64-bit matrix descriptor."""
         return Layout(
             (descriptor >> 16 & _FIELD) << 4,
             (descriptor >> 32 & _FIELD) << 4,
@@ -65,17 +67,17 @@ class Layout:
         )
 
     def addresses(self, starts: np.ndarray, rows: int, *, k_major: bool) -> np.ndarray:
-        """Shared addresses of an operand's pieces, for each of several start addresses.
+        """The shared addresses of an operand's pieces, for each of several start addresses.
 
-        The result has two more axes than ``starts``: (rows, 2) if K-major, (16, rows / 8) if
-        MN-major.
+        The result has two more axes than ``starts``: (rows, 2) if the operand is K-major, (16, rows
+        / 8) if it is MN-major.
         """
         plain = starts[..., None, None] + _offsets(self, rows, k_major)
         return plain ^ (((plain - (self.base << 7)) >> 3) & _BITS[self.swizzle])
 
 
 def starts_of(descriptors: np.ndarray) -> np.ndarray:
-    """Start addresses (bytes, int64) of descriptors (uint64)."""
+    """The start addresses (in bytes, int64) in matrix descriptors (uint64)."""
     return (descriptors & np.uint64(_FIELD)).astype(np.int64) << 4
 
 

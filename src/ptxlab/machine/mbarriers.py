@@ -1,7 +1,8 @@
-"""mbarriers: arrivals, expected transaction bytes, phases, and waiting threads.
+"""mbarriers: their arrivals, expected bytes, phases, and the threads that wait at them.
 
-In PTX an mbarrier is an opaque word of shared memory. Here mbarriers are kept outside that memory.
-One object per address serves all CTAs of a wave, since all CTAs have the same memory layout.
+In PTX an mbarrier is an opaque word of shared memory. The emulator keeps mbarriers outside that
+memory. One object stands for the mbarriers at one address in all CTAs of a wave, since all CTAs
+have the same memory layout.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MOST_ARRIVALS = (1 << 20) - 1
 
 
 class Mbarrier:
-    """The mbarriers at one address: arrays over the CTAs of a wave."""
+    """The mbarriers at one address. Its arrays have one entry for each CTA of a wave."""
 
     def __init__(self, address: int, ctas: int) -> None:
         self.address = address
@@ -31,7 +32,7 @@ class Mbarrier:
         self.phases = np.zeros(ctas, np.int64)
 
     def state(self, cta: int) -> str:
-        """A description of what one CTA's mbarrier waits for."""
+        """Describes what the mbarrier of one CTA waits for."""
         if not self.valid[cta]:
             return "which was never initialised"
         return (
@@ -41,7 +42,10 @@ class Mbarrier:
 
 
 class MbarrierWait(Wait):
-    """A group at mbarriers; each thread waits for its barrier to complete a number of phases."""
+    """The wait of a group at mbarriers.
+
+    Each thread waits until its mbarrier has completed a number of phases.
+    """
 
     refusable = True
 
@@ -53,18 +57,19 @@ class MbarrierWait(Wait):
         granted: Callable[[MbarrierWait, np.ndarray], None],
     ) -> None:
         super().__init__(group, site)
-        #: (barrier, positions of threads, per thread the number of phases that must be over)
+        #: (barrier, positions of threads, for each of these threads the number of phases that must
+        #: be complete)
         self.targets, self.granted = targets, granted
 
     def passed(self) -> np.ndarray:
-        """Per thread, whether its phase is over."""
+        """For each thread, whether its phase is complete."""
         over = np.ones(self.group.n, np.bool_)
         for barrier, positions, phases in self.targets:
             over[positions] = barrier.phases[self.group.cta[positions]] >= phases
         return over
 
     def part(self, group: Group, mask: np.ndarray) -> MbarrierWait:
-        """The wait of the threads in ``mask``."""
+        """The same wait for only the threads in ``mask``."""
         renumbered, targets = np.cumsum(mask) - 1, []
         for barrier, positions, phases in self.targets:
             stays = mask[positions]
@@ -77,7 +82,7 @@ class MbarrierWait(Wait):
         self.granted(self, np.ones(self.group.n, np.bool_) if mask is None else mask)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """Each barrier with its parity and its missing arrivals and bytes."""
+        """Each mbarrier with the parity waited for and the arrivals and bytes that are missing."""
         found, over = [], self.passed()
         for barrier, positions, phases in self.targets:
             positions, phases = positions[~over[positions]], phases[~over[positions]]
@@ -97,7 +102,8 @@ class Mbarriers:
     def __init__(self, wave: HoldsShared) -> None:
         self.wave, self.geometry = wave, wave.geometry
         self.barriers: dict[int, Mbarrier] = {}
-        #: Oldest clock among the bulk copies in flight to (CTA, address). BulkCopies provides it.
+        #: Called with (CTA, address): the clock of the oldest bulk copy in flight to that mbarrier,
+        #: or None. BulkCopies provides it.
         self.oldest_copy: Callable[[int, int], int | None] = lambda cta, address: None
 
     # Instructions
@@ -135,9 +141,11 @@ class Mbarriers:
     def arrive(
         self, group: Group, site: Site, addresses: Any, count: Any, size: Any, mask: Any
     ) -> np.ndarray:
-        """mbarrier.arrive, or .arrive.expect_tx of ``size`` bytes unless None; returns the phases.
+        """mbarrier.arrive, or .arrive.expect_tx if ``size`` (in bytes) is not None.
 
-        The address may lie in another CTA of the cluster.
+        Returns the phases.
+
+        The mbarrier may be in another CTA of the cluster.
         """
         phases = np.zeros(group.n, np.uint64)
         for address, positions in by_address(group, addresses, mask):
@@ -175,13 +183,16 @@ class Mbarriers:
     def wait_parity(
         self, group: Group, site: Site, addresses: Any, parity: Any, mask: Any
     ) -> MbarrierWait | None:
-        """try_wait.parity: a wait, or None if the phase of that parity is over for all threads."""
+        """try_wait.parity.
+
+        Returns a wait, or None if the phase of that parity is complete for all threads.
+        """
         return self._wait(group, site, addresses, parity, mask, by_parity=True)
 
     def wait_state(
         self, group: Group, site: Site, addresses: Any, state: Any, mask: Any
     ) -> MbarrierWait | None:
-        """try_wait with the state that an arrival returned."""
+        """try_wait with the state that an earlier arrive returned."""
         return self._wait(group, site, addresses, state, mask, by_parity=False)
 
     def _wait(
@@ -208,8 +219,8 @@ class Mbarriers:
     def require(
         self, group: Group, site: Site, position: int, owner: int, address: int
     ) -> Mbarrier | None:
-        """The mbarrier on which a bulk copy will complete; None if the address has no valid
-        mbarrier."""
+        """The mbarrier on which a bulk copy will complete; None if there is no valid mbarrier at
+        the address."""
         barrier = self._at(address)
         where = np.array([position])
         self._notify(site, "copy", group, where, np.array([owner]), address)
@@ -217,7 +228,7 @@ class Mbarriers:
         return barrier if valid else None
 
     def landed(self, site: Site, barrier: Mbarrier, cta: int, size: int) -> None:
-        """Records the arrival of a bulk copy of ``size`` bytes."""
+        """Records that ``size`` bytes of a bulk copy have arrived."""
         barrier.bytes[cta] -= size
         self._end_phases(site, barrier)
 
@@ -242,7 +253,8 @@ class Mbarriers:
             barrier.pending -= now
             counts = counts - now
             if (counts > 0)[barrier.pending == 0].any():
-                # It is undefined which arrivals end the phase and which belong to the next.
+                # PTX does not define which arrivals end the phase and which count for the next
+                # phase.
                 self._misuse(
                     "mbarrier-over-arrival", site, group, positions, barrier,
                     "gets more arrivals at once than its phase still waits for",
@@ -264,7 +276,7 @@ class Mbarriers:
                 "it was set to expect",
                 barrier.address,
             )
-            # Continue as if these bytes had been expected.
+            # Continues as if these bytes had been expected.
             barrier.bytes[lacking] = 0
             over |= lacking
         if not over.any():
@@ -298,7 +310,8 @@ class Mbarriers:
         return barrier
 
     def _owners(self, group: Group, positions: np.ndarray, address: int) -> tuple[int, np.ndarray]:
-        """(address within its CTA, wave CTA per thread) of a shared::cluster address."""
+        """The address within the owning CTA, and for each thread the owning CTA within the wave,
+        for a shared::cluster address."""
         return self.geometry.owners(group.cta[positions], address)
 
     def _check_address(self, site: Site, group: Group, positions: np.ndarray, address: int) -> None:
@@ -360,7 +373,8 @@ class Mbarriers:
 
 
 def by_address(group: Group, addresses: Any, mask: Any) -> list[tuple[int, np.ndarray]]:
-    """Each address that active threads name, with their positions in the group."""
+    """The addresses that active threads name, each with the positions of these threads in the
+    group."""
     positions = group.active(mask)
     if not positions.size:
         return []

@@ -1,4 +1,5 @@
-"""The memories of an emulated launch: guarded host ranges, and per-CTA or per-thread arrays."""
+"""The memories of an emulated launch: guarded ranges of host memory, and arrays for shared and
+local memory."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import numpy as np
 from ptxlab.errors import ArgumentError, EmulatorError
 from ptxlab.interface import GlobalMemoryView, MemoryRange
 
-#: The dtype of memory views, by the bytes of an access. complex128 is the only 16-byte NumPy dtype
-#: that ``take`` moves as one piece; nothing is ever computed with it.
+#: The dtype through which memory is accessed, by the bytes of an access. complex128 is the only
+#: 16-byte dtype of NumPy that ``take`` moves as one unit; it is never used for arithmetic.
 WORDS: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),
@@ -22,7 +23,7 @@ WORDS: dict[int, np.dtype[Any]] = {
     16: np.dtype(np.complex128),
 }
 
-#: Generic addresses of shared and local memory lie in windows above any host address.
+#: Generic addresses of shared and local memory lie in windows above all host addresses.
 SHARED_WINDOW = 0x71 << 56
 LOCAL_WINDOW = 0x72 << 56
 _WINDOWS = {SHARED_WINDOW >> 56: "shared", LOCAL_WINDOW >> 56: "local"}
@@ -35,7 +36,8 @@ class _HostRange:
     views: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
 
     def view(self, size: int) -> tuple[int, np.ndarray]:
-        """(address of element 0, elements of ``size`` bytes) over the range's aligned part."""
+        """The range's aligned part as elements of ``size`` bytes: (address of element 0,
+        elements)."""
         if size not in self.views:
             begin = -(-self.public.begin // size) * size
             count = max(0, (self.public.end - begin) // size)
@@ -45,7 +47,7 @@ class _HostRange:
 
 
 def byte_range(array: np.ndarray) -> tuple[int, int]:
-    """Half-open host address range of the bytes that an array's elements cover."""
+    """The half-open range of host addresses that contains all elements of an array."""
     begin = end = array.ctypes.data
     if array.size == 0:
         return begin, begin
@@ -58,18 +60,18 @@ def byte_range(array: np.ndarray) -> tuple[int, int]:
 
 
 class GlobalMemory(GlobalMemoryView):
-    """Global memory as guarded ranges at the arrays' own host addresses.
+    """Global memory: guarded ranges of host memory, at the arrays' real host addresses.
 
-    Kernel arguments hold real pointers. Nothing outside a registered range is ever touched, and
-    read-only ranges are never written. Ranges may overlap (q, k, v packed in one tensor); an access
-    is valid if one range contains all of it.
+    Therefore kernel arguments are real pointers. Nothing outside the registered ranges is accessed,
+    and read-only ranges are never written. Ranges may overlap (for example if q, k and v are packed
+    in one tensor). An access is valid if one range contains all of it.
     """
 
     def __init__(self) -> None:
         self._ranges: list[_HostRange] = []
 
     def register(self, name: str, array: np.ndarray, *, writable: bool) -> int:
-        """Registers an array, strided or not, keeps it alive and returns its address."""
+        """Registers an array, which may be strided, and keeps it alive. Returns its address."""
         if not isinstance(array, np.ndarray):
             raise ArgumentError(f"{name}: expected a NumPy array, got {type(array).__name__}")
         if writable and not array.flags.writeable:
@@ -80,7 +82,8 @@ class GlobalMemory(GlobalMemoryView):
         return array.ctypes.data
 
     def extended(self) -> GlobalMemory:
-        """A copy with the same ranges; ranges added to it do not change this object."""
+        """A copy with the same ranges; ranges that are added to the copy are not added to this
+        object."""
         other = GlobalMemory()
         other._ranges = list(self._ranges)
         return other
@@ -90,7 +93,7 @@ class GlobalMemory(GlobalMemoryView):
         return [known.public for known in self._ranges]
 
     def inside(self, addresses: np.ndarray, sizes: Any, *, write: bool) -> np.ndarray:
-        """Marks the accesses that are wholly inside one range, if the range allows them."""
+        """For each access, whether one range contains all of it and allows it."""
         good = np.zeros(np.shape(addresses), np.bool_)
         for known in self._ranges:
             if known.public.writable or not write:
@@ -99,13 +102,13 @@ class GlobalMemory(GlobalMemoryView):
         return good
 
     def check(self, addresses: np.ndarray, size: int, *, write: bool) -> None:
-        """Raises EmulatorError if an access of ``size`` bytes is in no range that allows it."""
+        """Raises EmulatorError if no range contains and allows an access of ``size`` bytes."""
         bad = addresses[~self.inside(addresses, size, write=write)]
         if bad.size:
             raise self._refusal(int(bad[0]), size, write)
 
     def find(self, lowest: int, highest: int, *, write: bool) -> _HostRange | None:
-        """The range that contains all of ``[lowest, highest)``."""
+        """A range that contains all of ``[lowest, highest)`` and allows the access, or None."""
         for known in self._ranges:
             public = known.public
             if public.begin <= lowest and highest <= public.end and (public.writable or not write):
@@ -113,7 +116,7 @@ class GlobalMemory(GlobalMemoryView):
         return None
 
     def load(self, addresses: Any, size: int) -> Any:
-        """Words of ``size`` bytes at int64 addresses (array or scalar)."""
+        """Reads words of ``size`` bytes at int64 addresses (an array or a scalar)."""
         found = self._common(addresses, size, write=False)
         if found is not None:
             view, cells = found
@@ -125,8 +128,10 @@ class GlobalMemory(GlobalMemoryView):
         return out
 
     def store(self, addresses: Any, size: int, values: Any) -> None:
-        """Writes words of ``size`` bytes. If two threads write one address, the later thread
-        wins."""
+        """Writes words of ``size`` bytes.
+
+        If two threads write to one address, the thread with the higher index wins.
+        """
         found = self._common(addresses, size, write=True)
         if found is not None:
             view, cells = found
@@ -137,7 +142,7 @@ class GlobalMemory(GlobalMemoryView):
             view[(addresses[mask] - begin) // size] = values[mask] if np.ndim(values) else values
 
     def _common(self, addresses: Any, size: int, *, write: bool) -> tuple[np.ndarray, Any] | None:
-        """(words, cells) if one range contains all accesses, else None."""
+        """(words, cells) if one range contains all accesses, otherwise None."""
         scalar = np.ndim(addresses) == 0
         first = int(addresses) if scalar else int(addresses[0])
         known = self.find(first, first + size, write=write)
@@ -147,8 +152,9 @@ class GlobalMemory(GlobalMemoryView):
             return None
         begin, view = known.view(size)
         relative = addresses - begin
-        # The OR of the offsets is at least as large as each offset. It is negative if an offset is
-        # negative, and has all low bits of the offsets. So one pass checks range and alignment.
+        # The OR of the offsets is at least as large as each offset. It is negative if any offset is
+        # negative, and its low bits are 0 only if those of all offsets are. So one pass checks both
+        # range and alignment.
         bits = int(relative) if scalar else int(np.bitwise_or.reduce(relative))
         if bits & (size - 1):
             bad = next(int(a) for a in np.atleast_1d(addresses) if int(a) & (size - 1))
@@ -161,7 +167,7 @@ class GlobalMemory(GlobalMemoryView):
     def _parts(
         self, addresses: np.ndarray, size: int, *, write: bool
     ) -> list[tuple[_HostRange, np.ndarray]]:
-        """Accesses split by range; every access must have a range."""
+        """Groups accesses by the range that contains them. Each access must be in a range."""
         rest, parts = np.ones(addresses.shape, np.bool_), []
         for known in self._ranges:
             public = known.public
@@ -186,7 +192,7 @@ class GlobalMemory(GlobalMemoryView):
         )
 
     def place(self, address: int) -> str:
-        """A description of a global address that can follow "the word at"."""
+        """Describes a global address, in words that can follow "the word at"."""
         for public in self.ranges():
             if public.begin <= address < public.end:
                 where = f"byte {address - public.begin} of {public.name}"
@@ -206,16 +212,17 @@ class GlobalMemory(GlobalMemoryView):
 
 
 class BankedMemory:
-    """Byte memory of equal parts: one per CTA (shared) or per thread (local), filled with 0xFF.
+    """Memory divided into equal parts, one per CTA (shared memory) or per thread (local memory).
 
-    0xFF makes every float a NaN, so that reads of unwritten memory show in the results.
+    It is filled with 0xFF, which makes every float a NaN, so that reads of unwritten memory show in
+    the results.
     """
 
     def __init__(self, name: str, parts: int, size: int) -> None:
         self.name, self.parts, self.size = name, parts, size
         self.pitch = -(-max(size, 1) // 16) * 16
         raw = np.full(parts * self.pitch, 0xFF, np.uint8)
-        # NumPy does not guarantee 16-byte alignment of allocations, but the views need it.
+        # NumPy does not guarantee that allocations are aligned to 16 bytes, which the views need.
         if raw.ctypes.data % 16:
             aligned = np.full(parts * self.pitch + 16, 0xFF, np.uint8)
             begin = -aligned.ctypes.data % 16
@@ -223,11 +230,11 @@ class BankedMemory:
         self.views = {width: raw.view(word) for width, word in WORDS.items()}
 
     def inside(self, addresses: np.ndarray, sizes: Any) -> np.ndarray:
-        """Marks the accesses that are wholly inside a part."""
+        """For each access, whether it lies within one part."""
         return (addresses >= 0) & (addresses + sizes <= self.size)
 
     def check(self, addresses: Any, size: int, align: int) -> None:
-        """Raises EmulatorError if an access leaves its part or is misaligned."""
+        """Raises EmulatorError if an access leaves its part or is not aligned."""
         scalar = np.ndim(addresses) == 0
         bits = int(addresses) if scalar else int(np.bitwise_or.reduce(addresses))
         if bits >= 0 and bits + size <= self.size and not bits & (align - 1):
@@ -247,7 +254,10 @@ class BankedMemory:
 
 
 def generic_space(addresses: Any) -> str:
-    """The state space of generic addresses; all addresses of one instruction must share it."""
+    """The state space of generic addresses.
+
+    All addresses of one instruction must be in the same space.
+    """
     tops = {int(top) for top in np.unique(np.atleast_1d(addresses) >> 56)}
     spaces = {_WINDOWS.get(top, "global") for top in tops}
     if len(spaces) > 1:

@@ -1,4 +1,5 @@
-"""Waits for words of global memory: a polling loop pauses until one of its words changes."""
+"""Waits for words of global memory: a polling loop sleeps until one of the words that it read
+changes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from ptxlab.machine.waits import Wait
 
 
 class MemoryWait(Wait):
-    """A group in a polling loop, until one of the words that the loop reads has changed."""
+    """The wait of a group in a polling loop.
+
+    It ends when one of the words that the loop reads has changed.
+    """
 
     def __init__(
         self, group: Group, memory: GlobalMemory, polls: Sequence[Poll], ctas_to_come: int
@@ -22,7 +26,8 @@ class MemoryWait(Wait):
         self.memory, self.polls, self.ctas_to_come = memory, polls, ctas_to_come
 
     def passed(self) -> np.ndarray:
-        """Marks threads with a changed word; threads that read nothing may continue too."""
+        """For each thread, whether one of its words has changed; a thread that has read nothing may
+        continue too."""
         waits, changed = np.zeros(self.group.n, np.bool_), np.zeros(self.group.n, np.bool_)
         for poll in self.polls:
             waits[poll.positions] = True
@@ -30,12 +35,12 @@ class MemoryWait(Wait):
         return changed | ~waits
 
     def part(self, group: Group, mask: np.ndarray) -> Wait:
-        """This wait, reduced to the threads in ``mask``, which now form ``group``."""
+        """The same wait for only the threads in ``mask``, which are now ``group``."""
         polls = [poll.part(mask) for poll in self.polls]
         return MemoryWait(group, self.memory, polls, self.ctas_to_come)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """The words that do not change."""
+        """The words that would have to change."""
         found = []
         for poll in self.polls:
             for address in np.unique(poll.addresses)[:4]:
@@ -50,4 +55,4 @@ class MemoryWait(Wait):
         return found
 
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Does nothing: the loop reads the word again."""
+        """Does nothing, because the loop reads the word again."""

@@ -1,6 +1,7 @@
-"""Scalar semantics of PTX arithmetic, on NumPy arrays and NumPy scalars.
+"""The arithmetic of PTX for scalars, on NumPy arrays and NumPy scalars.
 
-Registers are held as unsigned integers, float32, float64 or booleans; 16-bit floats as their bits.
+A register holds unsigned integers, float32, float64 or booleans; 16-bit floats are held as their
+bits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ f2, f4, f8 = np.float16, np.float32, np.float64
 u1, u2, u4, u8 = np.uint8, np.uint16, np.uint32, np.uint64
 i1, i2, i4, i8 = np.int8, np.int16, np.int32, np.int64
 
-#: float32 value of every float16 bit pattern: a table look-up is twice as fast as NumPy's cast.
+#: The float32 value of each float16 bit pattern. Looking it up is twice as fast as NumPy's cast.
 HALF_TABLE = np.arange(1 << 16, dtype=u2).view(f2).astype(f4)
 
 
@@ -94,7 +95,10 @@ def round_float(exact: Any, mode: str, dtype: Any = f4) -> Any:
 
 
 def fma32(a: Any, b: Any, c: Any) -> Any:
-    """float32 a * b + c. In float64 the product is exact; the sum rounds there, then to float32."""
+    """float32 a * b + c.
+
+    The product is exact in float64; the sum is rounded to float64 and then to float32.
+    """
     return (np.multiply(a, b, dtype=f8) + c).astype(f4)
 
 
@@ -130,7 +134,10 @@ def minimum_or_nan(a: Any, b: Any) -> Any:
 
 
 def _ordered_zeros(result: Any, a: Any, b: Any, sign: Any) -> Any:
-    """Fixes results of two zeros, where NumPy returns either zero; ``sign`` combines sign bits."""
+    """Corrects the result where both arguments are zeros, since NumPy returns either zero.
+
+    ``sign`` combines the sign bits.
+    """
     if result.all():
         return result
     signed = sign(np.signbit(a).view(i1), np.signbit(b).view(i1))
@@ -182,7 +189,7 @@ def multiply_high_signed_64(a: Any, b: Any) -> Any:
 
 
 def on_halves(operation: Any, a: Any, b: Any, dtype: Any) -> Any:
-    """An operation on the 16-bit integers of words, as uint32."""
+    """Applies an operation to the two 16-bit integers of each word. The result is uint32."""
     low = operation(low16(a).view(dtype), low16(b).view(dtype)).view(u2)
     return pack16(low, operation(high16(a).view(dtype), high16(b).view(dtype)).view(u2))
 
@@ -224,7 +231,8 @@ def subtract_with_borrow(a: Any, b: Any, borrow: Any) -> tuple[Any, Any]:
 def dot_product(
     a: Any, b: Any, c: Any, a_signed: bool, b_signed: bool, width: int, begin: int
 ) -> Any:
-    """c + the sum of products of a's parts of ``width`` bits with bytes of b from bit ``begin``."""
+    """c plus the products of the parts of a (``width`` bits each) with the bytes of b from bit
+    ``begin`` on."""
     for k in range(32 // width):
         x = _part(a, width * k, width, a_signed)
         y = _part(b, begin + 8 * k, 8, b_signed)
@@ -247,7 +255,8 @@ def shift_left(value: Any, amount: Any) -> Any:
 
 
 def shift_right(value: Any, amount: Any) -> Any:
-    """value >> amount, arithmetic for signed values; amounts (uint32) clamp to the width."""
+    """value >> amount, arithmetic for signed values; amounts (uint32) above the width count as the
+    width."""
     width = value.dtype.itemsize * 8
     shifted = value >> np.minimum(amount, u4(width - 1)).astype(value.dtype)
     if value.dtype.kind == "i":
@@ -256,7 +265,10 @@ def shift_right(value: Any, amount: Any) -> Any:
 
 
 def funnel_shift(low: Any, high: Any, amount: Any, left: bool, clamp: bool) -> Any:
-    """shf: a 64-bit shift of {high, low}; left keeps the upper word, right the lower."""
+    """shf: shifts the 64-bit value {high, low}.
+
+    A left shift returns the upper word, a right shift the lower.
+    """
     amount = np.minimum(amount, u4(32)) if clamp else amount & u4(31)
     wide = low.astype(u8) | (high.astype(u8) << u8(32))
     amount = amount.astype(u8)
@@ -288,7 +300,8 @@ def permute(a: Any, b: Any, selector: Any) -> Any:
 
 
 def extract_bits(value: Any, position: Any, length: Any) -> Any:
-    """bfe: ``length`` bits from ``position``, sign-extended for signed values (amounts: uint32)."""
+    """bfe: ``length`` bits from ``position``, sign-extended if ``value`` is signed; position and
+    length are uint32."""
     width = value.dtype.itemsize * 8
     position, length = position & u4(0xFF), length & u4(0xFF)
     if value.dtype.kind == "u":
@@ -312,7 +325,7 @@ def low_mask(length: Any, dtype: Any) -> Any:
 
 
 def insert_bits(source: Any, target: Any, position: Any, length: Any) -> Any:
-    """bfi: ``length`` low bits of ``source`` into ``target`` at ``position``."""
+    """bfi: inserts the ``length`` low bits of ``source`` into ``target`` at ``position``."""
     mask = shift_left(low_mask(length & u4(0xFF), source.dtype.type), position & u4(0xFF))
     return (target & ~mask) | (shift_left(source, position & u4(0xFF)) & mask)
 
@@ -342,7 +355,7 @@ def leading_zeros(value: Any) -> Any:
 
 
 def find_leading(value: Any) -> Any:
-    """bfind: position of the highest set bit, 0xFFFFFFFF if there is none."""
+    """bfind: position of the highest set bit, or 0xFFFFFFFF if no bit is set."""
     if value.dtype.kind == "i":
         value = select(value < 0, ~value, value).view(f"u{value.dtype.itemsize}")
     width = u4(value.dtype.itemsize * 8)
@@ -365,7 +378,7 @@ _LIMITS = {dtype: (np.iinfo(dtype).min, np.iinfo(dtype).max) for dtype in (i1, i
 
 
 def float_to_int(value: Any, dtype: Any, mode: str) -> Any:
-    """cvt from float to integer, saturating; mode "rni", "rzi", "rmi" or "rpi".
+    """cvt from float to integer, which saturates; mode is "rni", "rzi", "rmi" or "rpi".
 
     NaN becomes 0, or 1 << 63 in 64-bit types.
     """
@@ -392,7 +405,7 @@ def clamp_int(value: Any, dtype: Any) -> Any:
     return np.minimum(np.maximum(value, kind(low)), kind(high)).astype(dtype)
 
 
-# Packed pairs of 16-bit floats: two float32 in, bits out
+# Packed pairs of 16-bit floats: the arguments are two float32, the result is bits
 
 
 def unpack_halves(bits: Any) -> tuple[Any, Any]:

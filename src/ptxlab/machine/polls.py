@@ -1,4 +1,4 @@
-"""The words that a polling loop has read, and whether they have changed since."""
+"""Polls: the words that a polling loop has read, and whether they have changed since."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from ptxlab.machine.memory import GlobalMemory
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """The words that threads of a group (by position, ascending) have read with one instruction.
+    """The words that some threads of a group read with one instruction.
 
-    ``words`` (threads, count) are unsigned integers of ``size`` bytes; a thread's words are
-    consecutive from its address.
+    ``positions`` are these threads' indices in the group, ascending.
+
+    ``words`` (threads, count) are unsigned integers of ``size`` bytes. The words of a thread are
+    consecutive and begin at its address.
     """
 
     site: Site
@@ -34,18 +36,19 @@ class Poll:
         size: int,
         count: int,
     ) -> Poll:
-        """A poll of the elements that memory returned, ``size * count`` bytes per thread."""
+        """A poll of the elements that a load returned, which are ``size * count`` bytes per
+        thread."""
         return Poll(site, positions, addresses, _words(read, size, count), size, count)
 
     def part(self, mask: np.ndarray) -> Poll:
-        """The poll of the threads in ``mask``."""
+        """The poll of only the threads in ``mask``."""
         kept = mask[self.positions]
         places = (np.cumsum(mask) - 1)[self.positions[kept]]
         words = self.words[kept]
         return Poll(self.site, places, self.addresses[kept], words, self.size, self.count)
 
     def joined(self, other: Poll) -> Poll:
-        """Merges the poll of other threads at the same instruction."""
+        """This poll, merged with a poll of other threads at the same instruction."""
         positions = np.concatenate([self.positions, other.positions])
         turns = np.argsort(positions, kind="stable")
         addresses = np.concatenate([self.addresses, other.addresses])[turns]
@@ -53,19 +56,19 @@ class Poll:
         return Poll(self.site, positions[turns], addresses, words, self.size, self.count)
 
     def at(self, positions: np.ndarray) -> Poll:
-        """This poll, for a group that holds these threads at ``positions``."""
+        """This poll for another group, in which these threads have the indices ``positions``."""
         places = positions[self.positions]
         return Poll(self.site, places, self.addresses, self.words, self.size, self.count)
 
     def changed(self, memory: GlobalMemory) -> np.ndarray:
-        """Per thread that has read, whether one of its words has changed."""
+        """For each thread, whether one of the words that it read has changed."""
         if not self.positions.size:
             return np.zeros(0, np.bool_)
         now = _words(memory.load(self.addresses, self.size * self.count), self.size, self.count)
         return (now != self.words).any(axis=1)
 
     def missing(self, thread: int, memory: GlobalMemory) -> str:
-        """A description of the word that does not change, for the thread at index ``thread`` of
+        """Describes the word that would have to change for one thread; ``thread`` is an index into
         ``positions``."""
         address, words = int(self.addresses[thread]), ", ".join(map(str, self.words[thread]))
         if self.count == 1:
@@ -77,6 +80,6 @@ class Poll:
 
 
 def _words(read: np.ndarray, size: int, count: int) -> np.ndarray:
-    # Words are compared as integers: in complex128, the dtype of 16-byte accesses, a NaN differs
-    # from itself and 0.0 equals -0.0.
+    # Words are compared as integers. In complex128, the dtype of 16-byte accesses, a NaN would
+    # differ from itself and 0.0 would equal -0.0.
     return np.ascontiguousarray(read).view(f"u{size}").reshape(-1, count)

@@ -1,7 +1,7 @@
-"""The interfaces through which the parts of a wave use the wave.
+"""Protocols: the interfaces through which the parts of a wave access the wave.
 
-A wave consists of barriers, memories, wgmma and so on. Each part uses the narrowest of these
-protocols that suffices, so that no part depends on the whole wave.
+The parts of a wave are its barriers, memories, wgmma and so on. Each part takes the smallest of
+these protocols that it needs, so that no part depends on the whole wave.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from ptxlab.machine.tensor_cores import TensorCore
 
 
 class Reports(Protocol):
-    """The wave's CTAs, their observers, and the reporting of misuse."""
+    """Gives the CTAs and observers of the wave, and reports misuse."""
 
     geometry: Geometry
     observers: Sequence[Observer]
 
     def tick(self) -> int:
-        """The next event's clock."""
+        """Returns the clock of the next event."""
 
     def misuse(
         self, kind: str, site: Site, threads: np.ndarray, message: str, address: int = 0
     ) -> None:
-        """Reports a broken rule: a finding if an observer handles misuse, otherwise an error."""
+        """Reports a broken rule: as a finding if an observer handles misuse, otherwise as an
+        error."""
 
     def current_site(self) -> Site | None:
-        """The instruction that generated code is executing; only for reports."""
+        """The instruction that generated code is executing; used only for reports."""
 
 
 class Notifier(Protocol):
-    """The scheduler, for parts that do not run groups."""
+    """The scheduler, as the parts see it that do not run groups."""
 
     random: RandomSchedule | None
 
     def notify(self) -> None:
-        """Signals an event that groups may be waiting for."""
+        """Signals an event for which groups may be waiting."""
 
 
 class Wakes(Reports, Protocol):
-    """Reports that can also wake waiting groups."""
+    """Reports, with the scheduler that can wake waiting groups."""
 
     @property
     def scheduler(self) -> Notifier:
@@ -54,19 +55,19 @@ class Wakes(Reports, Protocol):
 
 
 class HoldsShared(Wakes, Protocol):
-    """Wakes that also holds the shared memories of the CTAs."""
+    """Wakes, with the shared memories of the CTAs."""
 
     shared: BankedMemory
 
 
 class RunsWgmma(HoldsShared, Protocol):
-    """HoldsShared that also knows the tensor cores whose rounding applies; None: float32 sums."""
+    """HoldsShared, with the tensor cores whose rounding applies (None: float32 sums)."""
 
     tensor_core: TensorCore | None
 
 
 class HoldsMemories(HoldsShared, Protocol):
-    """HoldsShared that also holds global memory, with the address of the kernel's arguments."""
+    """HoldsShared, with global memory and the address of the kernel's arguments."""
 
     memory: GlobalMemory
     masks_bad_access: bool
@@ -75,11 +76,11 @@ class HoldsMemories(HoldsShared, Protocol):
 
 
 class PendingWgmma(Protocol):
-    """A wgmma that its group has not waited for."""
+    """A wgmma for which its group has not waited yet."""
 
     site: Site
     clock: int
 
     @property
     def fragment(self) -> tuple[str, ...]:
-        """Registers of A; empty if A is in shared memory."""
+        """The registers of A; empty if A is in shared memory."""

@@ -1,20 +1,21 @@
-"""The random choices of a schedule: the next group, the next copy to arrive, interrupted waits."""
+"""The random choices of a schedule: which group runs next, which copy arrives next, which waits are
+interrupted."""
 
 from __future__ import annotations
 
 from random import Random
 
-#: Fraction of waits that a hesitant schedule interrupts.
+#: A hesitant schedule interrupts this fraction of the waits.
 _INTERRUPTED = 0.25
 
 
 class RandomSchedule(Random):
-    """The random choices of a schedule, seeded by its number.
+    """The random choices of a schedule. They depend only on the schedule's number, the seed.
 
-    Odd numbers are hesitant: groups are also interrupted before waits, and one copy at a time is
-    delayed while anything else can run. This finds mistakes that need a stall at exactly that
-    point, or a group that many others overtake. Other mistakes show only in a schedule that is not
-    hesitant.
+    Odd numbers give hesitant schedules: groups are also interrupted before waits, and one copy at a
+    time is delayed as long as anything else can run. This finds mistakes that need a stall at
+    exactly this point, or a group that many others overtake. Other mistakes show only in schedules
+    that are not hesitant.
     """
 
     def __init__(self, number: int) -> None:
@@ -22,5 +23,5 @@ class RandomSchedule(Random):
         self.hesitant = number % 2 == 1
 
     def interrupts_a_wait(self) -> bool:
-        """Whether a group at a wait lets other groups run before it tests the barrier."""
+        """Whether a group that reaches a wait lets other groups run before it tests the barrier."""
         return self.hesitant and self.random() < _INTERRUPTED

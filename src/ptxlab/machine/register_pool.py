@@ -1,4 +1,4 @@
-"""setmaxnreg: the registers that each warp of a CTA holds."""
+"""setmaxnreg: how many registers each warp of a CTA holds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _LEAST, _MOST, _STEP = 24, 256, 8
 class RegisterPool:
     """Registers per warp of every CTA of a wave.
 
-    The compiler gives a kernel with setmaxnreg as many registers as its launch bounds allow. An
-    increase must come from registers that other warps have given back.
+    The compiler gives a kernel with setmaxnreg as many registers as its launch bounds allow.
+    Registers for an increase must come from warps that gave registers back.
     """
 
     def __init__(self, wave: Reports) -> None:
@@ -38,7 +38,7 @@ class RegisterPool:
         self.at_launch = min([fair, _MOST_PER_THREAD, *directives.get("maxnreg", ())])
 
     def set(self, group: Group, site: Site, count: int, *, more: bool) -> None:
-        """setmaxnreg.inc or .dec, by all threads of a group."""
+        """setmaxnreg.inc or .dec, executed by all threads of a group."""
         if count % _STEP or not _LEAST <= count <= _MOST:
             self._misuse(
                 site,
@@ -66,7 +66,8 @@ class RegisterPool:
             self.raised = site
 
     def end(self) -> None:
-        """Checks at the end that warpgroups agreed and that the requested registers existed."""
+        """At the end, checks that all warps of a warpgroup agreed and that all requested registers
+        existed."""
         if self.held is None or self.times is None or self.last is None:
             return
         warps = self.held.shape[1] // 4 * 4

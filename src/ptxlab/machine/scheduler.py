@@ -1,4 +1,5 @@
-"""Runs the groups of a wave as coroutines: forks, joins, waits, deadlock reports."""
+"""The scheduler: runs the groups of a wave as coroutines, with forks, joins, waits and deadlock
+reports."""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ Coroutine = Generator[Any, Any, Any]
 
 @dataclass(eq=False)
 class _Task:
-    """A coroutine with its position in the tree of forks. A task does not run while it waits for a
-    fork."""
+    """A coroutine and its place in the tree of forks.
+
+    While its fork runs, the task itself does not run.
+    """
 
     coroutine: Coroutine
     group: Group
@@ -31,17 +34,17 @@ class _Task:
     fork: Fork | None = None
     running_parts: int = 0
     wait: Wait | None = None
-    #: The scheduler's count of events when this task's wait was last refused.
+    #: The number of events that had happened when this task's wait was last refused.
     refused: int = -1
 
 
-#: Consecutive steps that may do nothing but spin before threads are released from joins.
+#: If this many consecutive steps did nothing but spin, threads are released from joins.
 _PATIENCE = 16
 
 
-#: At each step, a random schedule triggers an early event with a probability of 1 / _SURPRISE.
+#: In each step, a random schedule lets an event happen early with the probability 1 / _SURPRISE.
 _SURPRISE = 6
-#: The laggard of a random schedule changes after this many steps.
+#: A random schedule chooses another laggard after one of these numbers of steps.
 _LAGS = (20, 60, 200)
 
 
@@ -50,21 +53,21 @@ def _warpgroup(task: _Task) -> int:
 
 
 class Scheduler:
-    """Cooperative scheduling of a wave's groups.
+    """Runs the groups of a wave cooperatively.
 
-    ``start`` makes the coroutine of a group: (group, node, stop, live registers). ``deliver`` lets
-    one asynchronous transfer arrive and returns whether there was one. With a random generator it
-    picks any transfer, otherwise the oldest.
+    ``start`` creates the coroutine of a group from (group, node, stop, live registers). ``deliver``
+    lets one asynchronous transfer arrive and returns whether there was one. If it gets a random
+    generator, it picks any transfer, otherwise the oldest.
 
-    A coroutine yields one of four requests: a Fork (the coroutine continues after the fork's parts
-    have run), a Wait, a Split (two other coroutines replace this one), or None (it spins in a loop
-    and lets other groups run).
+    A coroutine yields one of four requests. A Fork: the coroutine continues after the parts of the
+    fork have run. A Wait: it continues when the wait has ended. A Split: two other coroutines
+    replace it. None: it spins in a loop and lets other groups run.
 
-    Without ``random`` the schedule is fixed: groups run in rotation, and asynchronous transfers
-    happen when no group can run. With ``random``, groups run, transfers arrive and waits are
-    refused in random order, and one warpgroup at a time, the laggard, runs only when no other
-    warpgroup can. Some mistakes show only if one warpgroup gets far ahead of another, which never
-    happens in rotation.
+    Without ``random`` the schedule is fixed: groups run in rotation, and an asynchronous transfer
+    arrives only when no group can run. With ``random`` the order is random in which groups run,
+    transfers arrive and waits are refused. One warpgroup at a time is the laggard, which runs only
+    when no other warpgroup can. Some mistakes show only if one warpgroup gets far ahead of another,
+    which never happens in rotation.
     """
 
     def __init__(
@@ -79,21 +82,21 @@ class Scheduler:
         self.waiting: list[_Task] = []
         self.ready: deque[tuple[_Task, Any]] = deque()
         self.fruitless = 0
-        #: The number of events so far that groups may wait for, and whether any event is
-        #: unprocessed.
+        #: The number of events so far that could end a wait, and whether any of them has not been
+        #: processed.
         self.news_count = 0
         self.news = False
-        #: A random schedule's laggard, and the number of steps for which it remains.
+        #: The laggard of a random schedule, and for how many more steps it stays the laggard.
         self.laggard = -1
         self.lag = 0
 
     def notify(self) -> None:
-        """Records an event that groups may be waiting for."""
+        """Records an event for which groups may be waiting."""
         self.news_count += 1
         self.news = True
 
     def run(self, groups: Sequence[Group], exit_node: int) -> None:
-        """Runs everything from the first node until all threads have exited."""
+        """Runs the groups from the first node until all threads have exited."""
         self.exit = exit_node
         for group in groups:
             self.ready.append((_Task(self.start(group, 0, exit_node, None), group), None))
@@ -114,8 +117,10 @@ class Scheduler:
                 self._step(*self.ready.popleft())
 
     def _shuffle(self, random: RandomSchedule) -> None:
-        """Moves a random task to the front: a task of the laggard only if no other task is
-        ready."""
+        """Moves a random task to the front.
+
+        A task of the laggard is chosen only if no other task is ready.
+        """
         ready = self.ready
         if self.lag == 0:
             self.lag = random.choice(_LAGS)
@@ -156,7 +161,7 @@ class Scheduler:
                 self._launch(_Task(coroutine, part.group, task, part))
 
     def _split(self, task: _Task, split: Split) -> None:
-        """Replaces a task by two tasks at its position in the parent fork."""
+        """Replaces a task by two tasks, which take its place in the parent fork."""
         task.coroutine.close()
         above, part = task.parent, task.part
         stop, fork = self.exit, None
@@ -184,7 +189,7 @@ class Scheduler:
             self._launch(_Task(coroutine, group, above, piece, wait=wait))
 
     def _held(self, group: Group, start: int, stop: int, values: Values, wait: Wait) -> Coroutine:
-        """Runs threads that first have to wait; the wait may also release them in parts."""
+        """Runs threads after a wait; if only some of them may continue, the group is split."""
         passed = yield
         if passed is not None:
             yield Split(group, passed, (start, values), (start, values), wait)
@@ -209,7 +214,7 @@ class Scheduler:
             parent.fork = None
             self.ready.append((parent, None))
 
-    # No group can run
+    # When no group can run
 
     def _unstick(self) -> bool:
         """Lets an asynchronous transfer arrive, or releases threads that wait at a join."""
@@ -219,7 +224,7 @@ class Scheduler:
         return self._pass_partly() or self._give_up_a_join() or self._refuse()
 
     def _random_event(self, random: RandomSchedule) -> None:
-        """Occasionally lets an event happen early."""
+        """Lets an event happen early, with a small probability."""
         if random.randrange(_SURPRISE) == 0:
             self.deliver(random)
         if random.randrange(_SURPRISE) == 0:
@@ -235,7 +240,7 @@ class Scheduler:
         self.ready.append((task, message))
 
     def _pass_partly(self) -> bool:
-        """Splits a group if only some of its threads may continue."""
+        """Splits a group if some of its threads may continue and others must wait."""
         for task in self.waiting:
             wait = task.wait
             if wait is not None:
@@ -248,7 +253,8 @@ class Scheduler:
         return False
 
     def _refuse(self) -> bool:
-        """Refuses a refusable wait, but not again until something else has happened."""
+        """Lets a wait that may give up return false; the same wait is refused again only after
+        another event."""
         for task in self.waiting:
             if task.wait is not None and task.wait.refusable and task.refused != self.news_count:
                 task.refused = self.news_count
@@ -257,7 +263,7 @@ class Scheduler:
         return False
 
     def _give_up_a_join(self) -> bool:
-        """Releases the warps that wait at a join for stuck warps."""
+        """Releases those warps from a join that wait there for warps that cannot continue."""
         for task in [*self.waiting, *(task for task, _ in self.ready)]:
             above = task.parent
             while above is not None:
@@ -271,8 +277,8 @@ class Scheduler:
         return False
 
     def _release(self, task: _Task, fork: Fork, mask: np.ndarray) -> None:
-        """Replaces a task that waits for a fork by two tasks: the threads in ``mask``, and the
-        rest."""
+        """Replaces a task that waits for a fork by two tasks: one for the threads in ``mask``, one
+        for the rest."""
         current, stop = task.coroutine.send(True)
         task.coroutine.close()
         go_group, values, rest_fork = fork.release(mask, current)
@@ -289,7 +295,10 @@ class Scheduler:
         self._launch(_Task(self.start(go_group, fork.stop, stop, values), go_group, above, go_part))
 
     def _after(self, fork: Fork, stop: int, current: Values) -> Coroutine:
-        """Continues after a join that some threads have left; more threads may leave the join."""
+        """Continues after a join from which some threads were released.
+
+        More threads may be released later.
+        """
         if (yield):
             yield current, stop
         values = fork.join(range(len(current)), current)

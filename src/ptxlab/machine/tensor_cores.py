@@ -1,18 +1,19 @@
-"""The products and sums of tensor cores, exact to the last bit.
+"""The sums of products that tensor cores compute, exact to the last bit.
 
-mma.sync and wgmma run in steps. A step adds the products of up to ``depth`` pairs of elements and
-the accumulator. The products are exact. All terms are aligned to the largest exponent among them
-and truncated a fixed number of bits below it. Their sum is exact and then truncated to float32.
+mma.sync and wgmma run in steps. A step adds up to ``depth`` products of elements to the
+accumulator. The products are exact. All terms are aligned to the largest exponent among them, and
+truncated at a fixed number of bits below it. The sum of these terms is exact, and is then truncated
+to float32.
 
-- A number's exponent is its exponent field less the bias. A product's exponent is the sum of its
-  factors' exponents, so that its significand is between 1 and 4. A subnormal has the exponent of
-  the smallest normal number. A zero has a very low exponent (-133 on Hopper), and products far
-  below that are lost when they are added to a zero.
-- A result of zero is +0 for any signs of its terms. 2**128 and more is infinity.
-- Infinities and NaN follow IEEE 754, and every NaN is 0x7FFFFFFF.
+- The exponent of a number is its exponent field minus the bias. The exponent of a product is the
+  sum of the factors' exponents, so that its significand is between 1 and 4. A subnormal has the
+  exponent of the smallest normal number. A zero counts with a very low exponent (-133 on Hopper).
+  Products far below it are lost when they are added to a zero accumulator.
+- A result of zero is +0, whatever the signs of its terms. A result of at least 2**128 is infinity.
+- Infinities and NaN follow IEEE 754, and every NaN result is 0x7FFFFFFF.
 
-The model is the one of MMA-Sim (arXiv 2511.10909; version 2.1), whose authors compared it with GPUs
-of these generations.
+The model is that of MMA-Sim (arXiv 2511.10909, version 2.1). Its authors compared it with GPUs of
+these generations.
 """
 
 from __future__ import annotations
@@ -27,23 +28,24 @@ from ptxlab.machine.numeric import HALF_TABLE, f4, f8, i4, i8, u2, u4
 
 
 def halves_to_floats(words: np.ndarray) -> np.ndarray:
-    """float32 of contiguous float16x2 words; the last axis doubles."""
+    """Converts contiguous float16x2 words to float32; the last axis becomes twice as long."""
     return HALF_TABLE.take(words.view(u2))
 
 
 def bfloats_to_floats(words: np.ndarray) -> np.ndarray:
-    """float32 of contiguous bfloat16x2 words; the last axis doubles."""
+    """Converts contiguous bfloat16x2 words to float32; the last axis becomes twice as long."""
     return (words.view(u2).astype(u4) << u4(16)).view(f4)
 
 
 def tf32_to_floats(words: np.ndarray) -> np.ndarray:
-    """float32 of tf32 words, whose lower 13 bits are ignored."""
+    """Converts tf32 words to float32; their lower 13 bits are ignored."""
     return (words & u4(0xFFFFE000)).view(f4)
 
 
 @dataclass(frozen=True)
 class OperandType:
-    """An operand type: PTX name, conversion to float32, bytes per element, least exponent."""
+    """A type of operands: its name in PTX, the conversion to float32, bytes per element, least
+    exponent."""
 
     name: str
     floats: Callable[[np.ndarray], np.ndarray]
@@ -60,23 +62,25 @@ OPERAND_TYPES = {
 _LEAST_EXPONENT, _MANTISSA_BITS, _FIELD = -126, 23, 255
 _LEAST_NORMAL, _LEAST_SUBNORMAL = 2.0**-126, 2.0**-149
 _NAN = u4(0x7FFFFFFF).view(f4)
-#: Mantissa bits that a float64 has in excess of a float32.
+#: A float64 has this many mantissa bits more than a float32.
 _BITS_TOO_MANY = 29
 
-#: Accumulators that are computed together, few enough that a step's products stay in the L2 cache.
+#: Accumulators that are computed together. They are so few that the products of a step fit in the
+#: L2 cache.
 _BLOCK = 8192
 
-#: Lowest and highest exponents of factors whose products, also when scaled, are exact in float32.
+#: If the exponents of the factors are within these bounds, products are exact in float32, also when
+#: scaled.
 _LOWEST_IN_FLOAT32, _HIGHEST_IN_FLOAT32 = -100, 125
 
 
 @dataclass(frozen=True)
 class TensorCore:
-    """The arithmetic of one GPU generation.
+    """The arithmetic of the tensor cores of one GPU generation.
 
-    - ``step_bytes``: the bytes of an operand's row that one step takes;
-    - ``fraction_bits``: bits of a term that are kept below the largest exponent;
-    - ``zero_exponent``: the exponent of a term that is zero.
+    - ``step_bytes``: how many bytes of an operand's row one step takes;
+    - ``fraction_bits``: how many bits below the largest exponent are kept of a term;
+    - ``zero_exponent``: the exponent that counts for a zero.
     """
 
     step_bytes: int
@@ -86,9 +90,9 @@ class TensorCore:
     def multiply_add(
         self, a: np.ndarray, b: np.ndarray, c: np.ndarray, kind: OperandType, depth: int
     ) -> np.ndarray:
-        """c + a b in float32: (units, m, k) times (units, k, n), added to (units, m, n).
+        """c + a b in float32, where a is (units, m, k), b is (units, k, n) and c is (units, m, n).
 
-        ``depth`` is the k extent of one instruction.
+        ``depth`` is the extent of k in one instruction.
         """
         units, rows, columns = c.shape
         sums = np.empty_like(c)
@@ -106,7 +110,7 @@ class TensorCore:
         return sums
 
 
-#: Ampere and Ada; Hopper and Blackwell.
+#: For Ampere and Ada; for Hopper and Blackwell.
 _AMPERE, _HOPPER = TensorCore(16, 24, -132), TensorCore(32, 25, -133)
 #: The known tensor cores, by compute capability.
 TENSOR_CORES = {
@@ -116,10 +120,10 @@ TENSOR_CORES = {
 
 
 class _Scratch:
-    """Memory for a step's products and truncated products.
+    """Memory for the products of a step and the truncated products.
 
-    The memory is allocated only once, because memory that is allocated for each step would go back
-    to the system each time.
+    It is allocated once, because memory allocated for each step would go back to the system each
+    time.
     """
 
     def __init__(self, depth: int, accumulators: int) -> None:
@@ -128,38 +132,41 @@ class _Scratch:
         self.integers = np.empty(depth * accumulators, i4)
 
     def of(self, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-        """Views of both arrays in a shape with at most as many elements."""
+        """Views of both arrays in the given shape, which must not have more elements than the
+        arrays."""
         size = int(np.prod(shape))
         return self.products[:size].reshape(shape), self.integers[:size].reshape(shape)
 
 
 class _Factors:
-    """One operand of a block of accumulators."""
+    """One operand of a block of accumulators, a or b."""
 
     def __init__(self, given: np.ndarray, kind: OperandType) -> None:
         self.given = given
-        #: The given values, with 0 in place of non-finite values.
+        #: The given values, with 0 instead of infinities and NaN.
         self.values, self.all_finite = _finite(np.ascontiguousarray(given))
         self.zeros = self.values == 0
         self.exponents = _exponents(self.values, kind.least_exponent)
         counted = np.where(self.zeros, 0, self.exponents)
-        #: Zeros count as 1 here.
+        #: Here a zero counts as 1.
         self.lowest, self.highest = int(counted.min()), int(counted.max())
 
     @cached_property
     def powers(self) -> np.ndarray:
-        """256**exponent, and 0 for zeros; float64."""
+        """256**exponent as float64, and 0 for a zero."""
         return np.where(self.zeros, 0.0, _power_of_two(8 * self.exponents))
 
     @cached_property
     def far_exponents(self) -> np.ndarray:
-        """Exponents; the exponent of a zero is so low that no product with a zero has the largest
-        exponent."""
+        """The exponents.
+
+        A zero has such a low exponent that a product with it never has the largest exponent.
+        """
         return np.where(self.zeros, -1024, self.exponents)
 
 
 class _Block:
-    """Accumulators that are computed together."""
+    """A block of accumulators that are computed together."""
 
     def __init__(self, a: _Factors, b: _Factors, core: TensorCore, scratch: _Scratch) -> None:
         self.a, self.b, self.core, self.scratch = a, b, core, scratch
@@ -180,7 +187,8 @@ class _Block:
         sums = self._finite_step(k, addend)
         if finite and self.a.all_finite and self.b.all_finite:
             return sums
-        # No sum of products overflows float64, so a non-finite result comes from a term.
+        # No sum of products overflows float64, so a non-finite result can only come from a
+        # non-finite term.
         a, b = self.a.given[:, :, k].astype(f8), self.b.given[:, k].astype(f8)
         special = np.matmul(a, b) + c
         finite = np.isfinite(special)
@@ -198,13 +206,14 @@ class _Block:
         return _cut_to_float32(sums, has_subnormals=lowest < _LEAST_EXPONENT)
 
     def _largest_exponents(self, k: slice) -> np.ndarray:
-        """The largest exponent of each accumulator's products, int64; very low if all are 0."""
+        """For each accumulator, the largest exponent of its products (int64); very low if all
+        products are 0."""
         if not self.in_float32:
             rows = self.a.far_exponents[:, :, k].transpose(2, 0, 1)
             columns = self.b.far_exponents[:, k].transpose(1, 0, 2)
             return np.max(rows[..., None] + columns[:, :, None], axis=0)
-        # With 256**exponent in place of each factor, the sum of 16 products is less than 16 times
-        # the largest product. The sum's exponent therefore gives the exponent of the largest
+        # Each factor is replaced by 256**exponent. The sum of 16 such products is less than 16
+        # times the largest one. So the exponent of the sum gives the exponent of the largest
         # product.
         powers = np.matmul(self.a.powers[:, :, k], self.b.powers[:, k]).view(i8)
         powers >>= 52
@@ -213,7 +222,7 @@ class _Block:
         return powers
 
     def _sums_of_products(self, k: slice, scale: np.ndarray) -> np.ndarray:
-        """Sums of the truncated products, in units of the last bit kept."""
+        """The sums of the truncated products, in units of the last bit that is kept."""
         a, b = self.a.values[:, :, k], self.b.values[:, k]
         if not self.in_float32:
             wide = np.einsum("umk,ukn->kumn", a.astype(f8), b.astype(f8))
@@ -223,30 +232,31 @@ class _Block:
         # If all products are zero, the scale may be too large for float32.
         products *= np.minimum(scale, 2.0**127).astype(f4)
         np.copyto(integers, products, casting="unsafe")
-        # Sixteen terms, each at most 2**27 less the last of its 22 bits: no overflow.
+        # These are 16 terms of at most 2**27 minus the last of its 22 bits, so the sum does not
+        # overflow.
         return np.add.reduce(integers, axis=0, dtype=i4)
 
 
 def _finite(x: np.ndarray) -> tuple[np.ndarray, bool]:
-    """``x`` with 0 in place of non-finite values, and whether all were finite."""
+    """``x`` with 0 instead of infinities and NaN, and whether all values were finite."""
     finite = np.isfinite(x)
     every = bool(finite.all())
     return (x if every else np.where(finite, x, f4(0))), every
 
 
 def _exponents(x: np.ndarray, least: int) -> np.ndarray:
-    """Exponents of finite float32 numbers, at least ``least``, int64."""
+    """The exponents (int64) of finite float32 numbers, but at least ``least``."""
     field = (x.view(i4) >> _MANTISSA_BITS) & _FIELD
     return np.maximum(field - 127, least).astype(i8)
 
 
 def _power_of_two(exponents: np.ndarray) -> np.ndarray:
-    """float64 of exponents from -1022 to 1023."""
+    """2**exponent as float64, for exponents from -1022 to 1023."""
     return ((exponents + 1023) << 52).view(f8)
 
 
 def _cut_to_float32(x: np.ndarray, *, has_subnormals: bool) -> np.ndarray:
-    """float32 of float64, rounded towards zero; changes ``x``."""
+    """Rounds float64 towards zero to float32; overwrites ``x``."""
     bits = x.view(i8)
     bits &= -1 << _BITS_TOO_MANY
     if has_subnormals:

@@ -1,4 +1,5 @@
-"""Tensor maps: the box of a tensor that a bulk copy moves, and its layout in shared memory."""
+"""Tensor maps: which box of a tensor a bulk copy moves, and how the box is laid out in shared
+memory."""
 
 from __future__ import annotations
 
@@ -16,17 +17,20 @@ _MOST_IN_A_BOX = 256
 
 
 class ElementType(Protocol):
-    """The type of a tensor's elements; only the element's size in bytes matters."""
+    """The element type of a tensor; only the element's size in bytes matters."""
 
     @property
     def element_size(self) -> int: ...
 
 
 class TensorMapSpec(Protocol):
-    """A tensor map before it is encoded. The first dimension is the innermost, with stride 1.
+    """The description of a tensor map, before it is encoded.
 
-    ``argument_offset`` is the map's byte offset in the arguments. ``strides_bytes`` has one entry
-    less than ``sizes``. ``swizzle_bytes`` is 0, 32, 64 or 128.
+    Dimensions are listed from the innermost, which has stride 1.
+
+    ``argument_offset`` is the position of the map in the kernel's arguments, in bytes.
+    ``strides_bytes`` has no entry for the innermost dimension. ``swizzle_bytes`` is 0, 32, 64 or
+    128.
     """
 
     @property
@@ -47,11 +51,11 @@ class TensorMapSpec(Protocol):
 
 @dataclass(frozen=True)
 class Clip:
-    """The part of a box that is inside the tensor, by dimension, the innermost first."""
+    """The part of a box that lies inside the tensor. Dimensions are listed from the innermost."""
 
     begins: tuple[int, ...]
     counts: tuple[int, ...]
-    #: The offset in the box at which this part begins.
+    #: The position in the box at which this part begins.
     skipped: tuple[int, ...]
 
     @property
@@ -61,11 +65,11 @@ class Clip:
 
 
 class TensorMap:
-    """A checked spec and its memory.
+    """A tensor map whose description has been checked, with the memory that it describes.
 
-    A map may extend past the tensor: only the elements that boxes touch count. But the map must
-    begin in registered memory, since a GPU faults otherwise, even if no box touches that place.
-    Addresses wrap at 2^64.
+    The map may describe more than the registered memory, since only elements that boxes contain are
+    accessed. But its first address must be in registered memory: a GPU faults otherwise, even if no
+    box contains that address. Addresses wrap at 2^64.
     """
 
     def __init__(self, spec: TensorMapSpec, memory: GlobalMemory) -> None:
@@ -87,7 +91,7 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
-        """Bytes of a box in shared memory, also if it extends past the tensor's edge."""
+        """The bytes of a box in shared memory. Elements of the box outside the tensor count too."""
         return int(np.prod(self.box)) * self.element
 
     def clip(self, coordinates: Sequence[int]) -> Clip:
@@ -101,12 +105,13 @@ class TensorMap:
         )
 
     def pieces(self, address: int) -> np.ndarray:
-        """Shared addresses of the 16-byte pieces of a box that begins at ``address``, in order."""
+        """The shared addresses of the 16-byte pieces of a box that begins at ``address``, in the
+        order of the box."""
         plain = np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
         return swizzled(plain, self.swizzle)
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
-        """The bytes of a box; elements outside the tensor, or not readable, are zero."""
+        """The bytes of a box. Elements that are outside the tensor or not readable are zero."""
         box: np.ndarray = np.zeros(self.box[::-1], f"u{self.element}")
         clip = self.clip(coordinates)
         addresses, size = self.rows(coordinates)
@@ -121,10 +126,10 @@ class TensorMap:
         return box.reshape(-1).view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
-        """Writes the bytes of a box into the tensor, or adds them as fp32.
+        """Writes the bytes of a box into the tensor, or adds them as fp32 numbers.
 
-        Elements outside the tensor, or in read-only memory, are dropped. Rows that share addresses
-        are written in the order of the box.
+        Elements that are outside the tensor or in read-only memory are dropped. If rows have the
+        same addresses, they are written in the order of the box.
         """
         if add and self.element != np.dtype(np.float32).itemsize:
             raise EmulatorError(f"fp32 sums through a map of elements of {self.element} bytes")
@@ -144,12 +149,12 @@ class TensorMap:
                 self.memory.store(elements, self.element, values)
 
     def _elements(self, rows: np.ndarray, size: int) -> np.ndarray:
-        """The addresses of the elements of rows of ``size`` bytes, row by row."""
+        """The addresses of all elements of the given rows, which have ``size`` bytes each."""
         steps = np.arange(0, size, self.element, dtype=np.int64)
         return (rows[:, None] + steps).reshape(-1)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
-        """(addresses, bytes each) of the rows in global memory that a box touches."""
+        """The rows in global memory that a box covers: (addresses, bytes per row)."""
         clip = self.clip(coordinates)
         if clip.empty:
             return np.zeros(0, np.int64), 0
@@ -166,7 +171,7 @@ def _slices(begins: Sequence[int], counts: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _check(spec: TensorMapSpec) -> None:
-    """Raises ArgumentError for a spec that cuTensorMapEncodeTiled rejects or that is not
+    """Raises ArgumentError for a description that cuTensorMapEncodeTiled rejects or that is not
     emulated."""
     rank, inner = len(spec.sizes), spec.box[0] * spec.element_type.element_size
     strides = getattr(spec, "element_strides", ()) or (1,) * rank

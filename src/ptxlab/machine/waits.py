@@ -1,4 +1,4 @@
-"""The scheduler's interface to the waits of groups."""
+"""The interface of waits, through which the scheduler sees what a group waits for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ptxlab.machine.group import Group
 
 
 class Refused:
-    """Sent to a coroutine when the instruction it waits at gives up: try_wait returns false."""
+    """Sent to a coroutine when the instruction at which it waits gives up: try_wait then returns
+    false."""
 
     def __repr__(self) -> str:
         return "refused"
@@ -22,9 +23,10 @@ REFUSED = Refused()
 
 
 class Wait(ABC):
-    """A group that waits at an instruction.
+    """The wait of a group at an instruction.
 
-    ``refusable``: the instruction may also give up (mbarrier.try_wait); it then receives REFUSED.
+    ``refusable``: whether the instruction may give up, as mbarrier.try_wait may; its coroutine then
+    receives REFUSED.
     """
 
     refusable = False
@@ -34,23 +36,24 @@ class Wait(ABC):
 
     @abstractmethod
     def passed(self) -> np.ndarray:
-        """Per thread of the group, whether it may continue."""
+        """For each thread of the group, whether it may continue."""
 
     @abstractmethod
     def part(self, group: Group, mask: np.ndarray) -> Wait:
-        """This wait, reduced to the threads in ``mask``, which now form ``group``."""
+        """The same wait for only the threads in ``mask``, which are now ``group``."""
 
     @abstractmethod
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """The missing events for a deadlock report: (positions of the threads, description)."""
+        """For a deadlock report, the events that are missing: (positions of the threads,
+        description)."""
 
     @abstractmethod
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Called when threads (None: all) continue; notifies observers."""
+        """Called when the threads in ``mask`` (None: all) continue; notifies observers."""
 
 
 def describe(waits: list[Wait], geometry: Geometry) -> str:
-    """The waiting threads and their reasons; CTAs in the same state are counted together."""
+    """Lists the waiting threads with their reasons; CTAs in the same state are counted together."""
     lines = []
     for wait in waits:
         for positions, words in wait.reasons():
@@ -66,7 +69,7 @@ def describe(waits: list[Wait], geometry: Geometry) -> str:
 
 
 def ranges(numbers: np.ndarray) -> str:
-    """Ascending numbers as ranges, such as ``0-31, 64-95``."""
+    """Formats ascending numbers as ranges, such as ``0-31, 64-95``."""
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     texts = []
     for run in np.split(numbers, breaks)[:8]:

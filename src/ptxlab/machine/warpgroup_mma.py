@@ -1,9 +1,9 @@
-"""wgmma, which runs asynchronously to its threads.
+"""wgmma: matrix products that run asynchronously to the threads.
 
-The accumulator registers hold ``InFlight`` from the issue to the wait that covers it; an access in
-between is reported and reads NaN. Operands in shared memory are read at that wait, as late as
-hardware may read them; a random schedule sometimes reads them at the issue. A chain of wgmma into
-the same registers becomes one matrix product.
+From the issue to the wait, accumulator registers hold ``InFlight`` objects. An access in this time
+is reported, and reads NaN. Operands in shared memory are read at the wait, the latest time at which
+hardware may read them. A random schedule sometimes reads them at the issue. Consecutive wgmma with
+the same accumulator registers are computed as one matrix product.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Form:
     kind: OperandType
     negate_a: bool
     negate_b: bool
-    #: Whether operands are K-major; A in registers has no layout.
+    #: Whether the operands are K-major; if A is in registers, its value has no meaning.
     k_major_a: bool
     k_major_b: bool
-    #: Registers of A; empty if A is in shared memory.
+    #: The registers of A; empty if A is in shared memory.
     fragment: tuple[str, ...]
 
 
 class InFlight(NDArrayOperatorsMixin):
-    """The content of an accumulator register while its wgmma is in flight."""
+    """The content of an accumulator register during its wgmma."""
 
     __slots__ = ("product", "row")
 
@@ -52,7 +52,7 @@ class InFlight(NDArrayOperatorsMixin):
         self.product, self.row = product, row
 
     def touched(self, how: str = "is read") -> np.float32:
-        """Reports an access and returns the value read."""
+        """Reports an access to the register and returns the value that the access reads."""
         self.product.touched(self.row, how)
         return f4(np.nan)
 
@@ -73,7 +73,7 @@ class InFlight(NDArrayOperatorsMixin):
 
 
 class Wgmma:
-    """One wgmma, of the threads that were in the group at its issue."""
+    """One wgmma of the threads that were in the group when it was issued."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Wgmma:
 
     @property
     def fragment(self) -> tuple[str, ...]:
-        """Registers of A; empty if A is in shared memory."""
+        """The registers of A; empty if A is in shared memory."""
         return self.form.fragment
 
     def touched(self, row: int, how: str) -> None:
@@ -109,7 +109,7 @@ class Wgmma:
             f"accumulator {row} of the wgmma at {self.site} {how} before a wait_group covers it",
         )
 
-    # Units: whole warpgroups where the group has them, single warps otherwise
+    # Units are whole warpgroups if the group contains whole warpgroups, and single warps otherwise
 
     @property
     def unit(self) -> int:
@@ -117,7 +117,7 @@ class Wgmma:
         return WARPGROUP if self.warpgroups else WARP
 
     def descriptors(self, values: np.ndarray) -> np.ndarray:
-        """One descriptor per unit; all threads of a unit must have the same descriptor."""
+        """The descriptor of each unit. All threads of a unit must give the same descriptor."""
         if values.ndim == 0:
             return np.full(self.index.size // self.unit, values)
         by_unit = values.reshape(-1, self.unit)
@@ -126,11 +126,11 @@ class Wgmma:
         return by_unit[:, 0]
 
     def a_addresses(self) -> np.ndarray:
-        """Shared addresses of A's pieces, by unit."""
+        """The shared addresses of A's pieces, by unit."""
         return self._addresses(self.descriptors(self.a), _ROWS, self.form.k_major_a, a=True)
 
     def b_addresses(self) -> np.ndarray:
-        """Shared addresses of B's pieces, by unit."""
+        """The shared addresses of B's pieces, by unit."""
         return self._addresses(self.descriptors(self.b), self.form.n, self.form.k_major_b)
 
     def _addresses(
@@ -151,7 +151,7 @@ class Wgmma:
                 found[chosen] = layout.addresses(starts[chosen], rows, k_major=k_major)
         if not a or self.warpgroups:
             return found
-        # A single warp has a quarter of A's rows.
+        # A unit of one warp has a quarter of A's rows.
         warps = self.index[::WARP] // WARP % 4
         if k_major:
             quarters = found.reshape(-1, 4, _ROWS // 4, 2)
@@ -192,13 +192,14 @@ class Wgmma:
         return self.form.kind.floats(pieces.view(u2))
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """A and B, as they are at the first call."""
+        """The values of A and B that the first call read."""
         if self.operands is None:
             self.operands = self.a_matrix(), self.b_matrix()
         return self.operands
 
     def evaluate(self) -> np.ndarray:
-        """Accumulators (register, thread) in float32; reads any operands not read yet."""
+        """The accumulators in float32 (register, thread); reads the operands if they have not been
+        read yet."""
         if self.result is None:
             chain = self._chain()
             pairs = [one.read() for one in chain]
@@ -210,7 +211,7 @@ class Wgmma:
         return self.result
 
     def _sums(self, a: np.ndarray, b: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-        """before + a b, (register, thread); None for ``before`` is zero."""
+        """before + a b as (register, thread); if ``before`` is None, it counts as zero."""
         n, core = self.form.n, self.pipe.wave.tensor_core
         if core is None:
             rows = _to_registers(_multiply(a, b), n)
@@ -222,7 +223,7 @@ class Wgmma:
         return _to_registers(core.multiply_add(a, b, c, self.form.kind, _DEPTH), n)
 
     def _chain(self) -> list[Wgmma]:
-        """This wgmma and its chain of predecessors that are not evaluated yet, oldest first."""
+        """This wgmma and those before it in its chain that are not evaluated yet, oldest first."""
         chain = [self]
         while True:
             before = chain[0].addend
@@ -236,7 +237,7 @@ class Wgmma:
             chain.insert(0, before)
 
     def _before(self) -> np.ndarray | None:
-        """The addend, (register, thread); None for zero."""
+        """The accumulators before the chain, (register, thread); None for zero."""
         if self.addend is None:
             return None
         if isinstance(self.addend, Wgmma):
@@ -250,7 +251,7 @@ class Wgmma:
         return before
 
     def of(self, index: np.ndarray) -> np.ndarray:
-        """Accumulators of some of its threads, by wave thread number."""
+        """The accumulators of the threads ``index`` (numbers within the wave)."""
         rows = self.evaluate()
         if index is self.index or np.array_equal(index, self.index):
             return rows
@@ -258,10 +259,11 @@ class Wgmma:
 
 
 def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """(units, rows, k) x (units, k, n), in blocks of rows small enough for one thread.
+    """The product of (units, rows, k) and (units, k, n), in blocks of rows so small that OpenBLAS
+    uses one thread.
 
-    OpenBLAS starts its threads above a number of multiplications. With other processes on the same
-    cores, these threads made products of this size 50 times slower.
+    From a certain size on, OpenBLAS uses several threads. If other processes use the same cores,
+    products of this size then took 50 times longer.
     """
     units, rows, depth = a.shape
     block = rows
@@ -273,22 +275,27 @@ def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _to_registers(tiles: np.ndarray, n: int) -> np.ndarray:
-    """(..., rows, n) to (register, thread).
+    """Converts tiles (..., rows, n) to registers (register, thread).
 
-    Register 4j + 2h + e of lane (g, t) holds row g + 8h of its warp's 16 rows, column 8j + 2t + e.
+    In lane (g, t), register 4j + 2h + e holds row g + 8h of the warp's 16 rows, and column 8j + 2t
+    + e.
     """
     parts = tiles.reshape(-1, 2, 8, n // 8, 4, 2).transpose(3, 1, 5, 0, 2, 4)
     return np.ascontiguousarray(parts).reshape(n // 2, -1)
 
 
 def _to_tiles(rows: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """(register, thread) to (units, rows, n): the inverse of _to_registers."""
+    """Converts registers (register, thread) to tiles (units, rows, n); the inverse of
+    _to_registers."""
     parts = rows.reshape(shape[2] // 8, 2, 2, -1, 8, 4).transpose(3, 1, 4, 0, 5, 2)
     return np.ascontiguousarray(parts).reshape(shape)
 
 
 class WgmmaPipe:
-    """The wgmma instructions that generated code calls. Groups keep the wgmmas in flight."""
+    """The wgmma instructions that generated code calls.
+
+    The wgmma in flight are stored in the groups.
+    """
 
     def __init__(self, wave: RunsWgmma) -> None:
         self.wave = wave
@@ -303,7 +310,7 @@ class WgmmaPipe:
         b: Any,
         accumulate: Any,
     ) -> tuple[InFlight, ...]:
-        """wgmma.mma_async; returns the new contents of the accumulator registers."""
+        """wgmma.mma_async. Returns the new contents of the accumulator registers."""
         group.require_whole("wgmma.mma_async")
         if np.ndim(accumulate) and (accumulate == accumulate[0]).all():
             accumulate = accumulate[0]
@@ -317,8 +324,8 @@ class WgmmaPipe:
             self._notify(group, product)
         random = self.wave.scheduler.random
         if random is not None and random.random() < 0.5:
-            # Operands are read early but not multiplied yet, so that no schedule changes the order
-            # of sums.
+            # The operands are read now but multiplied later, so that the order of sums is the same
+            # in every schedule.
             product.read()
         return tuple([InFlight(product, row) for row in range(len(registers))])
 
@@ -348,7 +355,10 @@ class WgmmaPipe:
     def wait(
         self, group: Group, site: Site, allowed: int, registers: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """wgmma.wait_group; returns the new values of registers that may have been in flight."""
+        """wgmma.wait_group.
+
+        Returns the new values of the registers that may have been in flight.
+        """
         cut = max(0, len(group.wgmma_groups) - allowed)
         done, group.wgmma_groups = group.wgmma_groups[:cut], group.wgmma_groups[cut:]
         pending = {id(p) for p in group.pending_wgmma}
@@ -367,21 +377,21 @@ class WgmmaPipe:
             self._notify_done(group, site, max(product.clock for product in finished))
         return tuple(values)
 
-    # Rules that translated code checks
+    # Rules that the generated code checks
 
     def unfenced(self, group: Group, site: Site, what: str) -> None:
-        """Reports a wgmma whose registers were accessed after the last wgmma.fence."""
+        """Reports a wgmma that uses a register which was accessed after the last wgmma.fence."""
         self.wave.misuse(
             "wgmma-fence", site, group.threads, f"there is no wgmma.fence between {what}"
         )
 
     def overwritten(self, group: Group, value: Any) -> None:
-        """Checks a write to a register that may hold an accumulator in flight."""
+        """Reports a write to a register that is an accumulator in flight."""
         if isinstance(value, InFlight):
             value.touched("is overwritten")
 
     def fragment_written(self, group: Group, site: Site, register: str) -> None:
-        """Checks a write to a register that may be part of an A fragment in flight."""
+        """Reports a write to a register that belongs to an A fragment in flight."""
         for products in (*group.wgmma_groups, group.pending_wgmma):
             for product in products:
                 if register in product.fragment:

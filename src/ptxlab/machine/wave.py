@@ -1,4 +1,5 @@
-"""The interface of generated code: a wave's memories, barriers, forks, and lane exchange."""
+"""The interface for generated code: memories, barriers, forks, and data exchange between lanes of a
+wave."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ from ptxlab.machine.wave_memory import WaveMemory
 
 u4 = np.uint32
 
-#: Backward jumps after which a group yields, so that spin loops do not starve the groups that they
-#: wait for.
+#: After this many backward jumps a group lets others run. Otherwise a spin loop would starve the
+#: groups for which it waits.
 _TURN = 64
 
 
@@ -64,16 +65,17 @@ class Wave(WaveMemory):
         self.bulk = BulkCopies(self, self.mbarriers)
         self.wgmma = WgmmaPipe(self)
         self.registers = RegisterPool(self)
-        #: The tensor cores whose rounding mma and wgmma use; None: float32 sums in any order.
+        #: The tensor cores whose rounding mma and wgmma follow; None: float32 sums in any order.
         self.tensor_core: TensorCore | None = None
         #: CTAs of the launch that start after this wave.
         self.ctas_to_come = 0
-        #: Backward jumps left before a launch counts as endless.
+        #: Backward jumps that are left before the launch counts as an endless loop.
         self.loops_left = 0
-        #: Visits of each node by warps, and by threads; shared by all waves of a launch.
+        #: How often each node was entered by warps, and by threads; all waves of a launch share the
+        #: counts.
         self.counts: list[int] = []
         self.thread_counts: list[int] = []
-        #: The site of each line of generated code.
+        #: The instruction of each line of generated code.
         self.line_sites: dict[int, Site] = {}
         self.parameters: dict[str, np.ndarray] = {}
         self.parameter_address = np.uint64(0)
@@ -84,10 +86,11 @@ class Wave(WaveMemory):
     def barrier(
         self, group: Group, site: Site, number: Any, expected: Any, blocks: bool, vote: Any = None
     ) -> BarrierWait | None:
-        """bar.sync, or bar.arrive if not ``blocks``; returns None if the group may continue without
-        waiting.
+        """bar.sync, or bar.arrive if ``blocks`` is false.
 
-        ``vote`` is each thread's predicate of a bar.red.
+        Returns None if the group may continue without waiting.
+
+        For bar.red, ``vote`` is the predicate of each thread.
         """
         count = None if expected is None else _uniform(expected, "barrier thread count")
         if self.observers:
@@ -104,7 +107,7 @@ class Wave(WaveMemory):
         return self.barriers.arrive(group, site, number, count, blocks=blocks, vote=vote)
 
     def _released(self, site: Site, number: int, expected: int, index: np.ndarray) -> None:
-        """Called when a barrier has opened."""
+        """Called when a barrier opens."""
         self.scheduler.notify()
         if self.observers:
             self._notify_barrier(site, "release", number, expected, index)
@@ -140,7 +143,8 @@ class Wave(WaveMemory):
         following_values: tuple[Any, ...],
         stop: int,
     ) -> Fork:
-        """A divergent branch: ``taken`` threads go to ``target``, the others to ``following``."""
+        """A divergent branch: the threads in ``taken`` go to ``target``, the others to
+        ``following``."""
         fork = Fork(group, stop)
         yes, no = group.split(taken)
         fork.add(
@@ -165,14 +169,15 @@ class Wave(WaveMemory):
         values_again: tuple[Any, ...],
         wait: Wait | None,
     ) -> Split:
-        """Splits a group at a wait: only the threads in ``passed`` may continue.
+        """Splits a group at a wait, where only the threads in ``passed`` may continue.
 
-        The others keep waiting; without ``wait`` they run node ``again``, which waits again.
+        The others keep waiting. If ``wait`` is None they run node ``again``, which contains the
+        wait.
         """
         return Split(group, passed, (following, values), (again, values_again), wait)
 
     def looped(self) -> bool:
-        """Counts a backward jump; returns whether the group should now let other groups run."""
+        """Counts a backward jump. Returns whether the group should let other groups run now."""
         self.loops_left -= 1
         if self.loops_left < 0:
             raise EmulatorError("endless loop: the limit on backward jumps is reached")
@@ -180,7 +185,7 @@ class Wave(WaveMemory):
         return self.loops_left % _TURN == 0 or (random is not None and random.random() < 0.5)
 
     def interrupted(self) -> bool:
-        """Whether a group at a wait lets other groups run before it tests the barrier."""
+        """Whether a group that reaches a wait lets other groups run before it tests the barrier."""
         random = self.scheduler.random
         return random is not None and random.interrupts_a_wait()
 
@@ -189,15 +194,16 @@ class Wave(WaveMemory):
         raise EmulatorError(f"trap reached by thread {int(group.threads[0])}")
 
     def require_float_sums(self, what: str) -> None:
-        """Raises EmulatorError if exact_mma meets an instruction without float32 sums.
+        """Raises EmulatorError if an instruction without float32 sums is executed with exact_mma.
 
-        The rounding of such sums is not known for any tensor core.
+        It is not known how tensor cores round such sums.
         """
         if self.tensor_core is not None:
             raise EmulatorError(f"{what} has no exact_mma; use .f32 sums, or leave exact_mma out")
 
     def called(self, group: Group, name: str) -> None:
-        """Raises EmulatorError for a call of a function without a body: assert, printf, malloc."""
+        """Raises EmulatorError when a function without a body is called, such as assert, printf or
+        malloc."""
         what = (
             "an assertion failed" if name == "__assertfail" else "only those it defines can be run"
         )
@@ -206,17 +212,20 @@ class Wave(WaveMemory):
         )
 
     def written(self, value: Any, register: str) -> Any:
-        """Reads a register that some path leaves unwritten."""
+        """The value of a register that may be unwritten at this point; raises an error if it is."""
         if value is UNDEFINED:
             raise EmulatorError(f"register {register} is read before it is written")
         return value
 
     def first_select(self, predicate: Any, value: Any, old: Any) -> Any:
-        """A guarded write to a register that may be unwritten: other threads hold all ones."""
+        """A guarded write to a register that may be unwritten.
+
+        Threads that the guard masks get all ones.
+        """
         return select(predicate, value, self.or_poison(old, value.dtype))
 
     def or_poison(self, value: Any, held: Any) -> Any:
-        """``value``; if it is undefined, all ones (false for a predicate) in the type ``held``."""
+        """``value``; if it is undefined, all ones of the type ``held`` (false for a predicate)."""
         if value is not UNDEFINED:
             return value
         kind = np.dtype(np.bool_ if held == "b1" else held)
@@ -229,7 +238,8 @@ class Wave(WaveMemory):
     def misuse(
         self, kind: str, site: Site, threads: np.ndarray, message: str, address: int = 0
     ) -> None:
-        """Reports a broken rule: a finding if an observer handles misuse, otherwise an error."""
+        """Reports a broken rule: as a finding if an observer handles misuse, otherwise as an
+        error."""
         takers = [observer for observer in self.observers if observer.handles_misuse]
         if not takers:
             raise EmulatorError(f"{kind}: {message}")
@@ -238,7 +248,7 @@ class Wave(WaveMemory):
             observer.misuse(event)
 
     def current_site(self) -> Site | None:
-        """The instruction that generated code is executing; only for reports."""
+        """The instruction that generated code is executing; used only for reports."""
         frame = sys._getframe()
         while frame.f_back is not None:
             frame = frame.f_back
@@ -287,7 +297,8 @@ class Wave(WaveMemory):
         words: Any,
         mask: Any,
     ) -> None:
-        """Records the ``count`` words of ``size`` bytes that a load of a polling loop has read."""
+        """Records the words that a load in a polling loop has read: ``count`` words of ``size``
+        bytes per thread."""
         if space == "generic":
             space, addresses = self.resolve(addresses)
         if space == "global":
@@ -297,14 +308,14 @@ class Wave(WaveMemory):
             group.polls[site.index] = Poll.of(site, positions, where, found, size, count)
 
     def forget(self, group: Group, loads: Sequence[int]) -> None:
-        """Begins an iteration of a polling loop: drops what the loop's loads have read before."""
+        """Begins an iteration of a polling loop: forgets what its loads have read before."""
         for load in loads:
             group.polls.pop(load, None)
 
     def unchanged(self, group: Group, loads: Sequence[int]) -> MemoryWait | None:
-        """A wait for a change in the words that a polling loop has read.
+        """The wait of a polling loop for a change in the words that it has read.
 
-        ``loads`` are the loop's loads. Returns None if these loads have read no global memory.
+        ``loads`` are the loop's loads. Returns None if they have read no global memory.
         """
         polls = [group.polls[load] for load in loads if load in group.polls]
         polls = [poll for poll in polls if poll.positions.size]
@@ -324,8 +335,10 @@ class Wave(WaveMemory):
     def shuffle(
         self, group: Group, mode: str, value: Any, b: Any, c: Any, members: Any
     ) -> tuple[Any, Any]:
-        """shfl.sync: (value of the source lane, in range). A source lane outside the group gives
-        all ones."""
+        """shfl.sync: (the value of the source lane, whether the source lane is in range).
+
+        If the source lane is outside the group, the value is all ones.
+        """
         group.require_members("shfl.sync", members)
         if b.ndim or c.ndim:
             source, good = group.shuffle_source_varying(mode, b, c)
@@ -338,7 +351,7 @@ class Wave(WaveMemory):
         return np.where(source < 0, u4(0xFFFFFFFF), value[source]), good
 
     def vote(self, group: Group, mode: str, predicate: Any, members: Any) -> Any:
-        """vote.sync in mode all, any, uni or ballot."""
+        """vote.sync; ``mode`` is all, any, uni or ballot."""
         group.require_members("vote.sync", members)
         mask = group.ballot(predicate)
         if mode == "ballot":
@@ -351,7 +364,8 @@ class Wave(WaveMemory):
         return (mask == 0) | (mask == full)
 
     def match(self, group: Group, value: Any, members: Any) -> np.ndarray:
-        """match.sync: per thread, the mask of its warp's lanes in this group with its value."""
+        """match.sync: for each thread, the mask of those lanes of its warp that have the same
+        value; only lanes in this group count."""
         group.require_members("match.sync", members)
         pairs = np.stack([group.warp.astype(np.uint64), np.broadcast_to(value, (group.n,))])
         _, same = np.unique(pairs, axis=1, return_inverse=True)
@@ -361,14 +375,15 @@ class Wave(WaveMemory):
         return masks
 
     def elect(self, group: Group, members: Any) -> Any:
-        """elect.sync: per thread, the lowest member lane of its warp in this group."""
+        """elect.sync: for each thread, the lowest lane of its warp that is a member and in this
+        group."""
         group.require_members("elect.sync", members)
         mask = (group.ballot(np.bool_(True)) & members).astype(np.int64)
         lowest = mask & -mask
         return np.log2(lowest.astype(np.float64)).astype(u4)
 
     def reduce(self, group: Group, operation: Any, value: Any, members: Any) -> Any:
-        """redux.sync over each warp's lanes in this group."""
+        """redux.sync over the lanes of each warp that are in this group."""
         group.require_members("redux.sync", members)
         value = np.broadcast_to(value, (group.n,))
         starts = np.flatnonzero(np.diff(group.warp, prepend=-1))
@@ -377,7 +392,7 @@ class Wave(WaveMemory):
 
 
 def taken(predicate: Any) -> int:
-    """Whether a branch is taken: 1 by all threads, 0 by none, -1 by some."""
+    """Which threads take a branch: 1 for all, 0 for none, -1 for some."""
     if predicate.ndim == 0:
         return 1 if predicate else 0
     count = np.count_nonzero(predicate)
@@ -395,7 +410,7 @@ def _uniform(value: Any, what: str) -> int:
 
 
 def _by_value(value: Any, index: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Each value that occurs, with the wave threads that have it."""
+    """The distinct values, each with the threads of the wave that have it."""
     if np.ndim(value) == 0:
         return [(int(value), index)]
     return [(int(one), index[value == one]) for one in np.unique(value)]

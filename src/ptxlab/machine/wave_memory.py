@@ -1,6 +1,6 @@
-"""Memory traffic of a wave: loads, stores, atomics, matrices, asynchronous copies.
+"""The memory accesses of a wave: loads, stores, atomics, matrices, asynchronous copies.
 
-Observers are notified here too. Code translated without observers never calls ``see``.
+They also notify observers. Code that is translated without observers never calls ``see``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from ptxlab.machine.random_schedule import RandomSchedule
 
 @dataclass(frozen=True, slots=True)
 class RowBase:
-    """The cells of 16-byte rows in shared memory, their byte addresses, and the OR of these."""
+    """16-byte rows in shared memory: their cells, their byte addresses, and the OR of the
+    addresses."""
 
     cells: np.ndarray
     addresses: np.ndarray
@@ -43,7 +44,7 @@ class RowBase:
 
 
 class WaveMemory:
-    """The memories that the CTAs of a wave access, and the events for observers."""
+    """The memories that the CTAs of a wave access; sends events to observers."""
 
     def __init__(
         self,
@@ -59,15 +60,17 @@ class WaveMemory:
         geometry.shared_pitch, geometry.local_pitch = self.shared.pitch, self.local.pitch
         self.masks_bad_access = any(observer.handles_bad_access for observer in observers)
         self.clock = 0
-        # Decides the order of atomics at one address; None: thread order.
+        # Decides the order in which atomics to one address are executed; None: in the order of
+        # threads.
         self.random: RandomSchedule | None = None
-        # The seed of that order, drawn when observers are notified of an atomic, before it happens.
+        # The seed of that order. It is drawn when observers are notified of an atomic, which is
+        # before it is executed.
         self._drawn: int | None = None
 
     # Observation
 
     def tick(self) -> int:
-        """The next event's clock."""
+        """Returns the clock of the next event."""
         self.clock += 1
         return self.clock
 
@@ -83,9 +86,11 @@ class WaveMemory:
         mask: Any,
         order: str = "",
     ) -> Any:
-        """Notifies observers of an access; returns the mask under which it may then happen.
+        """Notifies observers of an access.
 
-        For the shape "matrix", ``sizes`` is the number of lanes of a warp that give row addresses.
+        Returns the mask of the threads that may then execute it.
+
+        For the shape "matrix", ``sizes`` is the number of lanes per warp that give row addresses.
         """
         positions = group.active(mask)
         flat = np.broadcast_to(addresses, (group.n,)).astype(np.int64)[positions]
@@ -93,7 +98,7 @@ class WaveMemory:
         if space == "generic":
             space, flat = self.resolve(flat)
         if np.ndim(sizes):
-            # A cp.async that has nothing to read does not touch its source.
+            # A cp.async that reads 0 bytes does not access its source.
             positions, flat, sizes = positions[sizes > 0], flat[sizes > 0], sizes[sizes > 0]
         if shape == "matrix":
             lanes = group.index[positions] % WARP < sizes
@@ -132,17 +137,18 @@ class WaveMemory:
         return (inside & aligned) | (np.asarray(sizes) == 0)
 
     def resolve(self, addresses: Any) -> tuple[str, Any]:
-        """The state space of generic addresses, and the addresses within it."""
+        """The state space of generic addresses, and these addresses within it."""
         space = generic_space(addresses)
         window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0}[space]
         return space, addresses - np.int64(window)
 
-    # Loads and stores. Addresses are unsigned 32-bit or signed 64-bit, arrays or scalars.
+    # Loads and stores. Addresses are arrays or scalars, unsigned 32-bit or signed 64-bit.
 
     def load(self, group: Group, space: str, addresses: Any, size: int, mask: Any) -> Any:
-        """Words of ``size`` bytes: an array over the group, a scalar for a uniform global address.
+        """Reads words of ``size`` bytes: an array over the group, or a scalar if the address is
+        uniform and global.
 
-        Threads outside ``mask`` get zeros.
+        Threads outside ``mask`` get 0.
         """
         if mask is None:
             return self._load(group, space, addresses, size, None)
@@ -181,7 +187,7 @@ class WaveMemory:
         if space == "generic":
             space, addresses = self.resolve(addresses)
         if space == "global":
-            # A uniform address is one cell: the last thread's value stays in it.
+            # If the address is uniform, the value of the last thread stays in the cell.
             if np.ndim(addresses) == 0 and np.ndim(values):
                 values = values[-1]
             self.memory.store(addresses, size, values)
@@ -198,10 +204,10 @@ class WaveMemory:
     def atomic(
         self, group: Group, space: str, addresses: Any, operation: Any, values: Any, mask: Any
     ) -> np.ndarray:
-        """Read-modify-write; returns the old values.
+        """An atomic operation; returns the old values.
 
-        Threads with the same address are serialised in an order that the schedule decides; fp32
-        sums depend on it.
+        Threads with the same address are executed one after the other. The schedule decides their
+        order, on which fp32 sums depend.
         """
         positions = group.active(mask)
         dtype = values[0].dtype
@@ -230,9 +236,9 @@ class WaveMemory:
     ) -> list[np.ndarray]:
         """atom.add of fp32 vectors; returns the old elements.
 
-        Only single elements are atomic, not the vector, so each element has its own order of sums.
+        Each element is atomic but not the whole vector, so each element has its own order of sums.
         """
-        # Bounds and alignment are checked for the whole vector.
+        # This checks the bounds and the alignment of the whole vector.
         self.load(group, space, addresses, 4 * len(values), mask)
         return [
             self.atomic(group, space, addresses + np.int64(4 * k), np.add, (value,), mask)
@@ -244,7 +250,7 @@ class WaveMemory:
     def load_matrix(
         self, group: Group, addresses: Any, count: int, transpose: bool, mask: Any
     ) -> np.ndarray:
-        """ldmatrix: uint32 registers (count, threads)."""
+        """ldmatrix: returns uint32 registers (count, threads)."""
         group.require_whole("ldmatrix")
         addresses = np.broadcast_to(addresses, (group.n,))
         if mask is None and count == 4:
@@ -257,7 +263,7 @@ class WaveMemory:
         return matrix_rows_to_registers(rows, count, transpose)
 
     def rows(self, group: Group, addresses: Any) -> RowBase:
-        """The 16-byte cells of a base address, for matrices at fixed offsets from it."""
+        """The 16-byte cells at a base address, for matrices at constant offsets from it."""
         group.require_whole("ldmatrix")
         if addresses.ndim == 0:
             addresses = np.broadcast_to(addresses, (group.n,))
@@ -266,7 +272,7 @@ class WaveMemory:
         )
 
     def load_rows(self, group: Group, base: RowBase, offset: int, transpose: bool) -> np.ndarray:
-        """ldmatrix.x4 at ``base + offset``: uint32 registers (4, threads)."""
+        """ldmatrix.x4 at ``base + offset``: returns uint32 registers (4, threads)."""
         bits = base.bits
         if offset < 0 or bits + offset + 16 > self.shared.size or (bits | offset) & 15:
             self.shared.check(base.addresses.astype(np.int64) + offset, 16, 16)
@@ -276,7 +282,7 @@ class WaveMemory:
     def store_matrix(
         self, group: Group, addresses: Any, values: Sequence[Any], transpose: bool, mask: Any
     ) -> None:
-        """stmatrix of one matrix per register."""
+        """stmatrix, which stores one matrix for each register."""
         group.require_whole("stmatrix")
         lanes = group.index % WARP < 8 * len(values)
         rows = np.zeros(group.n, np.complex128)
@@ -296,9 +302,9 @@ class WaveMemory:
         source_size: Any,
         mask: Any,
     ) -> None:
-        """cp.async: the data are read now and land at the wait that covers them.
+        """cp.async: reads the data now; they land at the wait that covers them.
 
-        ``source_size`` bytes (None: all) are read; the rest of the destination becomes zero.
+        Reads ``source_size`` bytes (None: all); the rest of the destination becomes zero.
         """
         target, source = _spread(target, group.n), _spread(source, group.n)
         index, base = group.index, group.shared_base
@@ -343,7 +349,8 @@ class WaveMemory:
         group.open = []
 
     def wait_async(self, group: Group, site: Site, allowed: int) -> None:
-        """cp.async.wait_group, or wait_all for -1: the data land now, at the latest moment."""
+        """cp.async.wait_group, or wait_all if ``allowed`` is -1: the data land now, which is the
+        latest possible time."""
         if self.observers:
             event = AsyncGroupEvent(site, "wait", group.threads, allowed, self.tick())
             for observer in self.observers:
@@ -367,7 +374,10 @@ class WaveMemory:
 
 
 def _turns(cells: np.ndarray) -> list[np.ndarray]:
-    """Splits indices into rounds with each cell at most once; a cell's indices stay in order."""
+    """Splits indices into rounds.
+
+    A round contains each cell at most once, and the indices of one cell keep their order.
+    """
     order = np.argsort(cells, kind="stable")
     found = cells[order]
     begins = np.flatnonzero(np.concatenate(([True], found[1:] != found[:-1])))
@@ -379,5 +389,5 @@ def _turns(cells: np.ndarray) -> list[np.ndarray]:
 
 
 def _spread(value: Any, threads: int) -> np.ndarray:
-    """A value per thread; a uniform value is broadcast."""
+    """One value per thread; a uniform value is broadcast."""
     return value if value.ndim else np.broadcast_to(value, (threads,))

@@ -1,4 +1,4 @@
-"""Declarations of PTX: numbers, variables, parameters, performance directives."""
+"""The declarations of PTX: numbers, variables, parameters, performance directives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PARAMETER = re.compile(
 
 
 def parse_parameters(text: str) -> tuple[Parameter, ...]:
-    """Parses entry parameters, which are laid out like the members of a C struct."""
+    """Parses the parameters of an entry, which are laid out like the members of a C struct."""
     found, offset = [], 0
     for match in _PARAMETER.finditer(text):
         element = TYPE_SIZES[match[2]]

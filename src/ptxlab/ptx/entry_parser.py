@@ -1,4 +1,4 @@
-"""The body of one PTX entry: statements, scopes of inline assembly, operands."""
+"""Parses the body of a PTX entry: statements, scopes of inline assembly, operands."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ SPECIAL_REGISTERS = frozenset((*_THREAD, *_GRID, *_CLUSTER, *_CLUSTER_RANK, *_LA
 
 @dataclass(slots=True)
 class Head:
-    """The position of an entry or function in a module and the texts of its parts, with comments
-    blanked out."""
+    """The position of an entry or function in the module, and the texts of its parts.
+
+    Comments are blanked out.
+    """
 
     name: str
     parameters: str
@@ -69,13 +71,14 @@ _STATEMENT = re.compile(
     r"|(?P<end>\Z))"
 )
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
-#: Deepest chain of inlined functions. A longer chain is a function inlined into itself.
+#: The deepest chain of inlined functions that is accepted. A longer chain means that a function is
+#: inlined into itself.
 _DEEPEST_INLINING = 32
 _REGISTERS = re.compile(r"\.reg\s*(?:\.v\d\s+)?\.(\w+)\s+(.*)", re.S)
 
 
 class _Scope:
-    """Names declared between one pair of braces."""
+    """The names that are declared between one pair of braces."""
 
     __slots__ = ("cache", "labels", "number", "parent", "registers", "variables")
 
@@ -83,7 +86,7 @@ class _Scope:
         self.number, self.parent = number, parent
         self.registers: dict[str, str] = {}
         self.labels: dict[str, str] = {}
-        #: Variables of calls, whose parameters have the same names in every call.
+        #: The variables of a call. Every call uses the same names for its parameters.
         self.variables: dict[str, str] = {}
         self.cache: dict[str, Operand] = {}
 
@@ -118,7 +121,7 @@ class _Scope:
 
 
 class EntryParser:
-    """Walks the statements of one entry body."""
+    """Parses the statements of an entry's body, one after the other."""
 
     def __init__(self, head: Head, files: dict[int, str]) -> None:
         self.head, self.files = head, files
@@ -128,8 +131,9 @@ class EntryParser:
         self.scope = _Scope(0, None)
         self.scopes = 1
         self.location: SourceLocation | None = None
-        #: The numbers of each .loc text, and the latest location at a file, line and column. A .loc
-        #: identifies the caller of an inlined function only by these three numbers.
+        #: The three numbers (file, line, column) in each text of a .loc, and the latest location at
+        #: three such numbers. A .loc refers to the caller of an inlined function only by these
+        #: three numbers.
         self.loc_numbers: dict[str, tuple[tuple[str, int, int], tuple[str, int, int] | None]] = {}
         self.locations: dict[tuple[str, int, int], SourceLocation] = {}
         self.branches: list[tuple[Instruction, _Scope]] = []
@@ -137,7 +141,7 @@ class EntryParser:
         self.count = 0
 
     def parse(self) -> Entry:
-        """The entry's syntax tree."""
+        """The syntax tree of the entry."""
         head = self.head
         text, position, end = head.clean, head.body_begin, head.body_end
         line, starts = 0, head.line_starts
@@ -208,9 +212,9 @@ class EntryParser:
             self.branches.append((instruction, self.scope))
 
     def _call_operands(self, texts: list[str]) -> tuple[Operand, ...]:
-        """The callee, then its results and its arguments as one vector each.
+        """The callee, followed by one vector of its results and one of its arguments.
 
-        Lists of possible callees may follow; they are ignored.
+        A list of possible callees may follow in the text; it is ignored.
         """
         texts = [text.strip() for text in texts]
         lists = {

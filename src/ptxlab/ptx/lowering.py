@@ -1,9 +1,9 @@
-"""Replaces calls, and reductions at barriers, by simpler instructions.
+"""Replaces calls and bar.red by simpler instructions.
 
-- A call of one of the module's functions becomes that function's body. The .param variables of
+- A call of a function of the module is replaced by the function's body. The .param variables of
   calls become local memory of the thread.
-- ``bar.red`` becomes a barrier with a vote, followed by the pseudo-instruction
-  ``barrier_result``, which reads the result.
+- ``bar.red`` becomes a barrier with a vote, followed by the pseudo-instruction ``barrier_result``,
+  which reads the result.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ptxlab.ptx.syntax import (
     Vector,
 )
 
-#: Opcode of the second half of a bar.red; it does not count as an instruction.
+#: Opcode of the second half of a bar.red. It is not counted as an instruction.
 BARRIER_RESULT = "barrier_result"
 
 
 def lowered(module: ParsedModule, entry: Entry) -> Entry:
-    """The lowered entry, or ``entry`` itself if there is nothing to lower.
+    """The entry without calls and bar.red; ``entry`` itself if it has none.
 
-    Raises EmulatorError for recursive functions.
+    Raises EmulatorError for a recursive function.
     """
     if not any(_is_call(i) or _reduces(i) for i in entry.instructions):
         return entry
@@ -63,7 +63,10 @@ def _reduces(instruction: Instruction) -> bool:
 
 @dataclass(frozen=True)
 class _Names:
-    """Names in one copy of a function's body; ``symbols`` maps its parameters to the caller's."""
+    """The names in one copy of a function's body.
+
+    ``symbols`` maps the function's parameters to variables of the caller.
+    """
 
     suffix: str
     entry: Entry
@@ -96,7 +99,7 @@ class _Names:
 
 
 class _Lowering:
-    """The lowered entry under construction."""
+    """Builds the lowered entry."""
 
     def __init__(self, module: ParsedModule) -> None:
         self.module = module
@@ -106,10 +109,13 @@ class _Lowering:
         self.copies = 0
 
     def add(self, entry: Entry, names: _Names, end: str | None, callers: tuple[str, ...]) -> None:
-        """Adds a copy of a body. For functions, ``end`` is the label after it."""
+        """Adds a copy of the body of an entry or function.
+
+        For a function, ``end`` is the label after the copy.
+        """
         own = dict(names.symbols)
         for variable in entry.variables:
-            # A shared variable exists once, even if its function is called several times.
+            # A shared variable exists only once, even if its function is called several times.
             if variable.space in ("local", "param"):
                 own[variable.name] = variable.name + names.suffix
                 variable = replace(variable, name=own[variable.name], space="local")
@@ -137,7 +143,7 @@ class _Lowering:
         mnemonic: str = "",
         operands: tuple[Operand, ...] | None = None,
     ) -> None:
-        """Adds a copy of an instruction, or another instruction with its place and guard."""
+        """Adds a copy of an instruction, or a replacement with the same location and guard."""
         if operands is None:
             operands = tuple(map(names.operand, item.operands))
         mnemonic = mnemonic or item.mnemonic

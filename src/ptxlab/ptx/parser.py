@@ -1,8 +1,8 @@
-"""PTX text to syntax tree.
+"""Parses PTX text to a syntax tree.
 
-The parser only handles structure; the translator defines the meaning of opcodes. Registers and
-labels that inline assembly declares in its own ``{ ... }`` scope are renamed, so that every name is
-unique in its entry.
+The parser handles only structure; the translator knows the meaning of opcodes. Registers and labels
+that inline assembly declares in its own ``{ ... }`` scope are renamed, so that every name is unique
+in its entry.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class ParsedModule:
     variables: tuple[Variable, ...]
     files: dict[int, str]
     entry_heads: dict[str, Head]
-    #: Heads of the device functions whose bodies the module contains.
+    #: The heads of those device functions whose bodies are in the module.
     function_heads: dict[str, Head]
     _entries: dict[str, Entry] = field(default_factory=dict, repr=False)
     _functions: dict[str, Entry] = field(default_factory=dict, repr=False)
 
     @property
     def arch(self) -> int:
-        """The target's compute capability, such as 90 for sm_90a; 0 without a target."""
+        """The compute capability of the target, such as 90 for sm_90a; 0 if there is no target."""
         return int("".join(filter(str.isdigit, self.target)) or 0)
 
     @property
@@ -42,7 +42,7 @@ class ParsedModule:
         return tuple(self.entry_heads)
 
     def entry(self, name: str) -> Entry:
-        """The parsed entry. For an unknown name, EmulatorError lists the existing names."""
+        """Parses an entry. For an unknown name, the EmulatorError lists the names that exist."""
         if name not in self._entries:
             if name not in self.entry_heads:
                 known = ", ".join(self.entry_heads) or "none"
@@ -51,7 +51,7 @@ class ParsedModule:
         return self._entries[name]
 
     def function(self, name: str) -> Entry:
-        """The parsed device function, one of ``function_heads``."""
+        """Parses a device function, which is one of ``function_heads``."""
         if name not in self._functions:
             self._functions[name] = EntryParser(self.function_heads[name], self.files).parse()
         return self._functions[name]
@@ -72,7 +72,7 @@ _TOP = re.compile(
 
 
 def parse(text: str) -> ParsedModule:
-    """Parses a PTX module. EmulatorError names the line that cannot be parsed."""
+    """Parses a PTX module. The EmulatorError names the line that cannot be parsed."""
     clean = _COMMENT.sub(_blank_comment, text)
     module = ParsedModule(text, "", "", (), {}, {}, {})
     variables: list[Variable] = []
@@ -138,7 +138,7 @@ _FUNCTION = re.compile(
 
 
 def _function_head(clean: str, position: int, line_starts: list[int]) -> tuple[Head | None, int]:
-    """A device function, or None if it is only declared, and the position after it."""
+    """The head of a device function, or None if it has no body, and the position after it."""
     match = _FUNCTION.match(clean, position)
     if match is None:
         line = clean.count("\n", 0, position) + 1

@@ -19,15 +19,16 @@ TYPE_SIZES = {
 }  # fmt: skip
 
 
-#: The carry of extended-precision arithmetic: a predicate register without a declaration.
+#: The carry of extended-precision arithmetic, a predicate register that is not declared.
 CARRY = "%carry"
-#: A register name that ends in a number: its prefix is what ``.reg .b32 %r<9>`` declares.
+#: A register name that ends in a number. ``.reg .b32 %r<9>`` declares the names with its prefix.
 NUMBERED = re.compile(r"(.*?[A-Za-z_$%])\d+$")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """The CUDA C++ location of an instruction; ``inlined_at``: call site of an inlined function."""
+    """The location of an instruction in the CUDA C++ source; ``inlined_at`` is the call of an
+    inlined function."""
 
     file: str
     line: int
@@ -36,12 +37,12 @@ class SourceLocation:
 
     @property
     def depth(self) -> int:
-        """The number of functions that are inlined into each other at this location."""
+        """How many functions are inlined into each other at this location."""
         return 0 if self.inlined_at is None else 1 + self.inlined_at.depth
 
     @property
     def outermost(self) -> SourceLocation:
-        """The location in the kernel itself."""
+        """The location in the kernel itself, outside all inlined functions."""
         return self if self.inlined_at is None else self.inlined_at.outermost
 
     def __str__(self) -> str:
@@ -50,7 +51,7 @@ class SourceLocation:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A register; the name is unique in its entry (scoped names carry ``@scope``)."""
+    """A register. Its name is unique in its entry; names of inner scopes end in ``@scope``."""
 
     name: str
 
@@ -79,7 +80,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """``_``: a result that is discarded."""
+    """``_``, a result that is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Negated:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """``%r|%p``: two results of one instruction."""
+    """``%r|%p``, the two results of one instruction."""
 
     first: Operand
     second: Operand
@@ -99,14 +100,15 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """``{a, b, ...}``."""
+    """``{a, b, ...}``, several operands."""
 
     elements: tuple[Operand, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """``[base + offset]`` in bytes; ``coordinates`` follow a comma inside the brackets."""
+    """``[base + offset]``, an address in bytes; ``coordinates`` may follow in the brackets, after a
+    comma."""
 
     base: Operand
     offset: int = 0
@@ -128,10 +130,10 @@ class Guard:
 class Instruction:
     """One instruction of an entry.
 
-    ``mnemonic`` is the whole dotted text (``ld.global.v2.f32``), ``opcode`` its first part,
-    ``modifiers`` the rest. ``span`` is the half-open character range of the statement in the
-    module's text, including guard and semicolon: a mutant is
-    ``text[:begin] + replacement + text[end:]``.
+    ``mnemonic`` is the whole dotted text (``ld.global.v2.f32``), ``opcode`` its first part, and
+    ``modifiers`` the other parts. ``span`` is the range of the statement in the module's text,
+    half-open and with guard and semicolon. A mutant is therefore ``text[:begin] + replacement +
+    text[end:]``.
     """
 
     index: int
@@ -159,7 +161,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable outside registers. ``size`` in bytes, 0 for an ``extern`` array."""
+    """A variable that is not a register. ``size`` is in bytes; it is 0 for an ``extern`` array."""
 
     name: str
     space: str
@@ -170,7 +172,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One entry parameter; ``offset`` and ``size`` in bytes within the argument buffer.
+    """One parameter of an entry. ``offset`` and ``size`` are in bytes, within the argument buffer.
 
     ``kind`` is its PTX type. For an array (``is_array``), such as a struct, ``kind`` is the type of
     one element.
@@ -193,9 +195,11 @@ class Parameter:
 
 @dataclass(slots=True)
 class Block:
-    """A basic block: ``successors`` are block indices, the fall-through one last.
+    """A basic block.
 
-    ``len(blocks)`` stands for the virtual exit.
+    ``successors`` are the indices of blocks; the block that follows without a jump is last.
+
+    The index ``len(blocks)`` stands for the exit.
     """
 
     index: int
@@ -206,7 +210,10 @@ class Block:
 
 @dataclass(eq=False)
 class Entry:
-    """One ``.entry`` or ``.func``: parameters, declarations, body. A ``.func`` has ``results``."""
+    """One ``.entry`` or ``.func`` with its parameters, declarations and body.
+
+    Only a ``.func`` has ``results``.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -218,7 +225,7 @@ class Entry:
 
     @property
     def instructions(self) -> Iterator[Instruction]:
-        """The instructions in text order."""
+        """The instructions in the order of the text."""
         return (item for item in self.body if isinstance(item, Instruction))
 
     @property
@@ -227,7 +234,7 @@ class Entry:
         return max((p.offset + p.size for p in self.parameters), default=0)
 
     def register_type(self, name: str) -> str:
-        """Declared type of a register (``pred``, ``b32``, ``f32``, ...)."""
+        """The declared type of a register (``pred``, ``b32``, ``f32``, ...)."""
         if name == CARRY:
             return "pred"
         if name in self.registers:
@@ -240,7 +247,7 @@ class Entry:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Basic blocks in text order with their successors."""
+        """The basic blocks in the order of the text."""
         return _split_blocks(self)
 
 

@@ -1,4 +1,4 @@
-"""Writes generated code: registers, constants, operands, results, variables, lines."""
+"""The emitter writes generated code: registers, constants, operands, results, variables, lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ptxlab.ptx.syntax import (
 from ptxlab.translate.flow import Flow, analyse
 from ptxlab.translate.register_hazards import find_hazards
 
-#: NumPy name of every PTX type in generated code; 16-bit floats are held as bits.
+#: The NumPy type that generated code uses for each PTX type. 16-bit floats are held as bits.
 DTYPES = {
     "pred": "b1",
     "b8": "u1", "u8": "u1", "s8": "i1",
@@ -58,7 +58,10 @@ Handler = Callable[["Emitter", Instruction], None]
 
 
 class Emitter:
-    """The lines of generated code and their names; the interface for the opcodes' handlers."""
+    """Collects the lines of generated code and the names in it.
+
+    The handlers of opcodes write code through it.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class Emitter:
     ) -> None:
         self.entry, self.observed = entry, observed
         self.flow: Flow = analyse(entry)
-        #: None for an entry without wgmma.
+        #: None if the entry has no wgmma.
         self.hazards = find_hazards(self.flow)
         self.lines: list[str] = []
         self.indent = 0
@@ -86,9 +89,9 @@ class Emitter:
         self.temporaries = 0
         self.sites = tuple(Site.of(instruction) for instruction in entry.instructions)
         self.instruction: Instruction | None = None
-        #: Address register -> variable with its checked rows, within the current node.
+        #: For each address register of the current node: the variable that holds its checked rows.
         self.shared_rows: dict[str, str] = {}
-        #: Variable in which the barrier being translated leaves its Wait.
+        #: The variable to which the current barrier assigns its Wait.
         self.barrier_result = ""
         #: Whether the current node is part of a polling loop.
         self.polls = False
@@ -99,7 +102,7 @@ class Emitter:
     # Registers and constants
 
     def name(self, register: str) -> str:
-        """Python name of a register."""
+        """The Python name of a register."""
         name = self.names.get(register)
         if name is None:
             name = self.names[register] = f"r{len(self.names)}"
@@ -109,17 +112,17 @@ class Emitter:
         return name
 
     def storage_of(self, register: str) -> str:
-        """NumPy name of the type in which a register's value is held."""
+        """The NumPy name of the type that holds a register's value."""
         self.name(register)
         return self.storage[register]
 
     def temporary(self) -> str:
-        """The name of a new local variable."""
+        """A new name for a local variable."""
         self.temporaries += 1
         return f"t{self.temporaries}"
 
     def constant(self, value: Any, dtype: str) -> str:
-        """Name of a NumPy scalar in the generated code."""
+        """The name of a constant (a NumPy scalar) in the generated code."""
         key = (dtype, value.hex() if isinstance(value, float) else str(value))
         name = self.constants.get(key)
         if name is None:
@@ -130,7 +133,10 @@ class Emitter:
     # Reading operands
 
     def use(self, operand: Operand, kind: str) -> str:
-        """Expression of an operand as PTX type ``kind``; 16-bit floats as their bits."""
+        """The Python expression for an operand, read as PTX type ``kind``.
+
+        16-bit floats are read as their bits.
+        """
         wanted = DTYPES[kind]
         if isinstance(operand, Register):
             return self._reinterpret(
@@ -148,7 +154,8 @@ class Emitter:
         raise self.error(f"operand {operand} cannot be read as .{kind}")
 
     def use_if_written(self, operand: Operand, kind: str) -> str:
-        """Like use(), but an unwritten register reads as all ones, which is NaN in floats."""
+        """The same as use(), but a register that is unwritten reads as all ones, which is NaN for
+        floats."""
         if not isinstance(operand, Register) or operand.name not in self.unwritten:
             return self.use(operand, kind)
         held = self.storage_of(operand.name)
@@ -156,7 +163,8 @@ class Emitter:
         return self._reinterpret(poison, held, DTYPES[kind])
 
     def use_float(self, operand: Operand, kind: str) -> str:
-        """Expression of an operand of type f16, bf16, f32 or f64 as a NumPy float (f32 or f64)."""
+        """The Python expression for an operand of type f16, bf16, f32 or f64, read as a NumPy float
+        (f32 or f64)."""
         expression = self.use(operand, kind)
         if kind == "f16":
             return f"half_to_float({expression})"
@@ -183,7 +191,7 @@ class Emitter:
         return self._reinterpret(f"W.symbols[{name!r}]", "u8", wanted)
 
     def address(self, operand: Operand) -> tuple[str, str]:
-        """(expression, NumPy name u4 or i8) of an address operand, offset included."""
+        """The Python expression for an address, offset included, and its NumPy type (u4 or i8)."""
         if not isinstance(operand, Address) or operand.coordinates:
             raise self.error("expected an address in brackets")
         base = operand.base
@@ -205,9 +213,10 @@ class Emitter:
     # Writing results
 
     def define(self, operand: Operand, expression: str, held: str) -> None:
-        """Assigns a result; ``held`` is the NumPy name of the expression's type."""
+        """Assigns an expression to a result register; ``held`` is the NumPy type of the
+        expression."""
         if isinstance(operand, Sink):
-            # The expression is still evaluated, because it may contain checks.
+            # The expression must be evaluated even without a result, because it may contain checks.
             self.emit(expression)
             return
         if isinstance(operand, Pair):
@@ -225,7 +234,8 @@ class Emitter:
         self.emit(f"{target} = {value}")
 
     def define_float(self, operand: Operand, expression: str, kind: str) -> None:
-        """Assigns a float32/float64 expression to a result of PTX type f16, bf16, f32 or f64."""
+        """Assigns a float32 or float64 expression to a result register of PTX type f16, bf16, f32
+        or f64."""
         if kind == "f16":
             expression = f"float_to_half({expression})"
         elif kind == "bf16":
@@ -233,7 +243,8 @@ class Emitter:
         self.define(operand, expression, DTYPES[kind])
 
     def mask(self) -> str | None:
-        """Expression of the current instruction's guard; None without a guard."""
+        """The Python expression for the guard of the current instruction; None if it has no
+        guard."""
         guard = self.instruction.guard if self.instruction else None
         if guard is None:
             return None
@@ -252,8 +263,10 @@ class Emitter:
         raise self.error(f"registers of type .{declared} are not supported")
 
     def _reinterpret(self, expression: str, held: str, wanted: str, *, extend: bool = False) -> str:
-        """Reinterprets bits as another NumPy type; narrow integers are extended, wide integers
-        truncated."""
+        """Reinterprets bits as another NumPy type.
+
+        Narrow integers are extended, wide ones truncated.
+        """
         if held == wanted:
             return expression
         if "b1" in (held, wanted):
@@ -273,13 +286,13 @@ class Emitter:
     # Output
 
     def emit(self, line: str) -> None:
-        """Adds a line of generated code, attributed to the current instruction."""
+        """Adds a line of generated code for the current instruction."""
         self.lines.append("    " * self.indent + line)
         if self.instruction is not None:
             self.line_sites[len(self.lines)] = self.sites[self.instruction.index]
 
     def site(self) -> str:
-        """Name of the current instruction's site in the generated code."""
+        """The name of the current instruction's site in the generated code."""
         if self.instruction is None:
             raise EmulatorError("no instruction is being translated")
         name = f"S{self.instruction.index}"
@@ -287,14 +300,15 @@ class Emitter:
         return name
 
     def error(self, message: str) -> EmulatorError:
-        """An error about the current instruction."""
+        """Returns an error about the current instruction."""
         where = self.sites[self.instruction.index] if self.instruction else self.entry.name
         return EmulatorError(f"{where}: {message}")
 
     # Variables outside registers
 
     def _place_variables(self, module_variables: Iterable[Variable]) -> None:
-        """Assigns offsets to shared and local variables; unused module variables get none."""
+        """Assigns offsets to shared and local variables, except to variables of the module that the
+        entry does not use."""
         mentioned = {name for i in self.entry.instructions for name in _symbols(i.operands)}
         used = [v for v in module_variables if v.name in mentioned]
         self.offsets: dict[str, int] = {}
@@ -315,14 +329,15 @@ class Emitter:
         self.windows = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
-#: Opcodes that move bits; their type does not show whether the value is a float.
+#: Opcodes that only move bits. Their types do not show whether a value is a float.
 _NEUTRAL = frozenset(["mov", "ld", "ldu", "selp", "shfl"])
 
 
 def _float_registers(flow: Flow) -> frozenset[str]:
-    """Registers that only float instructions of their width write.
+    """The registers that are written only by float instructions of the register's width.
 
-    Newer compilers declare every register as bits. Holding these as floats avoids reinterpretation.
+    Newer compilers declare all registers as bits. If these registers are held as floats, generated
+    code need not reinterpret them.
     """
     floats: set[str] = set()
     others: set[str] = set()

@@ -1,4 +1,4 @@
-"""Control-flow and data-flow analysis of an entry, which precedes code generation."""
+"""Analyses the control flow and data flow of an entry, before code is generated."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ptxlab.ptx.syntax import (
     Vector,
 )
 
-#: Opcodes whose first operand is not a result.
+#: Opcodes whose first operand is read, not written.
 WITHOUT_RESULT = frozenset(
     ["st", "red", "bra", "ret", "exit", "trap", "bar", "barrier", "membar", "fence", "prefetch"]
 ) | frozenset(["prefetchu", "stmatrix", "call", "nanosleep", "discard", "applypriority"])
 
 
 def blocks(instruction: Instruction) -> bool:
-    """Whether threads may have to wait at an instruction, so that a node ends there."""
+    """Whether threads may have to wait at an instruction. A node ends after such an instruction."""
     if instruction.opcode in ("bar", "barrier"):
         return "warp" not in instruction.modifiers
     return may_refuse(instruction)
 
 
 def may_refuse(instruction: Instruction) -> bool:
-    """Whether an instruction waits but may give up, which its result predicate indicates."""
+    """Whether an instruction waits but may give up; its result predicate then is false."""
     return instruction.opcode == "mbarrier" and bool(
         {"try_wait", "test_wait"}.intersection(instruction.modifiers)
     )
@@ -44,7 +44,7 @@ def is_wgmma_mma(instruction: Instruction) -> bool:
 
 
 def registers_in(operand: Operand) -> list[str]:
-    """Names of the registers that an operand mentions."""
+    """The names of the registers in an operand."""
     if isinstance(operand, Register):
         return [operand.name]
     if isinstance(operand, Address):
@@ -60,16 +60,16 @@ def registers_in(operand: Operand) -> list[str]:
 
 
 def has_result(instruction: Instruction) -> bool:
-    """Whether the first operand is written."""
+    """Whether an instruction writes its first operand."""
     if instruction.opcode in WITHOUT_RESULT or not instruction.operands:
         return False
     return not (instruction.opcode == "cp" or isinstance(instruction.operands[0], Address))
 
 
 def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
-    """Registers that an instruction reads and writes.
+    """The registers that an instruction reads, and those that it writes.
 
-    An instruction reads its guard. With a guard, it also reads its results.
+    An instruction reads its guard. If it has a guard, it also reads its results.
     """
     operands = instruction.operands
     writes: list[str] = []
@@ -113,35 +113,36 @@ class Node:
 
     @cached_property
     def live_order(self) -> tuple[str, ...]:
-        """Live-in registers in the order every pack and unpack uses."""
+        """The live-in registers, in the order in which generated code packs and unpacks them."""
         return tuple(sorted(self.live_in))
 
 
 @dataclass(eq=False)
 class Flow:
-    """Nodes of an entry; ``exit`` is the index of the virtual exit."""
+    """The nodes of an entry; ``exit`` is the index of the exit."""
 
     nodes: list[Node]
     read_counts: dict[str, int] = field(default_factory=dict)
-    #: Polling loops, which wait for a word of global memory: nodes by (last node, first node).
+    #: Polling loops, which wait for a word of global memory: (last node, first node) -> nodes of
+    #: the loop.
     spins: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
 
     def polls(self, body: Iterable[int]) -> tuple[int, ...]:
-        """Indices of the strong loads in the given nodes."""
+        """The indices of the strong loads in the given nodes."""
         steps = (step.instruction for index in sorted(body) for step in self.nodes[index].steps)
         return tuple(one.index for one in steps if _reads_strongly(one))
 
     @property
     def exit(self) -> int:
-        """Index after the last node."""
+        """The index after the last node, which stands for the exit."""
         return len(self.nodes)
 
     def live_in(self, index: int) -> tuple[str, ...]:
-        """Registers live at the beginning of a node; none at the exit."""
+        """The registers that are live at the beginning of a node; none at the exit."""
         return () if index == self.exit else self.nodes[index].live_order
 
     def region_writes(self, branch: int) -> frozenset[str]:
-        """Registers written between a branch and its immediate post-dominator."""
+        """The registers that are written between a branch and its immediate post-dominator."""
         merge = self.nodes[branch].ipdom
         seen: set[int] = set()
         written: set[str] = set()
@@ -172,7 +173,7 @@ def analyse(entry: Entry) -> Flow:
     return flow
 
 
-#: Opcodes with effects other than register writes, except fences.
+#: Opcodes that do more than write registers; fences are left out.
 _WITH_EFFECT = frozenset(
     ["st", "red", "atom", "bar", "barrier", "mbarrier", "cp", "wgmma", "call", "trap", "ret"]
 ) | frozenset(["exit", "stmatrix", "setmaxnreg", "griddepcontrol", "mma", "wmma"])
@@ -180,10 +181,12 @@ _STRONG_LOADS = frozenset(["volatile", "relaxed", "acquire"])
 
 
 def _spins(flow: Flow, last: int, first: int) -> frozenset[int]:
-    """Nodes of the loop from ``first`` to ``last`` if it only polls memory, else none.
+    """The nodes of the loop from ``first`` to ``last`` if the loop only polls memory, otherwise
+    none.
 
-    Such a loop reads with .volatile, .relaxed or .acquire, has no other effect, and carries no
-    register from one iteration to the next. It therefore continues until one of the words changes.
+    A polling loop reads with .volatile, .relaxed or .acquire, has no other effect, and passes no
+    register value from one iteration to the next. It therefore repeats until one of the words that
+    it reads has changed.
     """
     body, pending = {first}, [last]
     before: dict[int, list[int]] = {}
@@ -214,9 +217,9 @@ def _reads_strongly(instruction: Instruction) -> bool:
 
 
 def _nodes(entry: Entry) -> list[Node]:
-    """Blocks split after every barrier, so that a thread can resume there.
+    """The basic blocks, split after every barrier so that a thread can resume there.
 
-    A refusable instruction gets a separate node; threads that keep waiting run it again.
+    An instruction that may give up has its own node, which threads that keep waiting run again.
     """
     pieces: list[list[list[Step]]] = []
     for block in entry.blocks:
@@ -286,13 +289,16 @@ def _post_dominators(flow: Flow) -> None:
     for node in flow.nodes:
         strict = sets[node.index] & ~(1 << node.index)
         candidates = [i for i in range(flow.exit + 1) if strict >> i & 1]
-        # A set that never shrank may mean that the exit cannot be reached.
+        # The set never shrank, which may mean that the exit cannot be reached from the node.
         endless = sets[node.index] == everything and not _reaches_exit(flow, node.index)
         node.ipdom = flow.exit if endless else max(candidates, key=lambda i: sizes[i])
 
 
 def _traps(node: Node) -> bool:
-    """Whether a node stops the launch; since no thread leaves it, it post-dominates nothing."""
+    """Whether a node ends the launch.
+
+    No thread leaves such a node, so it is ignored for post-dominators.
+    """
     last = node.steps[-1].instruction if node.steps else None
     return last is not None and last.opcode == "trap" and last.guard is None
 

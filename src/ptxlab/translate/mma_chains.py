@@ -1,9 +1,10 @@
-"""Deferral of mma.sync: chains along k and tiles along n and m run as one batched matrix product.
+"""Combines mma.sync instructions: chains along k and tiles along m and n become one batched matrix
+product.
 
-mma only accesses registers, so it may run at any point after its operands are defined and before
-the result is first used. A node's mma instructions are collected until something needs an
-accumulator. In a chain, each result is the next addend. Chains with the same A operands become
-columns of one product; products with the same B operands become its rows.
+mma accesses only registers, so it may be executed at any time after its operands are defined and
+before its result is used. So the mma instructions of a node are collected until an accumulator is
+needed. In a chain, the result of each mma is the addend of the next. Chains with the same A
+operands become columns of one product, and chains with the same B operands become rows.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from ptxlab.translate.flow import Step
 
 Words = tuple[str, ...]
 _HALVES = {"m16n8k16": 2, "m16n8k8": 1}
-#: By operand type and shape: 8-column chunks of A.
+#: 8-column chunks of A, by operand type and shape.
 _CHUNKS = {"f16": _HALVES, "bf16": _HALVES, "tf32": {"m16n8k8": 2, "m16n8k4": 1}}
 
 
 @dataclass(eq=False)
 class _Chain:
-    """mma instructions along k: operand expressions, first addend and result registers."""
+    """mma instructions that follow each other along k: operand expressions, first addend, result
+    registers."""
 
     instruction: Instruction
     flavour: tuple[str, int]
@@ -35,7 +37,7 @@ class _Chain:
 
 
 class MmaChains:
-    """The chains of one emitter that have not been emitted yet."""
+    """The chains that are collected but not emitted yet."""
 
     def __init__(self, emitter: Emitter, *, fuse: bool) -> None:
         self.emitter, self.fuse = emitter, fuse
@@ -44,7 +46,7 @@ class MmaChains:
         self.captured: set[str] = set()
 
     def add(self, instruction: Instruction) -> None:
-        """Adds an unguarded mma.sync."""
+        """Collects an mma.sync without a guard."""
         flavour = self._flavour(instruction)
         d, a, b, c = instruction.operands
         results = self._registers(d)
@@ -72,8 +74,8 @@ class MmaChains:
             self.flush()
 
     def before(self, step: Step) -> None:
-        """Prepares for another instruction: emits the chains that it needs, saves operands that it
-        overwrites."""
+        """Prepares for another instruction: emits the chains whose results it needs, and saves
+        operands that it overwrites."""
         if not self.chains:
             return
         if any(name in self.pending for name in (*step.reads, *step.writes)):
@@ -87,7 +89,7 @@ class MmaChains:
                 return
 
     def flush(self) -> None:
-        """Emits all chains."""
+        """Emits all collected chains."""
         emitter = self.emitter
         current = emitter.instruction
         for product in self._products():
@@ -127,7 +129,8 @@ class MmaChains:
             self.pending[name] = chain
 
     def _keep(self, register: str) -> None:
-        """Saves a captured register under another name before it is overwritten."""
+        """Saves a register that a collected chain still needs under another name, before it is
+        overwritten."""
         name, copy = self.emitter.name(register), self.emitter.temporary()
         self.emitter.emit(f"{copy} = {name}")
 
@@ -141,7 +144,7 @@ class MmaChains:
         self.captured.discard(register)
 
     def _flavour(self, instruction: Instruction) -> tuple[str, int]:
-        """(name of the operands' type, 8-column chunks of A) of an mma mnemonic."""
+        """The operand type and the number of 8-column chunks of A that an mma mnemonic means."""
         emitter = self.emitter
         emitter.instruction = instruction
         modifiers = list(instruction.modifiers)
@@ -161,7 +164,8 @@ class MmaChains:
     # Output
 
     def _products(self) -> list[list[list[_Chain]]]:
-        """Chains as m x n rectangles: rows share their A operands, columns their B operands."""
+        """The chains as rectangles of m x n: a row has the same A operands, a column the same B
+        operands."""
         rows: dict[tuple[tuple[str, int], tuple[Words, ...]], list[_Chain]] = {}
         for chain in self.chains:
             rows.setdefault((chain.flavour, tuple(chain.a)), []).append(chain)

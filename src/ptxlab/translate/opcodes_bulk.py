@@ -14,7 +14,7 @@ _HINT, _MULTICAST = "L2::cache_hint", "multicast::cluster"
 
 
 def bulk(t: Emitter, i: Instruction) -> None:
-    """Copies, reductions and bulk groups; also prefetches, which have no effect."""
+    """Copies, reductions and bulk groups. Prefetches have no effect."""
     modifiers = [m for m in i.modifiers if m not in ("reduce", "async", "bulk")]
     if modifiers[:1] == ["prefetch"]:
         return
@@ -35,13 +35,14 @@ def bulk(t: Emitter, i: Instruction) -> None:
 
 
 def _reduce(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
-    """fp32 sums from shared memory, the only supported reduction."""
+    """Adds fp32 numbers from shared memory, the only reduction that is supported."""
     operands = list(i.operands)
     dimensions, modifiers = _dimensions(t, i, modifiers)
     if _HINT in modifiers:
         operands.pop()
     rest = [m for m in modifiers if m != _HINT]
-    # A tensor map defines the element type, and the operation precedes the completion mechanism.
+    # With a tensor map, the map defines the element type, and the operation comes before the
+    # completion mechanism.
     wanted = ["add", "bulk_group"] if dimensions else ["bulk_group", "add", "f32"]
     if rest != ["global", "shared::cta", *wanted]:
         raise t.error(f"{i.mnemonic} is not supported; use .add on .f32")
@@ -49,7 +50,8 @@ def _reduce(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
 
 
 def _dimensions(t: Emitter, i: Instruction, modifiers: list[str]) -> tuple[int, list[str]]:
-    """(dimensions of a tensor's box, or 0 for plain bytes; the remaining modifiers)."""
+    """Returns the dimensions of the tensor's box (0 for plain bytes) and the remaining
+    modifiers."""
     if modifiers[:1] != ["tensor"]:
         return 0, modifiers
     if not _DIMENSIONS.match(modifiers[1]):
@@ -95,7 +97,7 @@ def _load(t: Emitter, operands: list[Operand], dimensions: int, ranks: str) -> N
 
 
 def _copy_shared(t: Emitter, operands: list[Operand]) -> None:
-    """Plain bytes to another CTA's shared memory, signalling an mbarrier there."""
+    """Copies plain bytes to another CTA's shared memory and completes on an mbarrier there."""
     to, source, barrier = (t.address(operands[i])[0] for i in (0, 1, 3))
     size = t.use(operands[2], "u32")
     t.emit(
@@ -119,8 +121,8 @@ def _store(t: Emitter, operands: list[Operand], dimensions: int, *, add: bool) -
 
 
 def store_to_peer(t: Emitter, i: Instruction) -> None:
-    """st.async: 16 bytes from registers to the cluster's shared memory, signalling an mbarrier
-    there."""
+    """st.async: copies 16 bytes from registers to shared memory of the cluster and completes on an
+    mbarrier there."""
     modifiers = [m for m in i.modifiers if m not in ("async", "weak")]
     if modifiers != ["shared::cluster", *_TO_SHARED, "v4", "b32"]:
         raise t.error(f"{i.mnemonic} is not supported; use .v4.b32")
@@ -136,7 +138,7 @@ def store_to_peer(t: Emitter, i: Instruction) -> None:
 
 
 def _tensor_operand(t: Emitter, operand: Operand, dimensions: int) -> tuple[str, str]:
-    """Expressions of ``[map, {coordinates}]``."""
+    """The Python expressions for ``[map, {coordinates}]``."""
     if not isinstance(operand, Address) or len(operand.coordinates) != 1:
         raise t.error("expected a tensor map with coordinates")
     (vector,) = operand.coordinates

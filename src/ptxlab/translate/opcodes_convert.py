@@ -52,7 +52,7 @@ def _pack(t: Emitter, vector: Vector, kind: str) -> str:
 
 
 def convert(t: Emitter, i: Instruction) -> None:
-    """cvt between integers and floats, packed forms included."""
+    """cvt between integers and floats, including packed forms."""
     modifiers = [m for m in i.modifiers if m != "ftz"]
     types = [m for m in modifiers if m in TYPE_SIZES]
     rest = [m for m in modifiers if m not in TYPE_SIZES]
@@ -141,7 +141,7 @@ def _int_to_float(t: Emitter, i: Instruction, target: str, source: str, rest: li
     elif rounding == "rn" and target == "f32":
         expression = f"{value}.astype(f4)"
     elif target == "f32":
-        # Every 64-bit integer is exact in the long double that x86-64 has.
+        # All 64-bit integers are exact in the long double of x86-64.
         expression = f"round_float({value}.astype(np.longdouble), {rounding!r})"
     elif rounding == "rn":
         expression = f"{value}.astype({'f8' if target == 'f16' else 'f4'})"
@@ -165,7 +165,8 @@ def _int_to_int(t: Emitter, i: Instruction, target: str, source: str, rest: list
 
 
 def convert_address(t: Emitter, i: Instruction) -> None:
-    """cvta: shared and local memory have windows of generic addresses above all host addresses."""
+    """cvta: the windows of generic addresses for shared and local memory lie above all host
+    addresses."""
     modifiers = list(i.modifiers)
     to_space = modifiers[0] == "to"
     if to_space:
@@ -206,7 +207,7 @@ _COMPARED = ("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", *FLO
 
 
 def compare(t: Emitter, i: Instruction) -> None:
-    """setp, with a second result and a boolean combination."""
+    """setp, which may have a second result and a boolean operand."""
     modifiers, kind = only(t, i, _COMPARED)
     modifiers = [m for m in modifiers if m != "ftz"]
     comparison, *combination = modifiers
@@ -241,7 +242,7 @@ def _comparison(t: Emitter, comparison: str, kind: str, a: Operand, b: Operand) 
 def _compared_floats(t: Emitter, comparison: str, kind: str, x: str, y: str) -> str:
     nan = f"(np.isnan({x}) | np.isnan({y}))"
     if comparison == "ne":
-        # PTX's ne is ordered: a NaN makes it false, unlike NumPy's.
+        # In PTX, ne is an ordered comparison: a NaN makes it false, unlike in NumPy.
         return f"(({x} != {y}) & ~{nan})"
     if comparison in _COMPARE:
         return f"({x} {_COMPARE[comparison]} {y})"
@@ -253,7 +254,7 @@ def _compared_floats(t: Emitter, comparison: str, kind: str, x: str, y: str) -> 
 
 
 def set_value(t: Emitter, i: Instruction) -> None:
-    """set: all ones (or 1.0) where a comparison holds."""
+    """set: all ones, or 1.0, where a comparison is true."""
     modifiers = [m for m in i.modifiers if m != "ftz"]
     if len(modifiers) == 3 and modifiers[1] == modifiers[2] and modifiers[1] in PACKED:
         _set_pair(t, i, modifiers[0], modifiers[1])
@@ -272,7 +273,7 @@ def set_value(t: Emitter, i: Instruction) -> None:
 
 
 def _set_pair(t: Emitter, i: Instruction, comparison: str, kind: str) -> None:
-    """set on pairs of 16-bit floats: 1.0 for each half in which the comparison holds."""
+    """set on pairs of 16-bit floats: 1.0 for each half for which the comparison is true."""
     d, a, b = i.operands
     one = t.constant(0x3C00 if kind == "f16x2" else 0x3F80, "u2")
     unpack = "unpack_halves" if kind == "f16x2" else "unpack_bfloats"
@@ -286,9 +287,10 @@ def _set_pair(t: Emitter, i: Instruction, comparison: str, kind: str) -> None:
 
 
 def choose(t: Emitter, i: Instruction) -> None:
-    """selp: the third operand chooses.
+    """selp: selects one of two operands by the third.
 
-    The other operand may never have been written, since compilers turn branches into selections.
+    The operand that is not selected may be unwritten, since compilers turn branches into
+    selections.
     """
     allowed = tuple(kind for kind in _MOVED if kind != "pred")
     modifiers, kind = only(t, i, allowed)

@@ -1,4 +1,4 @@
-"""Floating-point opcodes, and arithmetic opcodes that take integers too."""
+"""Floating-point opcodes, and those arithmetic opcodes that also exist for integers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def arithmetic(t: Emitter, i: Instruction) -> None:
 
 
 class _Flags:
-    """Rounding and other modifiers of a float instruction; unknown modifiers are an error."""
+    """The rounding and other modifiers of a float instruction. An unknown modifier is an error."""
 
     def __init__(self, t: Emitter, i: Instruction, allowed: tuple[str, ...]) -> None:
-        # Flushing subnormals to zero is not modelled, since results are compared within tolerances.
+        # Subnormals are not flushed to zero, since results are compared within tolerances.
         modifiers = [m for m in i.modifiers[:-1] if m != "ftz"]
         self.rounding = next((m for m in modifiers if m in _ROUNDINGS), "rn")
         self.rest = {m for m in modifiers if m not in _ROUNDINGS}
@@ -70,10 +70,12 @@ def _held(kind: str) -> str:
 
 
 def _formula(opcode: str, values: list[str], kind: str, flags: _Flags) -> str:
-    """Expression in float32 (float64 for f64); the caller rounds it to 16-bit results.
+    """The expression in float32 (for f64: in float64).
 
-    A single addition or product of 16-bit floats rounds correctly through float32, and fma through
-    float64.
+    The caller rounds it if the result is a 16-bit float.
+
+    One addition or product of 16-bit floats is correctly rounded if computed in float32, and an fma
+    if computed in float64.
     """
     if opcode in ("min", "max"):
         kind_of_nan = "or_nan" if "NaN" in flags.rest else "number"
@@ -95,7 +97,7 @@ def _fma(values: list[str], kind: str, rounding: str) -> str:
     if kind == "f64":
         return f"fma64({joined})"
     if kind in ("f16", "bf16"):
-        # bfloat16 goes through float32; the error of double rounding is below all tolerances.
+        # bfloat16 uses float32; double rounding causes an error below all tolerances.
         return f"fma32_exact({joined})" if kind == "f16" else f"fma32({joined})"
     if rounding == "rn":
         return f"fma32({joined})"
@@ -103,7 +105,7 @@ def _fma(values: list[str], kind: str, rounding: str) -> str:
 
 
 def _packed(t: Emitter, i: Instruction, kind: str) -> None:
-    """Pairs of 16-bit floats: both halves go through the scalar formula."""
+    """Pairs of 16-bit floats: applies the scalar formula to both halves."""
     half = kind[:-2]
     d, *inputs = i.operands
     flags = _Flags(t, i, _ALLOWED[i.opcode])
@@ -130,7 +132,7 @@ def _unpack(t: Emitter, operand: Operand, half: str) -> tuple[str, str]:
 
 
 def transcendental(template: str) -> Handler:
-    """ex2, lg2, rcp, sqrt, rsqrt, tanh, sin, cos: NumPy computes the results, also for .approx."""
+    """ex2, lg2, rcp, sqrt, rsqrt, tanh, sin, cos: computed by NumPy, also with .approx."""
 
     def handler(t: Emitter, i: Instruction) -> None:
         kind = i.modifiers[-1] if i.modifiers else ""
@@ -151,7 +153,7 @@ def transcendental(template: str) -> Handler:
 
 
 def copysign(t: Emitter, i: Instruction) -> None:
-    """copysign.f32 and .f64: the first operand's sign on the second's magnitude."""
+    """copysign.f32 and .f64: the sign of the first operand with the magnitude of the second."""
     kind = i.modifiers[-1]
     if i.modifiers[:-1] or kind not in ("f32", "f64"):
         raise t.error(f"{i.mnemonic} is not supported")

@@ -19,7 +19,8 @@ def unsigned(kind: str) -> str:
 def only(
     translator: Emitter, instruction: Instruction, allowed: tuple[str, ...]
 ) -> tuple[list[str], str]:
-    """(modifiers before the type, type); the last modifier must be an allowed type."""
+    """The modifiers before the type, and the type, which is the last modifier and must be in
+    ``allowed``."""
     modifiers = list(instruction.modifiers)
     if not modifiers or modifiers[-1] not in allowed:
         raise translator.error(f"type of {instruction.mnemonic} is not supported")
@@ -27,13 +28,13 @@ def only(
 
 
 def no_more(translator: Emitter, instruction: Instruction, modifiers: list[str]) -> None:
-    """Raises EmulatorError if unsupported modifiers are left."""
+    """Raises EmulatorError if there are modifiers that are not supported."""
     if modifiers:
         raise translator.error(f"modifier .{modifiers[0]} of {instruction.opcode} is not supported")
 
 
 def binary(sign: str) -> Callable[[Emitter, Instruction, list[str], str], None]:
-    """add, sub: wrap-around arithmetic, the same for signed and unsigned types."""
+    """add, sub: wrap-around arithmetic, which is the same for signed and unsigned types."""
 
     def handler(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> None:
         if modifiers == ["sat"] and kind == "s32":
@@ -61,7 +62,8 @@ def multiply(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> Non
     else:
         kind, value = _wide_product(t, i, part, kind)
     if i.opcode == "mad":
-        # Wrap-around addition and the result's storage are the same for signed and unsigned types.
+        # Wrap-around addition is the same for signed and unsigned types, and so is the type that
+        # holds the result.
         held = DTYPES[unsigned(kind)]
         value = f"({value})" if kind[0] == "u" else f"({value}).view({held})"
         kind = unsigned(kind)
@@ -70,7 +72,7 @@ def multiply(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> Non
 
 
 def product(t: Emitter, i: Instruction, part: str, kind: str) -> str:
-    """The lower or the upper half of a product, as the unsigned type of its width."""
+    """The lower or upper half of a product, as the unsigned type of this width."""
     a, b = i.operands[1:3]
     if part == "lo":
         return f"{t.use(a, unsigned(kind))} * {t.use(b, unsigned(kind))}"
@@ -96,9 +98,9 @@ def _wide_product(t: Emitter, i: Instruction, part: str, kind: str) -> tuple[str
 
 
 def with_carry(t: Emitter, i: Instruction) -> None:
-    """add, sub and mad with a carry in (addc, subc, madc) or out (.cc).
+    """add, sub and mad with a carry-in (addc, subc, madc) or a carry-out (.cc).
 
-    The carry is a predicate register of each thread; for subtractions it is the borrow.
+    Each thread has a predicate register for the carry; for subtractions it is the borrow.
     """
     modifiers, kind = only(t, i, _WORDS)
     rest = [m for m in modifiers if m not in ("cc", "lo", "hi")]
@@ -130,7 +132,7 @@ def absolute_difference(t: Emitter, i: Instruction) -> None:
 
 
 def dot_product(t: Emitter, i: Instruction) -> None:
-    """dp4a, and dp2a.lo and .hi: products of bytes, or of 16-bit numbers and bytes."""
+    """dp4a, dp2a.lo and dp2a.hi: sums of products of bytes, or of 16-bit numbers with bytes."""
     *part, first, second = i.modifiers
     if part not in ([], ["lo"], ["hi"]) or (i.opcode == "dp2a") != bool(part):
         raise t.error(f"{i.mnemonic} is not supported")
@@ -161,7 +163,7 @@ def extremum(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> Non
 
 
 def negate(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> None:
-    """neg and abs of integers; the most negative number stays itself."""
+    """neg and abs of integers. The most negative number does not change."""
     no_more(t, i, modifiers)
     d, a = i.operands
     zero = t.constant(0, DTYPES[kind])
@@ -196,7 +198,7 @@ def invert(t: Emitter, i: Instruction) -> None:
 
 
 def shift(t: Emitter, i: Instruction) -> None:
-    """shl and shr; amounts clamp to the width."""
+    """shl and shr. Amounts above the width count as the width."""
     kinds = ("b16", "b32", "b64") if i.opcode == "shl" else (*_INTEGERS, "b16", "b32", "b64")
     modifiers, kind = only(t, i, kinds)
     no_more(t, i, modifiers)
@@ -237,7 +239,8 @@ def lookup3(t: Emitter, i: Instruction) -> None:
         t.define(d, f"lookup3({x}, {y}, {z}, {int(table.value)})", "u4")
 
 
-#: Truth tables with a short formula (rows: a is bit 2 of the row number, b bit 1, c bit 0).
+#: Truth tables for which there is a short formula. A row's number has a as bit 2, b as bit 1, c as
+#: bit 0.
 _LOOKUPS = {
     0x80: "({a} & {b} & {c})",
     0xFE: "({a} | {b} | {c})",
@@ -292,7 +295,8 @@ def count_bits(t: Emitter, i: Instruction) -> None:
     }[i.opcode]
     value = f"{function}({t.use(a, kind)})"
     if shifts:
-        # The distance of the found bit from the highest bit, or all ones if no bit was found.
+        # The distance from the highest bit to the bit that was found, or all ones if no bit was
+        # found.
         none, top = t.constant(0xFFFFFFFF, "u4"), t.constant(int(kind[1:]) - 1, "u4")
         place = t.temporary()
         t.emit(f"{place} = {value}")
@@ -330,7 +334,7 @@ INTEGER_BINARY = {
 
 
 def integer(t: Emitter, i: Instruction) -> None:
-    """Arithmetic whose last modifier is an integer type."""
+    """Arithmetic whose last modifier is an integer type; calls the handler of the opcode."""
     if i.modifiers[-1:] in (("u16x2",), ("s16x2",)):
         packed_integers(t, i)
         return

@@ -1,19 +1,19 @@
-"""mbarrier and setmaxnreg: synchronisation and register counts of specialised warps."""
+"""mbarrier and setmaxnreg: instructions for specialised warps."""
 
 from __future__ import annotations
 
 from ptxlab.ptx.syntax import Address, Immediate, Instruction, Sink
 from ptxlab.translate.emitter import Emitter, Handler
 
-#: Modifiers of ordering and scope. They are ignored: every arrival releases and every wait
-#: acquires, as by default.
+#: Modifiers for ordering and scope. They are ignored, because every arrival releases and every wait
+#: acquires, which is the default.
 _ORDER = frozenset(["release", "acquire", "cta", "cluster"])
 _SPACES = frozenset(["shared", "shared::cta", "shared::cluster"])
 _REMOTE = frozenset(["arrive", "expect_tx", "complete_tx"])
 
 
 def mbarrier(t: Emitter, i: Instruction) -> None:
-    """All of mbarrier's forms."""
+    """All instructions that begin with mbarrier."""
     modifiers = [m for m in i.modifiers if m not in _ORDER]
     spaces = [m for m in modifiers if m in _SPACES]
     action, *rest = [m for m in modifiers if m not in _SPACES]
@@ -67,8 +67,8 @@ def _wait(t: Emitter, i: Instruction) -> None:
         f"{t.barrier_result} = W.mbarriers.{method}({_who(t)}, {t.address(address)[0]}, {given}, "
         f"{_on(t)})"
     )
-    # Threads that continue have observed the end of the phase. Refused threads get their predicate
-    # after the wait.
+    # A thread that continues has observed the end of the phase. A thread whose wait is refused gets
+    # its predicate after the wait.
     t.define(done, "TRUE", "b1")
 
 
@@ -108,7 +108,7 @@ def set_registers(t: Emitter, i: Instruction) -> None:
 
 
 def shared_address_of_peer(t: Emitter, i: Instruction) -> None:
-    """mapa.shared::cluster: the corresponding shared address in the CTA with a given rank."""
+    """mapa.shared::cluster: the same shared address in the CTA with a given rank."""
     modifiers = list(i.modifiers)
     if modifiers[:1] != ["shared::cluster"] or modifiers[1:] not in (["u32"], ["u64"]):
         raise t.error(f"{i.mnemonic} is not supported")

@@ -22,8 +22,8 @@ from ptxlab.translate.opcodes_bulk import store_to_peer
 from ptxlab.translate.opcodes_integer import no_more
 
 _SPACES = ("global", "shared", "local", "param", "const")
-#: Memory-ordering modifiers. In the emulator values are sequentially consistent; only observers use
-#: them.
+#: Modifiers for memory order. All accesses are sequentially consistent in the emulator; only
+#: observers use these modifiers.
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 _ORDERS = {
     "ld": ("weak", "relaxed", "acquire", "volatile"),
@@ -32,13 +32,14 @@ _ORDERS = {
     "atom": ("relaxed", "acquire", "release", "acq_rel"),
 }
 _ORDER_WORDS = frozenset(["weak", "relaxed", "acquire", "release", "acq_rel", "volatile"])
-#: Hints without an effect in the emulator.
+#: Hints that the emulator ignores.
 _HINTS = frozenset(["ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "L2::cache_hint", "unified"])
 _PREFETCH = ("L1::", "L2::")
 
 
 def _order(t: Emitter, i: Instruction) -> tuple[str, list[str]]:
-    """Order and scope such as 'acquire.gpu', empty for a weak access; and the other modifiers."""
+    """The order and scope, such as 'acquire.gpu' (empty for a weak access), and the other
+    modifiers."""
     modifiers = [m for m in i.modifiers if m not in _HINTS and not m.startswith(_PREFETCH)]
     orders = [m for m in modifiers if m in _ORDER_WORDS]
     scopes = [m for m in modifiers if m in _SCOPES]
@@ -58,11 +59,11 @@ def _order(t: Emitter, i: Instruction) -> tuple[str, list[str]]:
 
 
 class _Access:
-    """Space, vector length, element type and order of ld and st."""
+    """The space, vector length, element type and order of an ld or st."""
 
     def __init__(self, t: Emitter, i: Instruction) -> None:
         self.order, modifiers = _order(t, i)
-        # shared::cta is the CTA's own shared memory; accesses to another CTA's memory are not
+        # shared::cta is the CTA's own shared memory; access to another CTA's memory is not
         # supported.
         if "shared::cluster" in modifiers:
             raise t.error("shared memory of other CTAs (.shared::cluster) is not supported")
@@ -79,7 +80,7 @@ class _Access:
         self.held = DTYPES[self.kind]
         if self.bytes not in WORDS:
             raise t.error(f"{i.mnemonic} moves {self.bytes} bytes, which is not supported")
-        # Constant and parameter memory are host ranges, like global memory.
+        # Constant and parameter memory are ranges of host memory, like global memory.
         self.memory = "global" if self.space in ("const", "param") else self.space
 
 
@@ -92,7 +93,10 @@ def see(
     shape: str = "plain",
     order: str = "",
 ) -> str:
-    """Shows an access to the observers, if any; returns the mask under which it happens."""
+    """Sends an access to the observers, if there are any.
+
+    Returns the mask under which it is executed.
+    """
     mask = t.mask() or "None"
     if not t.observed:
         return mask
@@ -106,7 +110,7 @@ def see(
 
 
 def kept(t: Emitter, address: str) -> str:
-    """The address, held in a variable if the generated code uses the address twice."""
+    """The address; held in a variable if the generated code uses it twice."""
     if not t.observed and not t.polls:
         return address
     name = t.temporary()
@@ -115,7 +119,8 @@ def kept(t: Emitter, address: str) -> str:
 
 
 def load(t: Emitter, i: Instruction) -> None:
-    """ld, ldu: scalars and vectors, zero- or sign-extended into wider registers."""
+    """ld, ldu: scalars and vectors, which are zero- or sign-extended to the width of the
+    registers."""
     access = _Access(t, i)
     d, source = i.operands[:2]
     if access.space == "param" and _static_parameter(t, source):
@@ -168,7 +173,7 @@ def _load_parameter(t: Emitter, access: _Access, d: Operand, source: Operand) ->
 
 
 def define_rows(t: Emitter, d: Operand, rows: str, held: str) -> None:
-    """Assigns the rows of an array to the registers of a vector."""
+    """Assigns each row of an array to one register of a vector."""
     elements = d.elements if isinstance(d, Vector) else (d,)
     plain = all(isinstance(e, Register) and t.storage_of(e.name) == held for e in elements)
     if plain and t.mask() is None and len(elements) > 1:
@@ -224,7 +229,7 @@ _SHORT_SUMS = {
 
 
 def atomic(t: Emitter, i: Instruction) -> None:
-    """atom and red on 32- and 64-bit values, and add on vectors of fp32 in global memory."""
+    """atom and red on 32- and 64-bit values; also add on vectors of fp32 in global memory."""
     order, modifiers = _order(t, i)
     modifiers = ["shared" if m == "shared::cta" else m for m in modifiers]
     space = next((m for m in modifiers if m in ("global", "shared")), "generic")
@@ -232,7 +237,7 @@ def atomic(t: Emitter, i: Instruction) -> None:
     vector = next((m for m in modifiers if m in ("v2", "v4")), "")
     kind = modifiers[-1]
     if kind in _SHORT_SUMS:
-        # noftz keeps subnormal numbers; the emulator always keeps them.
+        # noftz keeps subnormals, which the emulator always does.
         modifiers = [m for m in modifiers if m != "noftz"]
     no_more(t, i, [m for m in modifiers if m not in (space, operation, vector, kind)])
     function = _ATOMIC.get(operation, "")
@@ -273,7 +278,7 @@ def _add_vector(
 
 
 def nothing(t: Emitter, i: Instruction) -> None:
-    """Prefetches and hints have no effect."""
+    """Prefetches and hints do nothing."""
 
 
 _MEMBAR_SCOPES = {"cta": "cta", "gl": "gpu", "sys": "sys"}
@@ -293,7 +298,7 @@ def _memory_fence(t: Emitter, scope: str) -> None:
 
 
 def fence(t: Emitter, i: Instruction) -> None:
-    """fence: of memory or of proxies; it only affects observers."""
+    """fence of memory or of proxies; only observers use it."""
     proxies = ("proxy", "mbarrier_init")
     if not any(m in proxies for m in i.modifiers):
         no_more(t, i, [m for m in i.modifiers if m not in ("sc", "acq_rel", *_SCOPES)])
@@ -307,10 +312,10 @@ def fence(t: Emitter, i: Instruction) -> None:
 
 
 def grid_dependency(t: Emitter, i: Instruction) -> None:
-    """griddepcontrol; it only affects observers.
+    """griddepcontrol; only observers use it.
 
-    In the emulator a launch begins after the previous one has finished, so ``wait`` and
-    ``launch_dependents`` have no effect.
+    In the emulator a launch begins when the previous one has finished, so ``wait`` and
+    ``launch_dependents`` do nothing.
     """
     if tuple(i.modifiers) not in (("wait",), ("launch_dependents",)):
         raise t.error(f"{i.mnemonic} does not exist")
@@ -345,14 +350,14 @@ HANDLERS: dict[str, Handler] = {
 
 
 def columns(words: np.ndarray, dtype: Any, count: int) -> np.ndarray:
-    """The elements of vector loads as ``count`` rows, one per register."""
+    """The elements of a vector load as ``count`` rows, one for each register."""
     if words.ndim == 0:
         return np.frombuffer(words.tobytes(), dtype)
     return np.ascontiguousarray(words.view(dtype).reshape(-1, count).T)
 
 
 def joined(values: tuple, threads: int, dtype: Any) -> np.ndarray:
-    """Registers of a vector store as one word per thread."""
+    """The registers of a vector store, joined to one word per thread."""
     rows: np.ndarray = np.empty((threads, len(values)), dtype)
     for column, value in enumerate(values):
         rows[:, column] = value
@@ -371,12 +376,12 @@ def compare_and_swap(old: np.ndarray, expected: np.ndarray, new: np.ndarray) -> 
 
 
 def increment(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """atom.inc: up to ``limit``, then 0."""
+    """atom.inc: counts up to ``limit``, then restarts at 0."""
     return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
 
 
 def decrement(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """atom.dec: down to 0, then ``limit``."""
+    """atom.dec: counts down to 0, then restarts at ``limit``."""
     return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
 
 

@@ -1,4 +1,4 @@
-"""Movement of tiles: ldmatrix, stmatrix and asynchronous copies."""
+"""Opcodes that move tiles: ldmatrix, stmatrix and asynchronous copies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def load_matrix(t: Emitter, i: Instruction) -> None:
 
 
 def _row_base(t: Emitter, source: Address) -> str:
-    """The checked rows of an address register, shared by the matrices read through it."""
+    """The checked rows of an address register; all matrices that are read through the register
+    share them."""
     base = source.base
     if not isinstance(base, Register):
         return f"W.rows(G, {t.address(Address(base))[0]})"
@@ -72,7 +73,7 @@ def store_matrix(t: Emitter, i: Instruction) -> None:
 
 
 def copy_async(t: Emitter, i: Instruction) -> None:
-    """cp.async.ca/cg and its groups; opcodes_bulk handles bulk copies."""
+    """cp.async.ca, cp.async.cg and their groups; opcodes_bulk handles bulk copies."""
     modifiers = [m for m in i.modifiers if not m.startswith("L2::")]
     if "bulk" in modifiers[1:3]:
         bulk(t, i)
@@ -114,7 +115,8 @@ def _copy(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
     t.emit(f"{of} = {t.address(source)[0]}")
     mask = see(t, "shared", "async_write", to, str(size))
     if t.observed:
-        # The check of the source narrows the mask that the check of the destination left.
+        # The check of the source further restricts the mask that the check of the destination has
+        # left.
         read = source_size if source_size != "None" else str(size)
         mask_after = t.temporary()
         t.emit(
@@ -126,7 +128,8 @@ def _copy(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
 
 
 def _source_size(t: Emitter, size: int, rest: list[Operand]) -> str:
-    """Expression of the bytes to read ("None": all), from src-size or an ignore-src predicate."""
+    """The Python expression for the bytes to read ("None": all), given by src-size or by an
+    ignore-src predicate."""
     if not rest:
         return "None"
     operand = rest[0]

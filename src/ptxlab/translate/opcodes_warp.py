@@ -34,7 +34,7 @@ def barrier(t: Emitter, i: Instruction) -> None:
 
 
 def barrier_result(t: Emitter, i: Instruction) -> None:
-    """The result of a preceding bar.red."""
+    """The result of the bar.red before it."""
     d, number = i.operands
     held = "u4" if i.modifiers[0] == "popc" else "b1"
     t.define(d, f"W.barriers.result(G, {t.use(number, 'u32')}, {i.modifiers[0]!r})", held)
@@ -51,7 +51,7 @@ def _cluster_barrier(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
 
 
 def shuffle(t: Emitter, i: Instruction) -> None:
-    """shfl.sync.idx/up/down/bfly.b32, with its predicate."""
+    """shfl.sync.idx/up/down/bfly.b32, with or without a predicate."""
     modifiers = list(i.modifiers)
     if len(modifiers) != 3 or modifiers[0] != "sync" or modifiers[2] != "b32":
         raise t.error(f"{i.mnemonic} is not supported")
@@ -143,7 +143,7 @@ def elect(t: Emitter, i: Instruction) -> None:
 
 
 def call(t: Emitter, i: Instruction) -> None:
-    """A call of a function that the module only declares; reaching it is an error."""
+    """A call of a function that the module declares without a body; executing it is an error."""
     callee = i.operands[0]
     name = getattr(callee, "name", str(callee))
     mask = t.mask()
@@ -152,7 +152,7 @@ def call(t: Emitter, i: Instruction) -> None:
 
 
 def guarded_mma(t: Emitter, i: Instruction) -> None:
-    """mma.sync with a guard, which is not supported; MmaChains handles mma.sync without one."""
+    """mma.sync with a guard, which is not supported. MmaChains handles mma.sync without a guard."""
     raise t.error("mma under a guard is not supported")
 
 

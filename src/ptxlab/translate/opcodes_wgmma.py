@@ -1,4 +1,4 @@
-"""wgmma: matrix products of warpgroups, wgmma groups and fences."""
+"""wgmma: its matrix products, groups and fences."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""wmma: a warp's products of 16 x 16 matrices, and the loads and stores of their fragments.
+"""wmma: products of 16 x 16 matrices, and the loads and stores of their fragments.
 
-PTX does not define which register holds which element. Here fragments have the layout of mma.sync's
-m16n8k16, and two such instructions compute one wmma. Where PTX gives a fragment twice as many
-registers as needed, the upper half holds copies.
+PTX does not define which register holds which element. Here fragments have the layout of mma.sync
+m16n8k16, and two of these instructions compute one wmma. PTX gives some fragments twice as many
+registers as needed; the upper half then holds copies.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _transfer(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
     t.emit(f"{step} = {t.use(stride[0], 'u32') if stride else t.constant(16, 'u4')}")
     t.emit(f"{lane} = G.special('%laneid')")
     by_row = layout[0] == "row"
-    # The two values in a register are neighbours in a row of A, C and D, but in a column of B.
+    # The two values of a register are neighbours in a row of A, C and D, but in a column of B.
     whole = wide or by_row == (which != "b")
     size = TYPE_SIZES[kind] if wide or not whole else 4
     for number, register in enumerate(registers):
@@ -104,9 +104,10 @@ def _store(
 def wmma_offset(
     which: str, register: int, half: int, wide: bool, by_row: bool, lane: Any, stride: Any
 ) -> Any:
-    """Per thread, the offset in elements of a register's value, or 16-bit half, in its matrix.
+    """For each thread, the position in its matrix (in elements) of the value that a register, or
+    one half of it, holds.
 
-    As in mma.sync, g = lane // 4 and t = lane % 4. Tiles of B, C and D have eight columns.
+    As in mma.sync, g = lane // 4 and t = lane % 4. Tiles of B, C and D are eight columns wide.
     """
     g, t = lane >> u4(2), lane & u4(3)
     pair = t * u4(2) + u4(half)
@@ -131,7 +132,7 @@ def wmma_offset(
 def _multiply(t: Emitter, i: Instruction) -> None:
     types = [m for m in i.modifiers if m in TYPE_SIZES]
     rest = [m for m in i.modifiers if m not in types]
-    # If the mnemonic has only two types, they are the types of D and C, and the operands are f16.
+    # If the mnemonic has only two types, these are the types of D and C; A and B are then f16.
     given = {2: "f16", 4: types[1] if len(types) == 4 else ""}.get(len(types), "")
     layouts = rest[3:5]
     if given not in _FORMATS or rest[1:3] != ["sync", "aligned"] or len(rest) != 6:

@@ -1,9 +1,10 @@
-"""Finds the registers that wgmma may be using at each point of an entry.
+"""Finds, for each point of an entry, the registers that a wgmma may be using there.
 
-wgmma accesses registers asynchronously to the threads. A program may not access these registers
-between issue and wait, and must execute wgmma.fence between its own accesses and the next wgmma.
-Generated code cannot track all registers at run time, so data-flow analysis finds the possible
-hazards. A ``mov`` between registers counts as renaming, because compilers use it for that.
+wgmma accesses registers asynchronously. Between its issue and the wait, a program may not access
+these registers. Between its own access and the next wgmma, a program must execute wgmma.fence.
+Generated code cannot track all registers at run time. So data-flow analysis finds the instructions
+where a hazard is possible. A ``mov`` between registers counts as a renaming, because compilers use
+it as one.
 """
 
 from __future__ import annotations
@@ -19,28 +20,29 @@ _NEVER_FENCED = "no fence"
 
 @dataclass
 class Hazards:
-    """The affected registers, by instruction index."""
+    """The registers with possible hazards, by index of the instruction."""
 
-    #: wait_group: registers that may be in flight before it and are read later.
+    #: For wait_group: registers that may be in flight before it and are read later.
     waits: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: wgmma: the registers of this wgmma that were accessed since the last fence, or "no fence".
+    #: For wgmma: those of its registers that were accessed since the last fence, or "no fence".
     unfenced: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: Any write: its registers that may be accumulators, or fragments of A, in flight.
+    #: For any instruction: registers that it writes while they may be in flight as accumulators or
+    #: in A.
     overwrites: dict[int, tuple[str, ...]] = field(default_factory=dict)
     fragments: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def fragment_of(instruction: Instruction) -> tuple[str, ...]:
-    """Registers of A; empty if A is in shared memory."""
+    """The registers of A; empty if A is in shared memory."""
     a = instruction.operands[1]
     elements = a.elements if isinstance(a, Vector) else ()
     return tuple(e.name for e in elements if isinstance(e, Register))
 
 
 def find_hazards(flow: Flow) -> Hazards | None:
-    """The hazards of an entry; None if it has no wgmma.
+    """The hazards of an entry; None if the entry has no wgmma.
 
-    Also adds the registers that wait_group writes to its steps.
+    Also enters in each wait_group step the registers that it writes.
     """
     steps = [step for node in flow.nodes for step in node.steps]
     products = [step for step in steps if is_wgmma_mma(step.instruction)]
@@ -56,7 +58,7 @@ def find_hazards(flow: Flow) -> Hazards | None:
 
 
 class _Names:
-    """Registers as bits of an int."""
+    """Represents sets of registers as the bits of an int."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -84,12 +86,14 @@ class _Names:
         return tuple(found)
 
 
-#: Registers in flight as accumulators, in flight in A, and accessed since the last fence.
+#: Three sets: registers in flight as accumulators, registers in flight in A, and registers accessed
+#: since the last fence.
 _State = tuple[int, int, int]
 
 
 class _Analysis:
-    """Forward data-flow analysis over the nodes: finds hazards that are possible on some path."""
+    """Forward data-flow analysis over the nodes, which finds hazards that are possible on some
+    path."""
 
     def __init__(self, flow: Flow, names: _Names) -> None:
         self.flow, self.names = flow, names
@@ -178,7 +182,7 @@ def _literal(instruction: Instruction) -> int:
 
 
 def _live_after(flow: Flow, node: Node, step: Step) -> set[str]:
-    """Registers that are read after a step."""
+    """The registers that are read after a step."""
     live = {name for s in node.successors for name in flow.live_in(s)}
     for later in reversed(node.steps):
         if later is step:

@@ -2,7 +2,7 @@
 
 Registers are local variables, and control-flow nodes are ``if pc == k`` sections of one loop. The
 ``opcodes_*`` modules define single opcodes. This module handles branches, forks, the points where
-threads resume after barriers, and the order in which deferred mma chains are emitted.
+threads resume after barriers, and the time at which deferred mma chains are emitted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HANDLERS: dict[str, Handler] = {
 
 @dataclass(eq=False)
 class Translated:
-    """The generated code of one entry, and the facts about it that a launch needs."""
+    """The generated code of one entry, and what a launch must know about it."""
 
     entry: Entry
     function: Callable[..., Any]
@@ -60,9 +60,9 @@ class Translated:
     dynamic_shared_offset: int
     local_bytes: int
     module_symbols: tuple[str, ...]
-    #: Whether no instruction works on warpgroups.
+    #: Whether the entry has no instruction of a whole warpgroup.
     warps_are_free: bool
-    #: Whether threads wait for other threads through global memory.
+    #: Whether threads wait for others through global memory.
     spins: bool
 
     @property
@@ -72,7 +72,7 @@ class Translated:
 
 
 class Translator(Emitter):
-    """Writes the function of one entry."""
+    """Generates the Python function of one entry."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Translator(Emitter):
         self.emit("    W.exited(G)")
         self.emit("    return None")
         self.indent = 1
-        self.emit("yield")  # never reached; a kernel without forks is a generator too
+        self.emit("yield")  # Never reached; it makes a kernel without forks a generator too
         code = "\n".join(self.lines) + "\n"
         exec(compile(code, f"<emulated {self.entry.name}>", "exec"), self.namespace)
         return Translated(
@@ -127,10 +127,10 @@ class Translator(Emitter):
         )
 
     def _emit_entry_points(self) -> None:
-        """Unpacks live registers where a coroutine may start.
+        """Emits the code that unpacks live registers wherever a coroutine may start.
 
-        A coroutine may start after a fork, after a barrier that opened for some threads, and at a
-        join from which threads were released.
+        That is after a fork, after a barrier that opened for some of the threads, and at a join
+        from which threads were released.
         """
         starts = {node.ipdom for node in self.flow.nodes if len(node.successors) > 1}
         for node in self.flow.nodes:
@@ -171,7 +171,8 @@ class Translator(Emitter):
         self.indent -= 1
 
     def _emit_forgotten_polls(self, node: Node) -> None:
-        """Drops recorded polls where an iteration of a polling loop begins, and after the loop."""
+        """Emits the code that forgets recorded polls, at the beginning of each iteration of a
+        polling loop and after the loop."""
         spins = self.flow.spins
         rounds = [body for (_, first), body in spins.items() if first == node.index]
         if rounds:
@@ -200,7 +201,7 @@ class Translator(Emitter):
             self.shared_rows.pop(register, None)
 
     def _emit_hazards(self, instruction: Instruction) -> None:
-        """Emits the checks before a write to registers that wgmma may be using."""
+        """Emits checks before an instruction writes registers that a wgmma may be using."""
         hazards = self.hazards
         if hazards is None:
             return
@@ -274,8 +275,8 @@ class Translator(Emitter):
             self.emit(f"yield {fork}")
             self.emit("return None")
         else:
-            # The scheduler may release threads from the join. The scheduler then requests the live
-            # registers and continues from there.
+            # The scheduler may release threads from the join. It then requests the live registers
+            # and continues from there.
             live = self.flow.live_in(merge)
             direct = merge in node.successors
             before = self._pack(live) if direct else "UNDEFINED, " * len(live)
@@ -283,7 +284,7 @@ class Translator(Emitter):
             written = self.flow.region_writes(node.index)
             positions = tuple(i for i, register in enumerate(live) if register in written)
             targets = self._pack(live[i] for i in positions)
-            # Values from before the fork only matter to a part that goes straight to the join.
+            # Only a part that goes straight to the join needs the values from before the fork.
             current = targets if direct else "UNDEFINED, " * len(positions)
             left = f"({targets}) = " if targets else ""
             self.emit(f"{left}{fork}.join({positions!r}, ({current}))")
@@ -348,10 +349,10 @@ _translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, Parsed
 def translate(
     ptx: str, entry: str, *, observed: bool = False, fuse: bool = True
 ) -> tuple[Translated, ParsedModule]:
-    """The generated code of an entry, cached by the text of the PTX.
+    """The generated code of an entry. It is cached by the text of the PTX.
 
-    ``fuse=False`` runs every mma.sync separately, in program order. EmulatorError names an opcode
-    or modifier that is not supported.
+    If ``fuse`` is false, every mma.sync is executed separately, in program order. The EmulatorError
+    names the opcode or modifier that is not supported.
     """
     key = (hashlib.blake2b(ptx.encode(), digest_size=16).hexdigest(), entry, observed, fuse)
     if key in _translations:

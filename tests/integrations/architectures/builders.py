@@ -1,8 +1,8 @@
 """Every architecture of transformers' auto mappings, and a tiny random model of each.
 
-A config is made smaller by rules over the names of its fields: widths and numbers of heads are
-divided by one factor, so that whatever must fit still fits, and heads keep the size that they have
-in the published models, since the kernels serve some sizes and refuse others.
+A config is made smaller by rules for the names of its fields. Widths and numbers of heads are
+divided by the same factor, so that they still match each other. The size of a head stays that of
+the published model, because the kernels support only some sizes.
 """
 
 from __future__ import annotations

@@ -18,10 +18,11 @@ _PAGES = {256: 32, 512: 48, 128: 24, 64: 20, 32: 16}
 
 @dataclass(frozen=True)
 class PeerCase:
-    """``call`` is 'dense', 'packed' or 'cache'; ``lengths`` are the longest sequence's queries and
-    keys, of a cache its capacity. ``append`` is how many keys are new, 'as many' as queries or
-    'others'; ``rotary`` what part of d is turned. ``used``: seqused_k says how many keys count.
-    ``window`` gives the two limits, where a test names them."""
+    """``call`` is 'dense', 'packed' or 'cache'. ``lengths`` are the queries and keys of the longest
+    sequence; for a cache, its capacity instead of the keys. ``append``: how many keys are new, 'as
+    many' as there are queries, or 'others'. ``rotary``: the part of d that is rotated. ``used``:
+    whether the call passes seqused_k, the number of keys that count. ``window``: the two limits, if
+    the test gives numbers."""
 
     suite: str
     function: str

@@ -1,7 +1,7 @@
-"""Kernels under Nsight Compute: hardware counters.
+"""Profiles kernels with Nsight Compute: reads hardware counters.
 
-Each sequence length has one profiler process, which runs ``ncu.profiled_process``. Its counters
-become ProfileRows, which a CSV or JSON Lines file keeps from run to run.
+A separate process under the profiler, ``ncu.profiled_process``, is started for each sequence
+length. Its counters become ProfileRows in a CSV or JSON Lines file, which later runs continue.
 """
 
 from __future__ import annotations

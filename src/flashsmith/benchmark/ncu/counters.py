@@ -1,7 +1,8 @@
-"""The profiler's metrics and output.
+"""The metrics of the profiler and its output.
 
-COUNTERS maps flashsmith's columns to the metric names of different ncu versions. The output is the
-raw page as CSV, with one launch per line, one metric per column, and units in the second line.
+COUNTERS maps flashsmith's columns to the names that the metrics have in different versions of ncu.
+The output is ncu's raw page as CSV: one launch per line, one metric per column, and the units in
+the second line.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Counter:
-    """A column and the metrics that may fill it, the preferred metric first. `scale` converts the
-    profiler's base unit into the column's unit."""
+    """A column, and the metrics that can fill it, in order of preference.
+
+    `scale` converts the base unit of the profiler to the unit of the column.
+    """
 
     column: str
     metrics: tuple[str, ...]
@@ -52,10 +55,10 @@ COUNTERS = (
     Counter("dram_write_bytes", ("dram__bytes_write.sum", "dram__bytes_op_write.sum")),
 )
 
-# Launch properties and per-instruction sums, which are missing from the profiler's list of hardware
-# metrics.
+# Properties of launches and sums over instructions, which the profiler's list of metrics does not
+# contain.
 _UNLISTED = re.compile(r"launch__|memory_l1_|sm__maximum_warps_")
-# Stalled warps by reason, per issued instruction: the cycles that the reason adds to each issue.
+# For each stall reason, the cycles that it adds per issued instruction.
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")
 _NO_STALLS = ("selected", "not_issued")
 _STALL_SUFFIX = ".ratio"
@@ -64,29 +67,34 @@ TOP_STALLS = 3
 
 @dataclass
 class Selection:
-    """The metrics to collect on this GPU. `missing` are listed metrics that the profiler then
-    reported as unknown."""
+    """The metrics that are collected on this GPU.
+
+    `missing` are metrics that are listed, but that the profiler then did not know.
+    """
 
     listed: Collection[str]
     missing: set[str] = field(default_factory=set)
 
     @property
     def metrics(self) -> list[str]:
-        """Full metric names, as passed to the profiler."""
+        """The full names of the metrics, as passed to the profiler."""
         chosen = [name for counter in COUNTERS if (name := self.metric(counter))]
         stalls = [name for name in sorted(self.listed) if self._stall(name)]
         return chosen + [f"{name}{_STALL_SUFFIX}" for name in stalls]
 
     def metric(self, counter: Counter) -> str | None:
-        """The metric that fills a column; None if this GPU has no such metric."""
+        """The metric that fills a column on this GPU; None if there is none."""
         return next((name for name in counter.metrics if self._has(name)), None)
 
     def absent_columns(self) -> list[str]:
-        """The columns that stay empty."""
+        """The columns that stay empty on this GPU."""
         return [counter.column for counter in COUNTERS if self.metric(counter) is None]
 
     def values(self, measured: Mapping[str, float]) -> dict[str, float]:
-        """flashsmith's columns from a launch's metrics; a column without a value is omitted."""
+        """The values of flashsmith's columns, from the metrics of a launch.
+
+        Columns without a value are left out.
+        """
         found = {}
         for counter in COUNTERS:
             name = self.metric(counter)
@@ -95,7 +103,8 @@ class Selection:
         return found
 
     def stalls(self, measured: Mapping[str, float]) -> list[tuple[str, float]]:
-        """The longest stall reasons and their cycles per issued instruction, the longest first."""
+        """The main reasons for stalls with their cycles per issued instruction, the longest
+        first."""
         reasons = {
             reason: measured[f"{name}{_STALL_SUFFIX}"]
             for name in self.listed
@@ -118,19 +127,21 @@ class Selection:
 
 
 def parse_listing(text: str) -> set[str]:
-    """The base names that `ncu --query-metrics` lists, one at the start of each line."""
+    """The metrics' base names in the output of `ncu --query-metrics`, which are at the beginning of
+    each line."""
     return set(re.findall(r"^(\w+__\w+)\s", text, flags=re.MULTILINE))
 
 
 def unknown_metrics(text: str) -> set[str]:
-    """The base names that the profiler reports as unknown."""
+    """The base names that the profiler reports as unknown metrics."""
     return set(re.findall(r"Failed to find metric (?:regex:\^?)?(\w+)", text))
 
 
 # --- the raw page ---------------------------------------------------------------------------------
 
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-# The units of `--print-units base`. Some versions spell the units out, and some still add a prefix.
+# Base units, as `--print-units base` prints them. Some versions print the whole name of a unit, and
+# some still add a prefix.
 _BASE = {"byte": 1.0, "hz": 1.0, "second": 1e9, "s": 1e9}
 _NAME = "Kernel Name"
 _IDENTITY = "ID"
@@ -138,11 +149,11 @@ _IDENTITY = "ID"
 
 @dataclass(frozen=True)
 class ProfiledLaunch:
-    """One launch, or all launches of a call merged.
+    """The counters of one launch, or of all launches of a call merged.
 
-    kernel: the (main) kernel's name as the profiler prints it.
-    metrics: in base units (nanoseconds, bytes, hertz, per cent).
-    parts: for a call with several launches, the duration of each, in words.
+    kernel: the name of the (main) kernel as the profiler prints it.
+    metrics: in base units (nanoseconds, bytes, hertz, percent).
+    parts: for a call of several launches, the duration of each, as text.
     """
 
     kernel: str
@@ -151,8 +162,11 @@ class ProfiledLaunch:
 
 
 def merged(launches: Mapping[str, ProfiledLaunch]) -> ProfiledLaunch:
-    """Merges the launches of a call, given by role, into one. Sums are added, registers take the
-    maximum, and shares, rates and stalls are averaged by duration."""
+    """Merges the launches of one call; the keys are the launches' roles.
+
+    Counts are added, the maximum of the registers is taken, and shares, rates and stalls are
+    averaged, weighted by duration.
+    """
     first, *others = launches.values()
     if not others:
         return first
@@ -179,7 +193,7 @@ def merged(launches: Mapping[str, ProfiledLaunch]) -> ProfiledLaunch:
 
 
 class TruncatedPage(ValueError):
-    """The page ends within a line. `launches` are the launches before that line."""
+    """The profiler's page ends in the middle of a line. `launches` are those before this line."""
 
     def __init__(self, launches: list[ProfiledLaunch]) -> None:
         super().__init__(f"the profiler's page ends within the line of launch {len(launches)}")
@@ -187,10 +201,12 @@ class TruncatedPage(ValueError):
 
 
 def parse_raw_page(text: str) -> list[ProfiledLaunch]:
-    """The launches on a page, in the order they ran; lines outside the page are ignored.
+    """Reads the launches from a page in the order in which they ran.
 
-    Cells without a number are omitted. Raises ValueError if the text has no page, and TruncatedPage
-    if the page ends within a line.
+    Lines outside the page are ignored.
+
+    Cells that are not numbers are left out. Raises ValueError if the text has no page,
+    TruncatedPage if the page ends in the middle of a line.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if not lines:
@@ -198,7 +214,7 @@ def parse_raw_page(text: str) -> list[ProfiledLaunch]:
     header, *rows = csv.reader(lines)
     if _NAME not in header or _IDENTITY not in header:
         raise ValueError(f"the profiler's page has no column {_NAME!r}")
-    # Every cell is quoted, and a quote within a cell is doubled.
+    # Every cell is quoted, and a quote inside a cell is doubled.
     closed = lines[-1].count('"') % 2 == 0 and lines[-1].endswith('"')
     if len((rows or [header])[-1]) < len(header) or not closed:
         raise TruncatedPage(_launches(header, rows[:-1]))
@@ -209,7 +225,7 @@ def _launches(header: list[str], rows: list[list[str]]) -> list[ProfiledLaunch]:
     if not rows:
         return []
     units = dict(zip(header, rows[0], strict=True))
-    # The line of units has no launch ID.
+    # The line with the units has no ID of a launch.
     launches = rows[1:] if not units[_IDENTITY] else rows
     units = units if not units[_IDENTITY] else {}
     found = []
@@ -233,7 +249,7 @@ def _number(cell: str) -> float | None:
 
 
 def _factor(unit: str) -> float:
-    """The factor from a unit to its base unit: ns, bytes or hertz."""
+    """The factor from a unit to the base unit: ns, bytes or hertz."""
     for base, to_base in _BASE.items():
         if unit == base:
             return to_base

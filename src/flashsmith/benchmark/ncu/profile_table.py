@@ -1,4 +1,4 @@
-"""Profiled kernels on the console."""
+"""Prints profiled kernels as a table."""
 
 from __future__ import annotations
 

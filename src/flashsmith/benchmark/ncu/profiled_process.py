@@ -1,10 +1,9 @@
-"""The process under the profiler: proves every kernel of a job, then launches each in a profiled
-range.
+"""The process that runs under the profiler: proves each kernel of a job, then launches it in a
+profiled range.
 
     python -m flashsmith.benchmark.ncu.profiled_process JOB.json
 
-The profiler is started only around these launches, so it records neither the making of the tensors
-nor the proof.
+The profiler records only these launches, not the creation of tensors and not the proof.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from flashsmith.families import Problem, parse_kernel_name_into_config
 
 @dataclass(frozen=True)
 class ProfiledKernel:
-    """One kernel on one problem, as texts that can be stored in a file."""
+    """One kernel and one problem, as texts that can be stored in a file."""
 
     problem: str
     config: str
@@ -32,8 +31,8 @@ class ProfiledKernel:
 
 @dataclass(frozen=True)
 class ProfilingJob:
-    """The task of a process: run every use `runs` times, in order, and write the verdicts to the
-    file `verdicts`."""
+    """What a profiled process has to do: launch each kernel in `uses` `runs` times, in order, and
+    write the verdicts to the file `verdicts`."""
 
     uses: tuple[ProfiledKernel, ...]
     runs: int
@@ -41,17 +40,19 @@ class ProfilingJob:
 
 
 def run_job(job: ProfilingJob) -> None:
-    """Runs a job. Each kernel's verdict, '' for a correct one, is on disk before the kernel is
-    profiled; incorrect kernels are not profiled.
+    """Proves and launches the kernels of a job.
 
-    Raises any error of launching, because after a crash this process can no longer use the GPU.
+    Each kernel's verdict is on disk before the kernel is profiled: '' if it is correct. Incorrect
+    kernels are not profiled.
+
+    Raises any error of launching, because this process cannot use the GPU after a crash.
     """
     from flashsmith.benchmark.implementations import kernel_implementation
     from flashsmith.benchmark.workload import workload_of
 
     verdicts: list[str] = []
     path = Path(job.verdicts)
-    # Uses are grouped by problem, so only one problem's tensors are in memory.
+    # The kernels are grouped by problem, so that only one problem's tensors are in memory.
     problem, workload = "", None
     for use in job.uses:
         if workload is None or use.problem != problem:
@@ -77,7 +78,7 @@ def _launch_marked(implementation: Any, runs: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the job in the file that the only argument names."""
+    """Runs the job in the file that is named by the only argument."""
     (path,) = arguments
     try:
         run_job(msgspec.json.decode(Path(path).read_bytes(), type=ProfilingJob))

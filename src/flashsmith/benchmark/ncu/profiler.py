@@ -1,4 +1,4 @@
-"""Finds Nsight Compute, runs it on a job, and returns its counters or its error output."""
+"""Nsight Compute: finds it, runs it on a job, and returns the counters or its error output."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ from flashsmith.errors import ConfigParseError, ProfilerError
 from flashsmith.families import KernelConfig, Problem, parse_kernel_name_into_config
 
 _PROFILED = "flashsmith.benchmark.ncu.profiled_process"
-# Limit of the profiler's runs. An unknown metric ends a run before it begins, and every column has
-# only a few alternative names.
+# Limit for the number of attempts to run the profiler. The profiler stops at an unknown metric
+# before it launches anything; then the next name of the metric is tried, and every column has only
+# a few names.
 _MOST_ATTEMPTS = 12
 _WORDS = 4000
-# The role of the kernel whose name spells the config.
+# The role of the main kernel, whose name contains the config.
 _MAIN = "main"
-# Generous time limits for a kernel's proof and for its launches, which the profiler replays for
-# every few counters.
+# Generous limits for the time of a kernel's proof, and for its launches, which the profiler repeats
+# for each small group of counters.
 _SECONDS_TO_BEGIN = 300.0
 _SECONDS_A_USE = 60.0
 _REPLAYS = 50
 _LEAST_FLOP_PER_SECOND = 5e12
-# Where NVIDIA's installers put ncu; sorted by number, the newest version comes last.
+# Where NVIDIA's installers put ncu. Sorted by number, the newest version is last.
 _INSTALLED = ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
 
 
 def find_ncu(root: Path = Path("/")) -> Path:
-    """The `ncu` on PATH, else the `ncu` in CUDA_HOME, else the newest `ncu` installed under `root`.
+    """The path of `ncu`: on PATH, else in CUDA_HOME, else the newest one installed below `root`.
 
-    Raises ProfilerError, which lists the places searched.
+    Raises ProfilerError, which lists the places that were searched.
     """
     looked = ["PATH"]
     if on_path := shutil.which("ncu"):
@@ -82,7 +83,8 @@ def _version(path: Path) -> list[int]:
 
 @dataclass(frozen=True)
 class ProfiledUse:
-    """The result of one use: why its kernel is wrong ('' if it is correct), and its launches."""
+    """The result for one kernel on one problem: its launches, and why the kernel is wrong ('' if it
+    is correct)."""
 
     use: ProfiledKernel
     wrong: str
@@ -91,7 +93,7 @@ class ProfiledUse:
 
 @dataclass(frozen=True)
 class _Ended:
-    """A profiler process that ended: its exit status, its log, and its other output."""
+    """The result of a profiler process: exit status, log, and other output."""
 
     code: int
     log: str
@@ -99,9 +101,10 @@ class _Ended:
 
 
 class Profiler:
-    """Nsight Compute on this machine's first GPU.
+    """Nsight Compute, for the first GPU of this machine.
 
-    Raises ProfilerError, with the profiler's output, if it cannot list that GPU's metrics.
+    Raises ProfilerError, with the output of the profiler, if it cannot list the metrics of that
+    GPU.
     """
 
     def __init__(self, ncu: Path) -> None:
@@ -114,10 +117,12 @@ class Profiler:
         self.selection = Selection(listed)
 
     def profile(self, uses: tuple[ProfiledKernel, ...], runs: int) -> tuple[list[ProfiledUse], str]:
-        """Profiles the uses in order in one process. Returns the results, and the reason if some
-        are missing ('' if none is).
+        """Profiles the given kernels in one process, in order.
 
-        Raises ProfilerError, with the profiler's output, if it fails or does not end in time.
+        Returns the results, and why some are missing ('' if none is).
+
+        Raises ProfilerError, with the output of the profiler, if the profiler fails or takes too
+        long.
         """
         with tempfile.TemporaryDirectory(prefix="flashsmith-ncu-") as folder:
             scratch = Path(folder)
@@ -134,9 +139,9 @@ class Profiler:
     def _options(self, scratch: Path) -> list[str]:
         return [
             *("--csv", "--page", "raw", "--print-units", "base"),
-            # Some versions shorten demangled names; mangled names are complete.
+            # Some versions shorten demangled names, but not mangled ones.
             *("--print-kernel-base", "mangled"),
-            # The GPU's clocks are not locked; each row records the SM clock.
+            # The clocks of the GPU are not locked; each row records the SM clock.
             *("--clock-control", "none"),
             *("--profile-from-start", "off"),
             *("--target-processes", "application-only"),
@@ -148,8 +153,8 @@ class Profiler:
     def _run(self, options: list[str], scratch: Path, seconds: float = _SECONDS_TO_BEGIN) -> _Ended:
         log = scratch / "log"
         try:
-            # A separate session, so that the process under the profiler is killed along with the
-            # profiler.
+            # The profiler gets its own session, so that the process under it is killed together
+            # with it.
             process = subprocess.Popen(
                 [str(self.ncu), *options],
                 env=env.profiled_environment(),
@@ -195,14 +200,15 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def time_limit(uses: tuple[ProfiledKernel, ...], runs: int) -> float:
-    """A process that profiles the uses for longer than this many seconds must be hanging."""
+    """The seconds after which a process that profiles these kernels counts as hanging."""
     flop = sum(Problem.parse(use.problem).attn_flop() for use in uses)
     replayed = _REPLAYS * runs * flop / _LEAST_FLOP_PER_SECOND
     return _SECONDS_TO_BEGIN + _SECONDS_A_USE * len(uses) + replayed
 
 
 def _assigned(ended: _Ended, job: ProfilingJob) -> tuple[list[ProfiledUse], str]:
-    """Every use with its launches, as far as the page is complete."""
+    """Assigns the launches on the page to the kernels that were to be profiled, as far as the page
+    is complete."""
     why = ""
     try:
         launches = parse_raw_page(ended.log)
@@ -236,11 +242,12 @@ def _assigned(ended: _Ended, job: ProfilingJob) -> tuple[list[ProfiledUse], str]
 def _next_call(
     waiting: deque[ProfiledLaunch], use: ProfiledKernel, ended: _Ended
 ) -> dict[str, ProfiledLaunch]:
-    """Takes the launches of a use's next call, by role, from the remaining launches.
+    """Removes the launches of the kernel's next call from ``waiting`` and returns them by role.
 
-    A role that occurs again starts another call. Launches of foreign kernels are skipped.
+    When a role occurs again, another call begins. Launches of kernels that are not flashsmith's are
+    skipped.
 
-    Raises ProfilerError if another flashsmith config was launched.
+    Raises ProfilerError if a kernel with another config was launched.
     """
     cfg = parse_kernel_name_into_config(use.config)
     templates = cfg.family.kernel_templates(cfg)
@@ -260,7 +267,7 @@ def _next_call(
 
 
 def _config_of(kernel: str) -> KernelConfig | None:
-    """The config that a kernel's name spells, None for a foreign kernel."""
+    """The config in a kernel's name; None if the kernel is not flashsmith's."""
     try:
         return parse_kernel_name_into_config(demangle(kernel) if kernel[:2] == "_Z" else kernel)
     except (ConfigParseError, ValueError):

@@ -1,5 +1,5 @@
-"""Profiles configs on problems: one profiler process per length, one row per kernel, no row
-twice."""
+"""`flashsmith ncu`: profiles configs on problems with one profiler process per length, and writes
+one row per kernel; kernels that have a row are skipped."""
 
 from __future__ import annotations
 
@@ -31,17 +31,16 @@ _WHOLE_BYTES = ("dram_read_bytes", "dram_write_bytes")
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """The plan of a profile: every config on every problem that it serves, with `runs` launches
-    each."""
+    """What is profiled: every config on each problem that it serves, with `runs` launches."""
 
     configs: tuple[KernelConfig, ...]
     problems: tuple[Problem, ...]
     runs: int = 1
 
     def uses(self) -> list[tuple[Problem, KernelConfig]]:
-        """All (problem, config) pairs, grouped by length.
+        """The (problem, config) pairs, grouped by length.
 
-        Raises ArgumentError if there are none, or if runs is below 1.
+        Raises ArgumentError if there is none or if `runs` is below 1.
         """
         if self.runs < 1:
             raise ArgumentError(f"runs={self.runs}: give at least 1")
@@ -63,13 +62,13 @@ def run_profile(
     write: Callable[[ProfileRow], None],
     reporter: ProgressReporter,
 ) -> None:
-    """Passes a row for every use of the plan to `write`, one length at a time. Uses that the
-    `known` rows settle are skipped.
+    """Profiles one length after the other, and passes the row of each (problem, config) pair to
+    `write`. Pairs that already have a usable row among `known` are skipped.
 
-    Kernels are built first. A config that is illegal on this device gets a row with the reason.
+    All kernels are built first. A config that is illegal on this device gets a row that says why.
 
-    Raises ProfilerError if the profiler fails, after the earlier rows have been written, and any
-    error of building.
+    Raises ProfilerError if the profiler fails, after earlier rows are written; and any error of
+    building.
     """
     done = {row.key for row in settled(plan, device, known)}
     wanted = plan.uses()
@@ -100,10 +99,10 @@ def run_profile(
 
 
 def settled(plan: ProfilePlan, device: DeviceSpec, known: Iterable[ProfileRow]) -> list[ProfileRow]:
-    """The rows that need not be measured again.
+    """The rows in `known` that need not be measured again.
 
-    For each use, this is the last row from this revision of flashsmith and this GPU, provided that
-    its kernel was correct.
+    Of each (problem, config) pair, the last row for this GPU and this revision of flashsmith
+    counts, if its kernel was correct.
     """
     revision = Environment.collect().revision
     wanted = {_key(*use, device) for use in plan.uses()}
@@ -173,7 +172,8 @@ class _Rows:
 
 
 def _median(launches: list[ProfiledLaunch]) -> ProfiledLaunch:
-    """The launch with the median duration; for an even number, the shorter of the middle two."""
+    """The launch with the median duration; of an even number, the shorter of the two in the
+    middle."""
     times = [launch.metrics.get("gpu__time_duration.sum", math.inf) for launch in launches]
     return launches[times.index(statistics.median_low(times))]
 
@@ -182,19 +182,19 @@ def _median(launches: list[ProfiledLaunch]) -> ProfiledLaunch:
 
 
 class WavefrontCount(NamedTuple):
-    """The number of shared-memory wavefronts of a whole launch, and the number without bank
-    conflicts."""
+    """The shared-memory wavefronts of a whole launch, as counted and without bank conflicts."""
 
     actual: int
     ideal: int
 
 
 def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount | None:
-    """The emulator's count for `cfg`'s kernel on `problem`; None where it cannot be derived.
+    """The wavefronts that the emulator counts for `cfg`'s kernel on `problem`; None if they cannot
+    be derived.
 
-    One CTA is emulated over a few tiles of keys, and then over one tile more. Both runs contain the
-    first step and the steps that a mask cuts, so their difference is one ordinary step. The count
-    of a launch is the sum over its CTAs.
+    It emulates one CTA twice: with a few tiles of keys, and with one tile more. Both runs include
+    the first step and the steps that the mask cuts, so the difference is one ordinary step. The
+    result is the sum over all CTAs of the launch.
     """
     windowed = problem.semantics.key_mask.takes_limits
     if not cfg.family.equal_steps or problem.semantics.packed or windowed:
@@ -214,7 +214,7 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
 
 
 def _steps(cfg: Any, problem: Problem, begin: int) -> int:
-    """The number of key tiles processed by the CTA whose rows start at `begin`."""
+    """How many tiles of keys the CTA processes whose first row is `begin`."""
     rows, keys = cfg.family.loop_tiles(cfg)
     seen = problem.seq_k
     if problem.semantics.key_mask.is_triangular:
@@ -225,10 +225,11 @@ def _steps(cfg: Any, problem: Problem, begin: int) -> int:
 
 @lru_cache(maxsize=512)
 def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, WavefrontCount]:
-    """The counts of a CTA with one tile of keys, and of every further tile."""
+    """The counts of a CTA that processes one tile of keys, and the counts that each further tile
+    adds."""
     rows, keys = cfg.family.loop_tiles(cfg)
-    # At least as many tiles as the diagonal crosses; with fewer, a kernel that trims them would
-    # count less.
+    # At least as many tiles as the diagonal crosses; a kernel that skips parts of these tiles would
+    # count less otherwise.
     n_few = max(2, -(-rows // keys))
     few, more = (_count(cfg, n, causal, arch) for n in (n_few, n_few + 1))
     step = WavefrontCount(more.actual - few.actual, more.ideal - few.ideal)
@@ -240,8 +241,7 @@ def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, Wavefr
 def _count(cfg: Any, n_tiles: int, causal: bool, arch: int) -> WavefrontCount:
     rows, keys = cfg.family.loop_tiles(cfg)
     conflicts = BankConflicts()
-    # Masks are aligned to the bottom right, so the last row sees all n_tiles * keys keys, masked or
-    # not.
+    # Masks are aligned to the bottom right, so the last row may see all n_tiles * keys keys.
     semantics = Semantics("causal" if causal else "none")
     problem = Problem(1, rows, n_tiles * keys, 1, 1, cfg.d_head, cfg.dtype, semantics)
     verdict = prove(cfg, problem, arch=arch, observers=[conflicts])

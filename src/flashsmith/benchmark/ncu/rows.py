@@ -1,4 +1,5 @@
-"""ProfileRow: the profiler's results for one kernel on one problem; and files of these rows."""
+"""ProfileRow: what the profiler measured for one kernel on one problem; and the files of such
+rows."""
 
 from __future__ import annotations
 
@@ -23,21 +24,22 @@ from flashsmith.printable import quoted
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRow(Measurement):
-    """A measurement by the profiler: one kernel on one problem, with its counters.
+    """One kernel on one problem, with the counters of the profiler.
 
-    The fields from duration_us on come from the profiler, for the call with the median duration,
-    with cold caches and without clock control. For a call with several launches, these fields are
-    sums, or means weighted by duration.
+    The fields from duration_us on are those of the call with the median duration, with cold caches
+    and without control of the clocks. If a call has several launches, they are sums, or means
+    weighted by duration.
 
-    verdict: of the output check before profiling; 'error' if the kernel cannot run here.
-    note: why the check failed, if it did. Otherwise the duration of each launch, if a call has
-    several, and the columns without a counter on this GPU.
-    tensor_pct, mufu_pct, issue_pct: utilization while the SMs were active.
-    occupancy_pct, max_occupancy_pct: resident warps, achieved and possible.
-    wavefronts, wavefronts_ideal: of shared memory, counted and without bank conflicts.
-    emulated_wavefronts(_ideal): the emulator's counts for the same launch.
-    l2_bytes: through L2 in both directions.
-    stalls: why warps waited, longest first, in cycles per instruction issued.
+    verdict: the result of checking the output before profiling; 'error' if the kernel cannot run
+    here.
+    note: why the check failed. If it passed: the duration of each launch of a call with several,
+    and the columns for which this GPU has no counter.
+    tensor_pct, mufu_pct, issue_pct: utilisation while the SMs were active.
+    occupancy_pct, max_occupancy_pct: resident warps as achieved and as possible.
+    wavefronts, wavefronts_ideal: those of shared memory, as counted and without bank conflicts.
+    emulated_wavefronts(_ideal): the same numbers from the emulator.
+    l2_bytes: bytes through the L2 in both directions.
+    stalls: why warps waited, in cycles per issued instruction, the longest first.
     """
 
     implementation: str = ""
@@ -61,12 +63,11 @@ class ProfileRow(Measurement):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The identity of a measurement: rows with the same config, problem and GPU are repeats of
-        one another."""
+        """What identifies a measurement: rows with the same config, problem and GPU are repeats."""
         return self.config, str(self.problem), self.gpu
 
 
-# The columns, in the order of the file.
+# The columns in the order that files have.
 _IN_ORDER = """
     config family batch seq_q seq_k heads_q heads_k d dtype semantics gpu verdict note duration_us
     tflops sm_clock_mhz tensor_pct mufu_pct issue_pct occupancy_pct max_occupancy_pct registers
@@ -78,9 +79,10 @@ _REQUIRED = COLUMNS[: COLUMNS.index("note")]
 
 
 class ProfileRowFile(GrowingFile):
-    """A growing file of ProfileRows, CSV or JSON Lines; ``rows`` holds its contents.
+    """A CSV or JSON Lines file to which ProfileRows are appended; ``rows`` are those that it
+    already contains.
 
-    Raises ArgumentError if an existing file does not hold ProfileRows.
+    Raises ArgumentError if the file exists but does not contain ProfileRows.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -95,12 +97,12 @@ class ProfileRowFile(GrowingFile):
 
 
 def write_profile(rows: Iterable[ProfileRow], file: TextIO) -> None:
-    """Writes header and rows into an open file."""
+    """Writes a header and the rows to an open file."""
     rows_as_csv(rows, file, COLUMNS)
 
 
 def read_profile(path: str | Path) -> list[ProfileRow]:
-    """The rows of a file. Raises ArgumentError if it is not a file of ProfileRows."""
+    """Reads the rows in a file. Raises ArgumentError if the file does not contain ProfileRows."""
     if Path(path).suffix == ".jsonl":
         return _rows(path, read_lines(Path(path)))
     try:
@@ -127,7 +129,7 @@ def _row(record: Mapping[str, Any], where: str) -> ProfileRow:
     row = checked_row(ProfileRow, record, where, _REQUIRED)
     for name in COLUMNS:
         value = getattr(row, name)
-        # No count is infinite, or larger than what a GPU can do in a day.
+        # A count cannot be infinite or larger than what a GPU can do in a day.
         if isinstance(value, float) and not abs(value) <= LARGEST:
             raise ArgumentError(
                 f"{where}: {name}={quoted(record[name], 80)} is not a float below {LARGEST:.0e}"

@@ -1,8 +1,8 @@
-"""The report: turns result files into one self-contained HTML page, and its charts into SVG files.
+"""The report: makes a self-contained HTML page from result files, and SVG files of its charts.
 
 `result_files` reads the files. `comparison`, `config_space` and `roofline_points` group the
-results, `svg_charts` draws, and `page` fills the templates. The page fetches nothing, and its whole
-content can be read without the script.
+results, `svg_charts` draws them, and `page` fills the templates. The page loads nothing from
+elsewhere, and all its content can be read without the script.
 """
 
 from __future__ import annotations

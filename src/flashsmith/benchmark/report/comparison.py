@@ -1,4 +1,5 @@
-"""Comparisons: the implementations of one problem, and the problems that share a chart."""
+"""Comparisons: the implementations that were measured on one problem, and which problems share a
+chart."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ from flashsmith.pluralize import pluralize
 
 @dataclass(frozen=True)
 class Point:
-    """One problem, measured under one protocol in one environment.
+    """All rows of one problem that were measured with the same protocol in the same environment.
 
-    `chosen` is the public call, which chooses its config, and `free` is that call with
-    split='free'. `kernels` are flashsmith's kernels by config, and `peers` the peers by name. All
-    of these passed their check and have a time. `wrong` contains the rows that failed or did not
-    finish.
+    `chosen` is attention(), which chooses its config itself; `free` is the same function with
+    split='free'. `kernels` maps configs to the rows of their kernels, and `peers` maps names to the
+    rows of peers. All these rows passed the check and have a time. `wrong` are the rows that failed
+    the check or did not finish.
     """
 
     row: Measurement
@@ -45,17 +46,18 @@ class Point:
 
     @property
     def shown(self) -> bool:
-        """Whether anything was timed or wrong; some kernels may only have been proven."""
+        """Whether there is a row with a time or a failure; some kernels may only have been
+        proven."""
         return bool(self.flashsmith or self.peers or self.wrong)
 
     @property
     def best_kernel(self) -> Measurement | None:
-        """The fastest kernel that was selected by its config."""
+        """The fastest of the kernels that were selected by their configs."""
         return min(self.kernels.values(), key=_ms, default=None)
 
     @property
     def flashsmith(self) -> Measurement | None:
-        """The row that represents flashsmith: attention() if it was measured, otherwise the best
+        """The row that stands for flashsmith: attention() if measured, otherwise the fastest
         config."""
         return self.chosen or self.best_kernel
 
@@ -65,18 +67,18 @@ class Point:
         return min(self.peers.values(), key=_ms, default=None)
 
     def failure(self, peer: str | None = None) -> Measurement | None:
-        """A failed row of the peer, or of flashsmith if `peer` is None."""
+        """A row of the peer that failed; if `peer` is None, of flashsmith."""
         own = peer is None
         names = (row for row in self.wrong if is_flashsmith(row) == own)
         return next((row for row in names if own or row.implementation == peer), None)
 
     def ratio(self, peer: str) -> float | None:
-        """flashsmith's throughput over the peer's; None unless both were measured."""
+        """flashsmith's throughput divided by the peer's; None unless both were measured."""
         return _over(self.flashsmith, self.peers.get(peer))
 
     @property
     def ratio_to_best(self) -> float | None:
-        """flashsmith's throughput over the fastest peer's throughput."""
+        """flashsmith's throughput divided by that of the fastest peer."""
         return _over(self.flashsmith, self.best_peer)
 
 
@@ -90,19 +92,20 @@ def _over(row: Measurement | None, peer: Measurement | None) -> float | None:
 
 @dataclass(frozen=True)
 class ProblemGroup:
-    """Points of one chart, which differ only in length and batch."""
+    """The points of one chart: problems that differ only in length and batch."""
 
     points: tuple[Point, ...]
 
     @property
     def first(self) -> Measurement:
-        """A row with the properties that all points share."""
+        """The first row, which stands for the properties that all points share."""
         return self.points[0].row
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of one operation on one GPU: points with the same unit and a flashsmith rate."""
+    """The results of one operation on one GPU: the points in which flashsmith has a rate, all in
+    one unit."""
 
     gpu: str
     operation: str
@@ -115,13 +118,13 @@ class Summary:
 
     @property
     def fastest(self) -> Measurement:
-        """The row with flashsmith's highest rate."""
+        """The row in which flashsmith has its highest rate."""
         rows = [row for point in self.points if (row := point.flashsmith)]
         return max(rows, key=lambda row: rate_of(row) or 0.0)
 
     @property
     def kinds(self) -> dict[tuple[int, str], list[Point]]:
-        """The points by head dimension and mask, sorted by these."""
+        """The points by (head dimension, mask), in sorted order."""
         found: dict[tuple[int, str], list[Point]] = {}
         for point in self.points:
             found.setdefault((point.row.d, split_semantics(point.row)[1]), []).append(point)
@@ -129,7 +132,7 @@ class Summary:
 
 
 def make_points(rows: Iterable[Measurement]) -> list[Point]:
-    """A point for each problem, protocol and environment, sorted like the groups."""
+    """Groups rows into points by problem, protocol and environment; sorted like the groups."""
     by_key: dict[Any, list[Measurement]] = {}
     for row in rows:
         by_key.setdefault((_group_key(row), sizes(row)), []).append(row)
@@ -157,8 +160,11 @@ def _point(rows: Sequence[Measurement]) -> Point:
 def _medians(
     rows: Sequence[Measurement], name: Callable[[Measurement], str]
 ) -> dict[str, Measurement]:
-    """Rows by name. Of several repeats, this is the median row; of an even number, the slower of
-    the middle two."""
+    """One row for each name.
+
+    If there are repeats, it is the median row; of an even number, the slower of the two in the
+    middle.
+    """
     repeats: dict[str, list[Measurement]] = {}
     for row in rows:
         repeats.setdefault(name(row), []).append(row)
@@ -169,10 +175,12 @@ def _medians(
 
 
 def make_groups(points: Iterable[Point]) -> list[ProblemGroup]:
-    """Groups of points that share a chart: lengths with one batch, or with a batch that shrinks as
-    lengths grow. For problems over a cache, where memory is the limit, all sizes share a chart.
+    """Groups the points that share a chart.
 
-    When a batch is halved at a longer length, more than half of the tokens remain.
+    Their lengths differ; the batch is the same or shrinks as the length grows. Problems over a
+    cache, where memory is the limit, share a chart for all sizes.
+
+    If a halved batch goes with a longer length, more than half of the tokens remain.
     """
     chains: dict[Any, list[list[Point]]] = {}
     for point in sorted(points, key=lambda point: (point.row.seq_k, -point.row.batch)):
@@ -187,8 +195,8 @@ def make_groups(points: Iterable[Point]) -> list[ProblemGroup]:
 
 
 def _continues(last: Measurement, row: Measurement) -> bool:
-    """Whether a row continues a chain of growing lengths, with more than half as many tokens as the
-    last row."""
+    """Whether a row continues a group: a greater length, and more than half as many tokens as in
+    the last row."""
     if row.is_memory_bound:
         return sizes(last) != sizes(row)
     tokens, before = row.batch * row.seq_k, last.batch * last.seq_k
@@ -196,15 +204,18 @@ def _continues(last: Measurement, row: Measurement) -> bool:
 
 
 def _by_bytes(chain: Sequence[Point]) -> Sequence[Point]:
-    """Points over a cache, sorted by the cache's size; other points stay in order."""
+    """Sorts points over a cache by the size of the cache; other points keep their order."""
     if not chain[0].row.is_memory_bound:
         return chain
     return sorted(chain, key=lambda point: (point.row.batch * point.row.seq_k, point.row.batch))
 
 
 def _chart_key(row: Measurement) -> tuple[Any, ...]:
-    """The properties that a chart's problems share. The suffix ', in graphs' of the protocol is
-    ignored, so that small and large caches share a chart."""
+    """The properties that all problems of a chart share.
+
+    The ending ', in graphs' of the protocol is ignored, so that small and large caches share a
+    chart.
+    """
     setting, *others = _group_key(row)
     if row.is_memory_bound:
         setting = setting._replace(protocol=setting.protocol.removesuffix(f", {IN_GRAPHS}"))
@@ -212,14 +223,14 @@ def _chart_key(row: Measurement) -> tuple[Any, ...]:
 
 
 def _group_key(row: Measurement) -> tuple[Any, ...]:
-    """The properties shared by a group's problems, including the query length if it differs from
-    the key length."""
+    """The properties that all problems of a group share; the length of queries is included if it
+    differs from that of keys."""
     seq_q = None if row.seq_q == row.seq_k else row.seq_q
     return (setting_of(row), row.d, row.dtype, row.semantics, row.heads_q, row.heads_k, seq_q)
 
 
 def by_gpu(points: Iterable[Point]) -> dict[str, list[Point]]:
-    """The points by GPU, the GPU with the most points first."""
+    """The points by GPU; the GPU with the most points is first."""
     found: dict[str, list[Point]] = {}
     for point in points:
         found.setdefault(point.row.gpu, []).append(point)
@@ -227,7 +238,8 @@ def by_gpu(points: Iterable[Point]) -> dict[str, list[Point]]:
 
 
 def order(row: Measurement) -> tuple[Any, ...]:
-    """Sort key: plain problems before masked ones, equal heads before grouped ones, d 128 first."""
+    """The key by which rows are sorted: plain problems before masked ones, equal heads before
+    grouped ones, d 128 first."""
     semantics = (row.semantics != "plain", len(row.semantics), row.semantics)
     return (
         row.d != 128, row.d, row.heads_q != row.heads_k, row.seq_q != row.seq_k, semantics,
@@ -236,7 +248,7 @@ def order(row: Measurement) -> tuple[Any, ...]:
 
 
 def sizes(row: Measurement) -> tuple[int, int, int]:
-    """The sort key of points within a group."""
+    """The key by which the points of a group are sorted."""
     return (row.seq_k, row.seq_q, row.batch)
 
 
@@ -244,14 +256,15 @@ def sizes(row: Measurement) -> tuple[int, int, int]:
 
 
 def mask_of(row: Measurement) -> str:
-    """A problem's semantics in words: 'full', 'causal, packed'."""
+    """A problem's semantics in words, such as 'full' or 'causal, packed'."""
     return "full" if row.semantics == "plain" else row.semantics.replace("+", ", ")
 
 
 def split_semantics(row: Measurement) -> tuple[str, str]:
-    """A row's operation and its mask, in words: ('backward, only dq', 'causal, packed').
+    """A row's operation and mask in words, such as ('backward, only dq', 'causal, packed').
 
-    An operation of a package that is not installed is named by the row's first word.
+    If the package of an operation is not installed, the operation is called by the first word of
+    the row.
     """
     words = row.semantics.split("+")
     try:
@@ -264,18 +277,18 @@ def split_semantics(row: Measurement) -> tuple[str, str]:
 
 
 def gpu_words(gpu: str) -> str:
-    """A GPU's name, or a phrase for an unknown GPU."""
+    """The name of a GPU, or a phrase if it is unknown."""
     return gpu or "an unnamed GPU"
 
 
 def facets(row: Measurement, without: str = "") -> dict[str, str]:
-    """The values by which the page's filters select problems."""
+    """The values by which the filters of the page select problems."""
     found = {"d": str(row.d), "dtype": row.dtype, "mask": mask_of(row)}
     return {name: value for name, value in found.items() if name != without}
 
 
 def describe(row: Measurement) -> str:
-    """The common properties of a group's problems, in words: 'd 128, fp16, causal, 32:8 heads'."""
+    """What the problems of a group have in common, in words: 'd 128, fp16, causal, 32:8 heads'."""
     heads = f"{row.heads_q}" + (f":{row.heads_k}" if row.heads_k != row.heads_q else "")
     parts = [f"d {row.d}", row.dtype, mask_of(row), f"{heads} heads"]
     return ", ".join(
@@ -284,14 +297,14 @@ def describe(row: Measurement) -> str:
 
 
 def problem_words(row: Measurement) -> str:
-    """One problem in words: 'd 128, fp16, causal, 16 heads, 16 x 4096', with batch x length at the
-    end."""
+    """One problem in words, with batch x length at the end: 'd 128, fp16, causal, 16 heads, 16 x
+    4096'."""
     return f"{describe(row)}, {row.batch} x {row.seq_k}"
 
 
 def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
-    """Each setting by the first facts that distinguish it from the others; '' if there is only
-    one."""
+    """Each setting in words: the first facts that distinguish it from the others, or '' if there is
+    only one setting."""
     facts = {setting: setting_facts(setting) for setting in settings}
     told: dict[Setting, tuple[str, ...]] = dict.fromkeys(facts, ())
     for name in next(iter(facts.values()), {}):
@@ -305,10 +318,11 @@ def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
 
 
 def titles(rows: Sequence[Measurement]) -> list[str]:
-    """A title for the group of each row.
+    """The titles of groups; each row stands for one group.
 
-    A title describes the problems, and names the GPU if there are several. If groups share a
-    description, the title also has the batch and the facts of the setting in which they differ.
+    A title describes the problems. If there are several GPUs, it also names the GPU. If several
+    groups have the same description, their titles also have the batch and those facts of the
+    setting that differ.
     """
     several_gpus = len({row.gpu for row in rows}) > 1
 
@@ -332,7 +346,7 @@ def titles(rows: Sequence[Measurement]) -> list[str]:
 
 
 def peer_order(names: Iterable[str]) -> list[str]:
-    """FlashAttention-2 and cuDNN first, then the other peers in their given order."""
+    """Sorts peers: FlashAttention-2 and cuDNN first, the others in the given order."""
     found = dict.fromkeys(names)
     return [name for name in BASELINES if name in found] + [
         name for name in found if name not in BASELINES
@@ -343,12 +357,13 @@ def peer_order(names: Iterable[str]) -> list[str]:
 
 
 def ratios(points: Iterable[Point], peer: str) -> list[float]:
-    """flashsmith's throughput over the peer's, for the points that have both."""
+    """flashsmith's throughput divided by the peer's, for each point that has both."""
     return [ratio for point in points if (ratio := point.ratio(peer))]
 
 
 def last_measured(points: Iterable[Point]) -> list[Point]:
-    """For each problem and GPU, the most recently measured point of all versions and settings."""
+    """Of the points with the same problem and GPU, the one that was measured last, over all
+    versions and settings."""
     last: dict[Any, Point] = {}
     for point in points:
         key = (point.row.gpu, *_group_key(point.row)[1:], *sizes(point.row))
@@ -358,7 +373,7 @@ def last_measured(points: Iterable[Point]) -> list[Point]:
 
 
 def summaries(points: Iterable[Point]) -> list[Summary]:
-    """The points with a flashsmith rate, by GPU, operation and unit."""
+    """Groups the points in which flashsmith has a rate by GPU, operation and unit."""
     found = []
     for gpu, on_gpu in by_gpu(point for point in points if point.flashsmith).items():
         parts: dict[tuple[str, bool], list[Point]] = {}
@@ -371,7 +386,7 @@ def summaries(points: Iterable[Point]) -> list[Summary]:
 
 
 def _rank(operation: str) -> int:
-    """Sort key of operations: forward, then backward, then decode, then others."""
+    """The key by which operations are sorted: forward, backward, decode, others."""
     known = ("forward", "backward", "decode")
     name = operation.partition(",")[0]
     return known.index(name) if name in known else len(known)

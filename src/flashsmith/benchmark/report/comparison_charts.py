@@ -1,5 +1,4 @@
-"""Charts that compare flashsmith with its peers: throughput by length, and ratios by kind of
-problem."""
+"""Charts that compare flashsmith with its peers: throughput by length, and ratios of throughput."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from flashsmith.benchmark.report.svg_charts import (
 )
 from flashsmith.benchmark.roofline import Roofline
 
-# Limit of peers in a chart and in the problem table.
+# At most this many peers are in a chart and in the table of problems.
 MOST_PEERS = 12
 _MOST_STRIPS = 30
 
@@ -39,15 +38,16 @@ _MOST_STRIPS = 30
 def throughput_charts(
     groups: Sequence[ProblemGroup], rooflines: Sequence[Roofline], places: Mapping[str, int]
 ) -> Iterator[Chart]:
-    """A chart of TFLOP/s by length for each group with a rate. Problems over a cache show TB/s and
-    the measured DRAM bandwidth.
+    """Yields a chart for each group that has a rate: TFLOP/s by length.
 
-    `places` assigns each peer its colour and mark in all charts.
+    Problems over a cache have TB/s instead, and a line for the measured DRAM bandwidth.
+
+    `places` gives each peer the same colour and mark in all charts.
     """
     dram = {one.gpu: one.rate("dram_read") for one in rooflines}
     for group, title in zip(groups, titles([group.first for group in groups]), strict=True):
         series = _series(group.points)
-        # A single point shows no more than the table.
+        # A chart of a single point would show no more than the table.
         if not series or len(series) == len(group.points) == 1:
             continue
         lengths = [(point.row.seq_k, point.row.batch) for point in group.points]
@@ -89,7 +89,8 @@ def _series(points: Sequence[Point]) -> list[Series]:
 
 
 def ratio_chart(summary: Summary, peers: Sequence[str], places: Mapping[str, int]) -> Chart | None:
-    """A chart with one point per problem and peer, and one row per head dimension and mask."""
+    """A chart with a point for each problem and peer, and a row for each head dimension and
+    mask."""
     strips = [
         Strip(f"d {d}, {mask}", [one for point in points for one in _ratios(point, peers)])
         for (d, mask), points in summary.kinds.items()

@@ -1,5 +1,5 @@
-"""The measured config space: for each problem the best configs, the distribution of all rates, and
-rates by tile and by the knobs that differ."""
+"""The config space that was measured: for each problem the best configs, the distribution of rates,
+and the rates by tile and by the knobs that differ."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flashsmith.benchmark.report.results import digits_of, is_flashsmith, rate_o
 from flashsmith.benchmark.report.svg_charts import robust_range
 from flashsmith.safe_json import whole_number
 
-# A problem with fewer configs is not shown as a space.
+# The space of a problem with fewer configs is not shown.
 LEAST_CONFIGS = 4
-# Limits of a heat map's rows and columns, and of the heat maps on a page.
+# At most this many rows and columns per heat map, and heat maps per page.
 MOST_ROWS = 40
 MOST_COLUMNS = 40
 MOST_MAPS = 100
-# Numbers of listed configs: at least _LEAST_LISTED of a problem, and about _LISTED on a page.
+# How many configs are listed: at least _LEAST_LISTED per problem, and about _LISTED per page.
 _LEAST_LISTED, _LISTED = 3, 600
 _LEVELS = 10
 _BARS = "▁▂▃▄▅▆▇█"
@@ -30,11 +30,11 @@ _DIGITS = re.compile(r"\d", re.ASCII)
 
 @dataclass(frozen=True)
 class SearchedSpace:
-    """One problem's configs of one family, each with its last measurement.
+    """The configs of one family that were measured on one problem, each with its last measurement.
 
-    ranked: configs with a rate, fastest first.
+    ranked: configs that have a rate, the fastest first.
     wrong: configs that were wrong or failed.
-    dropped: the number of configs that the search dropped.
+    dropped: how many configs the search dropped.
     """
 
     ranked: tuple[Measurement, ...]
@@ -43,12 +43,12 @@ class SearchedSpace:
 
     @property
     def row(self) -> Measurement:
-        """A row that identifies the problem."""
+        """Any row of the problem, which identifies it."""
         return self.ranked[0]
 
 
 def make_searched(rows: Iterable[Measurement]) -> list[SearchedSpace]:
-    """The problems on which several configs were measured by name, sorted by `order`."""
+    """The problems on which several configs were measured, sorted by `order`."""
     by_problem: dict[Any, dict[str, list[Measurement]]] = {}
     for row in rows:
         if is_flashsmith(row) and row.config and row.implementation == row.config:
@@ -75,15 +75,15 @@ def _rate(row: Measurement) -> float:
 
 
 def _rounds(row: Measurement) -> tuple[bool, bool, int]:
-    """Sort key for a config's measurements: a search times good configs again, for longer, from
-    rung to rung and in the finals."""
+    """The key by which the measurements of a config are sorted: a search times good configs again
+    and longer, in later rungs and in the finals."""
     digits = "".join(_DIGITS.findall(row.protocol))
     return (_rate(row) > 0, "rung" not in row.protocol, whole_number(digits) or 0)
 
 
 def distribution(one: SearchedSpace) -> tuple[str, str]:
-    """How many configs reach which share of the best rate, in steps of 5%, as small bars and in
-    words."""
+    """How many configs reach at least each share of the best rate, in steps of 5%: as small bars,
+    and in words."""
     counts = Counter(min(9, max(0, int((_rate(row) / _rate(one.row) - 0.5) * 20)))
                      for row in one.ranked)  # fmt: skip
     most = max(counts.values())
@@ -93,7 +93,7 @@ def distribution(one: SearchedSpace) -> tuple[str, str]:
 
 
 def listed_configs(searched: Sequence[SearchedSpace]) -> int:
-    """How many of each problem's best configs a page lists."""
+    """How many of the best configs of each problem a page lists."""
     return max(_LEAST_LISTED, _LISTED // max(1, len(searched)))
 
 
@@ -102,10 +102,10 @@ def listed_configs(searched: Sequence[SearchedSpace]) -> int:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A problem's best rates by tile (columns) and knobs (rows).
+    """The best rates of a problem, by tile (columns) and knobs (rows).
 
-    A cell is a text and a CSS class: 'h0' to 'h9' by its rate, 'bad' for a wrong kernel. `low` and
-    `high` are the ends of the colour scale; `beyond` cells lie outside it.
+    Each cell has a text and a CSS class: 'h0' to 'h9' for its rate, 'bad' for a wrong kernel. The
+    colours range from `low` to `high`; the number of cells outside this range is `beyond`.
     """
 
     searched: SearchedSpace
@@ -120,8 +120,8 @@ class HeatMap:
 
 
 def widest(searched: Sequence[SearchedSpace]) -> list[SearchedSpace]:
-    """For each kind of problem, the problem with the most configs; of several, the longest
-    problem."""
+    """Of each kind of problem, the one with the most configs; if several have the most, the
+    longest."""
     chosen: dict[Any, SearchedSpace] = {}
     for one in searched:
         best = chosen.setdefault(_kind(one.row), one)
@@ -131,16 +131,15 @@ def widest(searched: Sequence[SearchedSpace]) -> list[SearchedSpace]:
 
 
 def make_heat_map(one: SearchedSpace) -> HeatMap:
-    """The best rates of a problem by tile and by the knobs in which its configs differ. Rows and
-    columns are sorted by their best rate."""
+    """Makes the heat map of a problem: the best rates by tile, and by the knobs in which its
+    configs differ. Rows and columns are sorted by their best rate."""
     parts = {row.config: _parts(row.config) for row in (*one.ranked, *one.wrong)}
     common = set.intersection(*(set(words) for _, words in parts.values()))
     best: dict[tuple[str, str], Measurement] = {}
     for row in one.ranked:
         tile, words = parts[row.config]
         best.setdefault((_knobs(words, common), tile), row)
-    # The configs are ranked by rate, so the first config in a row or a column is the best config
-    # there.
+    # The configs are sorted by rate, so the first one in a row or column is the best there.
     rows = list(dict.fromkeys(knobs for knobs, _ in best))
     shown = rows[:MOST_ROWS]
     wrong = {(_knobs(parts[row.config][1], common), parts[row.config][0]) for row in one.wrong}
@@ -179,7 +178,7 @@ def _heat(
 
 
 def _parts(config: str) -> tuple[str, tuple[str, ...]]:
-    """A short form's tile, without dtype and head dimension, and its words."""
+    """The parts of a short form: its tile, without dtype and head dimension, and its words."""
     tile, _, words = config.rpartition(": ")
     sizes = [size.strip() for size in tile.strip("() ").split(",")]
     return ", ".join(sizes[2:]) or tile, tuple(words.split("+"))

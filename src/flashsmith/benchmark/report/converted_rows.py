@@ -1,4 +1,4 @@
-"""Measurements from other formats: `flashsmith run --json`, and semantics-speed.csv."""
+"""Converts other formats to measurements: `flashsmith run --json`, and semantics-speed.csv."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _CONTENDERS = {"attention()": "ours", "FA2": "fa2"}
 
 
 def read_speed(path: Path) -> list[Measurement]:
-    """The rows of benchmarks/h200/semantics-speed.csv, which do not name an environment.
+    """Reads the rows of benchmarks/h200/semantics-speed.csv, which name no environment.
 
-    Raises ArgumentError with the line of the first unusable row.
+    Raises ArgumentError with the number of the first line that cannot be used.
     """
     rows = []
     for line, record in read_csv(path)[1]:
@@ -63,9 +63,9 @@ def _of_speed(record: dict[str, str]) -> dict[str, Any]:
 
 
 def rows_of_run(value: dict[str, Any]) -> list[Measurement]:
-    """The kernels of `flashsmith run --json` that were timed or failed.
+    """The kernels in the output of `flashsmith run --json` that were timed or failed, as rows.
 
-    Raises ArgumentError with the number of the first unusable kernel.
+    Raises ArgumentError with the number of the first kernel that cannot be used.
     """
     if not isinstance(value["kernels"], list):
         raise ArgumentError("kernels must be a list")

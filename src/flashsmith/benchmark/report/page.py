@@ -1,4 +1,4 @@
-"""The page: the templates' data, one HTML file, and a folder of SVG charts."""
+"""The page of the report: data for the templates, one HTML file, and a folder of SVG charts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from flashsmith.printable import printable
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# Limits of the items of each kind on one page; the page reports how many are left out.
+# At most this many items of each kind are on a page; the page says how many are left out.
 LIMITS = {
     "charts": 100,
     "table_rows": 1500,
@@ -40,16 +40,15 @@ LIMITS = {
     "heat_maps": config_space.MOST_MAPS,
     "named": 10,
 }
-# Limit of peers in the overview.
+# The overview compares with at most this many peers.
 _COMPARED_PEERS = 3
-# Limit of the slug's length in a chart's file name.
+# The name of a chart's file has at most this many characters, without the suffix.
 _MOST_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
 class Overview:
-    """The overview of one operation on one GPU: its points, the peers it is compared with, and the
-    chart of ratios."""
+    """The overview of one operation on one GPU: its points, the peers, and the chart of ratios."""
 
     summary: Summary
     compared: Sequence[str]
@@ -58,14 +57,14 @@ class Overview:
 
 @dataclass(frozen=True)
 class Page:
-    """The page's HTML, and the text of each chart's SVG file by its name."""
+    """The HTML of the page, and for each chart the name of its SVG file and its text."""
 
     html: str
     charts: dict[str, str]
 
 
 def make_page(found: Results, title: str = "flashsmith report") -> Page:
-    """The page of the results.
+    """Makes the page that shows the results.
 
     Raises DependencyError if Jinja2 is not installed.
     """
@@ -126,12 +125,15 @@ def _overview(summary: Summary, peers: Sequence[str], places: Mapping[str, int])
 
 
 def _compared(points: Sequence[Point], peers: Sequence[str]) -> list[str]:
-    """The first few peers that were measured on the same problems as flashsmith."""
+    """The first few peers that were measured on the problems on which flashsmith was measured."""
     return [peer for peer in peers if comparison.ratios(points, peer)][:_COMPARED_PEERS]
 
 
 def _problem_tables(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The points by the title of their table; a table has the points of one GPU and one unit."""
+    """The points for each table of problems; the keys are titles.
+
+    A table has the points of one GPU and one unit.
+    """
     of_gpus = comparison.by_gpu(points)
     tables: dict[str, list[Point]] = {}
     for gpu, on_gpu in of_gpus.items():
@@ -144,7 +146,7 @@ def _problem_tables(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def _by_version(points: Sequence[Point]) -> list[tuple[str, str, str, list[Point]]]:
-    """(revision, GPU, operation, its points), the most recently measured first."""
+    """The points as (revision, GPU, operation, points), the most recently measured first."""
     found: dict[tuple[str, str, str], list[Point]] = {}
     for point in points:
         row = point.row
@@ -155,7 +157,7 @@ def _by_version(points: Sequence[Point]) -> list[tuple[str, str, str, list[Point
 
 
 def _absent_peers(rows: Sequence[Measurement]) -> dict[tuple[str, str], int]:
-    """For each (peer, reason for its absence), the number of problems."""
+    """How often each peer was absent: (peer, reason) -> number of problems."""
     gaps: dict[tuple[str, str], int] = {}
     for row in rows:
         if not results.is_flashsmith(row) and row.verdict == "absent":
@@ -170,7 +172,7 @@ def _slug(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def page_templates() -> Environment:
-    """The templates in this file's folder; they escape all values.
+    """The Jinja2 templates in the folder of this file; all values are escaped.
 
     Raises DependencyError, which names the extra, if Jinja2 is not installed.
     """
@@ -184,7 +186,7 @@ def page_templates() -> Environment:
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        # HTML does not allow control characters either.
+        # Control characters are removed, because HTML does not allow them either.
         finalize=lambda value: printable(value, lines=True) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -206,7 +208,7 @@ def page_templates() -> Environment:
     return made
 
 
-# The functions that the templates call.
+# The functions that templates may call.
 _FUNCTIONS: dict[Any, tuple[str, ...]] = {
     comparison: ("describe", "facets", "gpu_words", "mask_of", "problem_words", "ratios"),
     config_space: ("distribution", "listed_configs", "make_heat_map", "widest"),
@@ -216,8 +218,9 @@ _FUNCTIONS: dict[Any, tuple[str, ...]] = {
 
 
 def write_page(page: Page, out: Path) -> list[Path]:
-    """Writes the page, and its charts into the folder '<name>-charts' next to the page. Charts of
-    an earlier page are removed. Returns all paths.
+    """Writes the page, and its charts to the folder '<name>-charts' next to it.
+
+    Charts of an earlier page with this name are removed. Returns the paths of all files.
 
     Raises ArgumentError if a file cannot be written.
     """

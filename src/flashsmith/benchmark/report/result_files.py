@@ -1,4 +1,4 @@
-"""Reads result files; a file's kind is recognized by its contents, not by its name."""
+"""Reads result files. The kind of a file is recognised by its content, not by its name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flashsmith.printable import quoted
 from flashsmith.safe_json import UnusableTextError, read_json, read_text
 
 _ROW_COLUMNS = {"contender", "kind", "seq_q", "verdict"}
-# The figures of a row that are drawn and compared, and the range in which a figure is usable.
+# The figures of a row that are drawn and compared; each must lie in a usable range.
 _FIGURES = ("ms", "best_ms", "spread", "tflops", "sm_clock_mhz", "power_w")
 _MAY_BE_ZERO = ("spread", "sm_clock_mhz", "power_w")
 SMALLEST, LARGEST = 1e-12, 1e12
@@ -34,22 +34,22 @@ READS = (
     "'flashsmith progression', 'roofline' and 'run', the CSV of 'flashsmith ncu', the table of "
     "'flashsmith roofline' (.txt); CSV and JSON also with .gz"
 )
-# The limit of decompressed data: a small file may decompress to more than a disk holds.
+# Limit for decompressed data, because a small file may decompress to more than the disk can hold.
 _MOST_DECOMPRESSED = 1 << 30
 
 
 class _NoResult(ArgumentError):
-    """A readable file that is not a result of flashsmith."""
+    """A file that can be read but is not a result of flashsmith."""
 
 
 def read_results(paths: Sequence[Path]) -> Results:
-    """The combined results of all `paths`.
+    """Reads all `paths` and combines their results.
 
-    A file of unknown kind is skipped with a note in its Source, provided that another file is of a
-    known kind.
+    A file of an unknown kind is skipped, with a note in its Source, if at least one other file is
+    of a known kind.
 
     Raises ArgumentError if a file is missing or damaged, or if no file is of a known kind. The
-    message names the file, and the line or row if there is one.
+    message names the file and, if possible, the line or row.
     """
     results, unknown, seen = Results(), list[_NoResult](), set[str]()
     for path in paths:
@@ -71,15 +71,15 @@ _PARTS = fields(Results)
 
 
 def _without(results: Results, seen: set[str]) -> Results:
-    """The results without rows that an earlier file contains, for example the CSV and the JSON of
-    one run.
+    """The results without the rows that an earlier file also contains, such as the CSV and the JSON
+    of one run.
 
-    `seen` holds the earlier rows. The function adds the new rows to it.
+    `seen` are the rows of earlier files. The new rows are added to it.
     """
     left: dict[str, Any] = {}
     dropped = 0
     for name in ("rows", "profiles"):
-        # Rows are compared as texts, because NaN is never equal to itself.
+        # Rows are compared as texts, because a NaN does not equal itself.
         texts = [(repr(row), row) for row in getattr(results, name)]
         left[name] = tuple(row for text, row in texts if text not in seen)
         dropped += len(texts) - len(left[name])
@@ -109,7 +109,7 @@ def _read(path: Path) -> Results:
 
 
 def _read_compressed(path: Path) -> Results:
-    """The results in the decompressed file."""
+    """Reads the results in a compressed file."""
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / path.stem
         try:
@@ -128,7 +128,7 @@ def _read_compressed(path: Path) -> Results:
 
 
 def _read_text(path: Path) -> Results:
-    """The roofline in the table that 'flashsmith roofline' prints."""
+    """Reads the roofline from the table that 'flashsmith roofline' prints."""
     try:
         roofline = parse_roofline(read_text(path))
     except UnusableTextError as error:
@@ -143,8 +143,8 @@ def _read_text(path: Path) -> Results:
 
 
 def _rows(path: Path, what: str, rows: Sequence[Measurement]) -> Results:
-    """The rows without unusable figures: a rate or a time that is NaN, infinite or below 0 cannot
-    be drawn or compared."""
+    """The rows whose figures can be used: a rate or time that is NaN, infinite or negative can be
+    neither drawn nor compared."""
     kept, left_out = [], []
     for number, row in enumerate(rows, 1):
         values = {name: getattr(row, name) for name in _FIGURES}
@@ -163,7 +163,8 @@ def _is_figure(name: str, value: float | None) -> bool:
 
 def _read_lines(path: Path) -> Results:
     records = read_lines(path)
-    # A log may contain lines of several kinds and a few of these names, so the first line decides.
+    # The first line decides, because a log may contain lines of several kinds, with a few of these
+    # names.
     if records and 2 * len(_ROW_COLUMNS & records[0].keys()) < len(_ROW_COLUMNS):
         shown = quoted(", ".join(records[0]), 120)[1:-1]
         raise _NoResult(
@@ -240,7 +241,7 @@ def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
 
 
 def with_stored_rooflines(results: Results) -> Results:
-    """The results together with the rooflines stored on this machine for the rows' GPUs.
+    """The results and those rooflines stored on this machine that belong to GPUs in the rows.
 
     Raises ArgumentError if a stored roofline is damaged.
     """
@@ -252,7 +253,7 @@ def with_stored_rooflines(results: Results) -> Results:
         for gpu in wanted:
             roofline_path(gpu)
     except ArgumentError:
-        # Without a home folder, no rooflines are stored.
+        # Without a home folder, no roofline can be stored.
         return results
     stored = [found for gpu in wanted if (found := load_roofline(gpu)) is not None]
     return replace(results, rooflines=(*results.rooflines, *stored))

@@ -1,4 +1,4 @@
-"""Results: everything that was read for one page, including the environment of each measurement."""
+"""Results: everything that was read for a page, with the environment of each measurement."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from flashsmith.benchmark.progression import Ablation
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.printable import quoted
 
-# The page's names of attention() and of attention_with_cache() with a free split; files call them
-# 'ours' and 'ours_free'.
+# Names on the page: attention() is 'flashsmith', and attention_with_cache() with split='free' is
+# the second. Files call them 'ours' and 'ours_free'.
 FLASHSMITH = "flashsmith"
 FREE_SPLIT = "free split"
 _NAMES = {OURS: FLASHSMITH, OURS_FREE: FREE_SPLIT}
 BASELINES = ("fa2", "cudnn")
-# Protocols of a search's rounds, whose figures belong to the config space and not to comparisons.
+# The protocols of a search. Figures from a search are shown in the config space, not in
+# comparisons.
 _SEARCH_PROTOCOLS = ("rung", "final")
 PASSED_OVER = "passed over"
 ENVIRONMENT = tuple(field.name for field in fields(Environment))
@@ -30,11 +31,11 @@ ENVIRONMENT_NAMES = {"gpu": "GPU", "cuda": "CUDA", "torch": "PyTorch", "python":
 
 @dataclass(frozen=True)
 class Source:
-    """One file that was read.
+    """A file that was read.
 
-    what: its kind.
-    count: how many rows (steps, ceilings) it contains.
-    left_out: a sentence for each value that was left out.
+    what: the kind of the file.
+    count: how many rows (steps, ceilings) the file has.
+    left_out: for each value that was left out, a sentence that says so.
     """
 
     path: Path
@@ -44,8 +45,10 @@ class Source:
 
 
 class Setting(NamedTuple):
-    """The environment and protocol of a measurement; only figures with the same setting are
-    comparable."""
+    """The environment and the protocol of a measurement.
+
+    Figures can be compared only if these are the same.
+    """
 
     environment: tuple[tuple[str, Any], ...]
     protocol: str
@@ -63,13 +66,13 @@ class Results:
 
     @cached_property
     def compared(self) -> tuple[Measurement, ...]:
-        """Rows that compare implementations, without a search's rows."""
+        """The rows that compare implementations, which excludes those of a search."""
         return tuple(row for row in self.rows if not of_search(row))
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """The compared revisions with the time of each revision's last row, the most recent first.
-        Rows without a revision count as revision ''."""
+        """The revisions that were compared, each with the time of its last row, the most recent
+        first. Rows without a revision have the revision ''."""
         last: dict[str, str] = {}
         for row in self.compared:
             last[row.revision] = max(last.get(row.revision, ""), row.time)
@@ -84,47 +87,47 @@ class Results:
 
     @property
     def differing(self) -> tuple[str, ...]:
-        """The parts of the environment that are not the same everywhere."""
+        """The fields of the environment whose values differ."""
         known = self.environments
         return tuple(name for name in ENVIRONMENT if len({facts[name] for facts in known}) > 1)
 
 
 def is_flashsmith(row: Measurement) -> bool:
-    """Whether a row belongs to a flashsmith kernel and not to a peer."""
+    """Whether the row is of flashsmith, not of a peer."""
     return row.kind != "peer"
 
 
 def name_of(row: Measurement) -> str:
-    """The name of a row's implementation on the page; attention() is 'flashsmith'."""
+    """The name of the row's implementation on the page; attention() is 'flashsmith'."""
     name = row.implementation
     return _NAMES.get(name, name) if is_flashsmith(row) else name
 
 
 def rate_of(row: Measurement | None) -> float | None:
-    """A row's throughput in the unit of ``unit_of``; None without a throughput."""
+    """The throughput of a row in the unit that ``unit_of`` gives; None if it has none."""
     if row is None or not row.is_memory_bound:
         return row.tflops if row else None
     return row.tb_per_s or None
 
 
 def unit_of(row: Measurement) -> str:
-    """TB/s if memory limits the problem, otherwise TFLOP/s."""
+    """The unit of a row's rate: TB/s if memory limits its problem, otherwise TFLOP/s."""
     return "TB/s" if row.is_memory_bound else "TFLOP/s"
 
 
 def digits_of(row: Measurement) -> int:
-    """The number of decimals with which a rate is shown."""
+    """The number of decimals that a rate is shown with."""
     return 2 if row.is_memory_bound else 0
 
 
 def of_search(row: Measurement) -> bool:
-    """Whether the row comes from a search over configs, which timed or dropped the config."""
+    """Whether the row comes from a search over configs; the search timed or dropped the config."""
     dropped = is_flashsmith(row) and row.ms is None and not row.protocol
     return dropped or row.protocol.startswith(_SEARCH_PROTOCOLS)
 
 
 def setting_of(row: Measurement) -> Setting:
-    """A row's setting."""
+    """The setting of a row."""
     return Setting(_environment({name: getattr(row, name) for name in ENVIRONMENT}), row.protocol)
 
 
@@ -137,8 +140,7 @@ def _fact(value: Any) -> Any:
 
 
 def setting_facts(setting: Setting) -> dict[str, str]:
-    """A setting's facts as the page shows them, the most important first; '' for an unknown
-    fact."""
+    """The facts of a setting as the page shows them, the most important first; '' if unknown."""
     known = dict(setting.environment)
     others = {
         name: f"{ENVIRONMENT_NAMES.get(name, name)} {value}" if value else ""

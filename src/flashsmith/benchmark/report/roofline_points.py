@@ -1,4 +1,5 @@
-"""Kernels under the ceilings of their GPU: a chart for each dtype, head dimension and operation."""
+"""Rooflines: kernels below the ceilings of their GPU, with a chart for each dtype, head dimension
+and operation."""
 
 from __future__ import annotations
 
@@ -19,15 +20,16 @@ from flashsmith.benchmark.roofline.roofline_table import describe as ceiling_wor
 from flashsmith.errors import ArgumentError, ConfigParseError
 from flashsmith.families import parse_kernel_name_into_config
 
-# Limit of the lines in a chart.
+# A chart has at most this many lines.
 _MOST_TRACES = 10
-# Ceilings above this multiple of the highest rate are omitted, since they would compress the rest.
+# A ceiling above this multiple of the highest rate is left out, since it would compress the rest of
+# the chart.
 _IN_SIGHT = 2.0
 
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """One kernel on one problem: its FLOP per byte, and the rate that each ceiling allows it."""
+    """One kernel on one problem: its FLOP per byte, and the rates that the ceilings allow."""
 
     row: Measurement
     rate: float
@@ -36,12 +38,12 @@ class RooflinePoint:
 
     @property
     def tightest(self) -> Bound | None:
-        """The ceiling that allows the lowest rate."""
+        """The ceiling that limits the kernel to the lowest rate."""
         return self.bounds[0] if self.bounds else None
 
     @property
     def reached(self) -> float | None:
-        """The achieved share of the tightest ceiling."""
+        """The kernel's rate divided by the rate that the tightest ceiling allows."""
         return self.rate / self.tightest.tflops if self.tightest else None
 
     @property
@@ -53,8 +55,10 @@ class RooflinePoint:
 def roofline_points(
     groups: Iterable[ProblemGroup], rooflines: Iterable[Roofline]
 ) -> tuple[list[Chart], list[RooflinePoint]]:
-    """The charts, and every kernel in them. A kernel is included if its config is known and its GPU
-    has a roofline."""
+    """The charts, and every kernel in them.
+
+    A kernel is in a chart if its config is known and its GPU has a roofline.
+    """
     by_gpu = {one.gpu: one for one in rooflines}
     by_chart: dict[tuple[str, str, int, str], list[list[RooflinePoint]]] = {}
     for group in groups:
@@ -79,8 +83,8 @@ def _points(group: ProblemGroup, measured: Roofline) -> list[RooflinePoint]:
         try:
             cfg, problem = parse_kernel_name_into_config(row.config), row.problem
         except (ConfigParseError, ArgumentError):
-            # The config of another version cannot be parsed: its measurement stays on the page, but
-            # its ceilings are unknown.
+            # A config of another version may be unknown: its measurement stays on the page, but
+            # without ceilings.
             continue
         if problem.attn_flop():
             dram = intensity(problem, cfg).dram
@@ -94,11 +98,11 @@ def _chart(
     everything = [one for points in traces for one in points]
     highest = max(one.rate for one in everything)
     level = {
-        # The dtype is omitted, because the title has it.
+        # The dtype is left out, because it is in the title.
         bound.ceiling.removesuffix("_fp16").removesuffix("_bf16").replace("_", " "): bound.tflops
         for one in everything
         for bound in one.bounds
-        # The L2 bound depends on the config's tile, so only the table shows it.
+        # The bound by the L2 depends on the tile, so only the table shows it.
         if bound.ceiling not in ("dram_read", "l2_read") and bound.tflops < _IN_SIGHT * highest
     }
     about = ", ".join(title[:2]) + ", "

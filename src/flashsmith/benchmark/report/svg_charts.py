@@ -1,4 +1,4 @@
-"""The page's charts as SVG shapes: lines by length, a roofline, and ratios in strips."""
+"""Charts as SVG shapes: lines by length, rooflines, and strips of ratios."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from dataclasses import dataclass, field
 
 from flashsmith.benchmark.report.results import FLASHSMITH
 
-# Fits a phone without shrinking the text; wider screens show several charts in a row.
+# A width that fits a phone at full text size; wide screens show several charts in a row.
 WIDTH = 420.0
 _LEFT, _TOP, _BOTTOM = 40.0, 12.0, 226.0
 _LINE_HEIGHT = 13.5
-# Limit of a label's length. All known names are shorter, but files may contain any name.
+# A label has at most this many characters. All known names are shorter, but a file may contain any
+# name.
 _LONGEST = 24
 _WIDE, _NARROW = "mwMW@%…", "iljtfrI.,:;'|()[] "
 DRAM_READ = "DRAM read"
-# An implementation has the same colour and mark in every chart.
+# The colours. An implementation has the same colour and mark in all charts.
 _PLACES = (
     FLASHSMITH, "fa2", "cudnn", "flash_attn_3", "flash_attn_4", "flex", "mem_efficient",
     "flash_attn_2", "flashinfer", DRAM_READ,
 )  # fmt: skip
-# Shapes also distinguish the series, for readers who cannot distinguish the colours: circle,
-# square, diamond, triangles, cross, star, hexagon, bars, and triangles that point sideways.
+# The marks also have different shapes, for readers who cannot distinguish the colours: circle,
+# square, diamond, triangles, cross, star, hexagon, bars, triangles that point sideways.
 _MARKS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", "M-3.5 -3.5h7v7h-7z", "M0 -5l5 5l-5 5l-5 -5z",
     "M0 -4.5l4.5 8h-9z", "M0 4.5l4.5 -8h-9z", "M-1.5 -4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z",
@@ -36,7 +37,7 @@ _MARKS = (
 
 @dataclass(frozen=True)
 class ChartShape:
-    """An element of a chart; `tip` is shown when the pointer is on it."""
+    """One element of a chart; `tip` is shown when the pointer is over it."""
 
     tag: str
     attributes: Mapping[str, str]
@@ -46,10 +47,10 @@ class ChartShape:
 
 @dataclass(frozen=True)
 class Chart:
-    """An SVG: shapes in a box of WIDTH by `height`, which scales with the page's width.
+    """An SVG whose shapes lie in a box of WIDTH by `height`. It scales with the width of the page.
 
-    `alt` describes the chart for screen readers, and `caption` is shown below the chart. `facets`
-    are the values that the page's filters use.
+    `alt` describes the chart for screen readers; `caption` is shown below the chart. `facets` are
+    the values that the filters of the page use.
     """
 
     title: str
@@ -62,7 +63,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Series:
-    """One implementation's rates, in the order of the x values; None for a missing rate."""
+    """The rates of one implementation, one for each x value; None if a rate is missing."""
 
     name: str
     rates: Sequence[float | None]
@@ -77,7 +78,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Trace:
-    """Kernels of one kind in a roofline: (FLOP per byte, TFLOP/s, the point's tip)."""
+    """The kernels of one kind in a roofline, as points (FLOP per byte, TFLOP/s, tip)."""
 
     name: str
     points: Sequence[tuple[float, float, str]]
@@ -85,15 +86,17 @@ class Trace:
 
 @dataclass(frozen=True)
 class Strip:
-    """A row of a ratio chart: its name, and (ratio, peer, the point's tip) for each point."""
+    """A row of a ratio chart: its name, and its points (ratio, peer, tip)."""
 
     name: str
     points: Sequence[tuple[float, str, str]]
 
 
 def places_of(peers: Sequence[str]) -> dict[str, int]:
-    """The index of colour and mark for each peer on a page. A known peer has the same index on
-    every page; other peers take free indices."""
+    """For each peer on a page, the index of its colour and mark.
+
+    Known peers have the same index on every page; other peers get the indices that are free.
+    """
     taken = {_PLACES.index(name) for name in (FLASHSMITH, DRAM_READ)}
     taken |= {_PLACES.index(name) for name in peers if name in _PLACES}
     free = [place for place in reversed(range(len(_MARKS))) if place not in taken]
@@ -104,23 +107,26 @@ def places_of(peers: Sequence[str]) -> dict[str, int]:
 
 
 def lines_of(text: str, most: int) -> list[str]:
-    """The text, wrapped to lines of at most `most` characters."""
+    """Wraps a text to lines of at most `most` characters."""
     return textwrap.wrap(text, most) or [""]
 
 
 def cut(text: str, most: int = _LONGEST) -> str:
-    """The text, shortened for a label."""
+    """Shortens a text for a label."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def text_width(text: str) -> float:
-    """The approximate width of a label's text, in the widest font that the style sheet names."""
+    """The approximate width of a label, in the widest font of the style sheet."""
     return sum(10.8 if char in _WIDE else 4.2 if char in _NARROW else 7.1 for char in text)
 
 
 def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, float]:
-    """The smallest and the largest value without outliers. An outlier's distance from the middle
-    half of the values is above `reach` times the width of that half."""
+    """The smallest and the largest value, without outliers.
+
+    The middle half of the values has some width. A value whose distance from this half is above
+    `reach` times the width is an outlier.
+    """
     if len(values) < 4:
         return min(values), max(values)
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -129,9 +135,11 @@ def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, fl
 
 
 def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
-    """Positions close to the wanted positions, in the same order, at distances of at least `gap`.
+    """Moves positions apart, to distances of at least `gap`.
 
-    Overlapping labels are spread as a block around the mean of their wanted positions.
+    They keep their order and stay close to the wanted positions.
+
+    Labels that overlap form a block around the mean of their wanted positions.
     """
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     blocks: list[tuple[float, int]] = []  # (middle, labels)
@@ -156,7 +164,7 @@ def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
 
 @dataclass
 class _Drawing:
-    """The shapes of a chart. `right` is where the axes end and the lines' labels begin."""
+    """The shapes of a chart. The axes end at `right`, where the labels of the lines begin."""
 
     right: float = WIDTH
     shapes: list[ChartShape] = field(default_factory=list)
@@ -183,15 +191,19 @@ class _Drawing:
         kind: str = "",
         shape: int | None = None,
     ) -> None:
-        """Draws the mark of index `place`; with `shape`, draws the mark of index `shape` in the
-        colour of `place`."""
+        """Draws the mark of index `place`.
+
+        If `shape` is given, it selects the shape, and `place` only the colour.
+        """
         mark = _MARKS[(place if shape is None else shape) % len(_MARKS)]
         self.add("path", f"mark c{place} {kind}".strip(), tip=tip,
                  d=mark, transform=f"translate({x:.1f} {y:.1f})")  # fmt: skip
 
     def legend(self, entries: Sequence[tuple[int, str]], y: float) -> float:
-        """Draws marks and their meanings in as many lines as needed; returns the y of the last
-        line."""
+        """Draws marks with their meanings, on as many lines as needed.
+
+        Returns the y of the last line.
+        """
         x = 12.0
         for place, words in entries:
             width = 16 + text_width(words) + 10
@@ -203,8 +215,10 @@ class _Drawing:
         return y
 
     def rates_axis(self, top: float) -> Callable[[float], float]:
-        """Draws horizontal grid lines with their values; returns the function from a rate to its
-        y."""
+        """Draws horizontal grid lines with their values.
+
+        Returns a function that maps a rate to its y.
+        """
         for tick in _ticks(top):
             y = _between(tick, 0.0, top, _BOTTOM, _TOP)
             self.line("grid", (_LEFT, y), (self.right, y))
@@ -214,7 +228,8 @@ class _Drawing:
     def end_labels(self, labels: Sequence[tuple[str, str, float, float]]) -> None:
         """Draws labels (text, class, x, y) to the right of the axes, without overlap."""
         heights = spread_out([y for *_, y in labels], _LINE_HEIGHT)
-        # Labels beyond an edge move back inside, and all others move by the same amount.
+        # Labels that would leave the chart are moved inside, and all others are moved by the same
+        # amount.
         lift = max([0.0, *(height - _BOTTOM - 26 for height in heights)])
         lift = min([lift, *(height - 6 for height in heights)])
         for (text, kind, x, y), height in zip(labels, heights, strict=True):
@@ -223,13 +238,13 @@ class _Drawing:
 
 
 def _between(value: float, low: float, high: float, start: float, end: float) -> float:
-    """Maps `value` linearly from [low, high] to [start, end], clamped."""
+    """Maps `value` linearly from [low, high] to [start, end]; values outside are clamped."""
     share = (value - low) / (high - low) if high > low else 0.5
     return start + min(1.0, max(0.0, share)) * (end - start)
 
 
 def _ticks(top: float, most: int = 5) -> list[float]:
-    """Round numbers from 0 to `top`."""
+    """Round numbers between 0 and `top`, for an axis."""
     magnitude = 10.0 ** math.floor(math.log10(top / most))
     step = next(magnitude * f for f in (1, 2, 5, 10, 20) if top / (magnitude * f) <= most)
     return [step * count for count in range(math.floor(top / step + 1e-9) + 1)]
@@ -245,8 +260,10 @@ def lines_by_length(
     unit: str = "TFLOP/s",
     digits: int = 0,
 ) -> Chart:
-    """A chart of rates in ``unit`` by (length, batch), evenly spaced; rates have ``digits``
-    decimals."""
+    """A chart of rates in ``unit``, with (length, batch) evenly spaced on the x axis.
+
+    Rates have ``digits`` decimals.
+    """
     shown = [one for one in series if any(one.rates)]
     alt = ", ".join(f"{_last(one)[1]:.{digits}f} {one.name}" for one in shown)
     alt = f"{unit} by length, {title}: {alt}"
@@ -287,12 +304,12 @@ def lines_by_length(
 
 
 def _right_of_axes(labels: Sequence[str]) -> float:
-    """The x at which the axes end; the labels take the rest."""
+    """The x at which the axes end; the labels take the remaining width."""
     return WIDTH - 14 - max(map(text_width, labels))
 
 
 def _label(series: Series, lengths: Sequence[tuple[int, int]], digits: int) -> str:
-    """A line's last rate and its name, with the length if the line ends before the others."""
+    """The label of a line: its last rate and name, and the length if it ends before the others."""
     at, rate = _last(series)
     if at < len(lengths) - 1:
         return f"{rate:.{digits}f} {cut(series.name)} at {lengths[at][0]}"
@@ -300,7 +317,7 @@ def _label(series: Series, lengths: Sequence[tuple[int, int]], digits: int) -> s
 
 
 def _last(series: Series) -> tuple[int, float]:
-    """The index of the last length with a rate, and that rate."""
+    """The index of the last length that has a rate, and this rate."""
     return [(place, rate) for place, rate in enumerate(series.rates) if rate][-1]
 
 
@@ -312,7 +329,7 @@ def roofline(
     caption: str,
     facets: Mapping[str, str],
 ) -> Chart:
-    """A chart of TFLOP/s by FLOP per byte (in powers of two), under the limits of arithmetic and
+    """A chart of TFLOP/s by FLOP per byte (a logarithmic axis), with the limits of arithmetic and
     bandwidth."""
     points = [point for trace in traces for point in trace.points]
     left = math.log2(min(x for x, *_ in points)) - 3
@@ -334,7 +351,7 @@ def roofline(
     )
     ends = []
     for words, rate in zip(levels, ceilings.values(), strict=True):
-        # A ceiling starts where the bandwidth line reaches it.
+        # A ceiling begins where the bandwidth line meets it.
         begin = x_of(rate / dram_tb_per_s) if dram_tb_per_s else _LEFT
         drawing.line("ceiling", (begin, y_of(rate)), (drawing.right, y_of(rate)))
         ends.append((words, "label muted", drawing.right - 5, y_of(rate)))
@@ -346,7 +363,7 @@ def roofline(
             drawing.line("ceiling", *slope)
             y = max(_TOP + 4, slope[0][1] - 8)
             drawing.text(slope[0][0] + 14, y, f"DRAM {dram_tb_per_s:.2f} TB/s")
-    # All traces are flashsmith's and have flashsmith's colour; other colours belong to peers.
+    # All kernels here are flashsmith's and have its colour; other colours stand for peers.
     own = _PLACES.index(FLASHSMITH)
     for number, (words, trace) in enumerate(zip(rates, traces, strict=True)):
         path = [(x_of(x), y_of(y)) for x, y, _ in trace.points]
@@ -366,17 +383,17 @@ def roofline(
     return Chart(title, alt, caption, y, drawing.shapes, facets)
 
 
-# Limit of the characters per line of a strip's name.
+# A line of a strip's name has at most this many characters.
 _STRIP_NAME = 30
-# The ratios that an axis may label.
+# The ratios at which an axis may have a label.
 _NAMED_RATIOS = (0.01, 0.1, 0.2, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 10, 100)
 
 
 def ratio_strips(
     title: str, strips: Sequence[Strip], caption: str, places: Mapping[str, int]
 ) -> Chart:
-    """A chart with a row of points per strip, by their ratios to the peers on a logarithmic
-    axis."""
+    """A chart with one row of points per strip; the x axis is the ratio to the peers,
+    logarithmic."""
     drawing = _Drawing()
     peers = list(dict.fromkeys(peer for strip in strips for _, peer, _ in strip.points))
     entries = [(Series(peer, ()).place(places), f"over {cut(peer)}") for peer in peers]

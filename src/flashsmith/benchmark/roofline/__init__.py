@@ -1,7 +1,8 @@
-"""A GPU's ceilings, measured by single-purpose kernels, and how far kernels stay below them.
+"""The roofline: a GPU's ceilings, measured with kernels that do one thing each, and how far other
+kernels stay below them.
 
-``measure_roofline`` measures, ``load_roofline`` reads an earlier measurement, and ``bounds``
-returns what each ceiling allows a config on a problem.
+``measure_roofline`` measures the ceilings, ``load_roofline`` reads an earlier measurement, and
+``bounds`` gives the rates that the ceilings allow a config on a problem.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Measures a GPU's ceilings: compiles the microbenchmarks, checks their output, calibrates the
-number of iterations, and times them."""
+"""Measures the ceilings of a GPU: compiles the microbenchmarks, checks their output, finds how many
+iterations they need, and times them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ from flashsmith.families import DeviceSpec
 from flashsmith.runtime import driver
 from flashsmith.runtime.frameworks.device_array import DeviceArray
 
-# Long enough for the clock to settle under the tensor cores' power draw.
+# A launch of this duration is long enough for the clock to settle at the power draw of the tensor
+# cores.
 LAUNCH_MS = 50.0
-# The caches stay warm: the L2's bandwidth is measured this way, and the other kernels are
-# unaffected.
+# The caches are not flushed: the bandwidth of the L2 needs this, and it does not matter for the
+# other kernels.
 PROTOCOL = Protocol(
     "one_by_one",
     flush_l2=False,
@@ -54,7 +55,8 @@ Timer = Callable[["_Launches", Protocol], Samples]
 
 @dataclass(frozen=True)
 class _Launches:
-    """The implementation to time: each launch runs ``turns`` iterations."""
+    """A microbenchmark as an implementation that can be timed; a launch runs ``turns``
+    iterations."""
 
     name: str
     running: PreparedMicrobenchmark
@@ -65,7 +67,7 @@ class _Launches:
 
 
 class GpuMachine:
-    """GPU 0 as the machine for microbenchmarks, with their sources compiled for it."""
+    """The machine on which microbenchmarks run: GPU 0, with their sources compiled for it."""
 
     def __init__(self, device: DeviceSpec, sources: Sequence[str]) -> None:
         self.device = device
@@ -93,14 +95,14 @@ class GpuMachine:
 def measure_roofline(
     launch_ms: float = LAUNCH_MS, progress: Callable[[str, int, int], None] | None = None
 ) -> Roofline:
-    """Measures every ceiling of GPU 0 with launches of about `launch_ms`.
+    """Measures every ceiling of GPU 0. A launch takes about `launch_ms`.
 
-    A ceiling that cannot be measured becomes a gap with its reason, and a failed ceiling is marked
-    wrong; the other ceilings are measured regardless. `progress` receives the next step, the number
-    of completed steps and their total.
+    A ceiling that cannot be measured is stored without a rate and with the reason; one that fails
+    is marked wrong. The others are still measured. `progress` is called with the next step, the
+    number of completed steps and the number of all steps.
 
-    Raises ArgumentError for an invalid `launch_ms`, LaunchError without a GPU, ToolchainError,
-    CompileError.
+    Raises ArgumentError for an invalid `launch_ms`, LaunchError without a GPU, and ToolchainError
+    or CompileError if compiling fails.
     """
     if not 1 <= launch_ms <= 1000:
         raise ArgumentError(f"ms={launch_ms}: a launch takes from 1 to 1000 ms")
@@ -133,7 +135,7 @@ def _time(launches: _Launches, protocol: Protocol) -> Samples:
 def measure_ceiling(
     bench: Microbenchmark, machine: Machine, launch_ms: float = LAUNCH_MS, timer: Timer = _time
 ) -> Ceiling:
-    """One ceiling: the kernel's output is checked, then the kernel is timed."""
+    """Measures one ceiling: checks the output of its kernel, then times the kernel."""
     empty = Ceiling(bench.key, bench.unit)
     if absence := bench.absence(machine.device.arch):
         return replace(empty, note=absence)
@@ -144,7 +146,7 @@ def measure_ceiling(
         samples = timer(_Launches(bench.key, running, turns), PROTOCOL)
     except CeilingUnavailable as gap:
         return replace(empty, note=str(gap))
-    except (WrongOutput, RuntimeError) as failure:  # the driver's LaunchError, and PyTorch's own
+    except (WrongOutput, RuntimeError) as failure:  # of the driver, or of PyTorch
         return replace(empty, wrong=True, note=str(failure))
     per_second = running.work * turns / samples.median_ms * 1e3
     return replace(
@@ -162,8 +164,10 @@ def measure_ceiling(
 def _turns_that_take(
     key: str, running: PreparedMicrobenchmark, launch_ms: float, timer: Timer
 ) -> int:
-    """The number of iterations for a launch of about `launch_ms`. It is calibrated twice, because
-    the first guess may be far too short."""
+    """How many iterations a launch of about `launch_ms` needs.
+
+    This is calibrated twice, because the first launch may be far too short.
+    """
     turns = running.first_turns
     for _ in range(2):
         ms = timer(_Launches(key, running, turns), _ONCE).median_ms
@@ -181,9 +185,9 @@ _MAX_DYNAMIC_SMEM = 8  # CUfunction_attribute, cuda.h
 
 
 class GpuModule:
-    """A cubin on GPU ``ordinal``; it stays loaded for the life of the process.
+    """A cubin that is loaded on GPU ``ordinal`` until the process ends.
 
-    Raises LaunchError with CUDA's message if the GPU cannot load it.
+    Raises LaunchError with the message of CUDA if the GPU cannot load it.
     """
 
     def __init__(self, image: bytes, ordinal: int = 0) -> None:
@@ -193,9 +197,9 @@ class GpuModule:
             driver.call("cuModuleLoadData", ctypes.byref(self._module), ctypes.c_char_p(image))
 
     def kernel(self, name: str, smem_bytes: int = 0) -> GpuKernel:
-        """The kernel of that name, for launches with ``smem_bytes`` of dynamic shared memory.
+        """The kernel with this name; its launches have ``smem_bytes`` of dynamic shared memory.
 
-        Raises LaunchError if the module has no such kernel, or if the GPU lacks the shared memory.
+        Raises LaunchError if the module has no such kernel or the GPU has less shared memory.
         """
         function = ctypes.c_void_p()
         with driver.current_gpu(self.ordinal):
@@ -206,18 +210,18 @@ class GpuModule:
 
 @dataclass(frozen=True)
 class GpuKernel:
-    """A kernel and the parameters that all of its launches share."""
+    """A kernel, with the launch parameters that are always the same."""
 
     function: ctypes.c_void_p
     smem_bytes: int
     ordinal: int
 
     def launch(self, ctas: int, threads: int, *arguments: Any) -> None:
-        """Enqueues ``ctas`` CTAs on the default stream; does not wait.
+        """Enqueues a launch of ``ctas`` CTAs on the default stream; does not wait.
 
-        Arguments are DeviceArrays, passed by address, and ctypes numbers.
+        Arguments are DeviceArrays, whose addresses are passed, and ctypes numbers.
 
-        Raises LaunchError with CUDA's message if the launch is refused.
+        Raises LaunchError with the message of CUDA if the launch is refused.
         """
         values: list[Any] = [
             ctypes.c_uint64(value.address) if isinstance(value, DeviceArray) else value
@@ -239,24 +243,24 @@ class GpuKernel:
 
 # --- compiling: seconds, so nothing is kept -------------------------------------------------------
 
-# wgmma's instructions exist only for this target.
+# wgmma instructions exist only for this target.
 _TARGETS = {"wgmma": {90: "90a"}}
 
 RooflineKind = Literal["cubin", "ptx"]
 
 
 def target_of(source: str, arch: int) -> str:
-    """The compiler's name for the architecture that a source needs: '90' or '90a'."""
+    """The compiler's name of the architecture for a source, such as '90' or '90a'."""
     return _TARGETS.get(source, {}).get(arch, str(arch))
 
 
 def compile_sources(
     sources: Sequence[str], arch: int, kind: RooflineKind = "cubin"
 ) -> dict[str, bytes]:
-    """The images of csrc/roofline/<source>.cu for sm_<arch>, by source.
+    """Compiles csrc/roofline/<source>.cu for sm_<arch>, and returns the images by source.
 
-    Raises ToolchainError, and CompileError with the compiler's message. A kernel that spills also
-    raises CompileError, because it would not measure the ceiling.
+    Raises ToolchainError, or CompileError with the message of the compiler. A kernel that spills is
+    a CompileError too, because it would not reach the ceiling.
     """
     toolchain = find_toolchain()
     toolchain.check_arch(arch)

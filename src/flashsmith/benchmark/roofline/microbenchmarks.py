@@ -1,4 +1,4 @@
-"""Microbenchmarks: each measures one ceiling with a kernel that does one thing."""
+"""Microbenchmarks: each measures one ceiling with a kernel that does only one thing."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from flashsmith.verify.proof_inputs import numpy_dtype
 
 
 class CeilingUnavailable(Exception):
-    """The reason why a ceiling cannot be measured here, which is a gap and not a failure."""
+    """A ceiling cannot be measured here; this is not a failure. The message is the reason."""
 
 
 class WrongOutput(Exception):
-    """A microbenchmark's output is incorrect."""
+    """The output of a microbenchmark is wrong."""
 
 
 class LaunchableKernel(Protocol):
-    """The interface of a loaded kernel; tests provide their own."""
+    """The interface of a loaded kernel; tests have their own implementation."""
 
     def launch(self, ctas: int, threads: int, *arguments: Any) -> None:
-        """Enqueues the kernel. Arguments are arrays (``Arrays``) and ctypes numbers."""
+        """Enqueues the kernel. Arguments are arrays (``Arrays``) or ctypes numbers."""
 
 
 class DeviceBytes(Protocol):
-    """An array that kernels read and write."""
+    """An array in the memory of the machine that runs the kernel."""
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
 
     def to_host(self) -> Any:
-        """A copy as a NumPy array, after all launches so far."""
+        """A copy as a NumPy array; waits for all launches so far."""
 
 
 class Machine(Protocol):
-    """Where microbenchmarks run: the GPU, or in tests the emulator."""
+    """The machine that runs microbenchmarks: a GPU, or the emulator in tests."""
 
     device: DeviceSpec
 
     def kernel(self, source: str, name: str, smem_bytes: int = 0) -> LaunchableKernel:
-        """The kernel `name` of csrc/roofline/<source>.cu, with `smem_bytes` of dynamic shared
-        memory."""
+        """The kernel `name` in csrc/roofline/<source>.cu, for launches with `smem_bytes` of dynamic
+        shared memory."""
 
     def array(self, host: Any) -> DeviceBytes:
         """A copy of a NumPy array."""
@@ -58,14 +58,15 @@ class Machine(Protocol):
         """Uninitialized memory. Raises LaunchError if there is not enough memory."""
 
     def free_bytes(self) -> int:
-        """The number of bytes that can be allocated."""
+        """How many bytes can be allocated."""
 
 
 class PreparedMicrobenchmark(ABC):
-    """A microbenchmark with its operands in place.
+    """A microbenchmark with its operands in memory.
 
-    work: FLOP, operations or bytes of one iteration.
-    first_turns: the number of iterations of the first timed launch, which calibrates that number.
+    work: FLOP, operations or bytes per iteration.
+    first_turns: how many iterations the first timed launch has; its time determines the number for
+    later launches.
     """
 
     work: float
@@ -77,19 +78,20 @@ class PreparedMicrobenchmark(ABC):
 
     @abstractmethod
     def check(self) -> float:
-        """Runs a few iterations and compares with a reference; returns the largest error, relative
-        to the results.
+        """Runs a few iterations and compares the result with a reference.
 
-        Raises WrongOutput if this error is too large.
+        Returns the largest error, relative to the results.
+
+        Raises WrongOutput if the error is too large.
         """
 
 
 @dataclass(frozen=True)
 class Microbenchmark:
-    """A microbenchmark of one ceiling.
+    """The microbenchmark for one ceiling.
 
-    source: the file in csrc/roofline, '' for a library's kernel.
-    archs: the architectures that have the kernel's instructions, () for all.
+    source: the file in csrc/roofline; '' if a library's kernel is used.
+    archs: the architectures that have the instructions of the kernel; () for all.
 
     ``start`` raises CeilingUnavailable if the ceiling cannot be measured.
     """
@@ -101,14 +103,14 @@ class Microbenchmark:
     archs: tuple[int, ...] = ()
 
     def absence(self, arch: int) -> str:
-        """Why an architecture has no such ceiling; '' if it has one."""
+        """Why an architecture does not have this ceiling; '' if it has."""
         if self.archs and arch not in self.archs:
             return f"{self.source} is an instruction of sm_{self.archs[0]}a, and this is sm_{arch}"
         return ""
 
 
 def check_error(error: float, bound: float) -> float:
-    """Returns `error`, unless it is above `bound` or NaN.
+    """Returns `error`; raises WrongOutput if it is above `bound` or NaN.
 
     Raises WrongOutput.
     """
@@ -119,7 +121,7 @@ def check_error(error: float, bound: float) -> float:
 
 # --- matrix products: mma.sync and wgmma, fed in several ways ---
 
-# The bound for fp32 sums of a few hundred terms, since tensor cores do not round to nearest.
+# Bound for fp32 sums of a few hundred terms; tensor cores do not round to nearest.
 _MMA_ERROR_BOUND = 1e-4
 _MMA_CHECKED_TURNS = 6
 _MMA_SEED = 20
@@ -127,12 +129,12 @@ _MMA_SEED = 20
 
 @dataclass(frozen=True)
 class ProductShape:
-    """The matrix product that a kernel computes, as in csrc/roofline/<source>.cu.
+    """The matrix product that a kernel computes, with the sizes in csrc/roofline/<source>.cu.
 
-    groups: the number of warps or warpgroups of a CTA. Each multiplies its own rows x depth
-    elements by cols x depth elements.
-    tiles: the number of second operands, which the iterations cycle through.
-    own_b: whether each group has its own second operand instead.
+    groups: warps or warpgroups per CTA. Each of them multiplies its own rows x depth elements with
+    cols x depth elements.
+    tiles: how many second operands there are; the iterations cycle through them.
+    own_b: whether each group has a second operand of its own instead.
     passes: matrix products per iteration.
     """
 
@@ -149,12 +151,12 @@ class ProductShape:
 
     @property
     def flop(self) -> int:
-        """FLOP of one iteration of one CTA."""
+        """FLOP per iteration of one CTA."""
         return 2 * self.groups * self.rows * self.cols * self.depth * self.passes
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory for both operands, or 0 if they are not in it."""
+        """Bytes of dynamic shared memory for both operands; 0 if they are not in shared memory."""
         elements = (self.groups * self.rows + self.cols) * self.depth
         return 2 * elements if self.in_shared else 0
 
@@ -169,10 +171,10 @@ SHAPES = (REGISTERS, SHARED_16, SHARED_32, WGMMA_128, WGMMA_256)
 
 
 class Product(PreparedMicrobenchmark):
-    """A product's kernel with random operands, one CTA on every SM.
+    """A kernel that computes a matrix product of random operands, with one CTA on every SM.
 
-    With constant operands fewer transistors switch, so that the GPU would draw less power and run
-    at a higher clock than real GEMMs.
+    With constant operands, fewer transistors would switch. The GPU would draw less power and run at
+    a higher clock than in real GEMMs.
     """
 
     def __init__(self, shape: ProductShape, dtype: DType, machine: Machine) -> None:
@@ -204,11 +206,11 @@ class Product(PreparedMicrobenchmark):
         return check_error(float(np.max(np.abs(found - expected))) / scale, _MMA_ERROR_BOUND)
 
     def expected(self, turns: int) -> np.ndarray:
-        """Every CTA's output after ``turns`` iterations, (groups, rows, cols), in float64."""
+        """The output of every CTA after ``turns`` iterations in float64: (groups, rows, cols)."""
         a, b = self.a.astype(np.float64), self.b.astype(np.float64)
         if self.shape.own_b:
             return turns * self.shape.passes * (a @ np.swapaxes(b, 1, 2))
-        # How often each tile was used.
+        # How often each second operand was used.
         counts = np.bincount(np.arange(turns) % self.shape.tiles, minlength=self.shape.tiles)
         total = np.tensordot(counts.astype(np.float64), b, axes=1)
         return a @ total.T
@@ -231,14 +233,14 @@ PRODUCTS = tuple(
 
 MATMUL_SIZE = 8192
 _MATMUL_CHECKED_ROWS = (0, 1, MATMUL_SIZE // 2, MATMUL_SIZE - 1)
-# The result is rounded to 16 bits, by half a unit in the last place, and cuBLAS chooses its order
-# of summation.
+# The result is rounded to 16 bits, which costs half a unit in the last place, and cuBLAS sums in an
+# order of its choice.
 _MATMUL_ERROR_BOUND = {DType.FP16: 1e-3, DType.BF16: 8e-3}
 _MATMUL_SEED = 22
 
 
 class LibraryProduct(PreparedMicrobenchmark):
-    """A matrix product of MATMUL_SIZE^3 by cuBLAS; an iteration is one call."""
+    """A product of matrices of size MATMUL_SIZE by cuBLAS; an iteration is one call."""
 
     first_turns = 2
 
@@ -288,19 +290,18 @@ LIBRARY_PRODUCTS = tuple(
 
 # --- exponentials ---------------------------------------------------------------------------------
 
-# These match csrc/roofline/exp2.cu.
+# These values must match csrc/roofline/exp2.cu.
 EXP2_THREADS = 512
 EXP2_CHAINS = 8
 EXP2_MIRROR = -8.0
 
 _EXP2_CHECKED_TURNS = 5
-_EXP2_ERROR_BOUND = 1e-5  # ex2.approx is within 2 units in the last place of fp32
+_EXP2_ERROR_BOUND = 1e-5  # The error of ex2.approx is at most 2 units in the last place of fp32
 _EXP2_SEED = 21
 
 
 class Exponentials(PreparedMicrobenchmark):
-    """ex2.approx on every SM with as many threads as the SM holds, on operands in a softmax's
-    range."""
+    """ex2.approx on every SM, with as many threads as fit, on operands that occur in a softmax."""
 
     def __init__(self, machine: Machine) -> None:
         device = machine.device
@@ -331,22 +332,23 @@ EXPONENTIALS = (Microbenchmark("exp2", "Gop/s", "exp2", Exponentials),)
 
 # --- reads of the L2 and of DRAM ------------------------------------------------------------------
 
-# These match csrc/roofline/memory_read.cu.
+# These values must match csrc/roofline/memory_read.cu.
 READ_THREADS = 512
 SPAN_BYTES = READ_THREADS * 8 * 16
 PERIOD = 1 << 20
 
 _MIB = 2**20
 _DRAM_BYTES = 4096 * _MIB
-# The buffer is at least this many times the L2, so that almost all reads come from DRAM.
+# The buffer is at least this many times as large as the L2, so that almost all reads come from
+# DRAM.
 _TIMES_L2 = 16
-# The buffer's share of the L2. The L2 also holds other data, and an SM reads one half of it faster
-# than the other.
+# The size of the buffer relative to the L2. The L2 also holds other data, and an SM reads from one
+# half of it faster than from the other.
 _L2_SHARE = 0.4
 
 
 class MemoryRead(PreparedMicrobenchmark):
-    """A read of a buffer: each SM reads a part with 16-byte loads, many of them in flight."""
+    """Reads a buffer: each SM reads a part of it, with many 16-byte loads in flight."""
 
     first_turns = 1
 
@@ -369,7 +371,10 @@ class MemoryRead(PreparedMicrobenchmark):
         )
 
     def check(self) -> float:
-        """Reads the whole buffer once; raises WrongOutput unless the sum of its words is exact."""
+        """Reads the whole buffer once.
+
+        Raises WrongOutput unless the sum of its words is exactly the expected one.
+        """
         self.launch(1)
         found = int(self._sums.to_host().sum(dtype=np.uint64)) % 2**32
         expected = sum_of_words(self.bytes // 4)
@@ -379,7 +384,7 @@ class MemoryRead(PreparedMicrobenchmark):
 
 
 def words(count: int) -> np.ndarray:
-    """The first `count` words of the buffer, at most PERIOD, as fill_words writes them."""
+    """The first `count` words that fill_words writes to the buffer; `count` is at most PERIOD."""
     x = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B9)
     x = (x ^ x >> np.uint32(16)) * np.uint32(0x85EBCA6B)
     x = (x ^ x >> np.uint32(13)) * np.uint32(0xC2B2AE35)
@@ -387,19 +392,19 @@ def words(count: int) -> np.ndarray:
 
 
 def sum_of_words(count: int) -> int:
-    """The sum of a buffer of `count` words, modulo 2^32."""
+    """The sum of the words of a buffer of `count` words, modulo 2^32."""
     period = words(PERIOD)
     whole = int(period.sum(dtype=np.uint64)) * (count // PERIOD)
     return (whole + int(period[: count % PERIOD].sum(dtype=np.uint64))) % 2**32
 
 
 def start_l2(machine: Machine) -> MemoryRead:
-    """A buffer that stays in the L2."""
+    """Prepares the microbenchmark with a buffer that stays in the L2."""
     return MemoryRead(int(machine.device.l2_bytes * _L2_SHARE), machine)
 
 
 def start_dram(machine: Machine) -> MemoryRead:
-    """A buffer so large that the L2 holds almost none of it.
+    """Prepares the microbenchmark with a buffer so large that the L2 can hold almost none of it.
 
     Raises CeilingUnavailable if there is not enough memory for the buffer.
     """

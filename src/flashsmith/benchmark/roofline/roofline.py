@@ -1,8 +1,8 @@
-"""Roofline: a GPU's measured ceilings as data, the files that store them, and the bounds they
-imply.
+"""Roofline: the measured ceilings of a GPU as data, the files that store them, and the bounds that
+they give.
 
-All bounds are in TFLOP/s of the problem's two GEMMs, 4 b h s_q s_k d, halved when causal, like
-every table.
+All bounds are in TFLOP/s of the two GEMMs, as in all tables: 4 b h s_q s_k d FLOP, half of that if
+causal.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from flashsmith.safe_json import UnusableTextError, read_json
 Unit = Literal["TFLOP/s", "Gop/s", "TB/s"]
 KIND = "flashsmith roofline"
 SCHEMA = 1
-# Operations or bytes per second of one unit.
+# Operations or bytes per second that one unit stands for.
 SCALE: dict[Unit, float] = {"TFLOP/s": 1e12, "Gop/s": 1e9, "TB/s": 1e12}
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """One measured ceiling of a GPU.
+    """One ceiling of a GPU, measured.
 
-    rate: in `unit`, None if it was not measured; `note` then gives the reason.
+    rate: in `unit`; None if it was not measured, in which case `note` gives the reason.
     ms: the median time of a launch.
-    spread: the interquartile range over the median.
-    sm_clock_mhz, power_w: readings during the launches, None without NVML.
-    per_sm_clock: operations or bytes per SM and clock cycle, None without a clock.
-    error: the largest error of the same kernel's checked run, relative to the results' size.
-    wrong: whether that check or the kernel failed.
+    spread: the interquartile range divided by the median.
+    sm_clock_mhz, power_w: readings during the launches; None without NVML.
+    per_sm_clock: operations or bytes per SM and clock cycle; None if the clock is unknown.
+    error: the largest error of the kernel when its output was checked, relative to the results.
+    wrong: whether the kernel or its check failed.
     """
 
     key: str
@@ -64,7 +64,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Roofline:
-    """All ceilings of one GPU. `environment` and `time` (ISO) belong to the measurement."""
+    """All ceilings of a GPU. `environment` and `time` (ISO format) are those of the measurement."""
 
     gpu: str
     arch: int
@@ -74,16 +74,16 @@ class Roofline:
     ceilings: tuple[Ceiling, ...]
 
     def ceiling(self, key: str) -> Ceiling | None:
-        """The ceiling with that key, measured or not; None if the roofline has no such key."""
+        """The ceiling with this key, measured or not; None if there is none."""
         return next((ceiling for ceiling in self.ceilings if ceiling.key == key), None)
 
     def rate(self, key: str) -> float | None:
-        """The rate in the ceiling's unit, None if it was not measured."""
+        """The rate of a ceiling in its unit; None if it was not measured."""
         ceiling = self.ceiling(key)
         return ceiling.rate if ceiling else None
 
     def per_second(self, key: str) -> float | None:
-        """The rate in plain FLOP, operations or bytes per second."""
+        """The rate of a ceiling in FLOP, operations or bytes per second."""
         ceiling = self.ceiling(key)
         if ceiling is None or ceiling.rate is None:
             return None
@@ -99,9 +99,10 @@ class Roofline:
 
     @classmethod
     def from_json(cls, value: Any) -> Roofline:
-        """The roofline that to_json() wrote; fields of later versions are ignored.
+        """Reads a roofline from the JSON that to_json() writes; fields of later versions are
+        ignored.
 
-        Raises ArgumentError for anything else.
+        Raises ArgumentError if the value is anything else.
         """
         if not isinstance(value, dict):
             raise _foreign(f"{quoted(value, 80)} is not an object")
@@ -124,18 +125,18 @@ def _foreign(reason: str) -> ArgumentError:
 
 
 def roofline_path(gpu: str) -> Path:
-    """The file for the GPU whose name is `gpu`.
+    """The path of the file for the GPU with the name `gpu`.
 
-    Raises ArgumentError if the user has no home folder.
+    Raises ArgumentError if there is no home folder.
     """
     return _folder() / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
 
 
 def load_roofline(gpu: str | None = None) -> Roofline | None:
-    """The stored roofline of the GPU named `gpu` (None: this machine's first GPU), None if there is
-    none.
+    """The roofline stored for the GPU with the name `gpu`, or for this machine's first GPU if `gpu`
+    is None; None if there is none.
 
-    Raises ArgumentError if its file is damaged.
+    Raises ArgumentError if the file is damaged.
     """
     if gpu is None:
         if gpu_count() == 0:
@@ -146,7 +147,7 @@ def load_roofline(gpu: str | None = None) -> Roofline | None:
 
 
 def read_roofline(path: str | Path) -> Roofline:
-    """The roofline in a file. Raises ArgumentError if the file does not hold one."""
+    """Reads the roofline in a file. Raises ArgumentError if the file does not contain one."""
     try:
         value = read_json(path)
     except UnusableTextError as error:
@@ -158,12 +159,12 @@ def read_roofline(path: str | Path) -> Roofline:
 
 
 def stored_rooflines() -> list[Roofline]:
-    """Every stored roofline, by GPU name. Raises ArgumentError if a file is damaged."""
+    """All stored rooflines, sorted by the GPU's name. Raises ArgumentError if a file is damaged."""
     return [read_roofline(path) for path in sorted(_folder().glob("*.json"))]
 
 
 def save_roofline(roofline: Roofline, path: Path | None = None) -> Path:
-    """Writes the roofline to its default path (or `path`) atomically, and returns that path.
+    """Writes the roofline atomically to `path`, or to its default path, and returns this path.
 
     Raises ArgumentError if the file cannot be written.
     """
@@ -180,7 +181,7 @@ def save_roofline(roofline: Roofline, path: Path | None = None) -> Path:
 def _folder() -> Path:
     try:
         folder = platformdirs.user_data_path("flashsmith", appauthor=False)
-    except RuntimeError:  # raised by newer platformdirs; older ones return a relative path
+    except RuntimeError:  # Newer platformdirs raises this; older ones return a relative path
         folder = Path("~")
     if not folder.is_absolute():
         raise ArgumentError(
@@ -195,12 +196,12 @@ def _folder() -> Path:
 
 @dataclass(frozen=True)
 class ProblemIntensity:
-    """FLOP of the GEMMs per byte of DRAM traffic, per byte of L2 traffic, and per exponential.
+    """FLOP of the two GEMMs per byte of DRAM traffic, per byte of L2 traffic, and per exponential.
 
-    dram: q, k, v and o once each, the minimum.
-    l2: what the CTAs read and write; each CTA reads its Q block and all keys that it sees.
+    dram: q, k, v and o count once each, which is the minimum.
+    l2: what CTAs read and write; each CTA reads its Q block and all keys that the block sees.
 
-    For operations other than attention, dram and l2 count every tensor once, and exp2 is infinite.
+    For operations other than attention, dram and l2 count each tensor once, and exp2 is infinite.
     """
 
     dram: float
@@ -210,14 +211,17 @@ class ProblemIntensity:
 
 @dataclass(frozen=True)
 class Bound:
-    """The rate that one ceiling allows. `ceiling` is its key in the roofline."""
+    """The rate that one ceiling allows a kernel.
+
+    `ceiling` is the key of the ceiling in the roofline.
+    """
 
     ceiling: str
     tflops: float
 
 
 def intensity(problem: Problem, cfg: Any) -> ProblemIntensity:
-    """The intensities of `cfg`'s kernel on a non-empty `problem`."""
+    """The intensities of `cfg`'s kernel on `problem`, which must not be empty."""
     flop = problem.attn_flop()
     if problem.operation != DEFAULT:
         once = flop / problem.computed.bytes(problem)
@@ -232,14 +236,14 @@ def intensity(problem: Problem, cfg: Any) -> ProblemIntensity:
 
 
 def _bytes_once(problem: Problem) -> tuple[int, int]:
-    """Bytes of q and o together, and of k and v."""
+    """The bytes of q and o together, and those of k and v."""
     row = problem.batch * problem.d * problem.dtype.element_size
     return 2 * row * problem.heads_q * problem.seq_q, 2 * row * problem.heads_k * problem.seq_k
 
 
 def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
-    """The rate that each relevant measured ceiling allows the config on the problem, tightest
-    first."""
+    """The rates that the measured ceilings allow the config on the problem, the lowest first;
+    ceilings that do not concern it are left out."""
     dtype = problem.dtype.name.lower()
     found = [
         Bound(f"{name}_{dtype}", rate)
@@ -255,6 +259,6 @@ def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
 
 
 def _products_of(cfg: Any) -> tuple[str, ...]:
-    """The ceilings of the MMA instruction of the config's family."""
+    """The keys of the ceilings for the MMA instruction that the config's family uses."""
     names: tuple[str, ...] = cfg.family.multiplies_with(cfg)
     return names

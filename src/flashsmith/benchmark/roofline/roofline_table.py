@@ -1,4 +1,4 @@
-"""A roofline on the console."""
+"""Prints a roofline as a table, and reads it from such a table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WHAT = {
 
 
 def describe(key: str) -> str:
-    """A ceiling in words; an unknown ceiling is shown by its key."""
+    """What a ceiling is, in words; an unknown one is shown by its key."""
     name, _, dtype = key.rpartition("_")
     if dtype in ("fp16", "bf16"):
         return f"{_WHAT.get(name, name)}, {dtype}"
@@ -37,7 +37,7 @@ def describe(key: str) -> str:
 
 
 def print_roofline(console: Console, roofline: Roofline) -> None:
-    """Prints the ceilings as a table, followed by the GPU and the environment."""
+    """Prints the ceilings as a table, then the GPU and the environment."""
     print_table(console, _COLUMNS, [_row(ceiling) for ceiling in roofline.ceilings])
     environment = roofline.environment
     facts = [f"{roofline.gpu} (sm_{roofline.arch}, {roofline.sm_count} SMs)"]
@@ -47,20 +47,20 @@ def print_roofline(console: Console, roofline: Roofline) -> None:
     print_text(console, f"{', '.join(facts)}; {roofline.time}")
 
 
-# The heading of the key column, by which parse_roofline() recognizes the table.
+# The heading of the first column, by which parse_roofline() recognises the table.
 _KEY = _COLUMNS[0].heading
 _MEASURED_ON = re.compile(
     r"(?P<gpu>\S.*) \(sm_(?P<arch>\d{1,9}), (?P<sms>\d{1,9}) SMs\)(?P<rest>.*); (?P<time>\S+)",
     re.ASCII,
 )
-# Limit of the searched text, far more than print_roofline() prints below the table. The search
-# takes quadratic time.
+# Only this many characters are searched, far more than print_roofline() prints below the table. The
+# search would take quadratic time.
 _MOST_BELOW = 4000
 
 
 def parse_roofline(text: str) -> Roofline | None:
-    """The roofline in print_roofline()'s non-terminal output, as precise as printed; None for any
-    other text."""
+    """Reads the roofline from what print_roofline() prints when not on a terminal, with the printed
+    precision; None for any other text."""
     lines = text.splitlines()
     below = " ".join(line for line in lines if line[:1] != "|")
     measured = _MEASURED_ON.search(below[:_MOST_BELOW])
@@ -85,7 +85,7 @@ def parse_roofline(text: str) -> Roofline | None:
             ),
             ceilings=tuple(_parsed(key, cells) for key, cells in facts.items()),
         )
-        # This applies the checks of JSON files.
+        # Makes the same checks as for a JSON file.
         return Roofline.from_json(found.to_json())
     except (KeyError, ValueError, ArgumentError):
         return None

@@ -1,8 +1,8 @@
-"""The expected time of a kernel on a GPU, from its config and the GPU's figures alone.
+"""The cost model: the expected time of a kernel, computed from its config and the figures of a GPU.
 
-The estimates rank configs if nothing was measured, and scale measured times to other sizes. They
-are not exact: a time in milliseconds may be off by a quarter, or by more if a GPU's rates are from
-a data sheet.
+If nothing was measured, the estimates rank the configs. They also scale measured times to other
+sizes. They are not exact: a time may be wrong by a quarter, or by more if the figures of a GPU come
+from a data sheet.
 """
 
 from flashsmith.chooser.cost_model.estimate import Estimate, estimate

@@ -1,4 +1,4 @@
-"""estimate(): a config's expected time on a problem."""
+"""estimate(): the expected time of a config on a problem."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from flashsmith.families.tile_work import TileWork
 class Estimate(NamedTuple):
     """The expected time of a call.
 
-    ms: the time of all launches. The other fields describe the main launch. ctas: the number of
-    CTAs. resident: CTAs per SM. waves: ctas divided by the CTAs that all SMs hold at once. rows:
-    rows of one CTA's tile. heads: how many heads of q share these rows.
+    ms: the time of all launches. The other fields describe the main kernel's launch. ctas: the
+    number of CTAs. resident: how many CTAs an SM holds. waves: ctas divided by the number of CTAs
+    that all SMs together hold. rows: rows in the tile of a CTA. heads: how many heads of q these
+    rows belong to.
     """
 
     ms: float
@@ -34,14 +35,14 @@ def estimate(
     registers: int | None = None,
     spill_bytes: int | None = None,
 ) -> Estimate:
-    """The expected time of a config on a problem.
+    """Estimates the time of a config on a problem.
 
     Args:
         cfg: a config of a family that has a cost model.
-        registers, spill_bytes: per thread, from the compiler's report; None estimates them too.
+        registers, spill_bytes: per thread, from the compiler's report; None: estimated as well.
 
     Raises:
-        ArgumentError: the config's family has no cost model.
+        ArgumentError: the family of the config has no cost model.
     """
     call = cfg.family.call_work(cfg, problem, device)
     if call is not None:

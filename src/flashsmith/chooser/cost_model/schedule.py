@@ -1,11 +1,12 @@
-"""From one tile to a whole problem: the number of CTAs, their lengths, and which finish last.
+"""The time of a whole problem from the time of one tile: how many CTAs there are, how long each is,
+and which end last.
 
-CTAs start in order. A wave is as many CTAs as all SMs hold at once. If all CTAs have the same
-length, a last wave of few CTAs takes as long as a full wave, except that fewer CTAs per SM run
-faster. The CTAs of a causal head differ in length, and the longest starts first, so that shorter
-ones fill the remaining time. At the end only the longest CTA of the last head still runs. If the
-longest CTAs of all heads start first, only a few short CTAs still run. A CTA that computes several
-tiles counts as several CTAs.
+CTAs start in order. A wave is the number of CTAs that all SMs together hold. If all CTAs have the
+same length, a last wave of few CTAs takes about as long as a full one; it is only faster in that an
+SM has fewer CTAs. With a causal mask the CTAs of a head have different lengths. The longest starts
+first, so that shorter ones fill the gaps. At the end, only the longest CTA of the last head is
+still running. If the longest CTAs of all heads start first, a few short CTAs are still running at
+the end. A CTA that computes several tiles counts as several CTAs.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from flashsmith.families import Problem
 from flashsmith.families.split_keys import tiles_to_split
 from flashsmith.families.tile_work import TileWork
 
-# The work left at the end if the longest tiles start first, in units of the shortest tile.
+# The time in which not all SMs have work, if the longest tiles start first; its unit is the time of
+# the shortest tile.
 _TAIL = 3.0
 
 
 class CtaSchedule(NamedTuple):
-    """ctas: the number of CTAs. waves: ctas divided by the CTAs that all SMs hold at once. cycles:
-    the time from the first CTA's start to the last CTA's end."""
+    """ctas: the number of CTAs. waves: ctas divided by the number of CTAs that all SMs together
+    hold. cycles: from the start of the first CTA to the end of the last."""
 
     ctas: int
     waves: float
@@ -31,7 +33,7 @@ class CtaSchedule(NamedTuple):
 
 
 def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
-    """The schedule of the problem's CTAs on ``sm_count`` SMs; 0 cycles if there are no CTAs."""
+    """The schedule of a problem's CTAs on ``sm_count`` SMs; cycles is 0 if there are no CTAs."""
     if work.of_keys:
         return _schedule_of_keys(work, problem, sm_count)
     group, tokens = work.group(problem), work.tokens(problem)
@@ -51,7 +53,8 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
             shares = mean / work.parts, -(-longest // work.parts)
             cycles = _uneven_cycles(part, *shares, ctas * work.parts, blocks * work.parts, sm_count)
         else:
-            # Only the last, shortest tiles are split, so the gain is within the model's error.
+            # Only the last and shortest tiles would be split, so the gain is within the error of
+            # the model.
             cycles = _uneven_cycles(work, mean, longest, ctas, blocks, sm_count)
     else:
         if problem.window is not None:
@@ -65,7 +68,8 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
 
 
 def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
-    """The schedule for CTAs that keep keys and step over the queries of a group of heads."""
+    """The schedule of CTAs that keep a block of keys, and step over the queries of a group of
+    heads."""
     blocks = -(-problem.seq_k // work.rows)
     ctas = problem.batch * problem.heads_k * blocks
     if ctas == 0 or problem.seq_q == 0:
@@ -84,9 +88,12 @@ def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSch
 
 
 def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest: int) -> float:
-    """The total steps of one head's blocks of keys. The last block is visible to as many queries as
-    it has keys. Each earlier block is visible to one more block of queries, up to all queries.
-    Rounding up to whole steps adds about half a step per block."""
+    """The number of steps of all blocks of keys of one head.
+
+    As many queries see the last block as it has keys. Each earlier block is visible to one
+    more block of queries, up to all of them. Rounding up to whole steps adds about half a step per
+    block.
+    """
     growing = min(blocks, problem.seq_q // work.rows)
     seeing = work.rows * growing * (growing + 1) / 2
     rounded_up = growing * (work.keys - gcd(work.rows, work.keys)) / 2
@@ -94,7 +101,7 @@ def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest
 
 
 def _steps_of_window(rows: int, keys: int, left: int) -> int:
-    """The number of steps of a CTA whose rows all see `left` keys before their own position."""
+    """How many steps a CTA makes whose rows all see `left` keys before their own position."""
     return -(-(left + rows) // keys) + 1
 
 
@@ -109,7 +116,7 @@ def _even_cycles(work: TileWork, steps: int, ctas: int, sm_count: int) -> float:
 def _uneven_cycles(
     work: TileWork, mean: float, longest: int, ctas: int, blocks: int, sm_count: int
 ) -> float:
-    """``mean`` and ``longest``: the steps of a CTA; ``blocks``: the CTAs of one head."""
+    """``mean`` and ``longest`` are steps of a CTA; ``blocks`` is the number of CTAs of one head."""
     side_by_side = min(work.resident, -(-ctas // sm_count))
     one = work.cta_cycles + mean * work.step_cycles[side_by_side]
     few = min(side_by_side, -(-blocks // sm_count))
@@ -122,11 +129,11 @@ def _uneven_cycles(
 
 
 def _causal_steps(rows: int, keys: int, problem: Problem, blocks: int) -> float:
-    """The total steps of one head's blocks of `rows` rows of Q.
+    """The number of steps of all blocks of `rows` rows of Q of one head.
 
-    Block i sees (i + 1) * rows + seq_k - seq_q keys, or none if this is negative, and the last
-    block sees all keys. Rounding up to whole steps adds the average remainder of the arithmetic
-    sequence per block.
+    Block i sees (i + 1) * rows + seq_k - seq_q keys (none if this is negative); the last block sees
+    all keys. Rounding up to whole steps adds the average remainder of an arithmetic sequence to
+    each block.
     """
     beyond = problem.seq_k - problem.seq_q
     blind = max(0, -beyond) // rows

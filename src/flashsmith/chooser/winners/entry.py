@@ -1,4 +1,4 @@
-"""Entry: the measured configs of one problem, fastest first."""
+"""Entry: the configs that were measured on one problem, fastest first."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.families.gpu_names import gpu_name
 from flashsmith.printable import quoted
 
-# The range of times in milliseconds and of TFLOP/s: wider than any measurement, and narrow enough
-# that all their products and ratios are finite.
+# Times (in milliseconds) and TFLOP/s must be in this range. No measurement is outside it, and all
+# products and ratios of numbers in it are finite.
 SMALLEST, LARGEST = 1e-12, 1e12
-# Number of configs of a ranking that are kept, of any shape.
+# This many configs of a ranking are kept, whatever their shapes.
 KEPT = 8
-# Limit of configs per entry in a file; the tuner keeps the best of every shape, a few dozen.
+# An entry in a file may have at most this many configs; the tuner keeps a few dozen, the best of
+# every shape.
 MOST_RANKED = 1000
-# Limit of characters of a name, several times the longest config's.
+# Names may have at most this many characters, several times as many as the longest config.
 MOST_CHARACTERS = 1000
 MOST_CHARACTERS_OF_A_TIME = 100
 
 
 def time_of(environment: Mapping[str, Any]) -> str:
-    """When an environment's figures were measured; '' if the 'time' is missing or not a short
+    """When figures with this environment were measured; '' if 'time' is missing or is not a short
     text."""
     time = environment.get("time")
     return time if is_name(time, MOST_CHARACTERS_OF_A_TIME) else ""
@@ -41,15 +42,15 @@ def time_of(environment: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class RankedConfig:
-    """One config's measured time.
+    """The measured time of one config.
 
-    family: the config's family. config: its short form. ms: the median time. tflops: the problem's
-    attn_flop() over that time. environment: where and when it was measured, with 'time' in ISO
-    8601.
+    family: the config's family. config: its short form. ms: the median time. tflops: attn_flop() of
+    the problem divided by that time. environment: where and when it was measured; 'time' is in ISO
+    8601 format.
 
     Raises:
-        ValueError: a field has another type, a name is not printable or has more than
-            MOST_CHARACTERS, or a figure is outside SMALLEST to LARGEST.
+        ValueError: a field has the wrong type, a name is not printable or too long, or a figure is
+            not between SMALLEST and LARGEST.
     """
 
     family: str
@@ -66,7 +67,7 @@ class RankedConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{name} is {quoted(value, 80)}, not a number")
-            # NaN is rejected too, since every comparison with it is false.
+            # NaN is rejected too, since all comparisons with it are false.
             if not SMALLEST <= value <= LARGEST:
                 raise ValueError(
                     f"{name} is {quoted(value, 80)}; it must be finite and from {SMALLEST:g} "
@@ -77,15 +78,15 @@ class RankedConfig:
 
     @property
     def time(self) -> str:
-        """When the config was measured, ISO 8601; '' if unknown."""
+        """When the config was measured, in ISO 8601 format; '' if unknown."""
         return time_of(self.environment)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One measured problem and its configs, at least one, fastest first.
+    """One problem that was measured and its configs, at least one, fastest first.
 
-    A key stands for a bucket of many problems. The times are for only one of these problems,
+    The key stands for a bucket of many problems. The times are those of only one of them,
     ``problem``.
     """
 
@@ -104,24 +105,26 @@ class Entry:
 
     @property
     def time(self) -> str:
-        """When the entry's newest figure was measured."""
+        """When the newest figure of the entry was measured."""
         return max(one.time for one in self.ranked)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """The measured sizes, by sizes_of(): rows of queries, keys and batch x heads."""
+        """The sizes of the measured problem, as sizes_of() gives them: rows of queries, keys, batch
+        x heads."""
         return sizes_of(self.problem)
 
     @property
     def families(self) -> frozenset[str]:
-        """The families that were measured."""
+        """The families of its configs."""
         return frozenset(one.family for one in self.ranked)
 
     def beside(self, older: Entry | None) -> Entry:
-        """This entry plus the figures of ``older``, an entry with the same place, for the families
-        that this entry lacks.
+        """This entry, plus the figures of ``older`` for families that this entry does not have.
 
-        So measuring one family again does not affect the figures of other families.
+        ``older`` has the same place().
+
+        So measuring one family again leaves the figures of other families.
         """
         if older is None or older.families <= self.families:
             return self
@@ -130,13 +133,15 @@ class Entry:
 
     @property
     def place(self) -> tuple[WinnerKey, tuple[int, int, int]]:
-        """The identity of an entry in a table. The key alone is not enough, since one bucket may
-        hold entries of lengths 1536 and 2048."""
+        """What identifies an entry in a table.
+
+        The key is not enough, since one bucket may have entries for the lengths 1536 and 2048.
+        """
         return self.key, self.sizes
 
 
 def by_time(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
-    """The configs, fastest first; each is listed once, with its best time."""
+    """Sorts configs, fastest first. Each config is listed once, with its best time."""
     found: dict[tuple[str, str], RankedConfig] = {}
     for one in sorted(ranked, key=lambda r: r.ms):
         found.setdefault((one.family, one.config), one)
@@ -144,11 +149,11 @@ def by_time(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
 
 
 def worth_keeping(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
-    """The best KEPT configs of a ranking (fastest first) and the best of every tile shape, both of
-    deterministic kernels and of others.
+    """Of a ranking (fastest first), the best KEPT configs and the best of every tile shape;
+    deterministic kernels and the others are ranked separately.
 
-    A shape that loses here may win where there are more or fewer CTAs per SM. A lookup for another
-    size compares the shapes again and must find them, as must a lookup for deterministic kernels.
+    A shape that is slow here may be the fastest with more or fewer CTAs per SM. A look-up for
+    another size compares the shapes again, so they must be there. So must deterministic kernels.
     """
     kept = list(ranked[:KEPT])
     shapes = {_shape(one) for one in kept}
@@ -161,8 +166,11 @@ def worth_keeping(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
 
 
 def _shape(one: RankedConfig) -> tuple[object, ...]:
-    """Family, rows of a tile, threads, and determinism. Rows means rows of queries, or of queries
-    and keys if CTAs do not own queries. A config that no longer parses has a unique shape."""
+    """What counts as the shape of a tile: family, rows, threads, and whether it is deterministic.
+
+    Rows are those of queries; if CTAs do not own queries, those of queries and keys. A config that
+    can no longer be parsed is a shape of its own.
+    """
     try:
         config = parse_kernel_name_into_config(one.config)
     except FlashsmithError:
@@ -181,8 +189,11 @@ def _shape(one: RankedConfig) -> tuple[object, ...]:
 
 
 def entry_to_json(entry: Entry, environments: dict[str, Any]) -> dict[str, Any]:
-    """The entry as it is stored in a file. The entry's environments are added to ``environments``
-    and stored by name, since many figures share an environment."""
+    """The entry as files store it.
+
+    Its environments are added to ``environments`` and stored by name, because many figures have the
+    same environment.
+    """
     ranked = []
     for one in entry.ranked:
         name = _short_digest(one.environment)
@@ -200,13 +211,16 @@ def entry_to_json(entry: Entry, environments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short_digest(environment: Mapping[str, Any]) -> str:
-    """A name for an environment, derived from its content."""
+    """A name for an environment, computed from its content."""
     text = json.dumps(environment, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def entry_from_json(record: Any, environments: Mapping[str, Any]) -> Entry:
-    """The entry stored as ``record``; raises ValueError with the reason if it is unusable."""
+    """Reads an entry that was stored as ``record``.
+
+    Raises ValueError with the reason if it cannot be used.
+    """
     key = WinnerKey(**_members("it", record, _KEY))
     key = replace(key, gpu=gpu_name(key.gpu), dtype=key.element.name.lower())
     parse_class(key.semantics)
@@ -233,7 +247,7 @@ def _ranked(rank: int, record: Any, environments: Mapping[str, Any]) -> RankedCo
 
 
 def _members(what: str, record: Any, names: Sequence[str]) -> dict[str, Any]:
-    """The members of a record with these names; raises ValueError if one is missing."""
+    """The members of a record that have these names. Raises ValueError if one is missing."""
     if not isinstance(record, dict):
         raise ValueError(f"{what} is {quoted(record, 80)}, not a mapping")
     lacking = [name for name in names if name not in record]

@@ -1,4 +1,4 @@
-"""WinnerKey: the GPU, kind of kernel and bucket of sizes of an entry in the table."""
+"""WinnerKey: the key of an entry in the table: GPU, kind of kernel, and bucket of sizes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from flashsmith.operations import ProblemKind, parse_kind
 from flashsmith.operations.decode import DECODE
 from flashsmith.printable import quoted
 
-# Limit of characters of the name of a GPU, dtype or class; real names are far shorter.
+# The name of a GPU, dtype or class may have at most this many characters; real names are far
+# shorter.
 MOST_CHARACTERS_OF_A_NAME = 200
-# The largest size allowed; a product of two numbers in a problem's text is smaller.
+# The largest size in a key; the product of two numbers in the text of a problem is smaller.
 LARGEST_NUMBER = 1 << 128
 
 
 @dataclass(frozen=True, order=True)
 class WinnerKey:
-    """One cell of the table; sizes are bucketed.
+    """The key of an entry. Its sizes are buckets, not exact sizes.
 
-    gpu: the name that gpu_name() returns. arch: 90 is sm_90. dtype: 'fp16' or 'bf16'. d_head: the
-    head dimension for which the kernels are compiled. semantics: see kind_class(). seq_q, seq_k,
-    batch_heads: buckets of sizes_of().
+    gpu: the name that gpu_name() returns. arch: the architecture; 90 is sm_90. dtype: 'fp16' or
+    'bf16'. d_head: the head dimension for which the kernels are compiled. semantics: the class, as
+    kind_class() gives it. seq_q, seq_k,
+    batch_heads: with seq_q and seq_k, the buckets of sizes_of().
 
     Raises:
-        ValueError: a field has another type, a name is not printable or too long, a number is out
+        ValueError: a field has the wrong type, a name is not printable or too long, a number is out
             of range, or a size is not a bucket.
     """
 
@@ -63,7 +65,7 @@ class WinnerKey:
     def of(cls, problem: Problem, device: DeviceSpec) -> WinnerKey:
         """The key of a problem on a device.
 
-        Raises ArgumentError if there is no kernel for the problem's d.
+        Raises ArgumentError if no kernel has the problem's d.
         """
         rows, keys, batch_heads = sizes_of(problem)
         return cls(
@@ -79,7 +81,7 @@ class WinnerKey:
 
     @property
     def element(self) -> DType:
-        """The dtype as used by configs."""
+        """The dtype in the form that configs have."""
         return DType.parse(self.dtype)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,16 +101,17 @@ def is_name(value: object, most: int) -> TypeGuard[str]:
 
 
 def bucket(size: int) -> int:
-    """The power of two nearest to ``size`` on a log scale: 2048 for 1536, 8192 for 10000."""
+    """The power of two that is nearest to ``size`` on a logarithmic scale: 2048 for 1536, 8192 for
+    10000."""
     return int(2 ** round(math.log2(max(1, size))))
 
 
 def sizes_of(problem: Problem) -> tuple[int, int, int]:
-    """The sizes by which a problem's entry is found: rows of queries, keys, and batch x heads.
+    """The sizes by which the entry of a problem is found: rows of queries, keys, and batch x heads.
 
-    Over a cache the query heads of a group are rows of one tile, so heads and rows are counted per
-    K/V head. With 32 query heads, the best tile height for 8 K/V heads differs from that for 1 K/V
-    head.
+    Over a cache, the query heads of a group are rows of one tile. So rows are those of the group,
+    and heads are K/V heads. For 32 query heads, the best height of a tile differs between 8 and 1
+    K/V heads.
     """
     p = problem
     if p.operation == DECODE.name and p.heads_k:
@@ -117,8 +120,9 @@ def sizes_of(problem: Problem) -> tuple[int, int, int]:
 
 
 def kind_class(problem: Problem) -> str:
-    """The class of what a problem computes, such as 'causal+packed', 'plain' or 'first_row'. It
-    omits `uneven`, which follows from lengths, and the page size, which does not affect kernels."""
+    """The class of a problem, which says what is computed, such as 'causal+packed', 'plain' or
+    'first_row'. It leaves out `uneven`, which follows from the lengths, and the page size, which
+    does not change the kernel."""
     kind = replace(problem, page=0).kind
     words = [word for word in kind.split("+") if word != "uneven"]
     return "+".join(words) or "plain"
@@ -126,9 +130,9 @@ def kind_class(problem: Problem) -> str:
 
 @lru_cache(maxsize=64)
 def parse_class(text: str) -> ProblemKind:
-    """The kind, without a page size, of a text written by kind_class().
+    """Reads a text that kind_class() wrote. The result has no page size.
 
-    Raises ArgumentError if a word is unknown or gives a page size.
+    Raises ArgumentError if a word is unknown or is a page size.
     """
     kind = parse_kind(text + "+uneven" if "packed" in text.split("+") else text)
     if kind.page:

@@ -1,24 +1,24 @@
-"""The entries that are relevant to a problem, and the distance of each.
+"""Finds the entries that say something about a problem, and how far each is from it.
 
-The distance of an entry is a sum, measured in octaves, that is, doublings of a size:
+The distance is a sum in octaves (doublings of a size):
 
-- Sizes add the octaves between the values of seq_q and of seq_k, and half the octaves between the
-  values of batch x heads.
-- Different semantics add 3 for other gradients, 6 for packed, 8 for softcap and 10 for another mask
-  (5 between causal and a window). The other dtype adds 4.
-- A window of twice or half as many keys adds half an octave. If the problem does not state the size
-  of its window, an entry for a window of stated size adds 2.
-- Another GPU of the same architecture adds 20, or 1.5 if the number of SMs is equal. The octaves
-  between the numbers of SMs and between the L2 sizes are added, so that the most similar GPU comes
-  first.
+- Sizes: the octaves between the values of seq_q, plus those of seq_k, plus half of those of batch x
+  heads.
+- Semantics: 3 for other gradients, 6 for packed, 8 for softcap, 10 for another mask (5 between
+  causal and a window). Dtype: 4 for the other one.
+- Windows: half an octave if one has twice as many keys. If the problem does not give the size of
+  its window, 2 for an entry with a given size.
+- GPU: 20 for another GPU of the same architecture, or 1.5 if it has the same number of SMs. To
+  this, the octaves between the numbers of SMs and between the sizes of the L2 are added, so that
+  the most similar GPU is nearest.
 
-An entry has the sizes of its measured problem. Entries with exactly the problem's key come before
-all others. Operation, d_head and architecture must agree. They must also agree in whether dq alone
-is needed, since other kernels compute it. The costs are so large that an entry of another class
-counts only if the problem's own class was not measured, or only at very different sizes. If the
-number of SMs is equal the cost is low, so that the table of a sister GPU is used where a GPU's own
-table has few problems. On an H100, choices from the H200's table were at most 1.3% slower than the
-fastest of 16 kernels.
+The sizes of an entry are those of the measured problem. Entries with exactly the key of the problem
+come first. Operation, d_head and architecture must be the same. So must be whether only dq is
+needed, since then other kernels are used. An entry of another class costs so much that it is used
+only if the class of the problem was not measured, or only at very different sizes. A GPU with the
+same number of SMs costs little, so that the table of a sister GPU is used if a GPU's own table has
+few problems. On an H100, the configs chosen from the table of the H200 were at most 1.3% slower
+than the fastest of 16 kernels.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ LoggedSizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
 
 
 class NearEntry(NamedTuple):
-    """An entry, its distance from the problem (octaves), and how its kind differs ('' if it does
-    not).
+    """An entry, its distance from the problem in octaves, and how its kind differs from the
+    problem's ('' if it does not).
 
-    ``exact``: whether the entry has the problem's key.
+    ``exact``: whether the entry has the key of the problem.
     """
 
     entry: Entry
@@ -63,7 +63,7 @@ class NearEntry(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A key without its sizes, d_head and architecture."""
+    """The parts of a key other than its sizes, d_head and architecture."""
 
     gpu: str
     dtype: str
@@ -72,12 +72,12 @@ class _Kind(NamedTuple):
 
 class _Placed(NamedTuple):
     entry: Entry
-    logs: tuple[float, float, float]  # log2 of the measured sizes
+    logs: tuple[float, float, float]  # log2 of the sizes of the measured problem
     buckets: LoggedSizes
 
 
 class EntryIndex:
-    """Entries, arranged so that finding the nearest of hundreds takes microseconds."""
+    """An index of the entries, which finds the nearest of hundreds in microseconds."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._kinds: dict[tuple[int, int], dict[_Kind, list[_Placed]]] = defaultdict(dict)
@@ -90,9 +90,10 @@ class EntryIndex:
             )
 
     def by_distance(self, problem: Problem, device: DeviceSpec) -> list[NearEntry]:
-        """Every entry of the problem's d_head and the device's architecture, nearest first.
+        """All entries with the d_head of the problem and the architecture of the device, nearest
+        first.
 
-        Raises ArgumentError if there is no kernel for the problem's d.
+        Raises ArgumentError if no kernel has the problem's d.
         """
         kinds = self._kinds.get((device.arch, d_head_for(problem)), {})
         wanted = _Kind(gpu_name(device.name), problem.dtype.name.lower(), kind_class(problem))
@@ -132,8 +133,8 @@ def _logs(sizes: LoggedSizes) -> tuple[float, float, float]:
 
 @lru_cache(maxsize=1024)
 def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
-    """How a kind of entries differs from the problem's kind, in words, and the cost of this
-    difference."""
+    """In which words the kind of an entry differs from the wanted kind, and what this adds to the
+    distance."""
     kind_there, kind_here = parse_class(measured.semantics), parse_class(wanted.semantics)
     there, here = kind_there.semantics, kind_here.semantics
     differences = []
@@ -153,7 +154,8 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
     if len({there.mask, here.mask}) > 1:
         differences.append((_mask_words(there), _mask_cost(there, here)))
     keys = kind_there.window_keys, kind_here.window_keys
-    # The class "any window" matches every window; an entry of exactly the problem's class wins.
+    # An entry for any window is suitable for every window; an entry of exactly the problem's class
+    # is preferred.
     if keys[0] and not keys[1]:
         differences.append((f"with windows of {keys[0]} keys", ONE_WINDOW))
     elif all(keys) and keys[0] != keys[1]:
@@ -163,13 +165,13 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
 
 @lru_cache(maxsize=1024)
 def _cost_of_gpu(gpu: str, device: DeviceSpec) -> float:
-    """The cost of an entry measured on another GPU, calculated from the GPU's figures that affect
-    kernels."""
+    """What an entry of another GPU adds to the distance, from those figures of the two GPUs that
+    matter for kernels."""
     if same_gpu(gpu, device.name):
         return 0.0
     try:
         other = device_spec(gpu)
-    except ArgumentError:  # an unknown GPU
+    except ArgumentError:  # The GPU is unknown
         return OTHER_GPU
     sizes = (other.sm_count, device.sm_count), (other.l2_bytes, device.l2_bytes)
     unlike = sum(abs(log2(max(1, there)) - log2(max(1, here))) for there, here in sizes)

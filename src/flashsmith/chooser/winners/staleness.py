@@ -1,4 +1,4 @@
-"""Whether figures were measured with the installed CUDA sources."""
+"""Staleness: whether figures were measured with the CUDA sources that are installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Family, family_named
 from flashsmith.pluralize import pluralize
 
-# Number of digits of the sources' hash in figures.
+# Figures have this many digits of the hash of the sources.
 DIGITS = 12
 _PREFIX = "csrc "
 _HASH = re.compile(r"[0-9a-f]{1,64}")
@@ -28,18 +28,22 @@ def measured_sources(environment: Mapping[str, Any]) -> str:
 
 
 def is_of_other_sources(environment: Mapping[str, Any], family: str) -> bool:
-    """Whether a figure's CUDA sources are known, differ from the installed ones, and are not known
-    to compile to the same kernels. Known sources of a family that is not installed always
-    differ."""
+    """Whether a figure was measured with CUDA sources that differ from the installed ones.
+
+    False if they are unknown, or are known to compile to the same kernels. If the family is not
+    installed, its sources differ.
+    """
     measured, here = measured_sources(environment), _whole_hash(family)
     return bool(measured) and not (here and measured in _as_good_as(family, here))
 
 
 def remarks(entries: Iterable[Entry]) -> list[str]:
-    """Remarks on entries whose best figure was measured with other CUDA sources. Such entries stay
-    in use, since most changes of the sources do not change which kernel is fastest. If there are
-    several versions of the sources, these are counted per family and not named, since a table
-    accumulates many."""
+    """Remarks on the entries whose best figure was measured with other CUDA sources.
+
+    These entries are still used, because most changes of the sources do not change which kernel is
+    fastest. If there are several versions of the sources, they are counted for each family but not
+    named, since a table may have many.
+    """
     best = [entry.best for entry in entries]
     found = [one for one in best if is_of_other_sources(one.environment, one.family)]
     if not found:
@@ -60,7 +64,7 @@ def remarks(entries: Iterable[Entry]) -> list[str]:
 
 
 def _by_family(found: Iterable[RankedConfig]) -> str:
-    """'wgmma 136 (6 versions), ...', the most frequent family first."""
+    """A text such as 'wgmma 136 (6 versions), ...', the most frequent family first."""
     versions: dict[str, list[str]] = {}
     for one in found:
         versions.setdefault(one.family, []).append(measured_sources(one.environment))
@@ -71,8 +75,8 @@ def _by_family(found: Iterable[RankedConfig]) -> str:
 
 
 def sources_here(family: str) -> str:
-    """The hash of a family's installed CUDA sources, as figures contain it; '' if there is no such
-    family."""
+    """The hash of the installed CUDA sources of a family, with as many digits as figures have; ''
+    if there is no such family."""
     return _whole_hash(family)[:DIGITS]
 
 
@@ -85,12 +89,14 @@ def _whole_hash(family: str) -> str:
 
 @cache
 def _hash_of(family: Family) -> str:
-    # The cache key is the Family, since another one may later be registered under its name.
+    # The key of the cache is the Family itself, since another one may be registered later under its
+    # name.
     return source_hash(family.name)
 
 
 @cache
 def _as_good_as(family: str, here: str) -> frozenset[str]:
-    """Hashes of sources with the same kernels as ``here``: the hash ``here`` and older hashes."""
+    """The hashes of sources that compile to the same kernels as ``here``: ``here`` itself and older
+    ones."""
     older = (then for then, now in equivalent_sources().items() if now.get(family) == here)
     return frozenset(known[:DIGITS] for known in (here, tree_hash(), *older))

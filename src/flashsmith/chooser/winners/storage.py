@@ -1,4 +1,5 @@
-"""The paths of tables, and their JSON, written so that a crash never leaves half a file."""
+"""Storage of tables: their paths, and their JSON, which is written so that a crash cannot leave
+half a file."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def user_table_path() -> Path | None:
     chosen = env.TABLE.raw()
     if chosen is not None:
         path = Path(chosen)
-        # Unknown user or deleted working directory: reading the path reports the error.
+        # If the user is unknown or the working directory was deleted, reading the path will report
+        # it.
         with contextlib.suppress(RuntimeError, OSError):
             path = path.expanduser().absolute()
         return path
@@ -40,13 +42,16 @@ def user_table_path() -> Path | None:
 
     try:
         folder = platformdirs.user_data_path("flashsmith", appauthor=False)
-    except RuntimeError:  # newer platformdirs; older versions return a relative path
+    except RuntimeError:  # Newer platformdirs raises this; older ones return a relative path
         return None
     return folder / FILE_NAME if folder.is_absolute() else None
 
 
 def require_user_table_path() -> Path:
-    """The path of the user's table, for writing; raises TableError if there is no home folder."""
+    """The path of the user's table, to write to it.
+
+    Raises TableError if there is no home folder.
+    """
     path = user_table_path()
     if path is None:
         raise TableError(
@@ -57,7 +62,10 @@ def require_user_table_path() -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a path exists; also True if checking fails, since reading then fails as well."""
+    """Whether a path exists.
+
+    Also True if this cannot be found out, since reading the path then fails as well.
+    """
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -68,7 +76,7 @@ def is_there(path: Path) -> bool:
 
 
 def file_version(path: Path) -> tuple[object, ...]:
-    """A value that changes when the file's content changes."""
+    """A value that changes if the content of the file changes."""
     try:
         facts = os.stat(path)
     except (OSError, ValueError):
@@ -77,7 +85,7 @@ def file_version(path: Path) -> tuple[object, ...]:
 
 
 def read_json(path: Path) -> Any:
-    """A file's JSON; raises TableError if it cannot be read."""
+    """Reads a JSON file. Raises TableError if it cannot be read."""
     try:
         return safe_json.read_json(path)
     except UnusableTextError as error:
@@ -85,7 +93,8 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Replace the file by ``data``: write a temporary file next to it, flush, and rename it."""
+    """Writes ``data`` to a temporary file, flushes it, and renames it, so that it replaces the
+    file."""
     text = json_lines(data)
     if is_there(path) and not os.path.isfile(path):
         raise TableError(f"{path}: cannot be written: it is not a regular file; name another file")
@@ -102,15 +111,15 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
         except BaseException:
             os.unlink(beside)
             raise
-    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+    except (OSError, ValueError) as error:  # ValueError: no file can have this path
         if not is_from_system(error):
             raise
         raise TableError(f"{path}: cannot be written: {error}") from error
 
 
 def json_lines(data: Mapping[str, Any]) -> str:
-    """A mapping as JSON with each item of its values on one line, so that a changed entry changes
-    one line."""
+    """A mapping as JSON with each item of its values on a line, so that a change of one entry
+    changes one line."""
     members = (f"{json.dumps(name)}: {_a_line_each(value)}" for name, value in data.items())
     return "{\n" + ",\n".join(members) + "\n}\n"
 

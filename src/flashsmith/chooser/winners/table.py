@@ -1,4 +1,5 @@
-"""WinnersTable: the entries by key and measured sizes, with lookup, merging and recording."""
+"""WinnersTable: entries by key and measured sizes, with functions to look up, merge and record
+them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from flashsmith.families.gpu_names import same_gpu
 from flashsmith.printable import printable, quoted
 from flashsmith.system_errors import is_from_system
 
-# Increased when an older reader would misread a table.
+# Increased if an older version would misunderstand a table.
 SCHEMA = 1
 
 PREFERENCES = ("newer", "faster")
@@ -37,15 +38,17 @@ PREFERENCES = ("newer", "faster")
 RecordFilter = Callable[[Any], bool] | None
 # At most this many notes on ignored entries are kept; further notes are only counted.
 MOST_NOTES = 200
-# Seconds to wait for a table's lock; a process holds it for one read and one write.
+# How many seconds to wait for the lock of a table; a process holds it while it reads and writes the
+# table once.
 LOCK_PATIENCE = 30.0
 
 
 class WinnersTable:
-    """Entries, one for each place: a key and measured sizes (Entry.place).
+    """The entries of a table, at most one for each place: a key and the sizes of the measured
+    problem (Entry.place).
 
-    ``notes`` lists what was ignored when the table was read, and why. ``versions`` are the versions
-    of the files from which the table was read; see storage.file_version().
+    ``notes`` says what was ignored when the table was read, and why. ``versions`` are the versions
+    of the files that were read; see storage.file_version().
     """
 
     def __init__(
@@ -57,11 +60,11 @@ class WinnersTable:
         self._entries = {entry.place: entry for entry in entries}
         self.notes = list(notes)
         self.versions = tuple(versions)
-        # Further content of the file, to be written back unchanged: unreadable records, perhaps of
-        # a later version, and the environments that they name.
+        # What else the file contained, which is written back unchanged: records that cannot be
+        # read, perhaps because they are of a later version, and the environments that they use.
         self._unread: list[Any] = []
         self._their_environments: dict[str, Any] = {}
-        self._index: EntryIndex | None = None  # of the current entries
+        self._index: EntryIndex | None = None  # The index of the current entries
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -84,7 +87,10 @@ class WinnersTable:
 
     @classmethod
     def user(cls) -> WinnersTable:
-        """The user's table; empty if there is none, and with a note if it is unusable."""
+        """The table of the user.
+
+        If there is none, it is empty; if it cannot be used, it is empty and has a note.
+        """
         path = storage.user_table_path()
         return _joined([path] if path is not None and is_there(path) else [])
 
@@ -93,7 +99,7 @@ class WinnersTable:
         """The shipped tables, in which the user's entries replace shipped ones. ``only``: leave out
         the shipped records for which this is false.
 
-        The shipped figures of a family that the user did not measure are kept.
+        Shipped figures of families that the user did not measure are kept.
         """
         table, own = _joined(storage.shipped_files(), only), cls.user()
         for entry in own:
@@ -104,7 +110,7 @@ class WinnersTable:
     def from_json(cls, data: Any, source: str = "table", only: RecordFilter = None) -> WinnersTable:
         """The table that to_json() wrote; raises the errors of load().
 
-        ``data`` may be any JSON value: every part that is used is checked here.
+        ``data`` may be any JSON value, since every part that is used is checked.
         """
         if not isinstance(data, dict) or "schema" not in data or "entries" not in data:
             raise TableError(f"{source}: no table of winners (it has no 'schema' and 'entries')")
@@ -155,13 +161,13 @@ class WinnersTable:
 
     @property
     def ignored(self) -> int:
-        """The number of unusable entries in the table's file."""
+        """How many entries of the file cannot be used."""
         return len(self._unread)
 
     def select(
         self, gpu: str | None = None, dtype: str | None = None, d_head: int | None = None
     ) -> WinnersTable:
-        """The entries of one GPU (in any spelling), dtype and d_head; None means any.
+        """The entries of one GPU (in any spelling), dtype and d_head; None stands for all.
 
         Raises ArgumentError if there is no such dtype.
         """
@@ -179,7 +185,7 @@ class WinnersTable:
         )
 
     def lookup(self, problem: Problem, device: DeviceSpec) -> list[NearEntry]:
-        """The entries that are relevant to a problem on a device, nearest first.
+        """The entries that say something about a problem on a device, nearest first.
 
         flashsmith.chooser.winners.lookup defines the distance.
         """
@@ -188,32 +194,32 @@ class WinnersTable:
         return self._index.by_distance(problem, device)
 
     def validate(self) -> list[str]:
-        """The table's faults, one sentence each; empty if there are none."""
+        """What is wrong with the table, one sentence each; empty if nothing is."""
         return [*self.notes, *(text for entry in self for text in validation.problems_of(entry))]
 
     def remarks(self) -> list[str]:
-        """Remarks on the table that are not faults."""
+        """Remarks on the table about things that are not wrong."""
         return staleness.remarks(self)
 
     # --- changes ---------------------------------------------------------------------------------
 
     def put(self, entry: Entry) -> None:
-        """Set an entry, replacing an existing entry at the same place."""
+        """Enters an entry, which replaces an entry at the same place."""
         self._entries[entry.place] = entry
         self._index = None
 
     def remove(self, entry: Entry) -> None:
-        """Remove the entry at the same place as ``entry``, if any."""
+        """Removes the entry at the same place as ``entry``, if there is one."""
         self._entries.pop(entry.place, None)
         self._index = None
 
     def add(self, problem: Problem, device: DeviceSpec, ranked: Sequence[RankedConfig]) -> Entry:
-        """Enter the figures measured for ``problem`` on ``device``, replacing figures of the same
-        families.
+        """Enters what was measured for ``problem`` on ``device``, which replaces figures of the
+        same families.
 
-        Of a long ranking, the best configs and the best of every tile shape are kept.
+        Of a long ranking, the best configs and the best config of every tile shape are kept.
 
-        Raises ArgumentError if ``ranked`` is empty or there is no kernel for the problem's d.
+        Raises ArgumentError if ``ranked`` is empty or no kernel has the problem's d.
         """
         if not ranked:
             raise ArgumentError("ranked=[]: give at least one measured config")
@@ -224,11 +230,11 @@ class WinnersTable:
         return entry
 
     def merge(self, other: WinnersTable, prefer: str = "newer") -> int:
-        """Adopt the entries of ``other`` that are new or win against this table's; return how many.
+        """Takes over those entries of ``other`` that are new or better; returns how many.
 
-        'newer' prefers the entry that was measured later, or the entry of ``other`` if both times
-        are equal. 'faster' prefers the entry whose best config reaches more TFLOP/s, in any
-        environment. If only one of the two entries has figures of a family, they are kept.
+        'newer': better is the entry that was measured later, or that of ``other`` if both times are
+        equal. 'faster': better is the entry whose best config has more TFLOP/s, in any environment.
+        If only one of two entries has figures of a family, these are kept.
         """
         if prefer not in PREFERENCES:
             raise ArgumentError(f"prefer={quoted(prefer)}: allowed are {', '.join(PREFERENCES)}")
@@ -247,9 +253,9 @@ class WinnersTable:
     # --- writing ---------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The table as JSON values; environments, which many figures share, are stored once.
+        """The table as a JSON value. An environment, which many figures share, is stored once.
 
-        The records that from_json() could not read are written unchanged after the entries.
+        Records that from_json() could not read follow the entries unchanged.
         """
         environments: dict[str, Any] = dict(self._their_environments)
         entries = [entry_to_json(entry, environments) for entry in self]
@@ -260,9 +266,9 @@ class WinnersTable:
         }
 
     def save(self, path: Path | str) -> None:
-        """Write the table to a temporary file, flush it, and rename it into place.
+        """Writes the table to a temporary file, flushes it, and renames it to ``path``.
 
-        Raises TableError if that fails; the file is then unchanged.
+        If that fails, raises TableError; the file is then unchanged.
         """
         storage.write_json(Path(path), self.to_json())
 
@@ -294,19 +300,20 @@ def _joined(paths: Sequence[Path], only: RecordFilter = None) -> WinnersTable:
 
 
 def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTable:
-    """Read the table at ``path`` (or start one), ``change`` it and write it, holding its lock.
+    """Reads the table at ``path`` (or creates one), calls ``change`` with it and writes it, all
+    under its lock.
 
     Raises TableError if the table cannot be read, locked or written. A table that this version
     cannot read is never overwritten.
     """
     if is_there(path):
-        WinnersTable.load(path)  # no lock file is created next to a file that is not a table
+        WinnersTable.load(path)  # before a lock file is created next to a file that is no table
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = wait_for_lock(
             path.with_name(path.name + ".lock"), patience=LOCK_PATIENCE, waiting=lambda _: None
         )
-    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+    except (OSError, ValueError) as error:  # ValueError: no file can have this path
         if not is_from_system(error):
             raise
         raise TableError(f"{path}: cannot be locked: {error}") from error
@@ -322,9 +329,9 @@ def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTa
 
 
 def check_table(path: Path) -> None:
-    """Check that a table can be written, and read if it exists.
+    """Checks that a table can be written and, if it exists, can be read.
 
-    Raises TableError if the table cannot be written or read.
+    Raises TableError otherwise.
     """
     if is_there(path):
         WinnersTable.load(path)
@@ -345,15 +352,15 @@ def join_winners(
     path: Path,
     shipped: WinnersTable | None = None,
 ) -> None:
-    """Enter a measured ranking in the table at ``path``, keeping other figures of the problem.
+    """Enters what was measured into the table at ``path``, and keeps other figures for the problem.
 
-    Figures that were not measured again are kept if their environment is the same as the new
-    figures', and otherwise until the old entry's best config is measured again. If the table has no
-    entry, the same applies to the entry of ``shipped``, which the new entry would otherwise hide.
-    The configs in ``wrong`` are removed. If the ranking is older than the existing entry, nothing
-    else changes.
+    Figures that were not measured again are kept if their environment is that of the new figures.
+    Otherwise they are kept until the best config of the old entry is measured again. If the table
+    has no entry for the problem, the same is done with the entry of ``shipped``, which the new
+    entry would hide. The configs in ``wrong`` are removed. If the existing entry is newer than
+    ``ranked``, only this is done.
 
-    Raises TableError, and what WinnersTable.add raises.
+    Raises TableError, and the errors of WinnersTable.add.
     """
 
     def join(table: WinnersTable) -> None:
@@ -375,7 +382,7 @@ def join_winners(
 
 
 def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entry | None:
-    """The entry of a table at exactly the problem's place."""
+    """The entry that a table has at exactly the place of a problem."""
     place = WinnerKey.of(problem, device), sizes_of(problem)
     return next((entry for entry in table if entry.place == place), None)
 
@@ -383,7 +390,7 @@ def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entr
 def _untried(
     older: Entry, ranked: Sequence[RankedConfig], wrong: Collection[str]
 ) -> list[RankedConfig]:
-    """The figures of an entry that a new ranking does not replace."""
+    """Those figures of an entry that a new ranking does not replace."""
     tried = {one.config for one in ranked} | set(wrong)
     environments = [_undated(one.environment) for one in ranked]
     return [
@@ -404,10 +411,10 @@ def record_winners(
     ranked: Sequence[RankedConfig],
     path: Path | None = None,
 ) -> Entry:
-    """Enter a measured ranking in the user's table, or in the table at ``path``.
+    """Enters what was measured into the table of the user, or into the table at ``path``.
 
-    A figure without a time in its environment gets the current time. Returns the resulting entry.
-    Raises TableError, and what WinnersTable.add raises.
+    If a figure has no time in its environment, the current time is added. Returns the entry as it
+    is now. Raises TableError, and the errors of WinnersTable.add.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     dated = [replace(one, environment={"time": now, **one.environment}) for one in ranked]

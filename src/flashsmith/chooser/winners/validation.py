@@ -1,4 +1,4 @@
-"""The faults that an entry of a table can have."""
+"""What can be wrong with an entry of a table."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import DeviceSpec, broken_rules, device_spec, parse_kernel_name_into_config
 from flashsmith.families.gpu_names import same_gpu
 
-# More than any GPU's dense 16-bit peak, so a time that implies more TFLOP/s cannot be right.
+# No GPU has so high a dense 16-bit peak, so a time that would mean more TFLOP/s is wrong.
 IMPOSSIBLE_TFLOPS = 5000.0
-# The relative change that rounding in a file may cause.
+# A figure may change by this share because it is rounded in a file.
 TOLERANCE = 0.01
 
 
 def problems_of(entry: Entry) -> Iterator[str]:
-    """One sentence for each fault that makes an entry unusable or doubtful."""
+    """One sentence for each thing that makes an entry unusable or doubtful."""
     for text in (*_about_key(entry), *_about_ranking(entry)):
         yield f"{entry.key}: {text}"
 
 
 def device_of(key: WinnerKey) -> DeviceSpec | None:
-    """The known GPU that a key names, else one of its architecture; None if neither is known."""
+    """The known GPU that a key names; if there is none, one of its architecture; None if that is
+    unknown too."""
     for wanted in (key.gpu, key.arch):
         try:
             return device_spec(wanted)

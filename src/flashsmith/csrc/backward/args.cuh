@@ -1,4 +1,4 @@
-// The arguments of a backward pass's kernels. Plain C++20 without CUDA types, because the host
+// The arguments of the kernels of a backward pass. Plain C++20 without CUDA types, because the host
 // compiler, the kernels and the tests read this file.
 #pragma once
 
@@ -8,11 +8,11 @@
 
 namespace flashsmith {
 
-// Statistics are padded to whole blocks of this number of rows. Every query tile size divides it.
+// Statistics are padded to whole blocks of this many rows. Every query tile size divides it.
 constexpr int kStatisticsRows = 128;
 
-// Everything the kernels of one backward pass need, passed by value as their only parameter.
-// Strides count elements. The last dimension of every tensor is contiguous.
+// Everything that the kernels of one backward pass need. It is their only parameter, passed by
+// value. Strides count elements. The last dimension of every tensor is contiguous.
 struct BackwardKernelArgs {
     const void *d_o, *q, *k, *v, *o;
     const float* lse;             // natural log-sum-exp of every row
@@ -23,8 +23,8 @@ struct BackwardKernelArgs {
     const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed sequences; null unless packed
     const int32_t* cu_seqlens_k;
 
-    // Workspaces. A row's statistics are log2(e) lse, which is infinite where lse is -inf and past
-    // the last row, and D = rowsum(do o) - dlse, which is 0 there.
+    // Workspaces. The statistics of each row: log2(e) lse, which is infinite if lse is -inf and for
+    // rows past the last one; and D = rowsum(do o) - dlse, which is 0 for these rows.
     float *lse_log2, *D;
     float* dq_sums;  // dq / scale in fp32, in the layout of the warps' accumulators; null unless
                      // atomics
@@ -49,8 +49,8 @@ struct BackwardKernelArgs {
     int32_t window_left, window_right;
     int32_t grads_fp32;  // whether dq, dk and dv are fp32
 
-    // The two score factors are not adjacent: nvcc would load them as a pair and leave half of it
-    // undefined where only the other is needed.
+    // These two factors are not adjacent, because nvcc would then load them as a pair and leave
+    // half of it undefined where only one is needed.
     float scale_log2;  // turns a score into base-2 logits: scale * log2(e), or softcap * log2(e)
                        // with a softcap
     float scale;

@@ -1,6 +1,6 @@
-// Which keys a query sees, which queries see a key, and which blocks must therefore be paired.
-// Positions are relative to the sequence; query i is aligned with key i + seq_k - seq_q (bottom
-// right).
+// Which keys a query sees, which queries see a key, and which blocks of both must therefore be
+// multiplied. Positions count within the sequence; query i is aligned with key i + seq_k - seq_q
+// (bottom right).
 #pragma once
 
 #include "backward/args.cuh"
@@ -20,26 +20,26 @@ struct BackwardKeyMask {
           window_left(args.window_left),
           window_right(args.window_right) {}
 
-    // The visible keys of a row, which must exist.
+    // The keys that a row sees; the row must exist.
     FS_DEVICE KeyRange keys(int row) const {
         return visible_range<SEMANTICS>(*this, row + seq_k - seq_q, seq_k);
     }
 
-    // The first row that sees a key; all later rows do, too. seq_q if there is none.
+    // The first row that sees a key. All later rows do too. If there is none, seq_q.
     FS_DEVICE int first_attending_row() const {
         if (seq_k == 0) return seq_q;
         if constexpr (!kHidesKeys<SEMANTICS>) return 0;
         return min(seq_q, max(0, seq_q - seq_k + Mask::first_row(0, window_left, window_right)));
     }
 
-    // Blocks of B_r queries that see any of the `keys` keys from first_key on. In the full range
-    // every query sees all of these keys.
+    // The blocks of B_r queries that see any of `keys` keys, beginning with first_key. In the
+    // blocks of the full range, every query sees all of these keys.
     FS_DEVICE BlockRange query_blocks(int first_key, int keys, int B_r) const {
         const int n_blocks = (seq_q + B_r - 1) / B_r;
         if constexpr (!kMasked) return {0, n_blocks, 0, n_blocks};
         const int last_key = min(first_key + keys, seq_k) - 1;
-        // Rows [begin, end) see a key, [full_begin, full_end) see all of them; sums may exceed 32
-        // bits.
+        // Rows [begin, end) see some of the keys, [full_begin, full_end) see all of them. Sums may
+        // exceed 32 bits.
         int64_t begin = 0, end = seq_q, full_begin = 0, full_end = seq_q;
         const int64_t shift = int64_t{seq_q} - seq_k;
         if constexpr (SEMANTICS.hides_later) {
@@ -52,14 +52,14 @@ struct BackwardKeyMask {
             full_end =
                 min(full_end, Mask::last_row(first_key, window_left, window_right) + shift + 1);
         }
-        // Nonexistent keys must be masked in every block.
+        // Keys that do not exist must be masked in every block.
         if (first_key + keys > seq_k) full_end = 0;
         if (begin >= end) return {0, 0, 0, 0};
         return {
             .begin = static_cast<int>(begin / B_r),
             .end = static_cast<int>((end + B_r - 1) / B_r),
             .full_begin = static_cast<int>((full_begin + B_r - 1) / B_r),
-            // Blocks with nonexistent rows are not full: 0 times an infinite key is NaN.
+            // A block with rows that do not exist is not full: 0 times an infinite key is NaN.
             .full_end = static_cast<int>(max(full_end, int64_t{0}) / B_r),
         };
     }
@@ -70,7 +70,7 @@ struct BackwardKeyMask {
         const int n_blocks = (seq_k + B_c - 1) / B_c;
         if constexpr (!kMasked) return {0, n_blocks, 0, n_blocks};
         const int last_row = min(first_row + rows, seq_q) - 1;
-        // Both ends of the visible range grow with the row.
+        // Both ends of the range of visible keys grow with the row.
         const KeyRange top = this->keys(first_row), bottom = this->keys(last_row);
         if (bottom.last < top.first) return {0, 0, 0, 0};
         return {

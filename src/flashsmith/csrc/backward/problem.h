@@ -1,5 +1,5 @@
-// A backward pass on the host: the code that the families of this operation share. Plain C++20
-// without CUDA headers.
+// A backward pass on the host: code that all families of this operation use. Plain C++20 without
+// CUDA headers.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace flashsmith {
 
-// The operation's tensors, in order.
+// The tensors of the operation, in order.
 enum BackwardTensor : size_t {
     d_o,
     q,
@@ -36,7 +36,7 @@ inline int64_t blocks_of(int64_t rows, int64_t tile) {
     return (rows + tile - 1) / tile;
 }
 
-// The problem, with arguments that lack the addresses of tensors and workspaces.
+// The problem, and its kernel arguments without the addresses of tensors and workspaces.
 struct BackwardProblem {
     ForwardProblem forward;  // its o strides are those of the forward's output
     BackwardKernelArgs args;
@@ -96,14 +96,15 @@ inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tens
     return {p, args};
 }
 
-// Statistics rows per head, padded to whole blocks, and in total over heads and batches.
+// The rows of statistics per head, padded to whole blocks, and in total over heads and batches.
 struct Statistics {
     int64_t rows_per_head, rows;
 };
 
 inline Statistics place_statistics(const ForwardProblem& p, BackwardKernelArgs& args) {
-    // Packed sequences waste up to a block each: first_statistic() places the last sequence's first
-    // rows at most total_q / kStatisticsRows + batch - 1 blocks from the beginning.
+    // In packed calls up to a block per sequence is unused: first_statistic() puts the first rows
+    // of the last sequence at most total_q / kStatisticsRows + batch - 1 blocks after the
+    // beginning.
     const int64_t blocks =
         p.packed ? p.total_q / kStatisticsRows + p.batch : blocks_of(p.seq_q, kStatisticsRows);
     const int64_t rows = blocks * kStatisticsRows;
@@ -112,7 +113,7 @@ inline Statistics place_statistics(const ForwardProblem& p, BackwardKernelArgs& 
     return {rows, (p.packed ? 1 : p.batch) * p.heads_q * rows};
 }
 
-// With `adds_dq`, a third workspace holds the dq sums.
+// With `adds_dq`, there is a third workspace for the sums of dq.
 inline std::vector<AddressPatch> backward_addresses(bool adds_dq) {
     using Args = BackwardKernelArgs;
     std::vector<AddressPatch> patches = {
@@ -137,7 +138,8 @@ inline std::vector<AddressPatch> backward_addresses(bool adds_dq) {
     return patches;
 }
 
-// Checks that the same gradients, sinks and sequence offsets are passed as at planning.
+// Checks that a call gives the same gradients, sinks and sequence offsets as the call that was
+// planned.
 inline std::vector<Presence> backward_presence(Tensors tensors, const Semantics& semantics) {
     std::vector<Presence> presence;
     for (const BackwardTensor tensor : {dq, dk, dv, dsinks})

@@ -1,4 +1,4 @@
-// Locations of tensor rows and of their statistics.
+// Where the rows of tensors are, and where their statistics are.
 #pragma once
 
 #include "backward/args.cuh"
@@ -6,7 +6,7 @@
 
 namespace flashsmith {
 
-// The address of row `row` of a tensor. `origin` and `seq_stride` count elements.
+// The address of the row `row` of a tensor. `origin` and `seq_stride` count elements.
 template <typename value_t>
 FS_DEVICE const char* row_address(const void* tensor, int64_t origin, int64_t row,
                                   int64_t seq_stride) {
@@ -14,11 +14,11 @@ FS_DEVICE const char* row_address(const void* tensor, int64_t origin, int64_t ro
            (origin + row * seq_stride) * int64_t{sizeof(value_t)};
 }
 
-// Index of the statistics of a head and a sequence's first row.
+// The index of the statistics of the first row of a sequence, for one head.
 template <Semantics SEMANTICS>
 FS_DEVICE int64_t first_statistic(const BackwardKernelArgs& args, int batch, int head,
                                   int64_t first_row) {
-    // Packed sequences begin at whole blocks, whatever their lengths.
+    // The statistics of a packed sequence begin with a whole block, whatever the lengths are.
     const int64_t begin = SEMANTICS.packed ? (first_row / kStatisticsRows + batch) * kStatisticsRows
                                            : batch * args.statistics_batch_stride;
     return begin + head * args.statistics_head_stride;

@@ -1,5 +1,5 @@
-// The small kernels before and after the GEMMs: row statistics, rows outside every sequence, and
-// gradients of sinks.
+// The small kernels before and after the GEMMs: row statistics, rows that belong to no sequence,
+// and gradients of sinks.
 #pragma once
 
 #include "backward/rows.cuh"
@@ -21,7 +21,8 @@ FS_DEVICE float2 unpacked<__nv_bfloat16>(uint32_t pair) {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 
-// sum + do o over two elements. Rows that see no key have o = 0, and their do may be anything.
+// Returns sum + do o for two elements. A row that sees no key has o = 0, and its do may be
+// anything.
 template <typename value_t>
 FS_DEVICE float dot(uint32_t d_o, uint32_t o, float sum) {
     const float2 x = unpacked<value_t>(d_o), y = unpacked<value_t>(o);
@@ -29,9 +30,9 @@ FS_DEVICE float dot(uint32_t d_o, uint32_t o, float sum) {
     return y.y == 0.0f ? sum : fmaf(x.y, y.y, sum);
 }
 
-// Computes D and log2(e) lse for kStatisticsRows rows of one head per CTA. Past the last row it
-// writes values that contribute nothing: P is exp2(-inf), and dS is P times 0 - 0. It also clears
-// the dq sums, if there are any.
+// Computes D and log2(e) lse; a CTA has kStatisticsRows rows of one head. For rows past the last
+// one it writes values with which they contribute nothing: P is exp2(-inf), and dS is P times 0 -
+// 0. It also sets the sums of dq to zero, if there are any.
 template <class Kernel>
 __global__ void __launch_bounds__(kRowsKernelThreads)
     backward_prepare_kernel(const BackwardKernelArgs args) {
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     constexpr int kLanes = Kernel::d_head <= 64 ? 8 : Kernel::d_head <= 128 ? 16 : 32;
     const int n_blocks = (args.seq_q + kStatisticsRows - 1) / kStatisticsRows;
-    // The next kernel's first data are processed last, so that they are in L2.
+    // The data that the next kernel reads first are processed last, so that they are in the L2.
     const uint32_t number = gridDim.x - 1 - block_index();
     const uint32_t sequence = number / n_blocks;
     const int block = number % n_blocks;
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     const int chunk = thread_index() % kLanes;
     const int end = (block + 1) * kStatisticsRows;
     if constexpr (Kernel::clears_dq_sums && Kernel::has_dq_counters) {
-        // The counters lie between the sums.
+        // The counters are between the sums.
         float* const sums =
             args.dq_sums + Kernel::first_dq_sum(statistic + block * kStatisticsRows);
         constexpr int kFloats = kStatisticsRows / Kernel::B_r * Kernel::dq_block_floats;
@@ -101,8 +102,8 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     }
 }
 
-// dsinks of one head: -sum over rows of exp(sink - lse) D, in a fixed order. A sink of -inf
-// contributes nothing.
+// Computes dsinks of one head: minus the sum over all rows of exp(sink - lse) D, in a fixed order.
+// A sink of -inf contributes nothing.
 template <class Kernel>
 __global__ void __launch_bounds__(kRowsKernelThreads)
     backward_sinks_kernel(const BackwardKernelArgs args) {
@@ -128,8 +129,8 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     if (thread == 0) args.dsinks[head] = sums[0];
 }
 
-// Zeroes gradients of packed rows that belong to no sequence or lie past the maximum length. A warp
-// handles one row of dq, or of dk and dv.
+// Sets the gradients of packed rows to zero that belong to no sequence or are past the maximum
+// length. A warp has one row of dq, or of dk and dv.
 template <class Kernel>
 __global__ void __launch_bounds__(kRowsKernelThreads)
     backward_gaps_kernel(const BackwardKernelArgs args) {

@@ -1,4 +1,4 @@
-// Stores a gradient from a warp's accumulators to global memory.
+// Stores a gradient from the accumulators of a warp to global memory.
 #pragma once
 
 #include "common/accumulators.cuh"
@@ -6,7 +6,8 @@
 
 namespace flashsmith {
 
-// Transposes a 4x4 matrix over four neighbouring lanes: each lane passes a column and gets a row.
+// Transposes a 4x4 matrix that four neighbouring lanes hold: each lane passes a column and gets a
+// row.
 FS_DEVICE void transpose_4x4(uint32_t (&x)[4]) {
     const int odd = lane_index() % 2, high = lane_index() / 2 % 2;
 #pragma unroll
@@ -23,10 +24,10 @@ FS_DEVICE void transpose_4x4(uint32_t (&x)[4]) {
     }
 }
 
-// `gradient` is the address of the warp's first row and column. From there, only `rows` rows and
-// `columns` columns exist. Pairs of lanes swap halves of two neighbouring 16x8 tiles, so that four
-// lanes write 32 bytes of a row, a whole sector. With kWide they transpose four tiles and write 64
-// bytes.
+// `gradient` is the address of the first row and column of this warp. Only `rows` rows and
+// `columns` columns from there on exist. Pairs of lanes exchange halves of two neighbouring 16x8
+// tiles, so that four lanes write 32 bytes of a row, which is a whole sector. With kWide the
+// four lanes transpose four tiles, and write 64 bytes of a row.
 template <typename value_t, bool kWide = false, int kTiles>
 FS_DEVICE void store_gradient(void* gradient, int64_t seq_stride, int rows, int columns,
                               bool is_fp32, const float (&acc)[1][kTiles][4], float scale) {

@@ -1,11 +1,10 @@
-// The functions of a kernel library that Python calls, exported through tvm-ffi. They are one g++
-// translation unit, built once, because the tvm-ffi headers would cost every .cu file seconds of
-// nvcc.
+// The functions of a kernel library that Python calls; tvm-ffi exports them. They are compiled
+// once, by g++, because the headers of tvm-ffi would cost seconds of nvcc in every .cu file.
 //
-// Tensors arrive as addresses, and their strides among the operation's numbers, exactly as Python
-// checked them. DLPack could carry neither a read-only NumPy array nor a problem that has no
-// tensors yet. A call is one flat list of numbers: nested tuples would cost more than the rest of
-// the call, a microsecond each.
+// Tensors arrive as addresses. Their strides are among the numbers of the operation, exactly as
+// Python has checked them. DLPack can describe neither a read-only NumPy array nor a problem whose
+// tensors do not exist yet. A call is one flat list of numbers, because each nested tuple would
+// cost a microsecond, more than the rest of the call.
 #include <tvm/ffi/tvm_ffi.h>
 
 #include <array>
@@ -62,11 +61,11 @@ DeviceSpec device_spec(Arguments& args) {
     return {args.small_integer(), args.small_integer(), args.small_integer(), args.small_integer()};
 }
 
-// Addresses of the operation's tensors; 0 for those at the end that are omitted.
+// The addresses of the operation's tensors. Those at the end may be left out; they are 0.
 using Addresses = std::array<uintptr_t, kMostTensors>;
 
-// A planned call. Its arguments are the config's index in configs(), the device, the count of the
-// operation's numbers, the numbers, and the addresses of all its tensors.
+// A call that has been planned. Its arguments are: the index of the config in configs(), the
+// device, how many numbers the operation has, these numbers, and the addresses of all tensors.
 struct PlannedCall {
     const LibraryConfig& config;
     Addresses tensors;
@@ -100,8 +99,8 @@ ffi::Array<Int> to_ints(const Range& values) {
     return ffi::Array<Int>(ints.begin(), ints.end());
 }
 
-// Describes a tensor map. Its location is a tensor's address, or the index of a workspace and a
-// byte offset.
+// Describes a tensor map. It begins at the address of a tensor, or at a byte offset in a workspace,
+// which is given by its index.
 ffi::Array<ffi::Any> describe(const TensorMapSpec& map, Tensors tensors) {
     const Place& place = map.place;
     const Int at = place.is_workspace ? place.byte_offset : Buffers{tensors, {}}.address(place);
@@ -115,7 +114,8 @@ ffi::Array<ffi::Any> describe(const TensorMapSpec& map, Tensors tensors) {
             place.is_workspace ? static_cast<Int>(place.index) : Int{-1}};
 }
 
-// Describes a launch. Its arguments have the addresses of tensors, but not yet those of workspaces.
+// Describes a launch. Its arguments contain the addresses of tensors, but not yet those of
+// workspaces.
 ffi::Array<ffi::Any> describe(const Launch& launch, size_t n_workspaces, Tensors tensors) {
     std::vector<uint8_t> arguments = launch.argument_bytes;
     const std::vector<uintptr_t> nowhere(n_workspaces);
@@ -140,7 +140,7 @@ ffi::Array<ffi::Any> describe(const Launch& launch, size_t n_workspaces, Tensors
             launch.programmatic};
 }
 
-// Translates exceptions for Python: a bad argument becomes a ValueError, a failed launch a
+// Turns exceptions into Python's: a bad argument becomes a ValueError, a failed launch a
 // RuntimeError.
 template <typename Body>
 void translate_exceptions(const Body& body) {
@@ -153,7 +153,7 @@ void translate_exceptions(const Body& body) {
 
 // ---- exported functions ----
 
-// Returns the launches in order, and the workspaces.
+// Returns the launches in their order, and the workspaces.
 ffi::Any plan(Arguments& args) {
     const PlannedCall call = plan_call(args);
     args.end();
@@ -168,12 +168,12 @@ ffi::Any plan(Arguments& args) {
     return ffi::Array<ffi::Any>{launches, workspaces};
 }
 
-// Takes the arguments of plan(), the GPU's ordinal, and whether launches are timed. Returns a
-// function, and the bytes of the block of workspaces that a call of it may bring.
+// Takes the arguments of plan(), the ordinal of the GPU, and whether launches are timed. Returns a
+// function, and how many bytes of workspaces a call of the function may provide.
 //
-// The function takes the stream's handle, the addresses of the tensors, 0 for those not given, and
-// the block's address. Zeros at the end may be omitted. It launches the plan on tensors at any
-// address. If timed, it waits and returns milliseconds.
+// The function takes the handle of a stream, the addresses of the tensors (0 for those not given),
+// and the address of the workspaces. Zeros at the end may be left out. It launches the plan on
+// these tensors. If launches are timed, it waits and returns milliseconds.
 ffi::Any prepare(Arguments& args) {
     PlannedCall call = plan_call(args);
     const int ordinal = args.small_integer();

@@ -1,5 +1,5 @@
-// The check that every call of the CUDA runtime goes through, and the mode that calls need during a
-// capture.
+// check() for all calls of the CUDA runtime, and the mode that calls need while a stream is being
+// captured.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,8 +17,8 @@ inline void check(cudaError_t status, const char* what) {
                              cudaGetErrorString(status));
 }
 
-// While an instance exists, this thread may allocate and make graphs even if some stream is being
-// captured.
+// While an object of this class exists, this thread may allocate memory and make graphs even if a
+// stream is being captured.
 class RelaxedCapture {
   public:
     RelaxedCapture() {

@@ -14,7 +14,7 @@ namespace flashsmith {
 namespace {
 
 constexpr int kRowUnit = 8;  // elements in 16 bytes; rows begin and end at multiples of it
-// Positions and window limits stay below this, so that sums of two fit in an int.
+// Positions and the limits of windows are below this, so that the sum of two fits in an int.
 constexpr int64_t kMaxLength = int64_t{1} << 30;
 
 constexpr const char* kOtherKind =
@@ -23,7 +23,7 @@ constexpr const char* kOtherOutput =
     "partial: whole-attention kernels take sinks and row_max, partial ones k_begin and seqused_k";
 
 Strides read_strides(NumberReader& numbers) {
-    // Braces are evaluated from left to right.
+    // The elements of a braced list are evaluated from left to right.
     return {numbers.integer(), numbers.integer(), numbers.integer()};
 }
 
@@ -125,7 +125,7 @@ void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_he
         require(!left && !right, "mask: this library's kernels have none");
     else if (!semantics.takes_limits)
         require(!left && p.window_right == 0, "mask: this library's kernels take no limits");
-    // Two steps, so that no product can overflow.
+    // This takes two steps, so that no product can overflow.
     const int64_t sequences = p.batch * p.heads_q;
     require(sequences <= INT_MAX && sequences * tiles_of(p.seq_q, B_r) <= INT_MAX,
             "batch x heads x Q blocks must stay within 2^31 - 1");
@@ -135,7 +135,7 @@ int64_t tiles_to_split(const ForwardProblem& p, const Semantics& semantics, int 
                        int B_c, int64_t tiles, int64_t at_once) {
     if (parts == 0 || p.seq_k <= B_c || tiles == 0) return 0;
     if (semantics.is_triangular()) {
-        // Twice the number of keys that a tile sees on average. The longest tile sees seq_k.
+        // Twice the average number of keys that a tile sees. The longest tile sees seq_k.
         const int64_t seen = p.seq_q <= p.seq_k ? std::min(2 * p.seq_k - p.seq_q + B_r, 2 * p.seq_k)
                                                 : (p.seq_k + B_r) * p.seq_k / p.seq_q;
         if (tiles * seen < at_once * 2 * p.seq_k) return tiles;

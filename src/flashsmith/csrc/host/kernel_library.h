@@ -1,5 +1,5 @@
-// The contents of a library, for the host path. Generated code provides them. Nothing here depends
-// on the family or the operation.
+// What a library contains, for the host code. It is defined in generated code. Nothing here depends
+// on the family or on the operation.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace flashsmith {
 struct LibraryConfig {
     std::vector<int64_t> numbers;      // the config's fields, in Python's order
     std::vector<const void*> kernels;  // by their role, the main one first
-    // Plans one call. Throws std::invalid_argument if the kernels do not suit the problem or the
-    // device cannot hold them.
+    // Plans one call. Throws std::invalid_argument if the kernels cannot compute the problem, or if
+    // the device cannot hold them.
     std::function<Plan(NumberReader& numbers, Tensors tensors, const DeviceSpec& device)> plan;
 };
 

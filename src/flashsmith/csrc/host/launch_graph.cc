@@ -15,12 +15,13 @@
 namespace flashsmith {
 namespace {
 
-// For one kernel, a graph takes 1.3 us of host time (2.1 with new arguments), not 3.2, but 0.2 us
-// more GPU time.
+// For one kernel, a graph takes 1.3 us of host time (2.1 us with new arguments) instead of 3.2 us,
+// but 0.2 us more on the GPU.
 constexpr size_t kLeastSteps = 2;
-// Making a graph takes 50 us, too long for calls that are made once or twice.
+// Making a graph takes 50 us, which is too long for calls that are made once or twice.
 constexpr int kCallsBefore = 2;
-// Per library: 28 MiB of the GPU's memory. A program whose lengths never repeat must not fill it.
+// For each library. Together they take 28 MiB of the GPU's memory. A program whose lengths never
+// repeat must not fill that memory.
 constexpr int kMostGraphs = 256;
 std::atomic<int> n_graphs = 0;
 
@@ -41,7 +42,7 @@ bool runs_at_once(void* stream) {
            status == cudaStreamCaptureStatusNone;
 }
 
-// The parameters of a graph node for a step.
+// What a graph node needs to launch a step.
 struct NodeParameters {
     NodeParameters(const Step& step, const Buffers& buffers) {
         const auto dim = [](const std::array<uint32_t, 3>& x) { return dim3(x[0], x[1], x[2]); };
@@ -114,7 +115,7 @@ bool LaunchGraph::is_due(void* stream) {
 }
 
 bool LaunchGraph::make(const Buffers& buffers, void* stream) {
-    // Other threads may be capturing; nothing here belongs to their captures.
+    // Other threads may be capturing streams, and nothing here belongs to their captures.
     const RelaxedCapture relaxed;
     discard();  // left over from an exception
     cudaGraph_t graph = nullptr;
@@ -162,7 +163,7 @@ bool LaunchGraph::set_arguments(const Buffers& buffers) {
 
 void LaunchGraph::discard() {
     if (graph_ == nullptr) return;
-    // Launches that are running continue, and CUDA frees the graph when they are over.
+    // Launches that are still running continue. CUDA frees the graph when they have finished.
     if (executable_ != nullptr) succeeded(cudaGraphExecDestroy(as_executable(executable_)));
     succeeded(cudaGraphDestroy(static_cast<cudaGraph_t>(graph_)));
     forget();

@@ -1,4 +1,4 @@
-// The launches of a plan as one CUDA graph. Plain C++20 without CUDA headers.
+// All launches of a plan as one CUDA graph. Plain C++20 without CUDA headers.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct Step {
     Step(Launch planned, const void* its_kernel)
         : launch(std::move(planned)), kernel(its_kernel), maps(launch.tensor_maps) {}
 
-    // The kernel's arguments for these buffers, at most kMostArgumentBytes.
+    // Writes the arguments of the kernel for these buffers; they have at most kMostArgumentBytes.
     void write_arguments(const Buffers& buffers, uint8_t* arguments) const;
 
     Launch launch;
@@ -26,26 +26,27 @@ struct Step {
     mutable EncodedTensorMaps maps;
 };
 
-// Launches several steps at once, for calls that follow one another on one stream. On an H200 a
-// graph of three kernels takes the host 1.3 us, or 3.1 us with new arguments. Three launches take
-// 9.8 us. Threads may share an instance.
+// Launches several steps at once, for calls that follow each other on one stream. On an H200, a
+// graph of three kernels takes 1.3 us of host time, or 3.1 us with new arguments. Three separate
+// launches take 9.8 us. Threads may share an instance.
 //
-// The graph is made at the third consecutive call on a stream. It has to wait for its own last
-// launch, so it does not suit calls on alternating streams. Later arguments, or destruction, do not
-// disturb what it has launched.
+// The graph is made in the third call in a row on a stream. Before each launch it waits until its
+// last launch has finished, so it is not useful for calls that alternate between streams. New
+// arguments, or the destruction of this object, do not affect what was launched before.
 class LaunchGraph {
   public:
-    // The steps must outlive the graph. A single step, clusters and programmatic launches get no
-    // graph. None is made under CUDA_LAUNCH_BLOCKING either, which requires that errors appear
-    // where the kernels are launched.
+    // The steps must live longer than the graph. There is no graph for a single step, for clusters
+    // or for programmatic launches. Nor is there one with CUDA_LAUNCH_BLOCKING, with which errors
+    // must appear where a kernel is launched.
     explicit LaunchGraph(const std::deque<Step>& steps);
     ~LaunchGraph();
     LaunchGraph(const LaunchGraph&) = delete;
     LaunchGraph& operator=(const LaunchGraph&) = delete;
 
-    // Returns whether the steps were launched on a stream of the current device. If not, nothing
-    // was launched: it is too early, the stream is being captured, another thread is here, there
-    // are 256 graphs, or CUDA refused. In the last case a launch of the steps will show the reason.
+    // Returns whether the steps were launched, on a stream of the current device. If not, nothing
+    // was launched. The reasons are: too few calls so far, a capture of the stream, another thread
+    // in this function, 256 graphs, or an error of CUDA. In the last case, launching the steps will
+    // show the error.
     bool launch(const Buffers& buffers, void* stream);
 
   private:

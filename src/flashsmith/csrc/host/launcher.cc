@@ -14,8 +14,8 @@
 namespace flashsmith {
 namespace {
 
-// Makes a device current, and at the end the previous one again. A thread that has not called CUDA
-// yet gets the device's context, because encoding a tensor map needs one.
+// Makes a device current, and at its destruction the previous one. If a thread has not called CUDA
+// yet, it gets the context of the device, because encoding a tensor map needs one.
 class CurrentDevice {
   public:
     explicit CurrentDevice(int device) {
@@ -34,7 +34,7 @@ class CurrentDevice {
     bool changed_ = false;
 };
 
-// Stream-ordered memory; during a capture it belongs to the graph.
+// Memory that is allocated in stream order. During a capture, it belongs to the graph.
 class StreamMemory {
   public:
     StreamMemory(size_t bytes, void* stream) : stream_(static_cast<cudaStream_t>(stream)) {
@@ -61,8 +61,9 @@ std::deque<Step> steps_of(std::vector<Launch>& launches, const std::vector<const
     return steps;
 }
 
-// The shared memory that kernels may have at a launch, by device. A kernel has one limit for all
-// plans: a plan that needs little must not lower it for others that are still being launched.
+// For each device, how much shared memory kernels may have at a launch. A kernel has one limit for
+// all plans, so a plan that needs little must not lower it for others that are still being
+// launched.
 class SmemLimits {
   public:
     void raise(int device, const void* kernel, int bytes) {
@@ -78,7 +79,7 @@ class SmemLimits {
     std::map<std::pair<int, const void*>, int> most_;
 };
 
-// Never destroyed: a thread may launch while the process ends.
+// This is never destroyed, because a thread may launch while the process ends.
 SmemLimits& smem_limits() {
     static auto& limits = *new SmemLimits;
     return limits;

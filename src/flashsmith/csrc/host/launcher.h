@@ -1,4 +1,4 @@
-// Launching a plan on a GPU. Plain C++20 without CUDA headers.
+// Launches a plan on a GPU. Plain C++20 without CUDA headers.
 #pragma once
 
 #include <atomic>
@@ -12,22 +12,23 @@
 
 namespace flashsmith {
 
-// A plan for one GPU. It is launched any number of times, for calls whose tensors differ only in
-// their addresses. Threads may share it. Calls make the GPU current for their duration. They throw
-// std::runtime_error with CUDA's message if a launch is refused.
+// A plan that is ready to be launched on one GPU. It can be launched any number of times, for calls
+// whose tensors differ only in their addresses. Several threads may use it. During a call, the GPU
+// is the current device. They throw std::runtime_error with CUDA's message if a launch is refused.
 class PreparedPlan {
   public:
-    // `kernels` are the config's, by their role. The plan has been checked with them.
+    // `kernels` are those of the config, by their role. The plan must have been checked with them.
     PreparedPlan(Plan plan, const std::vector<const void*>& kernels, int device);
 
-    // Bytes of the block that a call provides or has allocated; 0 if it needs none.
+    // The bytes of workspaces that a call provides or allocates; 0 if it needs none.
     size_t block_bytes() const { return needs_block_ ? layout_.block_bytes : 0; }
 
-    // `block` has at least block_bytes() bytes and is aligned to 256. It belongs to the call until
-    // what is enqueued here is done. If it is 0, a block is allocated in stream order. Also throws
-    // std::invalid_argument if a tensor is missing, or given to kernels that do not take it.
+    // `block` is at least block_bytes() bytes, aligned to 256. It belongs to the call until
+    // everything that is enqueued here has finished. If it is 0, memory is allocated in stream
+    // order. Also throws std::invalid_argument if a tensor is missing, or is given to kernels that
+    // do not take it.
     void launch(Tensors tensors, uintptr_t block, void* stream) const;
-    // The same between two events. Waits for both and returns milliseconds.
+    // The same as launch(), between two events. Waits for both and returns milliseconds.
     float launch_timed(Tensors tensors, uintptr_t block, void* stream) const;
 
   private:

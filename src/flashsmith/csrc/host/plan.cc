@@ -9,7 +9,7 @@
 namespace flashsmith {
 namespace {
 
-// For vector accesses to a kept workspace.
+// So that kernels can access workspaces by vectors.
 constexpr size_t kKeptAlignment = 16;
 constexpr size_t kTensorMapBytes = sizeof(TensorMap);
 

@@ -1,5 +1,5 @@
-// The single host path: a call of an operation becomes a plan. The launcher runs the plan on a GPU,
-// and the emulator runs the same plan on the CPU. Plain C++20 without CUDA headers.
+// The host code: turns a call of an operation into a plan. The launcher runs a plan on a GPU, and
+// the emulator runs the same plan on the CPU. Plain C++20 without CUDA headers.
 #pragma once
 
 #include <array>
@@ -12,8 +12,8 @@
 
 namespace flashsmith {
 
-// Everything about a device that a plan may depend on. The caller provides it; nothing here queries
-// a device.
+// Everything on which a plan may depend and that is different between devices. The caller gives it;
+// no code here asks a device.
 struct DeviceSpec {
     int arch;  // 80 for sm_80
     int sm_count;
@@ -21,11 +21,12 @@ struct DeviceSpec {
     int max_smem_per_sm;     // bytes
 };
 
-// The addresses of the caller's tensors in the operation's order; 0 for those not given.
+// The addresses of the tensors of a call in the order of the operation; 0 for those that are not
+// given.
 using Tensors = std::span<const uintptr_t>;
 
-// Reads the numbers of a call, in the operation's order. Throws std::invalid_argument if there are
-// too few numbers, or if a number that must be an integer is not.
+// Reads the numbers of a call, in the order of the operation. Throws std::invalid_argument if there
+// are too few, or if a number is not an integer where it must be.
 class NumberReader {
   public:
     using Number = std::variant<int64_t, double>;
@@ -34,7 +35,7 @@ class NumberReader {
 
     int64_t integer();
     double number();
-    // Checks that all numbers were read.
+    // Checks that no numbers are left.
     void end() const;
 
   private:
@@ -44,21 +45,21 @@ class NumberReader {
     size_t used_ = 0;
 };
 
-// The contents of a workspace when the first launch of a call begins.
+// What a workspace contains when the first launch of a call begins.
 enum class Contents : int {
     undefined = 0,  // anything
     zeroed = 1,     // zero in every call
     kept_zero = 2,  // zero, because earlier launches left it so; at most 1 MiB per plan
 };
 
-// Device memory that a call needs in addition to its tensors.
+// Memory on the device that a call needs besides its tensors.
 struct Workspace {
     std::string name;
     size_t bytes;
     Contents contents;
 };
 
-// A byte offset into one of the call's tensors or one of the plan's workspaces.
+// A place in one of the tensors of a call or workspaces of a plan, as a byte offset.
 struct Place {
     bool is_workspace;
     size_t index;
@@ -72,7 +73,7 @@ constexpr Place in_workspace(size_t index, size_t byte_offset = 0) {
     return {true, index, byte_offset};
 }
 
-// The addresses of the buffers of one call.
+// The addresses of all tensors and workspaces of a call.
 struct Buffers {
     Tensors tensors;
     std::span<const uintptr_t> workspaces;
@@ -84,22 +85,22 @@ struct Buffers {
     }
 };
 
-// Where an address belongs in a kernel's arguments, in bytes.
+// Where an address must be written in the arguments of a kernel, in bytes.
 struct AddressPatch {
     size_t argument_offset;
     Place place;
 };
 
-// How a tensor map must be encoded, and where it belongs in the arguments. The launcher encodes it
-// with the driver; the emulator reads it directly. Boxes take every element, and elements outside
-// the tensor are zero.
+// How a tensor map must be encoded, and where it must be written in the arguments. The launcher
+// encodes it by the driver; the emulator uses it directly. A box contains every element of its
+// range, and elements outside the tensor are zero.
 struct TensorMapSpec {
     size_t argument_offset;  // bytes from the start of the kernel's arguments
     Place place;
     std::string name;  // the tensor's name in errors
     int element_type;  // a DType
     std::vector<uint64_t> sizes;
-    std::vector<uint64_t> strides_bytes;  // of dimensions 1 and up
+    std::vector<uint64_t> strides_bytes;  // Of dimensions 1 and up
     std::vector<uint32_t> box;
     int swizzle_bytes;
 };
@@ -112,25 +113,26 @@ struct Launch {
                                           // later
     std::vector<AddressPatch> addresses;
     std::vector<TensorMapSpec> tensor_maps;  // empty for kernels without TMA
-    // Whether this launch may begin before the preceding one is over (programmatic dependent
-    // launch, from compute capability 9.0 on). Its kernel then waits with griddepcontrol.wait.
+    // Whether this launch may begin before the one before it is finished (programmatic dependent
+    // launch, for compute capability 9.0 and later). If so, its kernel executes
+    // griddepcontrol.wait.
     bool programmatic = false;
 
     bool is_empty() const { return grid[0] == 0; }
     bool has_clusters() const { return cluster != std::array<uint32_t, 3>{1, 1, 1}; }
-    // Writes the buffers' addresses into a copy of the arguments.
+    // Writes the addresses of buffers to a copy of the arguments.
     void write_addresses(const Buffers& buffers, uint8_t* arguments) const;
 };
 
-// A tensor that every call of a plan must be given, or must not be given, and the error otherwise.
+// A tensor that all calls of a plan must give, or must not give, and the error if it is otherwise.
 struct Presence {
     size_t tensor;
     bool is_given;
     std::string otherwise;
 };
 
-// Launches run in order, and each sees what earlier ones have written. A launch with an empty grid
-// is skipped: a problem without rows launches nothing.
+// The launches of a plan run in order. Each sees what earlier ones have written. A launch with an
+// empty grid is skipped, for example if a problem has no rows.
 struct Plan {
     std::vector<Launch> launches;
     std::vector<Workspace> workspaces;
@@ -138,13 +140,14 @@ struct Plan {
 
     // Checks `presence`. Throws std::invalid_argument.
     void check_presence(Tensors tensors) const;
-    // Checks that the plan uses existing kernels, tensors and workspaces, and stays within its
-    // arguments. Throws std::runtime_error, since otherwise the family's planning is wrong.
+    // Checks that the plan uses only kernels, tensors and workspaces that exist, and writes only
+    // within its arguments. Throws std::runtime_error, because the planning of the family is wrong
+    // if this fails.
     void check(size_t n_kernels, size_t n_tensors) const;
 };
 
-// The locations of a plan's workspaces. Those that are kept zero have separate memory. The others
-// share one block, which begins with those to be zeroed.
+// Where the workspaces of a plan are. Those that are kept zero have memory of their own. The others
+// are in one block, which begins with those that must be set to zero.
 struct WorkspaceLayout {
     std::vector<size_t> offsets;
     size_t zeroed_bytes, block_bytes, kept_bytes;
@@ -155,7 +158,7 @@ constexpr size_t kMostKeptBytes = size_t{1} << 20;
 constexpr size_t kMostArgumentBytes = 4096;
 WorkspaceLayout layout_of(const std::vector<Workspace>& workspaces);
 
-// Throws std::invalid_argument unless the condition holds.
+// Throws std::invalid_argument if the condition does not hold.
 void require(bool condition, const std::string& message);
 
 }  // namespace flashsmith

@@ -1,4 +1,4 @@
-// Encoding tensor maps with the driver.
+// Encodes tensor maps by the driver.
 #include "host/tensor_maps.h"
 
 #include <cuda.h>
@@ -13,8 +13,8 @@
 namespace flashsmith {
 namespace {
 
-// Addresses per map: more than are used alternately, but only tens of megabytes even with the most
-// prepared calls. A full cache is emptied.
+// How many addresses are cached per map: more than are used alternately, and only tens of megabytes
+// even with the most prepared calls. When the cache is full, it is emptied.
 constexpr size_t kMostEncoded = 64;
 
 decltype(&cuTensorMapEncodeTiled) encode_function() {
@@ -45,7 +45,7 @@ std::string joined(const Extents& extents) {
     return text;
 }
 
-// Describes what was refused, in a form that can be compared with the driver's rules.
+// Describes what the driver has refused, in a form that can be compared with its rules.
 std::string description(const TensorMapSpec& spec, uintptr_t data) {
     std::ostringstream text;
     text << spec.name << " at 0x" << std::hex << data << std::dec << ", " << joined(spec.sizes)

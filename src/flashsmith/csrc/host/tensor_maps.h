@@ -1,4 +1,4 @@
-// Tensor maps: how TMA accesses a tensor. A plan specifies them, and a launch encodes them for its
+// Tensor maps: how TMA accesses a tensor. A plan describes them, and a launch encodes them for its
 // addresses. Plain C++20 without CUDA headers.
 #pragma once
 
@@ -12,13 +12,13 @@
 
 namespace flashsmith {
 
-// The tensor maps of one launch, encoded once per address. Threads may share an instance.
+// The tensor maps of one launch, which are encoded once per address. Several threads may use them.
 class EncodedTensorMaps {
   public:
     explicit EncodedTensorMaps(const std::vector<TensorMapSpec>& specs);
 
-    // Writes the maps into a kernel's arguments. Throws std::runtime_error with the driver's
-    // message.
+    // Writes the maps to the arguments of a kernel. Throws std::runtime_error with the message of
+    // the driver.
     void write(const Buffers& buffers, uint8_t* arguments);
 
   private:

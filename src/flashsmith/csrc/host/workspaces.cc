@@ -1,4 +1,4 @@
-// Slots of device memory, handed out to streams and captured launches.
+// Slots of device memory, which are given to streams and to captured launches.
 #include "host/workspaces.h"
 
 #include <cuda.h>
@@ -19,28 +19,28 @@
 namespace flashsmith {
 namespace {
 
-// Slots of one size: how they are allocated, and how many of them each kind of owner may have.
+// The slots of one size: how they are allocated, and how many slots each kind of owner may have.
 struct SlotKind {
     size_t bytes;
     size_t per_chunk;
-    // The most streams that have a slot. A process that makes a stream for every task must not fill
-    // memory.
+    // How many streams may have a slot. There is a limit because a process that makes a stream for
+    // every task must not fill the memory.
     size_t most_streams;
-    // Limit of captured launches, or branches, that keep a slot permanently. If a user object
-    // returned the slot instead, a graph's replay would take 2 us longer: too long for a decoding
-    // model's attention.
+    // How many captured launches, or branches, may keep a slot for good. If a user object returned
+    // the slot instead, replaying a graph would take 2 us longer, which is too long for the
+    // attention of a model that decodes.
     size_t most_kept;
 };
-// Allocated 64 KiB at a time. Allows more streams than a process has at once, and 1 MiB for
-// captured launches.
+// 64 KiB are allocated at a time. This is enough for more streams than a process has at the same
+// time, and 1 MiB for captured launches.
 constexpr SlotKind kSmall{64, 1024, 1024, 16384};
-// Allocated 2 MiB at a time, a page of the GPU's memory. Allows 64 MiB for streams, and 64 MiB that
-// are kept for good.
+// 2 MiB are allocated at a time, which is one page of the GPU's memory. Streams may have 64 MiB,
+// and captured launches may keep 64 MiB for good.
 constexpr SlotKind kLarge{kMostKeptBytes, 2, 64, 64};
 
-// The launches that are captured on one stream in one capture. Capture ids are unique within a
-// process. Streams are identified by their handles, because querying the id of a captured stream
-// invalidates the capture.
+// The launches that one capture records on one stream. The id of a capture is unique in a process.
+// A stream is identified by its handle, because asking for the id of a stream that is being
+// captured would invalidate the capture.
 struct Branch {
     unsigned long long capture = 0;
     cudaStream_t stream = nullptr;
@@ -48,7 +48,7 @@ struct Branch {
     auto operator<=>(const Branch&) const = default;
 };
 
-// Memory of one CUDA context, in consecutive zeroed slots.
+// The memory of one CUDA context, as consecutive slots that are zero.
 class Slots {
   public:
     explicit Slots(const SlotKind& kind) : kind_(kind), used_(kind.per_chunk) {}
@@ -60,8 +60,8 @@ class Slots {
         return chunk_ + kind_.bytes * used_++;
     }
 
-    // The slot of a stream, by the stream's id: unlike a handle, it is never reused by a later
-    // stream. Null if there are too many streams.
+    // The slot of a stream, which is given by its id: unlike a handle, no later stream has the same
+    // id. Null if there are too many streams.
     void* of_stream(unsigned long long id) {
         {
             const std::lock_guard lock(owners_mutex_);
@@ -83,11 +83,11 @@ class Slots {
         return entry->second;
     }
 
-    // The slot of a branch. Calls `take_one` if it has none yet.
+    // The slot of a branch. If it has none yet, calls `take_one`.
     template <class TakeOne>
     void* of_branch(const Branch& branch, TakeOne take_one) {
-        // Threads may launch on one stream. CUDA is called while this lock is held, so give_back()
-        // and forget() must not take it.
+        // Several threads may launch on one stream. CUDA is called while this lock is held, so
+        // give_back() and forget() must not take it.
         const std::lock_guard one_at_a_time(branches_mutex_);
         {
             const std::lock_guard lock(owners_mutex_);
@@ -115,15 +115,15 @@ class Slots {
         }
     }
 
-    // give_back() and forget() may be called from a thread of the driver, which may hold locks.
-    // Therefore no CUDA call is made while a lock is held that they take.
+    // A thread of the driver may call give_back() and forget() while it holds locks. So no code may
+    // call CUDA while it holds a lock that they take.
     void give_back(void* slot) {
         const std::lock_guard lock(free_mutex_);
         free_.push_back(slot);
     }
 
-    // Removes the branch's slot, unless the branch has another one by now: a capture continues even
-    // if a user object could not be attached to it.
+    // Removes the slot of the branch, unless the branch has another slot by now. A capture
+    // continues even if a user object could not be attached to it.
     void forget(const Branch& branch, void* slot) {
         const std::lock_guard lock(owners_mutex_);
         const auto found = of_branch_.find(branch);
@@ -139,8 +139,8 @@ class Slots {
         return slot;
     }
 
-    // Zeroes the chunk on a separate stream: the default stream must not be touched during a
-    // capture.
+    // Sets the memory to zero on a separate stream, because the default stream must not be used
+    // during a capture.
     void allocate() {
         const RelaxedCapture relaxed;
         {
@@ -179,7 +179,7 @@ struct ContextSlots {
     Slots small{kSmall}, large{kLarge};
 };
 
-// Never destroyed: the driver may give slots back while the process ends.
+// This is never destroyed, because the driver may give slots back while the process ends.
 ContextSlots& slots_of_current_context() {
     using Key = std::pair<int, unsigned long long>;
     static auto& mutex = *new std::mutex;
@@ -203,8 +203,8 @@ void CUDART_CB give_back(void* captured) {
     held->slots.give_back(held->slot);
 }
 
-// The slot of a captured launch, or of a branch. It is kept for good, or returned when the graph
-// and everything made from it are gone.
+// The slot of a captured launch or of a branch. It is either kept for good, or given back when the
+// graph and everything made from it no longer exist.
 void* slot_of_graph(Slots& slots, cudaGraph_t graph, const Branch& branch = {}) {
     if (void* const kept = slots.keep()) return kept;
     auto held = std::make_unique<CapturedSlot>(CapturedSlot{slots, slots.take(), branch});
@@ -221,7 +221,8 @@ void* slot_of_graph(Slots& slots, cudaGraph_t graph, const Branch& branch = {}) 
     return slot;
 }
 
-// The capture that launches on a stream become part of. Without a graph, they run directly.
+// The capture to which launches on a stream belong. Without a graph, there is none, and launches
+// run at once.
 struct Capture {
     unsigned long long id = 0;
     cudaGraph_t graph = nullptr;

@@ -1,4 +1,4 @@
-// Code shared by the GEMM kernels: copies, and how gradients are stored.
+// Code that the GEMM kernels share: copying tiles, and storing gradients.
 #pragma once
 
 #include "backward/rows.cuh"
@@ -6,10 +6,10 @@
 
 namespace flashsmith {
 
-// The layout of dq's sums: tiles of the warps' accumulators, one after another. From sm_90 on, one
-// instruction adds all four elements of a lane. They are adjacent, and a warp adds 512 contiguous
-// bytes at a time. Below sm_90 the first elements of all lanes come first, then the second ones,
-// and so on: 128 contiguous bytes at a time.
+// The layout of the sums of dq: the tiles of the warps' accumulators follow each other. From sm_90
+// on, one instruction adds all four elements of a lane. They are adjacent, and a warp adds 512
+// contiguous bytes at once. Before sm_90, the first elements of all lanes are followed by the
+// second ones, and so on: 128 contiguous bytes at once.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool kAddsVectors = true;
 #else
@@ -39,8 +39,8 @@ FS_DEVICE void load_tile(float (&tile)[4], const float* sums) {
     }
 }
 
-// The address of a lane's first sums for a block of queries, which `statistic`, the index of the
-// block's first row, identifies.
+// The address of the first sums of a lane for a block of queries. `statistic` is the index of the
+// first row of the block.
 template <class Kernel>
 FS_DEVICE float* first_dq_sums(const BackwardKernelArgs& args, int64_t statistic, int warp,
                                int lane) {
@@ -48,9 +48,10 @@ FS_DEVICE float* first_dq_sums(const BackwardKernelArgs& args, int64_t statistic
            lane * kLaneSums;
 }
 
-// Stores a warp's part of a gradient, scaled: as 16 bits to `tile` in shared memory, which then
-// holds the whole tile, or as fp32 directly to global memory. In tile (m, n), lane l has columns 2
-// (l % 4) + {0, 1} of rows l / 4 and l / 4 + 8. Warps that share rows interleave their columns.
+// Multiplies a warp's part of a gradient by the scale and stores it: 16-bit elements go to `tile`
+// in shared memory, which then has the whole tile; fp32 elements go to global memory. In tile (m,
+// n), lane l has the columns 2 (l % 4) + {0, 1} of the rows l / 4 and l / 4 + 8. If warps share
+// rows, their columns alternate.
 template <class Layout, typename value_t, int kTurns, int kMTiles, int kNTiles>
 FS_DEVICE void stage_gradient(uint32_t tile, const float (&acc)[kMTiles][kNTiles][4], float scale,
                               int first_row, int turn, int lane) {

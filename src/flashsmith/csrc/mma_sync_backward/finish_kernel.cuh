@@ -1,12 +1,12 @@
-// The kernel that rounds dq from its fp32 sums.
+// The kernel that rounds the fp32 sums of dq.
 #pragma once
 
 #include "mma_sync_backward/common_parts.cuh"
 
 namespace flashsmith {
 
-// Rounds dq of one block of queries. The sums have the layout of the accumulators of the warps that
-// added them.
+// Rounds dq for one block of queries. The sums have the layout of the accumulators of the warps
+// that have added them.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads)
     backward_finish_kernel(const BackwardKernelArgs args) {
@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const int n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
-    // The last sums of the preceding kernel are still in L2.
+    // The sums that the kernel before has added last are still in the L2.
     const uint32_t number = gridDim.x - 1 - block_index();
     const uint32_t sequence = number / n_blocks;
     const int first_row = number % n_blocks * Kernel::B_r;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     const float* sums = first_dq_sums<Kernel>(args, statistic, warp, lane);
     const int64_t origin = batch * args.dq_batch_stride + head * args.dq_head_stride;
     const uint32_t tile = shared_address(shared_memory);
-    // Warps interleave their rows like their columns, 16 at a time.
+    // The rows of the warps alternate, as their columns do, in groups of 16.
 #pragma unroll
     for (int m = 0; m < Kernel::dq_row_tiles; ++m) {
         const int row = 16 * (warp_row + Kernel::dq_row_warps * m);
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
             load_tile(tile_sums, sums);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                // Rows that see no key have accumulated 0 times NaN if some key holds NaN.
+                // If a key is NaN, the sums of rows that see no key are 0 times NaN.
                 dq[0][n][e] = row + lane / 4 + e / 2 * 8 < unseeing ? 0.0f : tile_sums[e];
         }
         if (args.grads_fp32) {

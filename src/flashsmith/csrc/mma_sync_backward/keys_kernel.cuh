@@ -1,10 +1,10 @@
-// The kernel whose CTAs keep a block of keys and iterate over the queries that see them, for all
-// heads that share the keys. It computes dk and dv, summed in fp32 registers and rounded once, and
-// with atomics its part of dq.
+// The kernel whose CTAs keep a block of keys. A CTA iterates over the queries that see the keys,
+// for all heads that share the keys. It computes dk and dv, which are summed in fp32 registers and
+// rounded once, and with atomics also its part of dq.
 //
-// Scores are computed transposed, keys by queries. The rounded P^T and dS^T are then operands of dv
-// += P^T do and dk += dS^T q directly in registers. Only dS goes through shared memory, for dQ = dS
-// K. If several warps share keys, P does, too.
+// Scores are transposed: keys by queries. After rounding, the registers of P^T and dS^T are
+// operands of dv += P^T do and dk += dS^T q. Only dS goes through shared memory, for dQ = dS K. If
+// several warps share keys, P does too.
 #pragma once
 
 #include "common/barrier.cuh"
@@ -44,7 +44,7 @@ struct KeysBlock {
           k(k),
           key_mask(args, q.count, k.count) {}
 
-    // The first row of a warp in S^T, dk and dv, and its index among the warps that share these
+    // The first row of a warp in S^T, dk and dv; and its index among the warps that have the same
     // rows.
     FS_DEVICE int warp_key() const { return warp / Kernel::column_warps * Kernel::keys_per_warp; }
     FS_DEVICE int turn() const { return warp % Kernel::column_warps; }
@@ -74,8 +74,8 @@ struct KeysBlock {
         store();
     }
 
-    // kAll: dq, dk and dv are all requested. Then no product is behind a branch, and exponentials
-    // and copies overlap products.
+    // kAll: whether dq, dk and dv are all requested. If so, no GEMM is behind a branch, and
+    // exponentials and copies overlap with GEMMs.
     template <bool kAll>
     FS_DEVICE void run_steps(const BlockRange& blocks) {
         const int first_head = head_k * (args.heads_q / args.heads_k);
@@ -93,8 +93,8 @@ struct KeysBlock {
             __syncthreads();  // the step's tiles have arrived, and the last step's are free
             const bool needs_mask = Kernel::masked && blocks.needs_mask(now.block);
             if (needs_mask) zero_unattended_rows(now);
-            // dq is added a step late: since the barrier above, all of its dS is stored, so no
-            // further barrier is needed.
+            // dq is added a step late. At the barrier above, all warps have stored their dS of the
+            // last step, so no other barrier is needed.
             if (wants_dq && before.head >= 0) add_dq(before);
             step<kAll>(now, next, next.head < end_head, needs_mask);
             if constexpr (Kernel::stages == 1) {
@@ -155,7 +155,7 @@ struct KeysBlock {
                                  batch * args.do_batch_stride + at.head * args.do_head_stride,
                                  q.first + first_row, args.do_seq_stride),
             args.do_seq_stride * int64_t{sizeof(value_t)}, present);
-        // Statistics exist past the last row as well.
+        // There are statistics past the last row too.
         constexpr int kChunks = Kernel::B_r / 4;
         static_assert(2 * kChunks <= Kernel::n_threads);
         const int thread = thread_index();
@@ -166,13 +166,13 @@ struct KeysBlock {
         }
     }
 
-    // Index of the statistics of a step's first row.
+    // The index of the statistics of the first row of a step.
     FS_DEVICE int64_t statistic(const Step& at) const {
         return first_statistic<SEMANTICS>(args, batch, at.head, q.first) + at.block * Kernel::B_r;
     }
 
-    // Zeroes rows that see no key. They contribute nothing whatever they hold, but 0 times NaN
-    // would be NaN.
+    // Sets rows to zero that see no key. They contribute nothing, but may contain NaN, and 0 times
+    // NaN would be NaN.
     FS_DEVICE void zero_unattended_rows(const Step& at) const {
         if constexpr (!kHidesKeys<SEMANTICS>) return;
         const int rows = min(key_mask.first_attending_row() - at.block * Kernel::B_r, Kernel::B_r);
@@ -210,8 +210,8 @@ struct KeysBlock {
             if (has_next) start_queries(next);
             cp_async_commit();
         }
-        // There is no store or branch between these two calls, so that the second one's products
-        // overlap the first one's exponentials.
+        // There is no store and no branch between these two calls, so that the GEMMs of the second
+        // overlap the exponentials of the first.
         Rounded P, dS;
         exponentiate(P, S, at, needs_mask);
         zero(dP);
@@ -226,7 +226,7 @@ struct KeysBlock {
         } else {
             store_scores(Kernel::P_offset, P);
             store_scores(dS_place(at), dS);
-            // A barrier of the warps that share keys.
+            // The barrier of the warps that share keys.
             named_barrier_wait(1 + warp / Kernel::column_warps, kWarpSize * Kernel::column_warps);
             if (wants_dv)
                 multiply<value_t, Kernel::query_steps>(dv, scores_rows(Kernel::P_offset), d_o);
@@ -246,14 +246,15 @@ struct KeysBlock {
         return ScoresRows(smem + offset, lane, warp_key());
     }
 
-    // The statistic of the two queries that a lane holds in tile column n.
+    // The statistic of the two queries that this lane has in column n of tiles.
     FS_DEVICE float2 row_statistic(const Step& at, int which, int n) const {
         const int query = warp_query() + 8 * n + lane % 4 * 2;
         return load_shared_float2(statistics(at.stage()) + (which * Kernel::B_r + query) * 4);
     }
 
-    // S becomes P, even for queries that do not see a key. If scores are changed (softcap), P is
-    // masked and rounded here, and S becomes P times 1 - tanh^2, the gradient of the cap.
+    // Turns S into P. Queries that do not see the key are not masked yet. If scores are changed
+    // (softcap), P is masked and rounded here, and S becomes P times 1 - tanh^2, the derivative of
+    // the cap.
     FS_DEVICE void exponentiate(Rounded& rounded, Scores& S, const Step& at, bool needs_mask) {
         change_scores<SEMANTICS>(S, args.score_argument);
         Scores P;
@@ -281,8 +282,8 @@ struct KeysBlock {
                     S[m][n][e] = times_slope<SEMANTICS>(P[m][n][e], S[m][n][e]);
     }
 
-    // dP becomes dS = P (dP - D) and is rounded. Unless scores are changed (softcap), P is rounded
-    // as well. Both are 0 where a query does not see a key.
+    // Turns dP into dS = P (dP - D), and rounds it. Unless scores are changed (softcap), P is
+    // rounded here too. Both are 0 if the query does not see the key.
     FS_DEVICE void compute_dS(Rounded& rounded, Rounded& rounded_P, Scores& P, Scores& dP,
                               const Step& at, bool needs_mask) {
 #pragma unroll
@@ -304,7 +305,7 @@ struct KeysBlock {
         round_to<value_t>(rounded, dP);
     }
 
-    // Zeroes elements of keys that a query does not see, and of nonexistent queries.
+    // Sets elements to zero whose query does not see the key or does not exist.
     FS_DEVICE void mask(Scores& x, const Step& at) const {
         const int query = at.block * Kernel::B_r + warp_query() + lane % 4 * 2;
         const auto seen = [&](int n, int i) {
@@ -315,7 +316,7 @@ struct KeysBlock {
         mask_queries<SEMANTICS>(x, first_key + warp_key() + lane / 4, seen, 0.0f);
     }
 
-    // Stores this warp's part of P^T or dS^T for other warps to read.
+    // Stores this warp's part of P^T or dS^T, which other warps will read.
     FS_DEVICE void store_scores(int offset, const Rounded& x) const {
         using Layout = typename Kernel::ScoresLayout;
         constexpr int kPanel = Layout::kWidePanels > 0 ? 64 : 32;
@@ -333,7 +334,7 @@ struct KeysBlock {
                                     x.fragments[s][m][i]);
     }
 
-    // Adds this warp's part of a step's dS K to dq.
+    // Adds this warp's part of dS K to dq, for one step.
     FS_DEVICE void add_dq(const Step& at) const {
         float dq[Kernel::dq_row_tiles][Kernel::dq_column_tiles][4] = {};
         using dS_t =
@@ -388,11 +389,11 @@ struct KeysBlock {
     }
 };
 
-// The last CTAs of a causal launch are ordered together, longest first. Their number is about twice
-// what a GPU of some 130 SMs holds, so that the first of them are done when the last ones begin.
+// This many last CTAs of a causal launch are sorted together, the longest first. That is about
+// twice what a GPU with 130 SMs holds, so that the first of them are finished when the last begin.
 constexpr uint32_t kLastCtas = 256;
 
-// The main kernel of every config.
+// The main kernel of all configs.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads)
     flash_backward_kernel(const BackwardKernelArgs args) {
@@ -400,9 +401,9 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     const uint32_t n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
     uint32_t sequence = block_index() / n_blocks;
     int block = block_index() % n_blocks;
-    // Heads run one after another, so that their dq sums stay in L2. Each head starts with its
-    // first keys, which most queries see. The last heads run together, longest blocks first, so
-    // that no SM is left with a long CTA at the end.
+    // Heads run one after the other, so that their sums of dq stay in the L2. Each head begins with
+    // its first keys, which the most queries see. The last heads run together, the longest blocks
+    // first, so that no SM has a long CTA at the end.
     if constexpr (kTriangular<Kernel::SEMANTICS>) {
         const uint32_t n_sequences = gridDim.x / n_blocks;
         const uint32_t together = min((kLastCtas + n_blocks - 1) / n_blocks, n_sequences);
@@ -419,7 +420,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
         sequence_rows<kPacked>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
     const SequenceRows k =
         sequence_rows<kPacked>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
-    // In a packed batch, every sequence has as many blocks as the longest one needs.
+    // In a packed batch, each sequence has as many blocks as the longest one needs.
     if (kPacked && block * Kernel::B_c >= k.count) return;
     KeysBlock<Kernel>(args, shared_address(shared_memory), batch, head_k, block, q, k).run();
 }

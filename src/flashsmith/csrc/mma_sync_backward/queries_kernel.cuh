@@ -1,6 +1,6 @@
-// The kernel whose CTAs keep a block of queries and iterate over the keys visible to them. It
-// computes dq, summed in fp32 registers and rounded once. It recomputes S and dP, which costs two
-// products, but needs neither fp32 sums in memory nor an order among CTAs.
+// The kernel whose CTAs keep a block of queries. A CTA iterates over the keys that the queries see.
+// It computes dq, which is summed in fp32 registers and rounded once. S and dP are computed again
+// for this, which takes two GEMMs, but neither fp32 sums in memory nor an order of CTAs.
 #pragma once
 
 #include "common/changed_scores.cuh"
@@ -153,7 +153,7 @@ struct QueriesBlock {
         return ResidentRows(smem + offset, lane, 16 * warp);
     }
 
-    // Zeroes elements of keys that a query does not see, whatever their values.
+    // Sets to zero the elements of keys that the query does not see, whatever their values.
     FS_DEVICE void mask(Scores& dS, int block) const {
         const auto seen = [&](int, int r) { return key_mask.keys(lane_row() + 8 * r); };
         mask_keys<SEMANTICS>(dS, lane, block * Kernel::step_keys, seen, 0.0f);
@@ -162,7 +162,7 @@ struct QueriesBlock {
     // ---- the epilogue ----
 
     FS_DEVICE void store() {
-        // Rows that see no key have accumulated 0 times NaN if some key holds NaN.
+        // If a key is NaN, the sums of rows that see no key are 0 times NaN.
         if constexpr (Kernel::masked)
 #pragma unroll
             for (int n = 0; n < kColumnTiles; ++n)
@@ -178,7 +178,7 @@ struct QueriesBlock {
                                    16 * warp, 0, lane);
             return;
         }
-        // A warp's dq is staged in its own rows of Q.
+        // The dq of a warp is put in the place of its own rows of Q.
         using ResidentLayout = typename Kernel::ResidentLayout;
         const uint32_t tile = smem + Kernel::resident_Q_offset;
         stage_gradient<ResidentLayout, value_t, 1>(tile, dq, args.scale, 16 * warp, 0, lane);
@@ -191,7 +191,7 @@ struct QueriesBlock {
     }
 };
 
-// Computes dq for configs whose main kernel does not add it up.
+// Computes dq for configs whose main kernel does not add to it.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads)
     backward_queries_kernel(const BackwardKernelArgs args) {
@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     const int n_blocks = (args.seq_q + Kernel::dq_rows - 1) / Kernel::dq_rows;
     const uint32_t sequence = block_index() / n_blocks;
     int block = block_index() % n_blocks;
-    // The last rows of a causal head see the most keys. Starting with them leaves no long CTA at
-    // the end.
+    // In a causal head, the last rows see the most keys. They begin first, so that no long CTA is
+    // left at the end.
     if constexpr (kTriangular<Kernel::SEMANTICS>) block = n_blocks - 1 - block;
     const int batch = sequence / args.heads_q, head = sequence % args.heads_q;
     constexpr bool kPacked = Kernel::SEMANTICS.packed;

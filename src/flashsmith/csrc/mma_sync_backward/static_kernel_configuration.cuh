@@ -1,5 +1,5 @@
-// Turns a config and its semantics into types and constants: everything the kernels know at compile
-// time.
+// Turns a config and its semantics into types and constants, which is everything that kernels know
+// at compile time.
 #pragma once
 
 #include <type_traits>
@@ -38,10 +38,10 @@ struct StaticBackwardKernelConfig {
     static constexpr int n_threads = kWarpSize * n_warps;
     static constexpr int stages = CFG.stages;
 
-    // --- a CTA with resident keys ---
+    // --- a CTA that keeps keys ---
     //
-    // A warp computes its own rows of S^T and dP^T, keys by queries, and one of column_warps
-    // contiguous parts of the columns. In dk and dv it has the same rows and every column_warps-th
+    // A warp computes its rows of S^T and dP^T (keys by queries) and, of their columns, one of
+    // column_warps contiguous parts. In dk and dv it has the same rows, and every column_warps-th
     // group of 16 columns.
     static constexpr int column_warps = CFG.column_warps;
     static constexpr int key_warps = n_warps / column_warps;
@@ -53,13 +53,14 @@ struct StaticBackwardKernelConfig {
     static constexpr int d_steps = d_head / 16;
     static constexpr int query_steps = B_r / 16;
     static constexpr int key_steps = B_c / 16;
-    // If a warp has all queries of its keys, P^T and dS^T are operands directly in registers.
+    // If a warp has all queries of its keys, the registers of P^T and dS^T are operands.
     static constexpr bool in_registers = column_warps == 1;
     static constexpr bool stores_P = !in_registers;
     static constexpr int dS_tiles = CFG.dS_tiles();
 
-    // A warp computes every dq_row_warps-th group of 16 rows and every dq_column_warps-th group of
-    // 16 columns of dQ = dS K. Of the possible divisions, the one that reads least is used.
+    // Of dQ = dS K, a warp computes every dq_row_warps-th group of 16 rows and every
+    // dq_column_warps-th group of 16 columns. Of all possible divisions, the one with the fewest
+    // reads is used.
     static constexpr bool can_share_dq(int row_warps) {
         const int columns = n_warps / row_warps;
         return B_r % (16 * row_warps) == 0 && d_head % (16 * columns) == 0 &&
@@ -85,7 +86,7 @@ struct StaticBackwardKernelConfig {
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     using ScoresLayout = SmemLayout<B_c, B_r, true>;  // layout of P^T and dS^T
 
-    // Shared-memory layout: byte offsets from its start.
+    // The layout of shared memory, as byte offsets from its beginning.
     static constexpr int K_offset = 0;
     static constexpr int V_offset = K_offset + KeysLayout::kBytes;
     static constexpr int Q_offset = V_offset + KeysLayout::kBytes;
@@ -99,7 +100,7 @@ struct StaticBackwardKernelConfig {
     using CopyKeys = TileCopy<KeysLayout, B_c, n_threads, SEMANTICS.uneven>;
     using CopyQueries = TileCopy<QueriesLayout, B_r, n_threads, SEMANTICS.uneven>;
 
-    // --- a CTA with resident queries, 16 per warp, and B_r keys per step ---
+    // --- a CTA that keeps queries, 16 per warp, and has B_r keys per step ---
     static constexpr int dq_rows = CFG.dq_rows();
     static constexpr int step_keys = B_r;
     using ResidentLayout = SmemLayout<dq_rows, d_head, true>;
@@ -113,8 +114,8 @@ struct StaticBackwardKernelConfig {
     using CopyResident = TileCopy<ResidentLayout, dq_rows, n_threads, SEMANTICS.uneven>;
     using CopyStreamed = TileCopy<StreamedLayout, step_keys, n_threads, SEMANTICS.uneven>;
 
-    // The assumptions of the types above and of the kernels. `flashsmith explain` lists all rules
-    // and their reasons.
+    // What the types above and the kernels assume. `flashsmith explain` lists all rules with their
+    // reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256, "d_head: panels of 32 or 64 columns");
         static_assert(B_r == 32 || B_r == 64 || B_r == 128, "B_r: 32, 64 or 128");

@@ -1,7 +1,7 @@
-// Measures the rate of exponentials on an SM: ex2.approx together with two additions, as in a
+// Measures how many exponentials an SM computes: ex2.approx with two additions each, as in a
 // softmax.
 //
-// The operand alternates between two random values, so that no result can be reused.
+// The operand alternates between two random values, so that no result can be used again.
 #include "roofline/operands.cuh"
 
 namespace flashsmith::roofline {
@@ -9,7 +9,7 @@ namespace flashsmith::roofline {
 constexpr int kChains = 8;
 constexpr float kMirror = -8.0f;
 
-// x and sums are (threads, kChains) in fp32. Even rounds add exp2(x) to a chain's sum, odd rounds
+// x and sums are fp32 (threads, kChains). Even rounds add exp2(x) to the sum of a chain, odd rounds
 // add exp2(kMirror - x).
 extern "C" __global__ void __launch_bounds__(512)
     exp2_rate(const float* x, float* sums, int rounds) {

@@ -1,14 +1,14 @@
-// Measures the read bandwidth of all SMs together: from L2 with a buffer that fits into it, from
-// DRAM with one that does not. Every word enters a sum, so every load must complete.
+// Measures the bandwidth with which all SMs together read: from the L2 if the buffer fits in it,
+// from DRAM if it does not. Each word is added to a sum, so each load must complete.
 #include "roofline/operands.cuh"
 
 namespace flashsmith::roofline {
 
 constexpr int kReaders = 512;  // threads of a CTA
-constexpr int kInFlight = 8;   // 16-byte loads a thread issues before it needs the first
+constexpr int kInFlight = 8;   // 16-byte loads that a thread issues before it needs the first one
 constexpr uint32_t kPeriod = 1 << 20;
 
-// Pseudo-random words that repeat after kPeriod, so that their sum is known for any length.
+// Pseudo-random words that repeat after kPeriod words, so that their sum is known for any length.
 FS_DEVICE uint32_t word_at(uint32_t index) {
     uint32_t x = index % kPeriod * 0x9e3779b9u;
     x = (x ^ x >> 16) * 0x85ebca6bu;
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(kReaders) fill_words(uint4* words, 
     }
 }
 
-// Bypasses L1, which would otherwise serve the L2 measurement.
+// Bypasses the L1, which would otherwise answer reads that should measure the L2.
 FS_DEVICE uint4 load_past_l1(const uint4* address) {
     uint4 x;
     asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -34,9 +34,9 @@ FS_DEVICE uint4 load_past_l1(const uint4* address) {
     return x;
 }
 
-// sums (threads of the grid): the words that a thread read in all passes, summed modulo 2^32.
-// `vectors` is a multiple of kReaders * kInFlight. CTAs take spans round-robin and continue across
-// passes, so that all do the same amount of work.
+// sums (threads of the grid): the sum modulo 2^32 of the words that a thread has read in all
+// passes. `vectors` is a multiple of kReaders * kInFlight. Parts of the buffer are given to CTAs in
+// rotation, across passes, so that all CTAs do the same amount of work.
 extern "C" __global__ void __launch_bounds__(kReaders)
     read_words(const uint4* words, uint32_t* sums, int64_t vectors, int passes) {
     constexpr int64_t kSpan = kReaders * kInFlight;

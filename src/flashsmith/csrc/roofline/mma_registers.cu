@@ -1,7 +1,7 @@
-// Measures the mma.sync rate with all operands in registers.
+// Measures the rate of mma.sync with all operands in registers.
 //
-// Eight warps, two per scheduler of an SM, hold sixteen accumulators each: enough independent mma
-// to cover an instruction's latency many times over.
+// There are eight warps, two per scheduler of an SM, with sixteen accumulators each. These are
+// enough independent mma to hide the latency of one many times over.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -11,7 +11,8 @@ namespace flashsmith::roofline {
 
 constexpr int kMTiles = 4, kNTiles = 4;
 constexpr int kRows = kMTiles * 16, kCols = kNTiles * 8, kDepth = 16;
-// Passes over the sixteen mma per loop iteration, which make the loop overhead negligible.
+// How often an iteration of the loop goes through the sixteen mma, so that the loop itself hardly
+// takes time.
 constexpr int kPasses = 4;
 
 // a (kWarps, kRows, kDepth), b (kWarps, kCols, kDepth), c (CTAs, kWarps, kRows, kCols) in fp32:

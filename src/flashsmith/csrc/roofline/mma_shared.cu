@@ -1,7 +1,7 @@
-// Measures the mma.sync rate when ldmatrix loads an operand. A stays in registers, as Q does. B is
-// in swizzled shared memory, as K is, and every warp loads it.
+// Measures the rate of mma.sync when ldmatrix loads one operand. A stays in registers, like Q in
+// attention. B is in swizzled shared memory, like K, and every warp loads it.
 //
-// Per ldmatrix.x4, a warp with 16 rows issues two mma and a warp with 32 rows four.
+// For each ldmatrix.x4, a warp with 16 rows issues two mma, and a warp with 32 rows four.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -10,7 +10,7 @@
 
 namespace flashsmith::roofline {
 
-constexpr int kTiles = 4;  // B tiles, one per round, so that every round loads new operands
+constexpr int kTiles = 4;  // Tiles of B, one per round, so that each round loads other operands
 constexpr int kCols = 64;  // rows of a B tile, columns of C
 constexpr int kDepth = 64;
 constexpr int kSteps = kDepth / 16;
@@ -43,7 +43,8 @@ FS_DEVICE void run(const uint16_t* a, const uint16_t* b, float* c, int rounds) {
         for (int m = 0; m < kMTiles; ++m)
             load_a(a_fragments[k][m], a + warp * kRows * kDepth, kDepth, m * 16, k * 16);
 
-    // Matrices 0 to 3 of an ldmatrix: columns 0-7 and 8-15 of rows 0-7, then of rows 8-15.
+    // The matrices 0 to 3 of an ldmatrix: columns 0-7 and 8-15 of the rows 0-7, then of the rows
+    // 8-15.
     const Layout::Cursor lane_start(smem, lane / 16 * 8 + lane % 8, lane / 8 % 2);
     float acc[kMTiles][kCols / 8][4] = {};
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// Loads and stores of a warp's mma.sync fragments in plain row-major global memory.
+// Loads and stores fragments of mma.sync in row-major global memory.
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -8,7 +8,7 @@ namespace flashsmith::roofline {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 
-// Signed, because the recorded rates were measured with signed indices.
+// Signed, because the recorded rates were measured so.
 FS_DEVICE int lane_index() {
     return thread_index() % kWarpSize;
 }
@@ -16,8 +16,8 @@ FS_DEVICE int warp_index() {
     return thread_index() / kWarpSize;
 }
 
-// Loads rows `row` to row + 15 and columns `column` to column + 15 of a 16-bit matrix as an A
-// fragment. Rows are `pitch` elements apart.
+// Loads a 16-bit matrix as an A fragment: the rows `row` to row + 15 and the columns `column` to
+// column + 15. Rows are `pitch` elements apart.
 FS_DEVICE void load_a(uint32_t (&a)[4], const uint16_t* matrix, int pitch, int row, int column) {
     const int g = lane_index() / 4, t = lane_index() % 4;
 #pragma unroll
@@ -27,7 +27,7 @@ FS_DEVICE void load_a(uint32_t (&a)[4], const uint16_t* matrix, int pitch, int r
     }
 }
 
-// Loads 8 rows, each a column of B, as a B fragment.
+// Loads 8 rows as a B fragment; each row is a column of B.
 FS_DEVICE void load_b(uint32_t (&b)[2], const uint16_t* matrix, int pitch, int row, int column) {
     const int g = lane_index() / 4, t = lane_index() % 4;
 #pragma unroll
@@ -36,7 +36,7 @@ FS_DEVICE void load_b(uint32_t (&b)[2], const uint16_t* matrix, int pitch, int r
             *reinterpret_cast<const uint32_t*>(matrix + (row + g) * pitch + column + 2 * t + i * 8);
 }
 
-// Stores an accumulator to rows `row` to row + 15 and columns `column` to column + 7.
+// Stores an accumulator to the rows `row` to row + 15 and the columns `column` to column + 7.
 FS_DEVICE void store_c(float* matrix, int pitch, int row, int column, const float (&c)[4]) {
     const int g = lane_index() / 4, t = lane_index() % 4;
 #pragma unroll

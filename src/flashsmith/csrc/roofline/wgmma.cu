@@ -1,7 +1,7 @@
-// Measures the wgmma rate with both operands in shared memory (sm_90a only).
+// Measures the rate of wgmma with both operands in shared memory (sm_90a only).
 //
-// Two warpgroups share the tensor cores. An operand is two adjacent 64-column tiles in the 128-byte
-// swizzle, like K with a head dimension of 128.
+// Two warpgroups share the tensor cores. An operand is two adjacent tiles of 64 columns with the
+// 128-byte swizzle, like K with head dimension 128.
 #include "common/layout.cuh"
 #include "sm90/wgmma.cuh"
 
@@ -12,7 +12,7 @@ constexpr int kThreads = kWarpgroups * kWarpgroupThreads;
 constexpr int kRows = kWarpgroupRows;
 constexpr int kDepth = 128;
 
-// Fills kTileRows x kDepth elements, as panels of 64 columns.
+// Fills kTileRows x kDepth elements in panels of 64 columns.
 template <int kTileRows>
 FS_DEVICE void fill_tile(uint32_t smem, const uint16_t* matrix) {
     using Layout = SmemLayout<kTileRows, kDepth, true>;
@@ -46,7 +46,7 @@ FS_DEVICE void run(const uint16_t* a, const uint16_t* b, float* c, int rounds) {
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kDepth / 16; ++k) {
-            // 16 columns are 32 bytes of a panel's rows; descriptors count in units of 16 bytes.
+            // 16 columns are 32 bytes in the rows of a panel; descriptors count in 16 bytes.
             const int panel = k / 4, columns = k % 4 * 2;
             Wgmma<value_t, kCols, false>::run(acc,
                                               a_start + panel * (kWarpgroups * kRows * 8) + columns,

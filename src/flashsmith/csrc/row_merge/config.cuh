@@ -1,5 +1,5 @@
-// The config that identifies a kernel of the row_merge family, and the arguments of such a kernel.
-// Plain C++20 without CUDA types, because the host compiler and the kernels both read this file.
+// The config of a kernel of the row_merge family, and the arguments of the kernel. Plain C++20
+// without CUDA types, because the host compiler and the kernels both read this file.
 #pragma once
 
 #include <compare>
@@ -10,10 +10,10 @@
 
 namespace flashsmith {
 
-// The most parts that one launch merges. The operation has tensors for this number.
+// How many parts one launch can merge. The operation has tensors for this many.
 constexpr int kMostParts = 8;
 
-// Fields, order and meaning match the Python class.
+// The fields, their order and their meaning are those of the Python class.
 struct RowMergeKernelConfig {
     DType dtype;
     int d_head;

@@ -1,5 +1,5 @@
-// Merges the outputs and LSEs of parts of the keys. Each thread has four columns of one row, so
-// that fp32 rows are read and written 16 bytes at a time.
+// Merges the outputs and LSEs of attention over parts of the keys. A thread has four columns of one
+// row, so that fp32 rows are read and written by 16 bytes.
 #pragma once
 
 #include <type_traits>
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
         return batch * of.batch_stride + head * of.head_stride + seq;
     };
 
-    // All loads precede the sums, which form one dependency chain.
+    // All loads come before the sums, each of which depends on the one before.
     float lses[kMostParts], parts[kMostParts][kColumns];
 #pragma unroll
     for (int i = 0; i < kMostParts; ++i) {

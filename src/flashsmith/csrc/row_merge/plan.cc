@@ -9,14 +9,15 @@ namespace {
 
 constexpr int kColumnUnit = 8;
 
-// The operation's tensors in order: the first part, the outputs, the other parts, the sinks.
+// The tensors of the operation in their order: the first part, the outputs, the other parts, the
+// sinks.
 constexpr size_t kO = 2, kLse = 3, kSinks = 2 * kMostParts + 2;
 constexpr size_t out_of(size_t part) {
     return part == 0 ? 0 : 2 * part + 2;
 }
 
 MergedTensor read_tensor(NumberReader& numbers) {
-    // Braces are evaluated from left to right.
+    // The elements of a braced list are evaluated from left to right.
     return {numbers.integer(), numbers.integer(), numbers.integer()};
 }
 MergedStatistic read_statistic(NumberReader& numbers) {

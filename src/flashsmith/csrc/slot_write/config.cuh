@@ -1,5 +1,5 @@
-// The config that identifies a kernel of the slot_write family, and the arguments of such a kernel.
-// Plain C++20 without CUDA types, because the host compiler and the kernels both read this file.
+// The config of a kernel of the slot_write family, and the arguments of the kernel. Plain C++20
+// without CUDA types, because the host compiler and the kernels both read this file.
 #pragma once
 
 #include <compare>
@@ -10,7 +10,7 @@
 
 namespace flashsmith {
 
-// Fields, order and meaning match the Python class.
+// The fields, their order and their meaning are those of the Python class.
 struct SlotWriteKernelConfig {
     DType dtype;
     int d_head;

@@ -1,4 +1,4 @@
-// Copies rows of k and v into slots of their caches. Each thread copies 16 bytes of one row.
+// Copies rows of k and v to slots of their caches. A thread copies 16 bytes of one row.
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
     const int64_t index = int64_t{block_index()} * Kernel::kThreads + thread_index();
     const int column = index % Kernel::kThreadsPerRow * Kernel::kColumns;
     const int64_t copied_row = index / Kernel::kThreadsPerRow;
-    // Rows of k and of v for all heads of a token follow one another.
+    // The rows of a token are consecutive: those of k and of v for all heads.
     const auto rows_per_token = static_cast<uint32_t>(2 * args.heads);
     if (copied_row >= int64_t{args.count} * rows_per_token || column >= args.d) return;
     const auto row = static_cast<uint32_t>(copied_row);

@@ -8,7 +8,7 @@ namespace flashsmith {
 namespace {
 
 constexpr int kColumnUnit = 8;
-// The operation's tensors, in order.
+// The tensors of the operation, in order.
 constexpr size_t kK = 0, kV = 1, kKCache = 2, kVCache = 3, kSlotMapping = 4;
 
 }  // namespace
@@ -18,7 +18,7 @@ Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers,
     SlotWriteKernelArgs args{};
     const int64_t count = numbers.integer(), heads = numbers.integer(), d = numbers.integer(),
                   blocks = numbers.integer(), slots = numbers.integer();
-    // Braces are evaluated from left to right.
+    // The elements of a braced list are evaluated from left to right.
     args.k_strides = {numbers.integer(), numbers.integer()};
     args.v_strides = {numbers.integer(), numbers.integer()};
     args.k_cache_strides = {numbers.integer(), numbers.integer(), numbers.integer()};

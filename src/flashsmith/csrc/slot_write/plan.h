@@ -1,4 +1,4 @@
-// The family's part of planning. Plain C++20 without CUDA headers.
+// What the family must define to plan calls. Plain C++20 without CUDA headers.
 #pragma once
 
 #include "host/plan.h"
@@ -6,8 +6,8 @@
 
 namespace flashsmith {
 
-// Plans one launch, with an empty grid if there are no rows. Throws std::invalid_argument for a
-// problem that the kernel cannot compute.
+// Plans one launch; if there are no rows, its grid is empty. Throws std::invalid_argument if the
+// kernel cannot compute the problem.
 Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers, Tensors tensors,
                      const DeviceSpec& device, const Semantics& semantics);
 

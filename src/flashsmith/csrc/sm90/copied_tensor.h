@@ -1,4 +1,4 @@
-// Tensor maps for the tensors that a plan's kernels copy by TMA. Plain C++20 without CUDA headers.
+// Makes tensor maps for the tensors that kernels copy by TMA. Plain C++20 without CUDA headers.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ inline constexpr int64_t kStrideUnit = 16;
 inline constexpr int64_t kStrideLimit = int64_t{1} << 40;
 inline constexpr uint64_t kWrap = uint64_t{1} << 34;
 
-// A tensor that TMA copies in boxes of `box_rows` rows of a head. Where rows are the heads of a
-// group, a box has `box_heads` heads of as many tokens as give `box_rows` rows.
+// A tensor that TMA copies in boxes with `box_rows` rows of one head. If the rows are the heads of
+// a group, a box has `box_heads` heads of as many tokens as make `box_rows` rows.
 struct CopiedTensor {
     const char* name;
     size_t index;  // in the order of the operation's tensors
@@ -32,7 +32,7 @@ struct CopiedTensor {
     }
 };
 
-// TMA accepts no stride of 0, and ignores the stride of a dimension of size 1.
+// TMA rejects a stride of 0, and ignores the stride of a dimension of size 1.
 inline uint64_t stride_bytes(const CopiedTensor& tensor, const char* what, int64_t elements,
                              int64_t size) {
     const int64_t bytes = elements * kElementBytes;
@@ -44,8 +44,8 @@ inline uint64_t stride_bytes(const CopiedTensor& tensor, const char* what, int64
     return bytes;
 }
 
-// A tensor without rows has no address and arbitrary strides, and its map is never used. The map
-// describes a single row at q's address instead.
+// A tensor without rows has no address and may have any strides; its map is never used. This gives
+// it a single row at the address of q instead.
 inline CopiedTensor single_row(CopiedTensor tensor, size_t q) {
     tensor.index = q;
     tensor.rows = tensor.heads = tensor.total = 1;
@@ -53,12 +53,12 @@ inline CopiedTensor single_row(CopiedTensor tensor, size_t q) {
     return tensor;
 }
 
-// Dimensions are columns, rows, heads, batch. Packed tensors have columns, rows twice, heads, and a
-// fifth dimension whose stride subtracts the rows that were counted twice: see box_of_rows() in
-// sm90/tma.cuh. kRowsOfMap times kWrap is 2^64, which is 0 modulo the address width. A map that
-// began some rows before the tensor would need fewer dimensions, but TMA faults on unmapped memory
-// even if no box touches it. Where boxes have several heads, heads come before rows: see
-// box_of_group().
+// The dimensions are columns, rows, heads, batch. For packed tensors they are columns, rows
+// (twice), heads, and a fifth dimension whose stride subtracts the rows that were counted twice:
+// see box_of_rows() in sm90/tma.cuh. kRowsOfMap times kWrap is 2^64, which is 0 for addresses of 64
+// bits. A map that begins some rows before the tensor would need fewer dimensions, but TMA faults
+// on memory that is not mapped, even if no box contains it. If boxes have several heads, heads come
+// before rows: see box_of_group().
 inline TensorMapSpec tensor_map(int d_head, DType dtype, const ForwardProblem& p, bool packed,
                                 const CopiedTensor& tensor) {
     const uint32_t columns = d_head % 64 == 0 ? 64 : 32;

@@ -1,13 +1,13 @@
-// Pipelines of shared-memory buffers between the producer, which fills them by TMA, and the
-// consumer warpgroups. Each stage has two mbarriers: full and empty.
+// Pipelines: buffers in shared memory that the producer fills by TMA and the consumer warpgroups
+// read. Each stage has two mbarriers, full and empty.
 #pragma once
 
 #include "common/barrier.cuh"
 
 namespace flashsmith {
 
-// The next of kStages stages, and the phase in which it becomes full. The producer waits for the
-// other phase at the empty barrier, so the first round does not block.
+// The next of kStages stages, and the phase in which it becomes full. At the empty barrier, the
+// producer waits for the other phase, so that it does not wait in the first round.
 template <int kStages>
 class PipelineState {
   public:
@@ -23,19 +23,20 @@ class PipelineState {
     }
 
   private:
-    // For powers of two one counter is enough, which saves a register in the main loop.
+    // If kStages is a power of two, one counter is enough, which saves a register in the main loop.
     static constexpr bool kCounts = (kStages & (kStages - 1)) == 0;
     uint32_t steps_ = 0, phase_ = 0;
 };
 
-// The barriers of a pipeline: a pair per stage, in shared memory from `first` on.
+// The barriers of a pipeline: one pair for each stage, in shared memory from `first` on.
 struct PipelineBarriers {
     uint32_t first;
 
     FS_DEVICE uint32_t full(int stage) const { return first + 16 * stage; }
     FS_DEVICE uint32_t empty(int stage) const { return first + 16 * stage + 8; }
 
-    // `consumers` arrive at empty; the producers arrive at full, and TMA's bytes complete it.
+    // `consumers` threads arrive at empty. The producers arrive at full, and the bytes of TMA
+    // complete it.
     FS_DEVICE void init(int stages, int consumers, int producers = 1) const {
         for (int stage = 0; stage < stages; ++stage) {
             mbarrier_init(full(stage), producers);
@@ -44,9 +45,9 @@ struct PipelineBarriers {
     }
 };
 
-// A pipeline of tiles of `kTileBytes` each, starting at `tiles`, in the producer or a consumer.
-// With kCtas = 2, two CTAs fill it together: both hold the same tiles at the same time, and a tile
-// is free when it is free in both.
+// A pipeline of tiles with `kTileBytes` bytes each, which begin at `tiles`; the producer and each
+// consumer have one. With kCtas = 2, two CTAs fill it together. Both have the same tiles at the
+// same time, and a tile is free when both have released it.
 template <int kStages, int kTileBytes, int kCtas = 1>
 struct TilePipeline {
     uint32_t tiles;
@@ -57,7 +58,7 @@ struct TilePipeline {
     FS_DEVICE TilePipeline(uint32_t tiles, uint32_t barriers) : tiles(tiles), barriers{barriers} {
         if constexpr (kCtas == 2) peer_barriers = cluster_address(barriers, cluster_rank() ^ 1);
     }
-    // Arrivals per round at an empty barrier; see consumer_release().
+    // How many arrivals an empty barrier gets per round; see consumer_release().
     FS_DEVICE static constexpr int arrivals_at_empty(int warpgroups) {
         return warpgroups * (kWarpsPerWarpgroup + kCtas - 1);
     }
@@ -65,7 +66,7 @@ struct TilePipeline {
     FS_DEVICE uint32_t tile() const { return tiles + state.stage() * kTileBytes; }
     FS_DEVICE uint32_t full() const { return barriers.full(state.stage()); }
 
-    // Producer side: waits until the tile is free, then makes full() wait for the bytes of its
+    // For the producer: waits until the tile is free, and makes full() wait for the bytes of its
     // copies.
     FS_DEVICE void producer_acquire() const {
         producer_wait();
@@ -76,9 +77,9 @@ struct TilePipeline {
     }
     FS_DEVICE void producer_expect() const { mbarrier_arrive_expect(full(), kTileBytes); }
 
-    // Consumer side. One lane of each warp releases the tile when the whole warp is done with it.
-    // In the other CTA one warp arrives for its whole warpgroup. That suffices because a wgmma is
-    // executed by the whole warpgroup, and a warpgroup that issued none has not read the tile.
+    // Consumer side. When a whole warp has finished with the tile, one lane releases it. In the
+    // other CTA, one warp arrives for its whole warpgroup. That is enough, because a whole
+    // warpgroup executes a wgmma, and a warpgroup that has issued none has not read the tile.
     FS_DEVICE void consumer_wait() const { mbarrier_wait(full(), state.phase()); }
     FS_DEVICE void consumer_release(int warp, int lane) {
         if (lane == 0) mbarrier_arrive(barriers.empty(state.stage()));

@@ -1,6 +1,6 @@
-// Copies tiles between global and shared memory by the tensor memory accelerator: one thread
-// requests a whole panel. Coordinates are (column, row, head, batch) in elements. Packed tensors
-// have three row dimensions; see box_of_rows().
+// Copies tiles between global and shared memory by the tensor memory accelerator: one thread starts
+// the copy of a whole panel. Coordinates are (column, row, head, batch), in elements. Packed
+// tensors have the rows in three dimensions; see box_of_rows().
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -8,21 +8,21 @@
 
 namespace flashsmith {
 
-// The coordinates at which a box begins in a tensor map (plan.cc). Packed maps have a fifth
-// dimension, in which every box begins at the same coordinate.
+// The coordinates in a tensor map (plan.cc) at which a box begins. A packed map has a fifth
+// dimension, in which all boxes begin at the same coordinate.
 template <bool kPacked>
 struct TmaBox {
     int column;
     int first, second, third;
 };
 
-// A box of rows of one head, starting at `row`, in a sequence of `count` rows.
+// The box of rows of one head that begins at `row`, in a sequence with `count` rows.
 //
-// Dense maps have dimensions (column, row, head, batch), and rows past the sequence are outside the
-// tensor. In packed tensors the next sequence begins there. Its values may be NaN, and 0 x NaN is
-// NaN. A packed map therefore counts rows twice: once so that the sequence ends at the end of the
-// map, row kRowsOfMap, and once as the tensor row where the sequence ends. Their sum is kRowsOfMap
-// rows too large, and the fifth dimension subtracts those.
+// A dense map has the dimensions (column, row, head, batch), and rows past the sequence are outside
+// the tensor. In a packed tensor, the next sequence begins there. It may contain NaN, and 0 x NaN
+// is NaN. So a packed map counts rows twice: once so that the sequence ends with the map, at row
+// kRowsOfMap, and once as rows of the tensor up to the end of the sequence. The sum of both is too
+// large by kRowsOfMap rows, which the fifth dimension subtracts.
 template <bool kPacked>
 FS_DEVICE TmaBox<kPacked> box_of_rows(int row, int sequence_first, int count, int head, int batch) {
     if constexpr (kPacked)
@@ -31,8 +31,8 @@ FS_DEVICE TmaBox<kPacked> box_of_rows(int row, int sequence_first, int count, in
         return {0, row, head, batch};
 }
 
-// The same for a group's query heads, token after token, starting at `token` and `head`. A box has
-// one more dimension, and heads come before rows.
+// The same for the query heads of a group, token after token; the box begins at `token` and `head`.
+// The box has one more dimension, and heads come before rows.
 template <bool kPacked>
 FS_DEVICE TmaBox<kPacked> box_of_group(int token, int sequence_first, int count, int head,
                                        int batch) {
@@ -46,7 +46,7 @@ FS_DEVICE void tma_prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Elements outside the tensor arrive as zeros and count towards the barrier as well.
+// Elements outside the tensor arrive as zeros; the barrier counts them too.
 template <bool kPacked>
 FS_DEVICE void tma_load(uint32_t smem, const TensorMap* map, const TmaBox<kPacked>& box,
                         uint32_t barrier) {
@@ -65,8 +65,8 @@ FS_DEVICE void tma_load(uint32_t smem, const TensorMap* map, const TmaBox<kPacke
             : "memory");
 }
 
-// Multicast: writes to this address in every CTA of the cluster whose bit is set, and signals the
-// barrier there.
+// Multicast: writes to this address in each CTA of the cluster whose bit is set, and signals the
+// barrier in that CTA.
 template <bool kPacked>
 FS_DEVICE void tma_load_multicast(uint32_t smem, const TensorMap* map, const TmaBox<kPacked>& box,
                                   uint32_t barrier, uint16_t ctas) {
@@ -106,11 +106,11 @@ FS_DEVICE void tma_store(const TensorMap* map, const TmaBox<kPacked>& box, uint3
 FS_DEVICE void tma_store_commit() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Waits until this thread's stores have been read from shared memory.
+// Waits until the stores of this thread have read shared memory.
 FS_DEVICE void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// Makes this thread's shared-memory stores visible to subsequent TMA operations.
+// Makes what this thread has stored in shared memory visible to later TMA operations.
 FS_DEVICE void tma_store_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

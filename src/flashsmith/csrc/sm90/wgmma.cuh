@@ -1,8 +1,8 @@
-// wgmma: a warpgroup's MMA, 64 rows by N columns, 16 deep (sm_90a).
+// wgmma, the MMA of a warpgroup: 64 rows by N columns, with a depth of 16 (sm_90a).
 //
 // Each warp's accumulator consists of the 16x8 tiles of mma.sync: d[0][n] of warp w of the
-// warpgroup covers rows 16 w.. and columns 8 n... Packed to 16 bits it is the A operand of the next
-// GEMM.
+// warpgroup covers rows 16 w.. and columns 8 n... Packed to 16 bits, it is the A operand of the
+// next GEMM.
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -11,8 +11,8 @@ namespace flashsmith {
 
 // ---- matrices in shared memory ------------------------------------------------------------------
 
-// Adjacent panels of `kColumns` 16-bit columns. A panel's rows are contiguous, and its 16-byte
-// chunks are swizzled as in TMA's mode for the panel's width.
+// A matrix in shared memory, as adjacent panels of `kColumns` 16-bit columns. The rows of a panel
+// are contiguous. Their 16-byte chunks have the swizzle that TMA uses for the width of the panel.
 template <int kColumns_>
 struct Panel {
     static_assert(kColumns_ == 64 || kColumns_ == 32);
@@ -26,25 +26,25 @@ struct Panel {
         chunk ^= kChunks == 8 ? row % 8 : row / 2 % 4;
         return row * kRowBytes + chunk * 16;
     }
-    // The matrix descriptor of the data at `smem`. `panel_stride` is the distance between panels in
-    // bytes; it is ignored unless one instruction spans panels.
+    // The matrix descriptor for data at `smem`. `panel_stride` is the distance between panels in
+    // bytes; it is used only if one instruction reads several panels.
     FS_DEVICE static uint64_t descriptor(uint32_t smem, uint32_t panel_stride = 16) {
         constexpr uint64_t kSwizzle = kColumns == 64 ? 1 : 2;  // 128 or 64 bytes
         return uint64_t{(smem & 0x3ffff) >> 4} | uint64_t{panel_stride >> 4} << 16 |
                uint64_t{kGroupBytes >> 4} << 32 | kSwizzle << 62;
     }
-    // Descriptor increment for the k-th step of 16 columns, in a matrix with kRows rows.
+    // What to add to a descriptor for the k-th step of 16 columns, in a matrix with kRows rows.
     template <int kRows>
     FS_DEVICE static constexpr uint64_t column_step(int k) {
         return (k / kStepsPerPanel * kRows * kRowBytes + k % kStepsPerPanel * 32) >> 4;
     }
-    // Descriptor increment for the k-th step of 16 rows.
+    // What to add to a descriptor for the k-th step of 16 rows.
     FS_DEVICE static constexpr uint64_t row_step(int k) { return (k * 16 * kRowBytes) >> 4; }
 };
 
 // ---- order --------------------------------------------------------------------------------------
 
-// Keeps the compiler from moving operations on these registers across this point.
+// The compiler does not move operations on these registers across this call.
 template <int kTiles>
 FS_DEVICE void pin(float (&d)[1][kTiles][4]) {
 #pragma unroll
@@ -60,17 +60,17 @@ FS_DEVICE void pin(uint32_t (&a)[kSteps][4]) {
         for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[k][i])::"memory");
 }
 
-// Must precede the first wgmma that touches these registers.
+// Must be called before the first wgmma that uses these registers.
 template <typename... Registers>
 FS_DEVICE void wgmma_fence(Registers&... registers) {
     (pin(registers), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// Closes a group of wgmma that can be waited for.
+// Ends a group of wgmma, for which wgmma_wait() can wait.
 FS_DEVICE void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits for all groups but the last `kPending`; these registers may be touched afterwards.
+// Waits for all groups except the last `kPending`. Afterwards these registers may be used.
 template <int kPending, typename... Registers>
 FS_DEVICE void wgmma_wait(Registers&... registers) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -79,7 +79,7 @@ FS_DEVICE void wgmma_wait(Registers&... registers) {
 
 // ---- the instruction ----------------------------------------------------------------------------
 
-// Inline PTX needs its operands one by one: eight accumulator registers per 16 columns.
+// Inline PTX needs a list of all operands: eight accumulator registers per 16 columns.
 #define FS_WGMMA_TEXT_0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define FS_WGMMA_TEXT_1 "%8, %9, %10, %11, %12, %13, %14, %15"
 #define FS_WGMMA_TEXT_2 "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -149,8 +149,8 @@ FS_DEVICE void wgmma_wait(Registers&... registers) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),      \
                    "n"(kTransposeB))
 
-// d = a b, or d += a b if `accumulate`. b is given by a descriptor. It is K-major (columns of b are
-// rows of the matrix in memory) or, with kTransposeB, stored as the matrix itself.
+// d = a b; if `accumulate`, d += a b. b is given by a descriptor. In memory it is K-major (the rows
+// of the matrix are columns of b) or, with kTransposeB, b itself.
 template <typename value_t, int kColumns, bool kTransposeB>
 struct Wgmma;
 

@@ -19,7 +19,7 @@ namespace flashsmith {
 template <class Kernel>
 FS_DEVICE void init_backward_barriers(uint32_t smem) {
     constexpr int kWarps = Kernel::n_warpgroups * kWarpsPerWarpgroup;
-    // The threads that keep turns also read the number of a block of keys.
+    // The threads that keep the order of dq also read the number of a block of keys.
     constexpr int kKeepers = Kernel::CFG.ordered_dq ? Kernel::dq_parts : 0;
     PipelineBarriers{smem + Kernel::K_barriers}.init(1, kWarps + kKeepers);
     PipelineBarriers{smem + Kernel::V_barriers}.init(1, kWarps);
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     if (thread_index() == 0) init_backward_barriers<Kernel>(smem);
     __syncthreads();
 
-    // The shuffle lets the compiler know that the value is the same in all lanes of a warp.
+    // By this shuffle, the compiler knows that the value is the same in all lanes of a warp.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
     if (warpgroup == 0) {
         set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();

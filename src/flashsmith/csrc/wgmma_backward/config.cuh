@@ -1,6 +1,5 @@
-// The config that identifies a kernel of the wgmma_backward family, and the arguments of its main
-// kernel. Plain C++20 without CUDA types, because the host compiler, the kernels and the tests read
-// this file.
+// The config of a kernel of the wgmma_backward family, and the arguments of its main kernel. Plain
+// C++20 without CUDA types, because the host compiler, the kernels and the tests read this file.
 #pragma once
 
 #include <compare>
@@ -11,7 +10,7 @@
 
 namespace flashsmith {
 
-// The order of a warpgroup's products within a step.
+// The order of the GEMMs of a warpgroup in a step.
 enum class StepOrder : int {
     dv_first = 0,         // S, then dv and dP, then dk and dq
     late_dq = 1,          // the same, but dq overlaps the exponentials of the next step
@@ -19,15 +18,15 @@ enum class StepOrder : int {
     scores_ahead = 3,     // like late_dq, but the next step's S also comes before dk
 };
 
-// When a step's dq product is added to its sums in global memory.
+// When the dq of a step is added to the sums in global memory.
 enum class DqSums : int {
     beside_scores = 0,  // during the next step's first product
     sums_at_once = 1,   // as soon as it is done
     sums_under_dk = 2,  // the same, and it comes before dk's product
 };
 
-// Fields, order and meaning match the Python class. New knobs go at the end, and their zero means
-// the previous behaviour.
+// The fields, their order and their meaning are those of the Python class. A new knob is added at
+// the end; if it is 0, nothing may change.
 struct WgmmaBackwardKernelConfig {
     DType dtype;
     int d_head;
@@ -56,13 +55,13 @@ struct WgmmaBackwardKernelConfig {
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
 
-    // The number of warpgroups with different keys, 64 each.
+    // How many warpgroups have different keys, 64 each.
     constexpr int key_groups() const { return split_roles ? 1 : n_warpgroups; }
 
-    // dS goes through shared memory only for dq.
+    // Only for dq does dS go through shared memory.
     constexpr int n_ds_tiles() const { return without_dq ? 0 : ds_stages; }
-    // Bytes of K and V, of the stages of Q, do and dS, of P if it is passed between warpgroups, and
-    // of dq on its way to its sums.
+    // Bytes of K and V, of the stages of Q, do and dS, of P if one warpgroup passes it to another,
+    // and of dq before it is added.
     constexpr int64_t tile_bytes() const {
         const int64_t columns = 2 * int64_t{B_c} + int64_t{q_stages + do_stages} * B_r;
         const int64_t P_bytes = split_roles ? int64_t{B_r} * B_c * 4 : 0;
@@ -72,28 +71,29 @@ struct WgmmaBackwardKernelConfig {
     constexpr int sums_bytes() const {
         return bulk_sums ? n_warpgroups * kWarpgroupRows * dq_columns() * 4 : 0;
     }
-    // Dynamic shared memory of one CTA: the tiles, the row statistics in Q's and do's stages, and
-    // barriers.
+    // Dynamic shared memory of one CTA: the tiles, the row statistics in the stages of Q and do,
+    // and barriers.
     static constexpr int kBarrierPage = 256, kOrderBytes = 64;
     constexpr int64_t smem_bytes() const {
         return tile_bytes() + int64_t{q_stages + do_stages} * B_r * 4 + kBarrierPage +
                ordered_dq * kOrderBytes;
     }
 
-    // How the warpgroups share dQ = dS K, B_r x d_head: by its rows or by its columns. If neither
-    // divides evenly, they alternate. A part has 64 rows and dq_columns() columns.
+    // How the warpgroups divide dQ = dS K, B_r x d_head: by its rows or by its columns. If neither
+    // can be divided evenly, the warpgroups alternate. A part has 64 rows and dq_columns() columns.
     constexpr bool shares_rows() const { return B_r == kWarpgroupRows * n_warpgroups; }
     constexpr bool shares_columns() const {
         return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (16 * n_warpgroups) == 0;
     }
     constexpr int dq_parts() const { return shares_rows() || shares_columns() ? n_warpgroups : 1; }
-    // Floats for the sums of a block of queries. With ordered_dq the counters of its parts follow.
+    // How many floats there are for the sums of a block of queries. With ordered_dq, they are
+    // followed by the counters of its parts.
     static constexpr int kCounters = 32;
     constexpr int dq_block_floats() const { return B_r * d_head + (ordered_dq ? kCounters : 0); }
     constexpr int dq_columns() const { return shares_columns() ? d_head / n_warpgroups : d_head; }
 };
 
-// Everything that the main kernel needs. It is the only parameter and lies in constant memory.
+// Everything that the main kernel needs. It is the only parameter, in constant memory.
 struct HopperBackwardKernelArgs {
     TensorMap q, k, v, d_o;
     BackwardKernelArgs problem;

@@ -1,8 +1,9 @@
-// A consumer warpgroup: computes dk and dv of its 64 keys, and its part of every block's dq.
+// A consumer warpgroup: computes dk and dv of its 64 keys, and its part of dq for every block of
+// queries.
 //
-// Scores are computed transposed, keys by queries. The rounded P^T and dS^T are then operands of dv
-// += P^T do and dk += dS^T q directly in registers. Only dS goes through shared memory, for dQ = dS
-// K over all keys of the CTA. The warpgroups add their parts of dQ to fp32 sums in global memory.
+// Scores are transposed: keys by queries. After rounding, the registers of P^T and dS^T are
+// operands of dv += P^T do and dk += dS^T q. Only dS goes through shared memory, for dQ = dS K over
+// all keys of the CTA. Each warpgroup adds its part of dQ to fp32 sums in global memory.
 #pragma once
 
 #include "wgmma_backward/dv_first.cuh"
@@ -41,7 +42,7 @@ struct BackwardConsumer : dQPart<Kernel> {
         return __shfl_sync(0xffffffffu, load_shared_16B(smem + Kernel::number_offset).x, 0);
     }
 
-    // Computes dk and dv of a block of keys.
+    // Computes dk and dv for a block of keys.
     FS_DEVICE void compute(uint32_t number) {
         const int n_steps = begin(number);
         zero(dk);

@@ -1,5 +1,4 @@
-// The state that a consumer warpgroup keeps from step to step, and the GEMMs that read a step's
-// queries.
+// What a consumer warpgroup keeps from step to step, and the GEMMs that read the queries of a step.
 #pragma once
 
 #include "backward/store_gradient.cuh"
@@ -9,8 +8,8 @@
 
 namespace flashsmith {
 
-// Hardware barriers: 0 belongs to __syncthreads. The next one is for rows that are cleared, and the
-// others are for the warpgroups' order.
+// Hardware barriers. 0 is that of __syncthreads. The next one is for rows that are set to zero, and
+// the others are for the order of warpgroups.
 constexpr int kRowsBarrier = 1, kFirstOrderBarrier = 2;
 
 template <class Kernel>
@@ -21,15 +20,15 @@ struct ConsumerState {
     using value_t = typename Kernel::value_t;
     using Panel = typename Kernel::Panel;
     using Keys = KeyBlock<Kernel>;
-    // The statistics of the two queries that a lane holds in each tile of scores.
+    // The statistics of the two queries that a lane has in each tile of scores.
     using RowPairs = float2[Kernel::B_r / 8];
 
-    // Whether sums of dq are in flight between the score products, and whether dq's product comes
-    // before dk's.
+    // Whether dq is added to its sums between the GEMMs of the scores; and whether the GEMM of dq
+    // comes before that of dk.
     static constexpr bool kSumsBesideScores = CFG.dq_sums == DqSums::beside_scores;
     static constexpr bool kdQBeforedk = CFG.dq_sums == DqSums::sums_under_dk;
-    // Whether a step adds its dq, or the preceding one's, between its products. Alternating
-    // warpgroups do not.
+    // Whether a step adds its own dq, or that of the step before, between its GEMMs. Warpgroups
+    // that alternate do not.
     static constexpr bool kAddsBetween =
         kSumsBesideScores && !Kernel::alternates_dq && !CFG.without_dq;
 
@@ -45,8 +44,8 @@ struct ConsumerState {
     int rounds_until_dq;  // for alternating warpgroups: steps until this one computes dq
     int dq_block;         // block of the last dq, and where this lane's sums of it are
     float* dq_sums;
-    // With ordered_dq, a block's heads follow one another. These are the number of heads, the next
-    // head and the head of the last dq. dq_block is then unused.
+    // With ordered_dq, the heads of a block follow each other. These are the number of heads, the
+    // next head, and the head of the last dq. dq_block is not used then.
     int n_heads, head, dq_head, direction;
     uint32_t odd_turns = 0;  // parity of this warpgroup's turns in that order
 
@@ -75,12 +74,12 @@ struct ConsumerState {
           stages{smem},
           order{warpgroup} {}
 
-    // This warpgroup's first key among the CTA's keys.
+    // The first key of this warpgroup, counted from the first key of the CTA.
     FS_DEVICE int first_row() const { return CFG.split_roles ? 0 : warpgroup * kWarpgroupRows; }
 
     // ---- a step's queries ----
 
-    // Waits until the next block's queries have arrived.
+    // Waits until the queries of the next block have arrived.
     FS_DEVICE void await_queries() {
         Q.consumer_wait();
         zero_unattended_rows();
@@ -96,14 +95,14 @@ struct ConsumerState {
         }
     }
 
-    // Releases the preceding step's Q.
+    // Releases Q of the step before.
     FS_DEVICE void release_last_Q() {
         const int stage = (Q.state.stage() + CFG.q_stages - 1) % CFG.q_stages;
         if (lane == 0) mbarrier_arrive(Q.barriers.empty(stage));
     }
 
-    // Zeroes rows that see no key. They contribute nothing whatever they hold, but 0 times NaN
-    // would be NaN.
+    // Sets rows to zero that see no key. They contribute nothing, but may contain NaN, and 0 times
+    // NaN would be NaN.
     FS_DEVICE void zero_unattended_rows() const {
         if constexpr (!kHidesKeys<SEMANTICS>) return;
         const int rows = min(key_mask.first_attending_row() - block * Kernel::B_r, Kernel::B_r);
@@ -119,8 +118,8 @@ struct ConsumerState {
             store_shared_16B(d_o.tile() + place, uint4{0, 0, 0, 0});
         }
         tma_store_fence();
-        // The roles of split_roles run different code. Their two barrier instructions are not
-        // guaranteed by PTX to form one numbered barrier.
+        // With split_roles, the roles run different code. PTX does not guarantee that barrier
+        // instructions at two places form one barrier.
         if constexpr (CFG.split_roles)
             mbarrier_arrive_and_wait(smem + Kernel::rows_barrier);
         else
@@ -129,7 +128,7 @@ struct ConsumerState {
 
     // ---- products ----
 
-    // Multiplies this warpgroup's rows of K or V by a tile of queries.
+    // Multiplies the rows of K or V that this warpgroup has by a tile of queries.
     FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t tile) {
         const uint64_t a =
             Panel::descriptor(opaque(smem) + offset + first_row() * Panel::kRowBytes);

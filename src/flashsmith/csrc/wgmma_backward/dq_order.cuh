@@ -1,19 +1,19 @@
-// The order in which blocks of keys add to the dq of a block of queries.
+// ordered_dq: the order in which blocks of keys add to dq of a block of queries.
 //
-// Without it, fp32 sums are added in the order in which CTAs happen to run. With `ordered_dq`, each
-// part of a block's dq has a counter in global memory that holds the current turn. Blocks of keys
-// take turns in launch order, so that a CTA waits only for CTAs launched before it, however few are
-// resident.
+// Without it, CTAs add to the fp32 sums in the order in which they happen to run. With it, each
+// part of the dq of a block has a counter in global memory, which says whose turn it is. Blocks of
+// keys have their turns in the order of launch, so that a CTA waits only for CTAs that were
+// launched before it, however few are resident.
 //
-// Under a causal mask, blocks of keys in ascending order would all begin at the same queries, and
-// each block would wait for its predecessor. If the last blocks come first, and queries start at
-// the diagonal, each block of keys reaches a block of queries one block width after its
-// predecessor. But then the longest CTA of a head is its last one. The heads that end a launch
-// therefore begin with the first keys. So do heads that share keys, whose CTAs are the longest.
+// If blocks of keys were in ascending order under a causal mask, all would begin with the same
+// queries, and each would wait for the one before. If the last blocks come first and queries begin
+// at the diagonal, each block of keys reaches a block of queries later than the block of keys
+// before it. But then the longest CTA of a head is the last one. So the last heads of a launch
+// begin with the first keys. So do heads that share keys, which have the longest CTAs.
 //
-// The round trip to L2, and the sums' own way there, take longer than the work that a consumer has
-// in the meantime. A warp next to the producer's therefore waits for each turn of a part, one step
-// ahead of the consumers. It passes the turn on once the sums have arrived. Consumers see only
+// Asking the L2 for a turn, and moving the sums there, takes longer than the work that a consumer
+// has meanwhile. So one warp besides the producer's waits for each turn of a part, a step before
+// the consumers need it. When the sums have arrived, it passes the turn on. Consumers use only
 // barriers of their CTA.
 #pragma once
 
@@ -39,13 +39,13 @@ FS_DEVICE void fence_acq_rel() {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-// The communication between a warp that keeps turns and the warpgroups that add. Each warpgroup has
-// a barrier for its turns, since one that waits for every third turn must not see the others'
-// turns. Each part has a barrier for its sums.
+// How the warp that keeps turns and the warpgroups that add to dq communicate. Each warpgroup has
+// its own barrier for turns, because a warpgroup with every third turn must not see the turns of
+// others. Each part has a barrier for its sums.
 //
-// With split roles a part is one half of each warpgroup's columns. The halves are added half a step
-// apart. If both halves shared a turn, it would be passed on and waited for between the second
-// half and the next step's first half.
+// With split roles, a part is one half of the columns of each warpgroup. The two halves are added
+// half a step apart. If both halves had one turn together, only the time between the second half of
+// a step and the first half of the next would be left to pass it on and to wait for it.
 template <class Kernel>
 struct dQOrder {
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
@@ -68,15 +68,15 @@ struct dQOrder {
                 mbarrier_init(added(part), kAddingWarps);
         }
     }
-    // A consumer waits here until its next sums may be added. `odd`: whether an odd number of turns
-    // came before.
+    // For a consumer: waits until its next sums may be added. `odd`: whether the number of turns
+    // before was odd.
     FS_DEVICE void wait(int warpgroup, uint32_t& odd) const {
         if constexpr (kOrdered) {
             mbarrier_wait(granted(warpgroup), odd);
             odd ^= 1;
         }
     }
-    // Signals that the warp has added its sums.
+    // Says that this warp has added its sums.
     FS_DEVICE void advance(int part, int lane) const {
         if constexpr (kOrdered) {
             __syncwarp();
@@ -85,7 +85,7 @@ struct dQOrder {
     }
 };
 
-// One thread that keeps the turns of a part of dQ.
+// A thread that keeps the turns for a part of dQ.
 template <class Kernel>
 struct dQTurns {
     static constexpr WgmmaBackwardKernelConfig CFG = Kernel::CFG;
@@ -123,9 +123,9 @@ struct dQTurns {
         const KeyBlock<Kernel> keys(args.problem, number);
         int n_steps = keys.n_steps();
         if (n_steps == 0) return;
-        // `turn`: how many blocks of keys of the sequence come first. The last of them also
-        // adds to the blocks of queries in `shared`. At other blocks of queries this block of keys
-        // is the first.
+        // `turn`: how many blocks of keys of the sequence come before this one. The last of them
+        // also adds to the blocks of queries in `shared`. For all other blocks of queries, this
+        // block of keys is the first.
         const int place = keys.first_key / Kernel::B_c;
         const uint32_t turn = keys.direction < 0 ? place : (keys.k.count - 1) / Kernel::B_c - place;
         BlockRange shared{};
@@ -133,7 +133,7 @@ struct dQTurns {
             shared = BackwardKeyMask<Kernel::SEMANTICS>(args.problem, keys.q.count, keys.k.count)
                          .query_blocks(keys.first_key + keys.direction * Kernel::B_c, Kernel::B_c,
                                        Kernel::B_r);
-        // Advances like KeyBlock, with the fewest registers.
+        // Goes to the next step like KeyBlock, with fewer registers.
         const auto first = keys.first_step();
         const int n_heads = keys.n_heads;
         const int64_t head_sums = Kernel::first_dq_sum(args.problem.statistics_head_stride);
@@ -155,7 +155,7 @@ struct dQTurns {
             }
             mbarrier_wait(order.added(part), odd);
             odd ^= 1;
-            // One fence releases these sums and, if their turn has come, acquires the next ones.
+            // One fence releases these sums and, if it is their turn, acquires the next ones.
             const bool is_last = --n_steps == 0;
             ours = is_last || !is_in(shared, block) || load_relaxed(counter) == turn;
             fence_acq_rel();
@@ -166,7 +166,7 @@ struct dQTurns {
     FS_DEVICE static bool is_in(const BlockRange& range, int block) {
         return range.begin <= block && block < range.end;
     }
-    // The counter lies after the sums of a block of queries.
+    // The counter follows the sums of a block of queries.
     FS_DEVICE uint32_t* counter_of(int64_t statistic) const {
         return reinterpret_cast<uint32_t*>(args.problem.dq_sums + Kernel::first_dq_sum(statistic) +
                                            Kernel::B_r * Kernel::d_head) +

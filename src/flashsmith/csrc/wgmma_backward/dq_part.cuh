@@ -1,4 +1,5 @@
-// A warpgroup's part of dQ = dS K, and its addition to the fp32 sums in global memory.
+// The part of dQ = dS K that a warpgroup computes, and how it is added to the fp32 sums in global
+// memory.
 #pragma once
 
 #include "wgmma_backward/dq_order.cuh"
@@ -6,14 +7,14 @@
 
 namespace flashsmith {
 
-// Adds fp32 sums in shared memory to those in global memory.
+// Adds fp32 numbers in shared memory to those in global memory.
 FS_DEVICE void bulk_add(float* gmem, uint32_t smem, uint32_t bytes) {
     asm volatile(
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(gmem),
         "r"(smem), "r"(bytes)
         : "memory");
 }
-// Waits until all of this thread's sums have been added.
+// Waits until everything that this thread adds has been added.
 FS_DEVICE void bulk_sums_wait() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
@@ -49,7 +50,7 @@ struct dQPart : ConsumerScores<Kernel> {
         return keys.n_steps();
     }
 
-    // This warpgroup's part of dQ = dS K.
+    // Which part of dQ = dS K this warpgroup computes.
     FS_DEVICE int part() const { return Kernel::alternates_dq ? 0 : warpgroup; }
     FS_DEVICE void start_dq() {
         const int part = this->part();
@@ -58,8 +59,8 @@ struct dQPart : ConsumerScores<Kernel> {
         const int row = Kernel::shares_rows ? part * kWarpgroupRows : 0;
         const uint64_t a = KeysPanel::descriptor(opaque(tile) + row * KeysPanel::kRowBytes);
         const uint64_t b = dq_columns_of_K(part);
-        // The first instruction ignores these values. Zeroing them keeps none of them live from
-        // step to step.
+        // The first instruction ignores these values. Because they are set to zero, none of them is
+        // live from step to step.
         if constexpr (!kSumsBesideScores) zero(dq);
         wgmma_fence(dq);
 #pragma unroll
@@ -68,7 +69,7 @@ struct dQPart : ConsumerScores<Kernel> {
                                 b + Panel::row_step(step), step > 0);
         wgmma_commit();
     }
-    // The descriptor of a part's columns of K.
+    // The descriptor of the columns of K for a part.
     FS_DEVICE uint64_t dq_columns_of_K(int part) const {
         const uint32_t K = opaque(smem) + Kernel::K_offset;
         constexpr int kPanel = Kernel::KV_panel_bytes;
@@ -80,7 +81,7 @@ struct dQPart : ConsumerScores<Kernel> {
             K + column / Panel::kColumns * kPanel + column % Panel::kColumns * kElementBytes,
             kPanel);
     }
-    // `kBehind` is the number of later products that are still in flight.
+    // `kBehind` is how many later GEMMs are still running.
     template <int kBehind = 0>
     FS_DEVICE void finish_dq() {
         wgmma_wait<kBehind>(dq);
@@ -93,8 +94,8 @@ struct dQPart : ConsumerScores<Kernel> {
         finish_dq();
         if constexpr (kSumsBesideScores) add_dq();
     }
-    // Adds the last dq, if there is one, to its sums while another product runs. Without the
-    // branch, ptxas would move these instructions among the products and serialise the latter.
+    // Adds the last dq, if there is one, to its sums while another GEMM runs. Without the branch,
+    // ptxas would move these instructions between the GEMMs and serialise those.
     FS_DEVICE void add_dq() {
         if (CFG.ordered_dq ? dq_head < 0 : dq_block < blocks.begin) return;
         if constexpr (CFG.bulk_sums) return add_dq_by_tma();
@@ -105,8 +106,8 @@ struct dQPart : ConsumerScores<Kernel> {
                        float4{dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]});
         dQOrder<Kernel>{smem}.advance(part(), lane);
     }
-    // Adds a warp's part at once. With `red` instructions instead, lanes wait for room in the queue
-    // to L2, and none continues before its registers have been read.
+    // Adds the whole part of a warp. With `red` instructions, lanes would wait for space in the
+    // queue to the L2, and no lane could continue before its registers are read.
     FS_DEVICE void add_dq_by_tma() {
         constexpr uint32_t kBytes = Kernel::warp_lanes * 16;
         const uint32_t place =
@@ -125,8 +126,8 @@ struct dQPart : ConsumerScores<Kernel> {
         tma_store_commit();
     }
 
-    // The sums of a block are stored part by part, so that a warp adds 512 contiguous bytes. The
-    // address begins one step early, because it is advanced before each use.
+    // The sums of a block are stored part by part, so that a warp adds to 512 contiguous bytes. The
+    // address begins one step too early, because it is advanced before each use.
     FS_DEVICE float* first_dq_sums(const Keys& keys) const {
         const int part = this->part();
         const int64_t step = CFG.ordered_dq ? args.statistics_head_stride : Kernel::B_r;
@@ -150,7 +151,7 @@ struct dQPart : ConsumerScores<Kernel> {
                    (blocks.end - blocks.begin) * int64_t{kBlock};
     }
 
-    // Computes the next dq as a whole, if it is this warpgroup's turn.
+    // If it is this warpgroup's turn, computes the whole next dq.
     FS_DEVICE void alternate_dq() {
         if (rounds_until_dq == 0) {
             compute_dq();

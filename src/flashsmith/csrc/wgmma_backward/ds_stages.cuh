@@ -7,8 +7,8 @@
 
 namespace flashsmith {
 
-// Stores four 8x8 matrices of 16-bit elements, each transposed. Lane l passes the address of row l
-// % 8 of the matrix in memory that comes from matrix l / 8.
+// Stores four 8x8 matrices of 16-bit elements, each transposed. Lane l gives the address of the row
+// l % 8 in memory for the matrix l / 8.
 FS_DEVICE void stmatrix_x4_transposed(uint32_t smem, const uint32_t (&d)[4]) {
     asm volatile(
         "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
@@ -16,12 +16,12 @@ FS_DEVICE void stmatrix_x4_transposed(uint32_t smem, const uint32_t (&d)[4]) {
         : "memory");
 }
 
-// The stages of dS. A stage is full when all warpgroups have stored their dS, and empty when dQ
-// has been computed.
+// The stages of dS. A stage is full when all warpgroups have stored their dS, and empty when dQ has
+// been computed from it.
 template <class Kernel>
 struct dSStages {
     static constexpr int kStages = Kernel::CFG.ds_stages;
-    // The numbers of warps that arrive at a full barrier and at an empty one.
+    // How many warps arrive at a full barrier, and at an empty one.
     static constexpr int kWriters = Kernel::key_groups * kWarpsPerWarpgroup;
     static constexpr int kReaders = Kernel::dq_parts * kWarpsPerWarpgroup;
 
@@ -44,7 +44,7 @@ struct dSStages {
         mbarrier_wait(barriers().empty(written.stage()), written.phase() ^ 1);
         return tile(written.stage());
     }
-    // Makes the warp's stores visible to wgmma.
+    // Makes what this warp has stored visible to wgmma.
     FS_DEVICE void commit(int lane) {
         if constexpr (Kernel::CFG.without_dq) return __syncwarp();
         tma_store_fence();

@@ -1,13 +1,13 @@
-// The step orders in which dv comes before dk: dv_first, late_dq and scores_ahead. They begin and
-// end the same way. A step goes from dP to the next step's dP.
+// The orders of a step in which dv comes before dk: dv_first, late_dq and scores_ahead. They begin
+// and end in the same way. A step goes from one dP to the next.
 #pragma once
 
 #include "wgmma_backward/dq_part.cuh"
 
 namespace flashsmith {
 
-// Computes dv from P, and dP. dv's product comes first, so that P's registers are free for dS once
-// dP has been computed.
+// Computes dv from P, and then dP. The GEMM of dv comes first, so that the registers of P are free
+// for dS when dP is computed.
 template <class Consumer>
 FS_DEVICE void compute_dv_and_dP(Consumer& c) {
     c.d_o.consumer_wait();
@@ -65,7 +65,7 @@ struct LateDq {
     }
 };
 
-// Like late_dq, but the next step's S also comes before dk.
+// Like late_dq, but S of the next step also comes before dk.
 struct ScoresAhead {
     template <bool kWithdQ, class Consumer>
     FS_DEVICE static void step(Consumer& c) {
@@ -96,8 +96,8 @@ template <class Kernel, class Order>
 struct StepsWithDvFirst {
     using Consumer = dQPart<Kernel>;
 
-    // S, P, then dv and dP, dS, then dk and dq. No product may be in flight where the loop begins,
-    // or ptxas would serialise them all.
+    // S, P, then dv and dP, dS, then dk and dq. No GEMM may be running where the loop begins,
+    // because ptxas would then serialise all of them.
     FS_DEVICE static void steps(Consumer& c, int n_steps) {
         c.await_queries();
         c.begin_S();

@@ -1,4 +1,4 @@
-// The kernel that rounds dq from its fp32 sums.
+// The kernel that rounds the fp32 sums of dq.
 #pragma once
 
 #include "backward/store_gradient.cuh"
@@ -6,8 +6,8 @@
 
 namespace flashsmith {
 
-// Rounds dq of one block of queries. The sums have the layout of the accumulators of the warpgroups
-// that added them.
+// Rounds dq for one block of queries. The sums have the layout of the accumulators of the
+// warpgroups that have added them.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
     hopper_backward_finish_kernel(const BackwardKernelArgs args) {
@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     constexpr int kTiles = Kernel::dq_columns / 8;
     const int n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
-    // The last blocks' sums are the most likely ones to still be in L2.
+    // The sums of the last blocks are the most likely to be still in the L2.
     const uint32_t number = gridDim.x - 1 - block_index();
     const uint32_t sequence = number / n_blocks;
     const int first_row = number % n_blocks * Kernel::B_r;
@@ -39,15 +39,15 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
     float dq[1][kTiles][4];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-        // The sums of the second of two parts begin with its whole panel, whose columns come after
-        // those of the half panel.
+        // The sums of the second part begin with its whole panel, whose columns come after those of
+        // the half panel.
         constexpr int kPanel = Kernel::Panel::kColumns / 8;
         const int tile = Kernel::halves_a_panel && part == 1
                              ? (n < kPanel / 2 ? n + kPanel : n - kPanel / 2)
                              : n;
         const uint4 x = load_global_16B(sums + tile * Kernel::tile_sums);
         const uint32_t elements[4] = {x.x, x.y, x.z, x.w};
-        // Rows that see no key have accumulated 0 times NaN if some key holds NaN.
+        // If a key is NaN, the sums of rows that see no key are 0 times NaN.
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             dq[0][n][e] = lane / 4 + e / 2 * 8 < unseeing ? 0.0f : __uint_as_float(elements[e]);

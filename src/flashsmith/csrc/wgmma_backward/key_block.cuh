@@ -1,5 +1,5 @@
-// The work of a CTA: a block of keys of one head, and the blocks of queries that see them, for
-// every head that shares the keys.
+// What a CTA has to do: a block of keys of one head, and the blocks of queries that see them, for
+// all heads that share the keys.
 #pragma once
 
 #include "backward/key_mask.cuh"
@@ -8,7 +8,7 @@
 
 namespace flashsmith {
 
-// Replaces a block's number when no blocks are left.
+// Stands for the number of a block when no block is left.
 constexpr uint32_t kNoKeyBlock = 0xffffffffu;
 
 template <class Kernel>
@@ -17,32 +17,32 @@ struct KeyBlock {
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
     // Whether the first blocks of keys of several heads come before their second ones.
     static constexpr bool kTogether = kOrdered || kTriangular<SEMANTICS>;
-    // About the number of CTAs that a GPU of sm_90 holds at once.
+    // About how many CTAs a GPU of sm_90 holds at once.
     static constexpr uint32_t kResidentCtas = 128;
 
     int batch, head_k, first_key;
     SequenceRows q, k;
     int first_head, n_heads;  // query heads
     BlockRange blocks;
-    // With ordered_dq: the step from block to block of queries. It is 1 where the last block of
-    // keys comes first, and otherwise -1.
+    // With ordered_dq: the step from one block of queries to the next. It is 1 if the last block of
+    // keys comes first, and -1 otherwise.
     int direction = -1;
 
-    // The blocks of a head run close together, so that their parts of dq meet in L2. Under a causal
-    // mask the first block of keys is visible to the most queries and comes first. The first blocks
-    // of all heads that run together precede their second ones. The last CTAs are then short, even
-    // if many query heads share keys. See also dQTurns for ordered_dq.
+    // The blocks of a head run at about the same time, so that their parts of dq are added in the
+    // L2. Under a causal mask, the first block of keys is visible to the most queries, and comes
+    // first. The first blocks of all heads that run together come before their second ones. So the
+    // last CTAs are short, even if many query heads share keys. For ordered_dq, see also dQTurns.
     FS_DEVICE KeyBlock(const BackwardKernelArgs& args, uint32_t number) {
         const uint32_t n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
         uint32_t sequence = number / n_blocks;
         uint32_t place = number - sequence * n_blocks;
         if constexpr (kTogether) {
             uint32_t together = max(kResidentCtas / n_blocks, 1u);
-            // A head's blocks of keys then begin twice as far apart. With more heads than this,
-            // their queries and sums would not fit in L2.
+            // The blocks of keys of a head then begin twice as far apart in time. With more heads,
+            // their queries and sums would not fit in the L2.
             if (kOrdered) together = max(together, min(2 * kResidentCtas / n_blocks, 8u));
             const uint32_t sequences = args.batch * args.heads_k;
-            // Groups are counted from the end, so that only the first group may have fewer heads.
+            // Groups are counted from the end, so that only the first one may have fewer heads.
             const uint32_t groups_behind = (sequences - 1 - sequence) / together;
             const uint32_t end = sequences - groups_behind * together;
             const uint32_t heads = min(together, end);
@@ -66,12 +66,13 @@ struct KeyBlock {
                      .query_blocks(first_key, Kernel::B_c, Kernel::B_r);
     }
 
-    // In a packed batch, every sequence has as many blocks as the longest one needs.
+    // In a packed batch, each sequence has as many blocks as the longest one needs.
     FS_DEVICE bool exists() const { return !SEMANTICS.packed || first_key < k.count; }
     FS_DEVICE int n_steps() const { return max(blocks.end - blocks.begin, 0) * n_heads; }
 
-    // A block of queries of one head. With ordered_dq, a block is processed for all heads before
-    // the next block. A block of keys then reaches every query after the block of keys before it.
+    // A step: a block of queries of one head. With ordered_dq, a block is processed for all heads
+    // before the next block. Each block of keys then reaches every query later than the block of
+    // keys before it.
     struct Step {
         int head, block;
     };
@@ -86,7 +87,7 @@ struct KeyBlock {
             if (++step.block == blocks.end) step.block = blocks.begin, ++step.head;
         }
     }
-    // Index of the statistics of a step's first row.
+    // The index of the statistics of the first row of a step.
     FS_DEVICE int64_t statistic(const BackwardKernelArgs& args, const Step& step) const {
         return first_statistic<SEMANTICS>(args, batch, step.head, q.first) +
                step.block * Kernel::B_r;

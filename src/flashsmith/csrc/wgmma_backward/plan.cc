@@ -13,7 +13,8 @@ namespace {
 constexpr int kArch = 90;
 constexpr uint32_t kRowsThreads = 256;
 
-// The kernels of a config, in the order of the family's templates; without_dq has no finish.
+// The kernels of a config, in the order of the family's templates. With without_dq there is no
+// finish.
 enum Kernel : size_t { main_kernel, finish, prepare, gaps, sinks_kernel };
 
 std::vector<TensorMapSpec> tensor_maps(const WgmmaBackwardKernelConfig& config,

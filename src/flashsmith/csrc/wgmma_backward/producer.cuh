@@ -1,5 +1,5 @@
-// The producer: one thread that copies K and V once, and Q and do with their rows' statistics in
-// every step.
+// The producer: one thread that copies K and V once, and in every step Q and do with the statistics
+// of their rows.
 #pragma once
 
 #include "sm90/pipeline.cuh"
@@ -8,7 +8,7 @@
 
 namespace flashsmith {
 
-// Copies `bytes` contiguous bytes, which an mbarrier counts.
+// Copies `bytes` contiguous bytes; an mbarrier counts them.
 FS_DEVICE void bulk_load(uint32_t smem, const void* gmem, uint32_t bytes, uint32_t barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
@@ -43,8 +43,8 @@ struct BackwardProducer {
         } else {
             while (number < args.n_key_blocks) {
                 const uint32_t given = load(number);
-                // Every CTA requests blocks until there are none, so n_key_blocks requests are made
-                // in all. The last request resets the counter.
+                // Each CTA requests blocks until there are none, so there are n_key_blocks requests
+                // in total. The last of them resets the counter.
                 if (given == args.n_key_blocks - 1) atomicExch(args.key_block_counter, 0);
                 number = gridDim.x + given;
             }
@@ -54,9 +54,9 @@ struct BackwardProducer {
     }
 
   private:
-    // Loads everything that one block of keys needs. A persistent CTA also requests its next block
-    // here, and this returns the counter's value. The request takes a while, but must not come so
-    // early that a CTA has two blocks when others have none.
+    // Loads everything for one block of keys. A persistent CTA also requests its next block here;
+    // the result is the value of the counter. This takes some time, but if it came too early, a CTA
+    // could have two blocks while others have none.
     FS_DEVICE uint32_t load(uint32_t number) {
         const KeyBlock<Kernel> keys(args.problem, number);
         if (CFG.persistent && !keys.exists()) return request();
@@ -99,8 +99,8 @@ struct BackwardProducer {
         load_queries(d_o, &args.d_o, keys, step, Kernel::D_offset, args.problem.D);
     }
 
-    // K's full barrier makes the number visible to the consumers, which read it before they release
-    // K.
+    // Through the full barrier of K, the number becomes visible to the consumers, which read it
+    // before they release K.
     FS_DEVICE void send_number(uint32_t number) {
         K.producer_wait();
         store_shared_16B(smem + Kernel::number_offset, {number, 0, 0, 0});

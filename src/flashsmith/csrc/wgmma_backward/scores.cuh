@@ -1,4 +1,4 @@
-// What a consumer warpgroup computes between its GEMMs: P from S and dS from dP, both masked and
+// What a consumer warpgroup computes between its GEMMs: P from S, and dS from dP, both masked and
 // rounded.
 #pragma once
 
@@ -21,11 +21,11 @@ struct ConsumerScores : ConsumerState<Kernel> {
 
     using Base::Base;
 
-    // If registers are left, the statistics are loaded during the product that is waited for. The
-    // product's instructions precede these loads in the queue, however. With early_rows, the
-    // statistics of kTilesFirst tiles of S are therefore loaded before it, and D's as well if there
-    // are still more registers. A softcap leaves no registers: P is live in addition to S, and tanh
-    // takes some.
+    // If there are enough registers, the statistics are loaded during the GEMM for which the
+    // warpgroup waits. However, the instructions of the GEMM come before these loads in the queue.
+    // So with early_rows, the statistics for kTilesFirst tiles of S are loaded before it, and those
+    // for D too if there are still more registers. With a softcap there are not: P is live besides
+    // S, and tanh needs some.
     static constexpr bool kRowsMayWait = kSumsBesideScores || !SEMANTICS.changes_scores;
     static constexpr bool kLoadsRowsEarly =
         kRowsMayWait &&
@@ -42,12 +42,12 @@ struct ConsumerScores : ConsumerState<Kernel> {
                                           (8 * n + lane % 4 * 2) * 4);
     }
 
-    // With a softcap S no longer holds P after exponentiate().
+    // With a softcap, S is no longer P after exponentiate().
     static constexpr bool kRoundsPEarly =
         CFG.order != StepOrder::scores_together || SEMANTICS.changes_scores;
 
-    // S becomes P. With a softcap it becomes P times 1 - tanh^2, the gradient of the cap. P is 0
-    // where a query does not see a key.
+    // Turns S into P. With a softcap, S becomes P times 1 - tanh^2, the derivative of the cap. P is
+    // 0 if the query does not see the key.
     FS_DEVICE void exponentiate() {
         RowPairs lse;
         load_rows(lse, Kernel::lse_offset, Q.state.stage());
@@ -72,16 +72,16 @@ struct ConsumerScores : ConsumerState<Kernel> {
             for (int e = 0; e < 4; ++e) S[0][n][e] = times_slope<SEMANTICS>(p[0][n][e], S[0][n][e]);
     }
 
-    // ptxas moves exponentials below a wait for wgmma, but not past the end of a basic block. The
-    // branch here ends one. It tests for a NaN that exponentials never are, so it is never taken,
-    // which ptxas cannot know.
+    // ptxas moves exponentials below a wait for wgmma, but not beyond the end of a basic block.
+    // This branch ends a block. It tests for a NaN, which exponentials never are; so it is never
+    // taken, but ptxas does not know this.
     FS_DEVICE void pin_exponentials() {
         pin(S);
         if (__float_as_uint(S[0][Kernel::B_r / 8 - 1][3]) == 0x7fc12345u)
             asm volatile("nanosleep.u32 20;" ::: "memory");
     }
 
-    // dP becomes dS = P (dP - D).
+    // Turns dP into dS = P (dP - D).
     FS_DEVICE void compute_dS(const RowPairs& D) {
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n) {
@@ -103,14 +103,13 @@ struct ConsumerScores : ConsumerState<Kernel> {
             pack_fragment<value_t>(rounded[step], x[0][2 * step], x[0][2 * step + 1]);
     }
 
-    // Zeroes elements of keys that a query does not see, and of nonexistent queries.
+    // Sets elements to zero whose query does not see the key or does not exist.
     FS_DEVICE void mask(typename Kernel::Scores& x) const {
         const int key = first_key + warp * kWarpRows + lane / 4;
         const int query = block * Kernel::B_r + lane % 4 * 2;
         if constexpr (!kHidesKeys<SEMANTICS> ||
                       (kTriangular<SEMANTICS> && Mask::kLastIsOneFurther)) {
-            // One or two comparisons per element, with bounds that follow from its place in the
-            // tile.
+            // One or two comparisons per element; the bounds follow from its place in the tile.
             constexpr int kFar = 1 << 30;
             int ahead[2];  // row r: how far its key is before the first query's last key
 #pragma unroll
@@ -140,9 +139,9 @@ struct ConsumerScores : ConsumerState<Kernel> {
         mask_queries<SEMANTICS>(x, key, seen, 0.0f);
     }
 
-    // Stores this warpgroup's keys of dS, queries by keys. All warpgroups may read them once they
-    // are committed. Committing is separate because its fence takes a while, and the next products
-    // need not wait for it.
+    // Stores dS for this warpgroup's keys, as queries by keys. After the commit, all warpgroups may
+    // read them. The commit is separate, because its fence takes some time and the next GEMMs need
+    // not wait for it.
     FS_DEVICE void store_dS() {
         if constexpr (!CFG.without_dq) {
             using KeysPanel = typename Kernel::KeysPanel;

@@ -1,11 +1,11 @@
-// The step order scores_together.
+// The order scores_together of a step.
 #pragma once
 
 #include "wgmma_backward/dq_part.cuh"
 
 namespace flashsmith {
 
-// S and dP, P and dS, then dv, dk and dq. This order needs the fewest registers.
+// S and dP, P and dS, then dv, dk and dq. It needs the fewest registers.
 template <class Kernel>
 struct ScoresTogether {
     using Consumer = dQPart<Kernel>;

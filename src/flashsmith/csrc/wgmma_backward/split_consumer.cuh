@@ -1,9 +1,9 @@
-// Consumer warpgroups that share 64 keys of a wide head, for which a single warpgroup has too few
-// registers. The first one accumulates dv, the second one dk.
+// Two consumer warpgroups share 64 keys, if the head is so wide that one would have too few
+// registers. The first one sums dv, the second one dk.
 //
-// The first one computes S and P and passes P on in fp32, lane by lane. The second one computes dP
-// and dS. (dS computed from a 16-bit P would be rounded twice.) Both compute dQ = dS K, half of its
-// columns each.
+// The first one computes S and P, and passes P to the second in fp32, lane by lane. The second one
+// computes dP and dS. (If dS were computed from a 16-bit P, it would be rounded twice.) Each
+// computes one half of the columns of dQ = dS K.
 #pragma once
 
 #include "wgmma_backward/dq_part.cuh"
@@ -28,7 +28,8 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
     }
     FS_DEVICE PipelineBarriers P_barriers() const { return {smem + Kernel::P_barriers}; }
 
-    // One accumulator for dv or dk: with two, the compiler would keep both where the roles end.
+    // dv and dk use one accumulator, because with two the compiler would keep both where the code
+    // of the roles ends.
     FS_DEVICE typename Kernel::Gradient& gradient() { return this->dk; }
 
     // ---- the algorithm ----
@@ -45,7 +46,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
                 compute<false>(n_steps);
             }
         }
-        // Computed again, rather than kept in registers.
+        // Computed again, and not kept in registers.
         const typename Base::Keys keys(args, block_index());
         if (warpgroup == 0)
             this->store(args.dv, gradient(), 1.0f,
@@ -57,10 +58,10 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
                         args.dk_seq_stride, keys);
     }
 
-    // Both roles use the same order. Adding sums of dq to global memory takes as long as all
-    // products of a step. Each half of a warpgroup's columns is therefore added during another
-    // product. dq is that of the preceding step, so that no warpgroup waits for dS. No product may
-    // be in flight where the loop begins; see dv_first.cuh.
+    // Both roles use this order. Adding to the sums of dq in global memory takes as long as all
+    // GEMMs of a step. So each half of a warpgroup's columns is added during another GEMM. This is
+    // dq of the step before, so that no warpgroup waits for dS. No GEMM may be running where the
+    // loop begins; see dv_first.cuh.
     template <bool kOfV>
     FS_DEVICE void compute(int n_steps) {
         step<kOfV, false>();
@@ -108,7 +109,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         }
     }
 
-    // Loads lse or D of a step's rows.
+    // Loads lse or D for the rows of a step.
     template <bool kOfV>
     FS_DEVICE void load_rows(typename Base::RowPairs& rows) const {
         if constexpr (kOfV)
@@ -130,8 +131,8 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
 
     // ---- dQ ----
 
-    // A warpgroup's columns: one panel, then the columns after it, in the order in which sums are
-    // stored.
+    // The columns of a warpgroup: one panel, followed by the columns after it, in the order in
+    // which sums are stored.
     static constexpr int kColumns[2] = {Kernel::Panel::kColumns,
                                         Kernel::dq_columns - Kernel::Panel::kColumns};
     float dq_0[1][kColumns[0] / 8][4], dq_1[1][kColumns[1] / 8][4];
@@ -166,14 +167,14 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
                 b + Panel::row_step(k), k > 0);
         wgmma_commit();
     }
-    // `kBehind` is the number of later products that are still in flight.
+    // `kBehind` is how many later GEMMs are still running.
     template <int kHalf, int kBehind>
     FS_DEVICE void finish_dq() {
         wgmma_wait<kBehind>(half<kHalf>());
         if constexpr (kHalf == 1) this->stages.release(lane);
         float* const sums = this->dq_sums + kHalf * kColumns[0] / 8 * kWarpgroupThreads * 4;
         const dQOrder<Kernel> dq_order{smem};
-        // Both halves have a turn in each step, with the same parity.
+        // Both halves have a turn in each step; the parity is the same.
         uint32_t odd_turns = this->odd_turns;
         dq_order.wait(kHalf, odd_turns);
         if constexpr (kHalf == 1) this->odd_turns = odd_turns;
@@ -190,12 +191,12 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
     FS_DEVICE uint32_t address_of_P(int n) const {
         return smem + Kernel::P_offset + (n * kWarpgroupThreads + warp * kWarpSize + lane) * 16;
     }
-    // Whether an odd number of steps is done. It is derived from do's pipeline, because ptxas has
-    // no register left.
+    // Whether the number of finished steps is odd. It is derived from the pipeline of do, because
+    // ptxas has no register left.
     FS_DEVICE uint32_t P_phase() const {
         return (d_o.state.phase() * Base::CFG.do_stages + d_o.state.stage()) % 2;
     }
-    // Sends what S holds now. With a softcap that is not P; see exponentiate().
+    // Sends the contents of S. With a softcap that is not P; see exponentiate().
     FS_DEVICE void send_P() {
         mbarrier_wait(P_barriers().empty(0), P_phase() ^ 1);
 #pragma unroll

@@ -30,11 +30,12 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr bool always_sums_dq = true;
     static constexpr bool has_dq_counters = CFG.ordered_dq;
     static constexpr int consumer_threads = n_warpgroups * kWarpgroupThreads;
-    // An SM's 65,536 registers are divided among warpgroups of 128 threads, 8 per thread at a time.
+    // The 65,536 registers of an SM are divided among warpgroups of 128 threads, in units of 8 per
+    // thread.
     static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;
 
-    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64. dS
-    // consists of panels of a warpgroup's 64 keys.
+    // Tiles consist of panels with 64 columns; if d_head is not a multiple of 64, with 32. dS
+    // consists of panels with the 64 keys of a warpgroup.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     using KeysPanel = flashsmith::Panel<64>;
     static constexpr int n_panels = d_head / Panel::kColumns;
@@ -50,27 +51,27 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int dq_parts = CFG.dq_parts();
     static constexpr int dq_block_floats = CFG.dq_block_floats();
     static_assert(dq_parts <= CFG.kCounters);
-    // Where the sums of a block of queries begin, given the statistic of its first row.
+    // Where the sums of a block of queries begin; `statistic` is that of its first row.
     FS_DEVICE static int64_t first_dq_sum(int64_t statistic) {
         if constexpr (CFG.ordered_dq) return statistic / B_r * dq_block_floats;
         return statistic * d_head;
     }
     static constexpr bool alternates_dq = dq_parts < n_warpgroups;
 
-    // If two warpgroups share dQ by columns of three panels, each has one panel and half of the
-    // middle one. A product expects a panel, then half of the next one at a fixed distance. K's
-    // middle panel is therefore stored after the other two, and V's as well.
+    // If two warpgroups divide the columns of dQ and there are three panels, each has one panel and
+    // half of the middle one. A GEMM needs a panel, followed by half of the next one at a constant
+    // distance. So the middle panel of K is stored after the other two, and that of V too.
     static constexpr bool halves_a_panel = CFG.shares_columns() && n_panels == 3 && dq_parts == 2;
     FS_DEVICE static constexpr int place_of_panel(int panel) {
         return halves_a_panel && panel > 0 ? n_panels - panel : panel;
     }
-    // The k-th step of 16 columns of K or V, in the stored order of the panels.
+    // The k-th step of 16 columns of K or V, in the order in which panels are stored.
     FS_DEVICE static constexpr int keys_step(int k) {
         constexpr int kSteps = Panel::kStepsPerPanel;
         return place_of_panel(k / kSteps) * kSteps + k % kSteps;
     }
 
-    // GEMMs and their registers. Scores are transposed, 64 keys by B_r queries.
+    // The GEMMs and their registers. Scores are transposed: 64 keys by B_r queries.
     using ScoresGemm = Wgmma<value_t, B_r, false>;
     using GradientGemm = Wgmma<value_t, d_head, true>;
     using dQGemm = Wgmma<value_t, dq_columns, true>;
@@ -82,13 +83,13 @@ struct StaticHopperBackwardKernelConfig {
     using Gradient = float[1][d_head / 8][4];
     using dQ_t = float[1][dq_columns / 8][4];
 
-    // The sums of a part of dQ have the accumulators' layout: one tile of 8 columns after another,
-    // each over all warps. If TMA adds them, they are ordered by warp first, and then by tile.
+    // The sums of a part of dQ have the layout of the accumulators: tiles of 8 columns one after
+    // the other, each with all warps. If TMA adds them, they are sorted by warp, and then by tile.
     static constexpr int part_sums = kWarpgroupRows * dq_columns;
     static constexpr int warp_lanes = CFG.bulk_sums ? dq_columns / 8 * kWarpSize : kWarpSize;
     static constexpr int tile_sums = (CFG.bulk_sums ? kWarpSize : kWarpgroupThreads) * 4;
 
-    // Shared-memory layout: byte offsets from its start.
+    // The layout of shared memory, as byte offsets from its beginning.
     static constexpr int K_offset = 0;
     static constexpr int V_offset = K_offset + KV_tile_bytes;
     static constexpr int Q_offset = V_offset + KV_tile_bytes;
@@ -102,7 +103,8 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int D_offset = lse_offset + CFG.q_stages * statistics_bytes;
     static constexpr int barrier_offset = D_offset + CFG.do_stages * statistics_bytes;
 
-    // Pairs (full, empty) for K, V, P and every stage; then the number of the block of keys.
+    // A pair of barriers (full, empty) for K, V, P and each stage; then the number of the block of
+    // keys.
     static constexpr int K_barriers = barrier_offset;
     static constexpr int V_barriers = K_barriers + 16;
     static constexpr int P_barriers = V_barriers + 16;
@@ -110,13 +112,13 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int do_barriers = Q_barriers + 16 * CFG.q_stages;
     static constexpr int dS_barriers = do_barriers + 16 * CFG.do_stages;
     static constexpr int number_offset = dS_barriers + 16 * CFG.ds_stages;
-    // With split_roles there is no number. A barrier for rows that are cleared takes its place.
+    // With split_roles there is no number. In its place is a barrier for rows that are set to zero.
     static constexpr int rows_barrier = number_offset;
     static constexpr int order_barriers = number_offset + 16;
     static_assert(order_barriers + 16 * n_warpgroups * CFG.ordered_dq <= CFG.smem_bytes());
 
-    // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
-    // rules and their reasons.
+    // What the constants above and the kernel assume. `flashsmith explain` lists all rules with
+    // their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");

@@ -1,6 +1,5 @@
-// The config that identifies a kernel of the wgmma_dq family, and the arguments of its main kernel.
-// Plain C++20 without CUDA types, because the host compiler, the kernels and the tests read this
-// file.
+// The config of a kernel of the wgmma_dq family, and the arguments of its main kernel. Plain C++20
+// without CUDA types, because the host compiler, the kernels and the tests read this file.
 #pragma once
 
 #include <compare>
@@ -11,8 +10,8 @@
 
 namespace flashsmith {
 
-// Fields, order and meaning match the Python class. New knobs go at the end, and their zero means
-// the previous behaviour.
+// The fields, their order and their meaning are those of the Python class. A new knob is added at
+// the end; if it is 0, nothing may change.
 struct WgmmaDqKernelConfig {
     DType dtype;
     int d_head;
@@ -30,7 +29,7 @@ struct WgmmaDqKernelConfig {
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
 
-    // Bytes of Q and do and of the stages of K and V.
+    // Bytes of Q and do, and of the stages of K and V.
     constexpr int64_t tile_bytes() const {
         return (2 * int64_t{B_r} + int64_t{k_stages + v_stages} * B_c) * d_head * kElementBytes;
     }
@@ -39,7 +38,7 @@ struct WgmmaDqKernelConfig {
     constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage; }
 };
 
-// Everything that the main kernel needs. It is the only parameter and lies in constant memory.
+// Everything that the main kernel needs. It is the only parameter, in constant memory.
 struct HopperDqKernelArgs {
     TensorMap q, k, v, d_o;
     BackwardKernelArgs problem;

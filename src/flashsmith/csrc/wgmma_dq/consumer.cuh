@@ -1,8 +1,8 @@
 // A consumer warpgroup: computes dq of its 64 queries.
 //
-// Scores are queries by keys. The rounded dS is then the operand of dq += dS K directly in
-// registers, and only Q, do, K and V go through shared memory. dq is summed in registers, in the
-// order of the keys.
+// Scores are queries by keys. After rounding, the registers of dS are the operand of dq += dS K.
+// Only Q, do, K and V go through shared memory. dq is summed in registers, in the order of the
+// keys.
 #pragma once
 
 #include "backward/store_gradient.cuh"
@@ -71,7 +71,7 @@ struct DqConsumer {
         store();
     }
 
-    // Computes S and dP, then dS, then dq. This order needs the fewest registers.
+    // Computes S and dP, then dS, then dq. It needs the fewest registers.
     FS_DEVICE void steps(int n_steps) {
         mbarrier_wait(smem + Kernel::do_barrier, 0);
 #pragma unroll 1
@@ -96,8 +96,8 @@ struct DqConsumer {
         }
     }
 
-    // Overlaps a step's dq with the next step's scores. No product may be in flight where the loop
-    // begins, or ptxas would serialise them all.
+    // Here dq of a step overlaps the scores of the next. No GEMM may be running where the loop
+    // begins, because ptxas would then serialise all of them.
     FS_DEVICE void steps_with_late_dq(int n_steps) {
         K.consumer_wait();
         order().wait();
@@ -177,7 +177,7 @@ struct DqConsumer {
         }
     }
 
-    // S becomes P. With a softcap it becomes P times 1 - tanh^2, the gradient of the cap.
+    // Turns S into P. With a softcap, S becomes P times 1 - tanh^2, the derivative of the cap.
     FS_DEVICE void exponentiate() {
         change_scores<SEMANTICS>(S, args.score_argument);
 #pragma unroll
@@ -189,7 +189,7 @@ struct DqConsumer {
             }
     }
 
-    // dS = P (dP - D), rounded. Where masked, P and dP are undefined and may be NaN.
+    // dS = P (dP - D), rounded. Where they are masked, P and dP are undefined and may be NaN.
     FS_DEVICE void compute_dS() {
 #pragma unroll
         for (int n = 0; n < Kernel::B_c / 8; ++n)
@@ -202,7 +202,7 @@ struct DqConsumer {
             pack_fragment<value_t>(dS[step], dP[0][2 * step], dP[0][2 * step + 1]);
     }
 
-    // Zeroes dS of keys that a row does not see.
+    // Sets dS of keys to zero that the row does not see.
     FS_DEVICE void mask() {
         const auto seen = [&](int, int r) { return tile.key_mask.keys(row + 8 * r); };
         mask_keys<SEMANTICS>(dP, lane, block * Kernel::B_c, seen, 0.0f);
@@ -211,7 +211,7 @@ struct DqConsumer {
     // ---- the end ----
 
     FS_DEVICE void store() {
-        // Rows that see no key have accumulated 0 times NaN if some key holds NaN.
+        // If a key is NaN, the sums of rows that see no key are 0 times NaN.
         const int unseeing = tile.key_mask.first_attending_row();
 #pragma unroll
         for (int n = 0; n < Kernel::d_head / 8; ++n)

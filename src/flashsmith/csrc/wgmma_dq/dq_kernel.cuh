@@ -1,4 +1,4 @@
-// Computes only the gradient of q, for frozen k and v, on wgmma and TMA (sm_90a). These are the
+// Computes only the gradient of q, for frozen k and v, with wgmma and TMA (sm_90a). These are the
 // kernels of a pass in launch order:
 //
 //     prepare        statistics of the rows
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     if (thread_index() == 0) init_dq_barriers<Kernel>(smem);
     __syncthreads();
 
-    // The shuffle lets the compiler know that the value is the same in all lanes of a warp.
+    // By this shuffle, the compiler knows that the value is the same in all lanes of a warp.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
     if (warpgroup == 0) {
         set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();

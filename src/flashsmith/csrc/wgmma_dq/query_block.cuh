@@ -1,4 +1,4 @@
-// The work of a CTA: a block of queries of one head, and the blocks of keys that they see.
+// What a CTA has to do: a block of queries of one head, and the blocks of keys that they see.
 #pragma once
 
 #include "backward/key_mask.cuh"
@@ -16,8 +16,8 @@ struct QueryBlock {
     BackwardKeyMask<SEMANTICS> key_mask;
     BlockRange blocks;  // blocks of keys
 
-    // The blocks of a head, and the heads of a group, run next to each other and find the keys in
-    // L2. Under a causal mask the last queries see the most keys and go first.
+    // The blocks of a head, and the heads of a group, run at about the same time, so that they find
+    // the keys in the L2. Under a causal mask, the last queries see the most keys, and come first.
     FS_DEVICE QueryBlock(const BackwardKernelArgs& args, uint32_t number)
         : key_mask(args, 0, 0), blocks{0, 0, 0, 0} {
         const uint32_t n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
@@ -33,7 +33,7 @@ struct QueryBlock {
         if (exists()) blocks = key_mask.key_blocks(first_row, Kernel::B_r, Kernel::B_c);
     }
 
-    // In a packed batch, every sequence has as many blocks as the longest one needs.
+    // In a packed batch, each sequence has as many blocks as the longest one needs.
     FS_DEVICE bool exists() const { return !SEMANTICS.packed || first_row < q.count; }
     FS_DEVICE int n_steps() const { return max(blocks.end - blocks.begin, 0); }
 };

@@ -27,10 +27,11 @@ struct StaticHopperDqKernelConfig {
     static constexpr bool clears_dq_sums = false;  // there are no sums
     static constexpr bool always_sums_dq = false;
     static constexpr bool has_dq_counters = false;
-    // An SM's 65,536 registers are divided among warpgroups of 128 threads, 8 per thread at a time.
+    // The 65,536 registers of an SM are divided among warpgroups of 128 threads, in units of 8 per
+    // thread.
     static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;
 
-    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64.
+    // Tiles consist of panels with 64 columns; if d_head is not a multiple of 64, with 32.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     static constexpr int n_panels = d_head / Panel::kColumns;
     static constexpr int Q_panel_bytes = B_r * Panel::kRowBytes;
@@ -38,7 +39,7 @@ struct StaticHopperDqKernelConfig {
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
     static constexpr int KV_tile_bytes = n_panels * KV_panel_bytes;
 
-    // GEMMs and their registers. Scores are 64 queries by B_c keys.
+    // The GEMMs and their registers. Scores are 64 queries by B_c keys.
     using ScoresGemm = Wgmma<value_t, B_c, false>;
     using dQGemm = Wgmma<value_t, d_head, true>;
     static constexpr int d_steps = d_head / 16;
@@ -47,7 +48,7 @@ struct StaticHopperDqKernelConfig {
     using Rounded = uint32_t[key_steps][4];
     using dQ_t = float[1][d_head / 8][4];
 
-    // Shared-memory layout: byte offsets from its start.
+    // The layout of shared memory, as byte offsets from its beginning.
     static constexpr int Q_offset = 0;
     static constexpr int do_offset = Q_offset + Q_tile_bytes;
     static constexpr int K_offset = do_offset + Q_tile_bytes;
@@ -55,15 +56,15 @@ struct StaticHopperDqKernelConfig {
     static constexpr int barrier_offset = V_offset + CFG.v_stages * KV_tile_bytes;
     static_assert(barrier_offset == CFG.tile_bytes());
 
-    // One barrier each for Q and do, and a pair (full, empty) for every stage of K and V.
+    // One barrier each for Q and do, and a pair (full, empty) for each stage of K and V.
     static constexpr int Q_barrier = barrier_offset;
     static constexpr int do_barrier = Q_barrier + 8;
     static constexpr int K_barriers = Q_barrier + 16;
     static constexpr int V_barriers = K_barriers + 16 * CFG.k_stages;
     static_assert(V_barriers + 16 * CFG.v_stages <= CFG.smem_bytes());
 
-    // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
-    // rules and their reasons.
+    // What the constants above and the kernel assume. `flashsmith explain` lists all rules with
+    // their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");

@@ -23,7 +23,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class MmaSyncFamily(Family):
-    """Kernels whose warps multiply with mma.sync, fed by cp.async."""
+    """Kernels whose warps multiply with mma.sync; cp.async copies their operands."""
 
     config_class = FlashForwardKernelConfig
     title = "mma.sync"

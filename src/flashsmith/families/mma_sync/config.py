@@ -1,6 +1,6 @@
-"""FlashForwardKernelConfig: the knobs that name one kernel of the mma.sync family.
+"""FlashForwardKernelConfig: the knobs of the mma_sync family; a config names one kernel.
 
-The C++ struct of the same name (csrc/mma_sync/flash_attention.cuh) has the same fields in the same
+The C++ struct with this name (csrc/mma_sync/flash_attention.cuh) has the same fields in the same
 order.
 """
 
@@ -18,7 +18,7 @@ from flashsmith.families.split_keys import split_keys_knob
 from flashsmith.semantics.dtype import DType
 
 K_TILE_COLUMNS = 8
-# Limit of K-tiles of a streamed operand that fit in registers; at d_head 256 an operand has more.
+# The most K-tiles of a streamed operand that fit in registers; with d_head 256 an operand has more.
 MAX_LOAD_COUNT = 16
 LOAD_COUNTS = (0, 2, 4, 8, MAX_LOAD_COUNT)
 LOAD_FIELDS = ("Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles")
@@ -26,13 +26,13 @@ LOAD_FIELDS = ("Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles")
 
 @dataclass(frozen=True, order=True)
 class FlashForwardKernelConfig(ForwardConfig):
-    """One forward kernel of the mma.sync family (sm_80 and later).
+    """A forward kernel of the mma_sync family (sm_80 and later).
 
-    Any positive tile sizes and non-negative load counts are accepted here;
-    flashsmith.families.legality determines whether a kernel can be built for them.
+    All positive tile sizes and all load counts from 0 are accepted here;
+    flashsmith.families.legality decides whether a kernel can be built.
 
     Raises:
-        ArgumentError: a field has the wrong type or is out of an int's range.
+        ArgumentError: a field has the wrong type, or is not in the range of an int.
     """
 
     FAMILY: ClassVar[str] = "mma_sync"
@@ -215,7 +215,7 @@ class FlashForwardKernelConfig(ForwardConfig):
 
     @property
     def load_counts(self) -> tuple[int, int, int]:
-        """K-tiles fetched per step of Q, K and V."""
+        """How many K-tiles of Q, of K and of V are fetched per step."""
         return (self.Q_mma_load_K_tiles, self.K_mma_load_K_tiles, self.V_mma_load_K_tiles)
 
     @property
@@ -225,21 +225,23 @@ class FlashForwardKernelConfig(ForwardConfig):
 
     @property
     def rows_per_warp(self) -> int:
-        """Rows of Q that one warp owns."""
+        """How many rows of Q a warp owns."""
         return self.B_r // self.n_warps
 
     @property
     def kv_tiles(self) -> int:
-        """The number of K tiles, and also of V tiles, in shared memory."""
+        """How many tiles of K are in shared memory; there are as many of V."""
         return self.kv_stages or 1
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of one CTA in bytes: a Q tile, which O reuses, and the K and V
-        tiles. Canonical configs also keep the rows' state over the finished chunks."""
+        """Bytes of dynamic shared memory of a CTA: a Q tile, in whose place O is stored later, and
+        the tiles of K and V. Canonical configs also keep the state of the rows over the chunks that
+        are finished."""
         tiles = (self.B_r + 2 * self.B_c * self.kv_tiles) * self.d_head * elem_size
         return tiles + (self.B_r * (self.d_head + 8) * 4 if self.canonical else 0)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether a kernel without bounds checks can compute these sizes."""
+        """Whether tiles divide these sizes, so that a kernel without bounds checks can compute
+        them."""
         whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
         return whole and d == self.d_head and seq_k > 0

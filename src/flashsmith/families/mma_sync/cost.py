@@ -1,12 +1,13 @@
-"""The mma.sync family's cost model: the time of one step of a CTA's loop on an SM.
+"""The cost model of the mma_sync family: how long an SM takes for one step of a CTA's loop.
 
-A step multiplies B_r rows by B_c keys, twice. Five parts of the SM work in parallel: the tensor
-cores, shared memory, the exp2 units, the issue slots and the path to L2. The busiest part bounds
-the throughput of all resident warps. One warp's own chain (load, GEMM, softmax, GEMM) bounds that
-warp's latency. Neither bound is sharp, so the two are combined by a 4-norm.
+In a step, B_r rows are multiplied by B_c keys twice. Five parts of the SM work at the same time:
+the tensor cores, shared memory, the exp2 units, the issue slots, and the path to the L2. The part
+with the most work limits the throughput of all resident warps. The latency of a warp is limited by
+its own chain: load, GEMM, softmax, GEMM. Neither limit is sharp, so the two are combined by a
+4-norm.
 
-The constants from _PER_SCORE on are not from a data sheet. They are fitted to 173 timings on an
-H200, benchmarks/h200/factory-run-*.json.
+The constants from _PER_SCORE on are not from data sheets. They are fitted to 173 timings on an
+H200, which are in benchmarks/h200/factory-run-*.json.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.families.tile_work import EXP2, QUARTERS, SMEM_BYTES, Rates, TileWork, rates_of
 
 _WARP = 32
-_MMA_FLOP = 4096  # of one m16n8k16
-_LDMATRIX_BYTES = 512  # of one ldmatrix.x4
+_MMA_FLOP = 4096  # Of one m16n8k16
+_LDMATRIX_BYTES = 512  # Of one ldmatrix.x4
 _CHUNK = 16
 
-# Instructions: per score of a lane, per MMA with its fragments, and per step.
+# Numbers of instructions: per score of a lane, per MMA with its fragments, and per step.
 _PER_SCORE, _SCALING, _PER_PRODUCT, _PER_STEP = 9.0, 1.0, 2.0, 180.0
-# Extra instructions, including the wait, for a 16-byte chunk copied through registers instead of
-# by cp.async.
+# If a 16-byte chunk is copied through registers and not by cp.async, it takes this many more
+# instructions, with the wait.
 _PER_SYNC_CHUNK = 55.0
-# The share of a warp's own dependency chain that the hardware does not overlap.
+# The share of a warp's own chain that does not overlap with other warps.
 _PRODUCTS_ALONE, _SOFTMAX_ALONE = 0.8, 0.55
-# Barriers and waits for copies, in cycles: first for eager copies, which a GEMM overlaps.
+# Cycles for barriers and for waiting for copies; the first value is for eager copies, which overlap
+# with a GEMM.
 _EAGER_LATENCY, _LATENCY = 550.0, 1550.0
-# Cycles per spilled byte of a thread in one step.
+# Cycles per byte that a thread spills, in one step.
 _SPILL = 3.2
 _NORM = 4.0
-# Launch, the first copies of Q and K, and the epilogue.
+# Cycles for the launch, the first copies of Q and K, and the epilogue.
 CTA_CYCLES = 3000.0
 
 
@@ -47,7 +49,10 @@ CTA_CYCLES = 3000.0
 def tile_work(
     cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: int | None, spill: int | None
 ) -> TileWork:
-    """The work of a tile on ``device``; None for registers or spill (bytes) estimates them."""
+    """The work of a tile on ``device``.
+
+    If registers or spill (in bytes) are None, they are estimated.
+    """
     per_thread = estimated_registers(cfg) if registers is None else registers
     spilled = estimated_spill_bytes(cfg) if spill is None else spill
     resident, rates = resident_ctas(cfg, device, per_thread), rates_of(device)
@@ -65,12 +70,12 @@ def tile_work(
 def _step_cycles(
     cfg: FlashForwardKernelConfig, rates: Rates, spilled: float, resident: int
 ) -> float:
-    """SM cycles of one loop step while ``resident`` CTAs each do one on an SM."""
-    warps = resident * cfg.n_warps / QUARTERS  # that share one quarter of the SM
+    """Cycles of the SM for one loop step, if it holds ``resident`` CTAs and each does one step."""
+    warps = resident * cfg.n_warps / QUARTERS  # Warps that share a quarter of the SM
     element = cfg.dtype.element_size
-    scores = cfg.rows_per_warp * cfg.B_c / _WARP  # of a lane
+    scores = cfg.rows_per_warp * cfg.B_c / _WARP  # Of a lane
     products = 2 * cfg.rows_per_warp * cfg.B_c * cfg.d_head * 2 / _MMA_FLOP
-    tile_bytes = 2 * cfg.B_c * cfg.d_head * element  # K and V
+    tile_bytes = 2 * cfg.B_c * cfg.d_head * element  # For K and V
 
     mma = products * _MMA_FLOP * QUARTERS / rates.mma
     shared = _bytes_read(cfg, tile_bytes) * QUARTERS / SMEM_BYTES
@@ -78,7 +83,7 @@ def _step_cycles(
     exp2 = scores * _WARP * QUARTERS / EXP2
     issue = (
         scores * (_PER_SCORE + (0 if cfg.optimized_softmax else _SCALING))
-        + cfg.rows_per_warp * cfg.d_head / _WARP  # O is rescaled
+        + cfg.rows_per_warp * cfg.d_head / _WARP  # For rescaling O
         + products * _PER_PRODUCT
         + _bytes_read(cfg, tile_bytes, conflicts=False) / _LDMATRIX_BYTES
         + _PER_STEP
@@ -98,30 +103,30 @@ def _step_cycles(
 
 
 def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool = True) -> float:
-    """Bytes that one warp reads from shared memory per step, times the bank conflicts if
-    ``conflicts``."""
+    """Bytes that a warp reads from shared memory per step; if ``conflicts``, multiplied by the bank
+    conflicts."""
     read = float(tile_bytes)
     if cfg.Q_mma_load_K_tiles:
         read += cfg.rows_per_warp * cfg.d_head * cfg.dtype.element_size
-    # Unswizzled, the eight rows of an 8x8 matrix start in the same bank or in a few banks.
+    # Without a swizzle, the eight rows of an 8x8 matrix begin in the same bank, or in a few banks.
     return read * (1 if cfg.swizzled or not conflicts else min(8, cfg.d_head / 8))
 
 
 # --- resources of a kernel, estimated before it is built -----------------------------------------
 
 MAX_REGISTERS = 255
-# An estimate may exceed 255 by this much before a kernel has more than negligible spills.
+# An estimate may be this much above 255 before the spills of a kernel matter.
 _SLACK = 28
 
 
 def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
-    """Registers per thread that the kernel needs; above 255 it spills.
+    """Estimates how many registers per thread the kernel needs; above 255 it spills.
 
-    The sum has the fp32 accumulators of O and S with row statistics and addresses, plus Q's
-    fragments if they stay in registers. Its factors are fitted to 498 kernels of all head
-    dimensions and semantics, as ptxas built them for sm_80 and sm_90. The error is 10 registers
-    root mean square and 34 at most. Every kernel that spills more than 16 bytes is estimated above
-    255.
+    The sum consists of the fp32 accumulators of O and S, row statistics and addresses, and the
+    fragments of Q if they stay in registers. Its factors are fitted to 498 kernels with all head
+    dimensions and semantics, as ptxas has built them for sm_80 and sm_90. The root mean square of
+    the error is 10 registers, and the largest error is 34. For every kernel that spills more than
+    16 bytes, the estimate is above 255.
     """
     of_a_lane = cfg.rows_per_warp / THREADS_PER_WARP
     registers = 25 + 6.5 * cfg.rows_per_warp / 16
@@ -132,12 +137,12 @@ def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
 
 
 def estimated_spill_bytes(cfg: FlashForwardKernelConfig) -> float:
-    """Bytes per thread that the kernel spills."""
+    """Estimates how many bytes per thread the kernel spills."""
     return 12.0 * max(0.0, estimated_registers(cfg) - MAX_REGISTERS - _SLACK)
 
 
 def resident_ctas(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: float) -> int:
-    """CTAs that one SM of ``device`` can hold; 0: none fits."""
+    """How many CTAs an SM of ``device`` can hold; 0: none fits."""
     unit = REGISTERS_PER_THREAD_UNIT
     per_thread = -(-int(min(registers, MAX_REGISTERS)) // unit) * unit
     warps = device.registers_per_sm // (per_thread * THREADS_PER_WARP)
@@ -151,17 +156,18 @@ def resident_ctas(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: 
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# The compile time of everything except the MMAs, expressed in MMAs. Over the 80 configs of tune a
-# kernel took 0.25 s plus 1.4 ms per MMA.
+# How long everything except the MMAs takes to compile, in units of one MMA. For the 80 configs of
+# tune, a kernel took 0.25 s plus 1.4 ms per MMA.
 _FIXED_COST = 180.0
 
 
 def compile_cost(cfg: FlashForwardKernelConfig) -> float:
-    """Relative compile time of one config (no unit).
+    """How long a config takes to compile, relative to others.
 
-    Both compilers spend their time on the unrolled body of the KV loop. The body's length is the
-    number of m16n8k16 MMAs that one warp issues per KV block. For Q K^T these are rows per warp /
-    16 x B_c / 8 x d_head / 16, and as many for P V. A peeled first tile is a second body.
+    Both compilers take most of their time for the unrolled body of the loop over K and V. The
+    length of the body is the number of m16n8k16 MMAs of one warp per K/V block. For Q K^T this is
+    rows per warp / 16 x B_c / 8 x d_head / 16, and for P V the same. A peeled first tile is another
+    body.
     """
     products = 2 * (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (cfg.d_head // 16)
     bodies = 2 if cfg.optimized_softmax else 1

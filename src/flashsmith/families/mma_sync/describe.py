@@ -11,7 +11,7 @@ from flashsmith.families.split_keys import order_of_parts
 
 Effect = Callable[[Any], str]
 
-# The emulator's kinds of access for each use of shared memory in the kernels.
+# For each use of shared memory in the kernels, the kinds of access that the emulator counts for it.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": ("ldmatrix",),
     "copy st": ("cp.async", "st.shared.16B"),
@@ -27,10 +27,11 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over K and V; work outside the loop does not count.
+    """FLOP per byte in the loop over K and V; what is outside the loop does not count.
 
-    A loop step does 4 B_r B_c d FLOP. It reads K and V from global memory once per CTA, and from
-    shared memory once per warp. It also reads Q, unless Q's fragments stay in registers.
+    A step of the loop does 4 B_r B_c d FLOP. K and V are read from global memory once per CTA, and
+    from shared memory once per warp. Q is read from shared memory too, unless its fragments stay in
+    registers.
     """
     flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
     tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
@@ -41,7 +42,7 @@ def intensity(cfg: Any) -> Intensity:
 
 
 def order(cfg: Any, arch: int) -> Order:
-    """The order of operations with which a row is computed."""
+    """The order of operations in which a row is computed."""
     if cfg.canonical:
         return Order.canonical(arch, cfg.B_c)
     own: dict[str, str] = order_of_parts(cfg.split_keys)
@@ -106,7 +107,7 @@ def eager(cfg: Any) -> str:
 def swizzle(cfg: Any) -> str:
     if not cfg.swizzled:
         return "rows are stored unswizzled: the eight rows of an ldmatrix share their banks"
-    # The layout has panels of 64 columns, and one of 32 for the remainder.
+    # The layout consists of panels with 64 columns, and one with 32 columns for the rest.
     wide, narrow = "c xor (r mod 8)", "c xor (r / 2 mod 4)"
     if cfg.d_head % 64 == 0:
         where = wide

@@ -1,5 +1,7 @@
-"""The rules of the mma.sync family: the configs for which a kernel can be built. Each rule has one
-predicate and one reason."""
+"""The rules of the mma_sync family: for which configs a kernel can be built.
+
+Each rule has one predicate and one reason.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,13 @@ from flashsmith.families.mma_sync.config import (
 )
 from flashsmith.families.rule import Rule, supported
 
-MMA_ROWS = 16  # M and K of the instruction m16n8k16
+MMA_ROWS = 16  # M and K in the name m16n8k16
 MAX_THREADS_PER_CTA = 1024
-# With 32 rows per warp, O alone takes d_head registers per thread; 192 would leave too few for the
-# other values.
+# With 32 rows per warp, O alone takes d_head registers per thread; with 192, too few would be left.
 MAX_D_HEAD_OF_32_ROWS = 128
-# Minimum number of registers that a thread needs in addition to O, for scores, fragments and
-# addresses.
+# The registers that a thread needs besides O, for scores, fragments and addresses.
 MIN_REGISTERS_BESIDE_O = 48
-# An SM has four schedulers, and each half of the warps must put one warp on each of them.
+# An SM has four schedulers, and each half of the warps must have a warp on each of them.
 WARPS_PER_HALF = 4
 MIN_PING_PONG_STAGES = 3
 
@@ -35,7 +35,7 @@ _supported = partial(
 
 
 def _is_load_count(count: int, extent: int) -> bool:
-    """Whether loading `count` K-tiles at a time evenly covers an operand `extent` elements deep."""
+    """Whether an operand of depth `extent` can be loaded in equal steps of `count` K-tiles."""
     power_of_two = 2 <= count <= MAX_LOAD_COUNT and count & (count - 1) == 0
     return count == 0 or (power_of_two and extent % (K_TILE_COLUMNS * count) == 0)
 

@@ -1,9 +1,10 @@
-"""The search space of `flashsmith tune` for the mma.sync family: a product of knob values, the
-neighbours of its fastest configs, and a filter that drops configs not worth measuring.
+"""The search space of `flashsmith tune` for the mma_sync family: all combinations of some knob
+values, the neighbours of the fastest configs, and a filter that leaves out configs that are not
+worth measuring.
 
-The product is wider than 'tune' in every direction: it has every head dimension, 8 warps and long
-key tiles. It cannot contain every knob, since each knob doubles the product. A new knob is added as
-a line of MOVES and then tried on each problem's best config.
+The combinations go beyond 'tune' in every direction: every head dimension, 8 warps, long tiles of
+keys. They cannot include all knobs, since each knob doubles their number. A new knob becomes a line
+of MOVES, and is then tried on the best config of each problem.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
     "lazy_rescale": (True,),
     "ping_pong": (False, True),
 }
-# The moves to a neighbour: new values for one knob, or for two that depend on each other.
+# The steps to a neighbour: other values of one knob, or of two that depend on each other.
 MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
     ("B_r", "n_warps"): ((64, 4), (128, 4), (128, 8), (256, 8)),
     ("B_c",): ((32,), (48,), (64,), (96,), (128,)),
@@ -51,29 +52,29 @@ MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
 }
 SEARCH_D_HEADS = (64, 96, 128, 256)
 
-# Of a thread's 255 registers, O, S and Q may take this many together. Addresses, row statistics and
-# the fragments of K and V need the rest.
+# Of the 255 registers of a thread, O, S and Q together may take this many. The others are needed
+# for addresses, row statistics and the fragments of K and V.
 _MAX_HELD_REGISTERS = 208
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 
 
 def held_registers(cfg: FlashForwardKernelConfig) -> int:
-    """Registers per thread that hold O and S (fp32), plus Q if it stays in registers."""
+    """The registers per thread for O and S (fp32), and for Q if it stays in registers."""
     rows = cfg.rows_per_warp
     held = rows * (cfg.d_head + cfg.B_c) // THREADS_PER_WARP
     return held + (0 if cfg.Q_mma_load_K_tiles else rows * cfg.d_head // (2 * THREADS_PER_WARP))
 
 
 def worth_searching(cfg: FlashForwardKernelConfig) -> bool:
-    """Whether a legal config could be the fastest on some device."""
+    """Whether a legal config could be the fastest on any device."""
     return held_registers(cfg) <= _MAX_HELD_REGISTERS
 
 
 def get_search_space_configs(
     dtypes: Sequence[DType] = tuple(DType), d_heads: Sequence[int] = SEARCH_D_HEADS
 ) -> list[FlashForwardKernelConfig]:
-    """The set 'space': the product of SEARCH_KNOBS, restricted to configs that are worth searching
-    and legal on the known device with the most shared memory."""
+    """The set 'space': all combinations of the values in SEARCH_KNOBS that are worth searching, and
+    legal on the known device with the most shared memory."""
     knobs = {"dtype": tuple(dtypes), "d_head": tuple(d_heads), **SEARCH_KNOBS}
     configs = (
         FlashForwardKernelConfig(**dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]

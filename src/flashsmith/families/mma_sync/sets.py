@@ -1,4 +1,5 @@
-"""The config sets of the mma.sync family: tune, prog, cover, candidates and proof configs."""
+"""The config sets of the mma_sync family: tune, prog, cover, and the configs for candidates and
+proofs."""
 
 from __future__ import annotations
 
@@ -34,25 +35,26 @@ _TUNE_SPACE: dict[str, tuple[int, ...]] = {
 
 
 def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:
-    """Whether a config is worth an autotuner's time, which is a narrower question than legality."""
+    """Whether a config is worth the time of an autotuner; not every legal config is."""
     if cfg.eager_load_blocks and not cfg.async_copy:
         return False
     if cfg.Q_mma_load_K_tiles not in (0, cfg.K_mma_load_K_tiles):
         return False
     q_in_registers = cfg.Q_mma_load_K_tiles == 0
     if cfg.B_r == 64:
-        # 8 warps would own 8 rows each. One placement of Q per tile length halves the space.
+        # With 8 warps, a warp would own 8 rows. For each length of tiles, Q is only in registers or
+        # only in shared memory, which halves the space.
         wrong_for_32 = cfg.B_c == 32 and q_in_registers
         wrong_for_64 = cfg.B_c == 64 and not q_in_registers
         return not (cfg.n_warps == 8 or wrong_for_32 or wrong_for_64)
-    # With 32 rows per warp, O takes 128 registers per thread, and 64 more for Q would spill.
+    # With 32 rows per warp, O takes 128 registers per thread; 64 more for Q would spill.
     return not (cfg.B_r == 128 and q_in_registers)
 
 
 def get_autotuning_kernel_configs(
     dtypes: Sequence[DType] = (DType.FP16, DType.BF16),
 ) -> list[FlashForwardKernelConfig]:
-    """The set 'tune': the product of the knobs worth trying, filtered; 40 per dtype."""
+    """The set 'tune': the combinations of knob values that are worth trying; 40 per dtype."""
     knobs = {"dtype": tuple(dtypes), **_TUNE_SPACE}
     configs = (
         FlashForwardKernelConfig(**dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]
@@ -77,9 +79,10 @@ PROGRESSION_STEPS = (
 def get_kernel_progression_configs(
     all_block_sizes: bool = False,
 ) -> list[FlashForwardKernelConfig]:
-    """The sets 'prog' (the seven steps at 64 x 64, 4 warps) and 'prog-all' (at every block size).
+    """The sets 'prog' (the seven steps with 64 x 64 tiles and 4 warps) and 'prog-all' (with all
+    block sizes).
 
-    The configs are in the order of the steps; with all_block_sizes, each step lists all sizes.
+    The configs are in the order of the steps. With all_block_sizes, each step has all sizes.
     """
     blocks = _progression_blocks() if all_block_sizes else [(64, 64, 4)]
     configs = (
@@ -103,12 +106,13 @@ def _progression_blocks() -> list[tuple[int, int, int]]:
 
 
 def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKernelConfig]:
-    """The set 'cover': a pairwise covering array over all legal knob values, sorted, and the same
-    on every machine.
+    """The set 'cover': a covering array for pairs of knob values.
 
-    Every pair of values of two knobs that occurs in a config legal on `device` (None: the A100)
-    occurs in at least one config of the set. So the set includes cp.async off, eager without async,
-    loads 4 to 16, 8 warps, d_head 64 and both dtypes.
+    It is sorted, and the same on every machine.
+
+    Each pair of values of two knobs that occurs in any config that is legal on `device` (None: the
+    A100) occurs in a config of this set. So it contains configs without cp.async, eager ones
+    without async, loads of 4 to 16, 8 warps, d_head 64 and both dtypes.
     """
     found = cover(FlashForwardKernelConfig.family, device or DEFAULT_DEVICE)
     return [cfg for cfg in found if isinstance(cfg, FlashForwardKernelConfig)]
@@ -116,8 +120,8 @@ def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKern
 
 # --- the configs of the proof grid ---------------------------------------------------------------
 
-# Together they cover both softmaxes, both kinds of copy, both layouts, 16 and 32 rows per warp,
-# tiles of every size, the ring of K and V, ping-pong, lazy rescaling and split keys.
+# Together they have both softmaxes, both kinds of copy, both layouts, 16 and 32 rows per warp,
+# tiles of all sizes, the ring of K and V, ping-pong, lazy rescaling and split keys.
 _PROOF_CONFIGS = (
     "({dtype}, {d_head}, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
     "({dtype}, {d_head}, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+stages_3"
@@ -130,7 +134,7 @@ _PROOF_CONFIGS = (
 
 @cache
 def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
-    """The configs with which problems of a dtype and head dimension are proven."""
+    """The configs with which problems of this dtype and head dimension are proven."""
     d_head = compiled_d_head(d)
     B_c = 128 if d_head <= 64 else 64
     texts = _PROOF_CONFIGS if d_head <= 128 else _PROOF_CONFIGS[:-1]
@@ -142,8 +146,8 @@ def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
 
 # --- candidates if nothing was measured ----------------------------------------------------------
 
-# Earlier shapes are preferred, so that a small predicted gain does not select another kernel, which
-# may have to be built first. Each shape is B_r, B_c, n_warps.
+# Earlier shapes are preferred: a later one is chosen only for a sufficient gain, because its kernel
+# may have to be built first. A shape is (B_r, B_c, n_warps).
 SHAPES = (
     (128, 64, 4),
     (128, 64, 8),
@@ -160,7 +164,7 @@ SHAPES = (
 def candidates(
     dtype: DType, d_head: int, device: DeviceSpec
 ) -> tuple[FlashForwardKernelConfig, ...]:
-    """The SHAPES that are legal on the device."""
+    """Kernels of those SHAPES that are legal on the device."""
     configs = (_of_shape(dtype, d_head, *shape) for shape in SHAPES)
     return tuple(config for config in configs if is_legal(config, device))
 
@@ -168,11 +172,11 @@ def candidates(
 def _of_shape(
     dtype: DType, d_head: int, rows: int, keys: int, n_warps: int
 ) -> FlashForwardKernelConfig:
-    """The kernel of this shape with the optimisations that paid off on an H200.
+    """The kernel with this shape and the optimisations that were worthwhile on an H200.
 
-    Q stays in registers if enough others remain; this gains 4-7% at d 64 and loses beyond that.
-    The peeled first tile of optimized_softmax costs more spills than it saves if O takes half of
-    all registers (causal, d 128: 325 against 338 TFLOP/s).
+    Q stays in registers if enough others are left, which is 4-7% faster with d 64 and slower with
+    larger d. If O takes half of all registers, the peeled first tile of optimized_softmax spills
+    more than it saves (causal, d 128: 325 and not 338 TFLOP/s).
     """
     of_a_warp = rows // n_warps * d_head
     q_loads = 0 if of_a_warp <= 32 * 64 else 2
@@ -186,9 +190,9 @@ def _of_shape(
 
 
 def canonical(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> FlashForwardKernelConfig | None:
-    """The canonical counterpart of `cfg`, with the canonical tile of keys and without knobs that
-    change the order. A warp has 16 rows. The number of K/V stages, and then the number of warps, is
-    as large as fits in shared memory."""
+    """The canonical counterpart of `cfg`: it has the canonical tile of keys, and no knob that
+    changes the order. Each warp has 16 rows. The number of K/V stages, and after it the number of
+    warps, is the largest that fits in shared memory."""
     made = (
         FlashForwardKernelConfig(
             cfg.dtype, cfg.d_head, 16 * warps, canonical_tile(cfg.d_head, device.arch), warps,

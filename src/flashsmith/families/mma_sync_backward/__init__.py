@@ -19,7 +19,8 @@ from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ
 
 
 class MmaSyncBackwardFamily(Family):
-    """Kernels whose warps multiply with mma.sync, fed by cp.async, one CTA per block of keys."""
+    """Kernels whose warps multiply with mma.sync; cp.async copies their operands, and each CTA
+    computes a block of keys."""
 
     config_class = FlashBackwardKernelConfig
     title = "mma.sync backward"

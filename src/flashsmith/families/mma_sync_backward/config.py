@@ -1,6 +1,7 @@
-"""FlashBackwardKernelConfig: the knobs that name one kernel of the mma_sync_backward family.
+"""FlashBackwardKernelConfig: the knobs of the mma_sync_backward family; a config names the kernels
+of a backward pass.
 
-The C++ struct of the same name (csrc/mma_sync_backward/config.cuh) has the same fields in the same
+The C++ struct with this name (csrc/mma_sync_backward/config.cuh) has the same fields in the same
 order.
 """
 
@@ -15,12 +16,12 @@ from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
-MMA_ROWS = 16  # rows of one m16n8k16 MMA, and the depth of its k
+MMA_ROWS = 16  # Rows of one MMA m16n8k16, and also its depth k
 _FLOAT_BYTES = 4
 
 
 class DqMode(IntEnum):
-    """How dq is summed over the CTAs that compute parts of it."""
+    """How the parts of dq that several CTAs compute are added up."""
 
     TWO_KERNELS = 0
     ATOMICS = 1
@@ -34,15 +35,15 @@ _DQ_MODES = {
 
 @dataclass(frozen=True, order=True)
 class FlashBackwardKernelConfig(KernelConfig):
-    """One backward pass of the mma_sync_backward family (sm_80 and later).
+    """A backward pass by the mma_sync_backward family (sm_80 and later).
 
     Raises:
-        ArgumentError: a field has the wrong type or is out of an int's range.
+        ArgumentError: a field has the wrong type, or is not in the range of an int.
     """
 
     FAMILY: ClassVar[str] = "mma_sync_backward"
     OLDEST_ARCH: ClassVar[int] = 80
-    # '(FP16, 64, 64, 128, 8): backward+columns_2+stages_2+dq_atomics'
+    # For example '(FP16, 64, 64, 128, 8): backward+columns_2+stages_2+dq_atomics'
     SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warps")
     LEADING_WORD: ClassVar[str] = "backward"
 
@@ -121,39 +122,39 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def keys_per_warp(self) -> int:
-        """Keys of the scores that one warp computes."""
+        """For how many keys one warp computes scores."""
         return self.B_c * self.column_warps // self.n_warps
 
     @property
     def accumulators(self) -> int:
-        """fp32 elements of dk and dv that a lane sums."""
+        """How many fp32 elements of dk and dv a lane sums."""
         return 2 * self.B_c * self.d_head // self.n_threads
 
     @property
     def scores(self) -> int:
-        """fp32 elements of S that a lane computes per step, and also of dP."""
+        """How many fp32 elements of S a lane computes per step; there are as many of dP."""
         return self.B_r * self.B_c // self.n_threads
 
     @property
     def dq_rows(self) -> int:
-        """Query rows of a CTA in the kernel that computes only dq."""
+        """How many query rows a CTA has in the kernel that computes only dq."""
         return MMA_ROWS * self.n_warps
 
     def keys_smem_bytes(self, elem_size: int = 2) -> int:
-        """Shared memory in bytes of a CTA that keeps keys: K and V, the stages of Q and do with
-        their row statistics, and the parts of dS and P that warps exchange. With atomics the CTA
-        holds dS of two steps, since dq is computed one step later."""
+        """Bytes of shared memory of a CTA that keeps keys: K and V, the stages of Q and do with
+        their row statistics, and the parts of dS and P that warps exchange. With atomics, dS of two
+        steps is kept, because dq is computed one step later."""
         streamed = self.stages * 2 * self.B_r * (self.d_head * elem_size + _FLOAT_BYTES)
         shared = self.column_warps > 1
         exchanged = shared + (2 if self.dq == DqMode.ATOMICS else shared)
         return (2 * self.d_head + exchanged * self.B_r) * self.B_c * elem_size + streamed
 
     def queries_smem_bytes(self, elem_size: int = 2) -> int:
-        """Shared memory in bytes of a CTA that keeps queries: Q, do, and the stages of K and V."""
+        """Bytes of shared memory of a CTA that keeps queries: Q, do, and the stages of K and V."""
         return 2 * (self.dq_rows + self.stages * self.B_r) * self.d_head * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of a CTA in bytes, for the kernel that uses more."""
+        """Bytes of dynamic shared memory of a CTA, in the kernel that uses more."""
         keys = self.keys_smem_bytes(elem_size)
         if self.dq == DqMode.ATOMICS:
             return keys
@@ -161,11 +162,12 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def divisors(self) -> tuple[int, int]:
-        """The numbers that must divide the lengths of queries and of keys for all tiles to be
+        """The lengths of queries and of keys must be multiples of these for all tiles to be
         whole."""
         return lcm(self.B_r, self.dq_rows), lcm(self.B_r, self.B_c)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether kernels without bounds checks can compute these sizes."""
+        """Whether tiles divide these sizes, so that kernels without bounds checks can compute
+        them."""
         rows, keys = self.divisors
         return seq_q % rows == 0 and seq_k % keys == 0 and d == self.d_head and seq_k > 0

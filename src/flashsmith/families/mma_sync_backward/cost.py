@@ -1,14 +1,14 @@
-"""The mma_sync_backward family's cost model: the time of one loop step of a CTA on an SM. It covers
-the kernel that keeps keys and the kernel that computes only dq.
+"""The cost model of the mma_sync_backward family: how long an SM takes for one step of a CTA's
+loop. It is for the kernel that keeps keys and for the kernel that computes only dq.
 
-As in the mma_sync family, the busiest part of the SM bounds the throughput of all resident warps,
-and one warp's own chain of MMAs bounds that warp's latency. Adding dq in memory counts as one more
-part of the SM.
+As in the mma_sync family, the part of the SM with the most work limits the throughput of all
+resident warps, and a warp's own chain of MMAs limits its latency. Adding dq in memory counts as a
+further part of the SM.
 
-The constants without a data sheet are fitted to 212 timings on an H200
+The constants that are not from data sheets are fitted to 212 timings on an H200
 (benchmarks/h200/mma-sync-backward.csv) of d 64 and 128 at length 4096, full and causal. The loop
-that was timed had one more barrier and computed dq in the step of its dS. Other head dimensions are
-extrapolated.
+that was timed had one more barrier, and computed dq in the same step as dS. Other head dimensions
+are extrapolated.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from flashsmith.operations.backward import n_products
 from flashsmith.semantics.sizes import NO_DQ
 
 _WARP = THREADS_PER_WARP
-_MMA_FLOP = 4096  # of one m16n8k16
+_MMA_FLOP = 4096  # Of one m16n8k16
 _FLOAT_BYTES = 4
 
-# Instructions: per score of a lane, per MMA with its fragments, per sum of a lane, per step.
+# Numbers of instructions: per score of a lane, per MMA with its fragments, per sum of a lane, and
+# per step.
 _PER_SCORE, _PER_PRODUCT, _PER_SUM, _PER_STEP = 9.0, 1.6, 25.0, 180.0
-# The share of a warp's own dependency chain that the hardware does not overlap.
+# The share of a warp's own chain that does not overlap with other warps.
 _ALONE = 0.83
-# Cycles per barrier, including barriers of exchanges between warps, and per wait for copies.
+# Cycles per barrier, including those for exchanges between warps, and per wait for copies.
 _BARRIER, _LATENCY = 100.0, 620.0
-# Launch, the first copies and the epilogue.
+# Cycles for the launch, the first copies and the epilogue.
 _CTA_CYCLES = 6000.0
-# Registers of a thread in addition to its accumulators.
+# The registers that a thread needs besides its accumulators, and the most that it can have.
 _BESIDE, _MOST_REGISTERS = 50, 255
 
 
@@ -51,8 +52,10 @@ def tile_work(
     registers: int | None,
     gradients: str = "",
 ) -> TileWork:
-    """The work of the kernel that keeps keys, for the named gradients; ``registers`` None estimates
-    them."""
+    """The work of the kernel that keeps keys, for the gradients that are named.
+
+    If ``registers`` is None, they are estimated.
+    """
     needed = cfg.accumulators + 2 * cfg.scores + _BESIDE
     resident = _resident(cfg, device, cfg.keys_smem_bytes(), registers or needed)
     rates, element = rates_of(device), cfg.dtype.element_size
@@ -60,7 +63,8 @@ def tile_work(
     atomics = cfg.dq == DqMode.ATOMICS and gradients != NO_DQ
     products = (n_products(gradients) if atomics else 4) * scores * cfg.d_head * 2 / _MMA_FLOP
     queries = cfg.B_r // columns
-    # A warp reads K, V, Q and do for S and dP, then do and Q by columns, and P and dS if shared.
+    # For S and dP a warp reads K, V, Q and do; then it reads do and Q by columns, and P and dS if
+    # they are shared.
     read = 2 * (cfg.keys_per_warp + queries) * cfg.d_head
     read += 2 * cfg.B_r * cfg.d_head // columns
     if columns > 1:
@@ -68,7 +72,7 @@ def tile_work(
     read *= cfg.n_warps
     exchanged = (columns > 1) + (columns > 1 or atomics)
     if atomics:
-        # Reads of dS and K for dQ. The warps divide dQ in the way that needs the fewest reads.
+        # Reads of dS and K for dQ. The warps divide dQ so that these are fewest.
         read += cfg.B_c * min(
             cfg.B_r * (cfg.n_warps // rows) + cfg.d_head * rows
             for rows in (1, 2, 4)
@@ -94,7 +98,7 @@ def tile_work(
 
 @lru_cache(maxsize=4096)
 def queries_work(cfg: FlashBackwardKernelConfig, device: DeviceSpec) -> TileWork:
-    """The work of the kernel that computes only dq, in which each warp has 16 queries."""
+    """The work of the kernel that computes only dq, where each warp has 16 queries."""
     needed = cfg.d_head // 2 + cfg.B_r + _BESIDE
     resident = _resident(cfg, device, cfg.queries_smem_bytes(), needed)
     element, scores = cfg.dtype.element_size, cfg.dq_rows * cfg.B_r
@@ -133,8 +137,8 @@ def _work(
     barriers: int,
     rates: Rates,
 ) -> TileWork:
-    """A step's work from its counts: MMAs, scores, bytes of shared memory, fp32 sums, and bytes
-    from L2."""
+    """The work of a step, from numbers of MMAs, scores, bytes of shared memory, fp32 sums, and
+    bytes from the L2."""
     mma, shared = products * _MMA_FLOP / rates.mma, smem / SMEM_BYTES
     lanes = scores / _WARP
     exp2 = scores / EXP2
@@ -149,7 +153,7 @@ def _work(
         sums * _FLOAT_BYTES / reduced_per_clock(device),
         streamed / rates.l2,
     )
-    # The dependency chain of one of the warps that share a quarter of the SM is not overlapped.
+    # Of the warps that share a quarter of the SM, the chain of one does not overlap.
     chain = QUARTERS / cfg.n_warps * (mma + shared + exp2 + issue) * _ALONE
     waits = barriers * _BARRIER + (_LATENCY if cfg.stages == 1 else 0.0)
     steps = (joined([*(n * bound for bound in bounds), chain + waits]) for n in range(resident + 1))
@@ -167,7 +171,7 @@ def _work(
 def _resident(
     cfg: FlashBackwardKernelConfig, device: DeviceSpec, smem_bytes: int, registers: int
 ) -> int:
-    """CTAs per SM of a kernel with this much shared memory; 0: none fits."""
+    """How many CTAs an SM can hold if each has this much shared memory; 0: none fits."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         min(registers, _MOST_REGISTERS),
@@ -180,13 +184,14 @@ def _resident(
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# The compile time of everything except the MMAs, for five kernels, expressed in MMAs.
+# How long everything except the MMAs takes to compile, in the five kernels together, in units of
+# one MMA.
 _FIXED_COST = 600.0
 
 
 def compile_cost(cfg: FlashBackwardKernelConfig) -> float:
-    """Relative compile time of one config (no unit): the m16n8k16 MMAs of one unrolled step of a
-    warp in each kernel's loop."""
+    """How long a config takes to compile, relative to others: the m16n8k16 MMAs in one unrolled
+    step of a warp, in the loops of all kernels."""
     elements = cfg.B_r * cfg.B_c * cfg.d_head / cfg.n_warps / (16 * 8 * 16)
     if cfg.dq == DqMode.ATOMICS:
         return _FIXED_COST + 5 * elements

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 from flashsmith.families.mma_sync_backward.config import FlashBackwardKernelConfig
 
-# The emulator's kinds of access for each use of shared memory in the kernels.
+# For each use of shared memory in the kernels, the kinds of access that the emulator counts for it.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": ("ldmatrix",),
     "copy st": ("cp.async",),
@@ -17,7 +17,8 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
-    """The shared-memory layout of a CTA that keeps keys; dk and dv reuse the space of K and V."""
+    """The layout of shared memory in a CTA that keeps keys; dk and dv are stored in the place of K
+    and V."""
     tiles = [
         ("K, then dk", 1, cfg.B_c),
         ("V, then dv", 1, cfg.B_c),
@@ -28,16 +29,16 @@ def smem_map(cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
 
 
 def intensity(cfg: FlashBackwardKernelConfig) -> Intensity:
-    """FLOP per byte in the loop over queries; work outside the loop does not count.
+    """FLOP per byte in the loop over queries; what is outside the loop does not count.
 
-    A step does 10 B_r B_c d FLOP, or 8 without dq. It reads Q and do from global memory once per
-    CTA. Each warp reads its parts of K, V, Q, do, dS and P from shared memory.
+    A step does 10 B_r B_c d FLOP, or 8 without dq. Q and do are read from global memory once per
+    CTA. From shared memory, each warp reads its parts of K, V, Q, do, dS and P.
     """
     products = 5 if cfg.dq else 4
     flop = 2 * products * cfg.B_r * cfg.B_c * cfg.d_head
     element, warps, columns = cfg.dtype.element_size, cfg.n_warps, cfg.column_warps
     keys, queries = cfg.B_c * columns // warps, cfg.B_r // columns
-    # S and dP read two operands each. dv and dk read do and Q by columns, and also P and dS if the
+    # S and dP read two operands each. dv and dk read do and Q by columns, and also P and dS if
     # warps share them.
     of_a_warp = 2 * (keys + queries) * cfg.d_head + 2 * cfg.B_r * cfg.d_head // columns
     if columns > 1:

@@ -1,5 +1,7 @@
-"""The rules of the mma_sync_backward family: the configs for which kernels can be built. Each rule
-has one predicate and one reason."""
+"""The rules of the mma_sync_backward family: for which configs kernels can be built.
+
+Each rule has one predicate and one reason.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from flashsmith.families.mma_sync_backward.config import (
 )
 from flashsmith.families.rule import Rule, supported
 
-# Limit of fp32 accumulators per thread. Above it, the fragments and addresses do not fit in 255
-# registers and spill.
+# The most fp32 accumulators per thread. With more, fragments and addresses would not fit in 255
+# registers, and would spill.
 MAX_ACCUMULATORS = 192
-# Columns of a shared-memory panel, which four warps fill with 16 columns each.
+# How many columns a panel of shared memory has; four warps fill it with 16 columns each.
 PANEL_COLUMNS = 64
 
 _supported = partial(
@@ -26,7 +28,8 @@ _supported = partial(
 
 
 def shares_dq(cfg: FlashBackwardKernelConfig, row_warps: int) -> bool:
-    """Whether row_warps x (n_warps / row_warps) warps can divide dQ = dS K by rows and columns."""
+    """Whether row_warps x (n_warps / row_warps) warps can divide dQ = dS K by its rows and
+    columns."""
     if row_warps > cfg.n_warps or cfg.n_warps % row_warps:
         return False
     columns = cfg.n_warps // row_warps

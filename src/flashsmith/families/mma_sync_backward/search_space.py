@@ -11,7 +11,7 @@ from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.semantics.dtype import DType
 
-# The search starts with the larger tiles, if legal, for both ways to sum dq.
+# The search begins with the larger tiles that are legal, for both ways to sum dq.
 _KNOBS: dict[str, tuple[int, ...]] = {
     "B_r": (32, 64),
     "B_c": (64, 128),
@@ -20,14 +20,14 @@ _KNOBS: dict[str, tuple[int, ...]] = {
     "stages": (1, 2),
     "dq": tuple(DqMode),
 }
-# Knobs that a search step does not change, since the problem sets them.
+# Knobs that the search does not change, because the problem determines them.
 _FIXED = ("dtype", "d_head")
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 
 
 def search_space(dtype: DType, d_head: int) -> list[FlashBackwardKernelConfig]:
-    """The product of the knobs worth trying first, restricted to configs that are legal on the
-    known device with the most shared memory."""
+    """All combinations of the knob values to try first that are legal on the known device with the
+    most shared memory."""
     configs = (
         FlashBackwardKernelConfig(dtype, d_head, **dict(zip(_KNOBS, values, strict=True)))  # type: ignore[arg-type]
         for values in product(*_KNOBS.values())
@@ -36,7 +36,7 @@ def search_space(dtype: DType, d_head: int) -> list[FlashBackwardKernelConfig]:
 
 
 def moves(cfg: FlashBackwardKernelConfig) -> Iterator[FlashBackwardKernelConfig]:
-    """The configs with another value of one knob, or of B_c and n_warps together."""
+    """The configs in which one knob, or B_c together with n_warps, has another value."""
     for knob in fields(cfg):
         if knob.name not in _FIXED:
             for value in knob.metadata["values"]:

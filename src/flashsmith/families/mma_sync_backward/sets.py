@@ -9,11 +9,11 @@ from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.semantics.dtype import DType
 
-# (B_r, B_c, n_warps, column_warps, stages) by d_head, in order of preference. The last tile of each
-# d_head fits in 101,376 bytes of shared memory with either way to sum dq. For d 64 and 128 the
-# tiles were the fastest of 57 and of 51 configs on an H200. On an A100 the first tile of d 128 fits
-# with one stage only. The tiles of 32 and 96 are derived from these, and the tiles of 192 and 256
-# were not compared.
+# By d_head: (B_r, B_c, n_warps, column_warps, stages), in order of preference. For each d_head, the
+# last tile fits in 101,376 bytes of shared memory, however dq is summed. The tiles for d 64 and 128
+# were the fastest of 57 and of 51 configs on an H200. On an A100, the first tile for d 128 fits
+# only with one stage. The tiles for 32 and 96 are derived from these; those for 192 and 256 were
+# not compared with others.
 _TILES: dict[int, tuple[tuple[int, int, int, int, int], ...]] = {
     32: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
     64: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
@@ -27,13 +27,13 @@ _TILES: dict[int, tuple[tuple[int, int, int, int, int], ...]] = {
 def get_backward_configs(
     dtypes: Sequence[DType] = tuple(DType), device: DeviceSpec = DEFAULT_DEVICE
 ) -> list[FlashBackwardKernelConfig]:
-    """The set 'backward': a few kernels per dtype and d_head, each with atomics and in a
-    deterministic version."""
+    """The set 'backward': for each dtype and d_head a few kernels, with atomics and
+    deterministic."""
     return [cfg for dtype in dtypes for d in _TILES for cfg in candidates(dtype, d, device)]
 
 
 def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashBackwardKernelConfig]:
-    """Kernels for d_head that are legal on a device, in order of preference."""
+    """The kernels for d_head that are legal on a device, in order of preference."""
     made = (
         FlashBackwardKernelConfig(dtype, d_head, B_r, B_c, warps, columns, stages, dq)
         for B_r, B_c, warps, columns, stages in _TILES.get(d_head, ())

@@ -21,7 +21,8 @@ from flashsmith.semantics.dtype import DType
 
 
 class MmaSyncDecodeFamily(Family):
-    """Kernels whose CTAs each read a part of a sequence's keys, and a kernel that merges parts."""
+    """Kernels in which each CTA reads a part of the keys of a sequence, and a kernel that merges
+    the parts."""
 
     config_class = FlashDecodeKernelConfig
     title = "mma.sync decode"
@@ -81,7 +82,7 @@ class MmaSyncDecodeFamily(Family):
         first, *others, last = sets.candidates(dtype, min(d_heads), device)
         last = replace(last, chunk_rows=64, cluster=8, full_tiles=True)
         chunks = (replace(first, chunk_rows=128), *others, last)
-        # Similar to configs in the shipped tables of winners.
+        # These are like configs in the shipped tables of winners.
         entry = replace(first, parts_per_sm=2, early=True, cluster=8)
         own_rows = replace(entry, B_r=32, B_c=64, n_warps=2, own_rows=True)
         return [first, *(cfg for cfg in (*chunks, entry, own_rows) if is_legal(cfg, device))]

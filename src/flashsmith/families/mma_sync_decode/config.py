@@ -1,6 +1,7 @@
-"""FlashDecodeKernelConfig: the knobs that name one kernel of the mma_sync_decode family.
+"""FlashDecodeKernelConfig: the knobs of the mma_sync_decode family; a config names the kernels of a
+call.
 
-The C++ struct of the same name (csrc/mma_sync_decode/config.cuh) has the same fields in the same
+The C++ struct with this name (csrc/mma_sync_decode/config.cuh) has the same fields in the same
 order.
 """
 
@@ -14,24 +15,24 @@ from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
-# Values of the usual config: the minimum keys of a part, and the maximum parts per SM.
+# What most configs have: the fewest keys of a part, and the most parts per SM.
 MIN_KEYS, PARTS_PER_SM = 128, 1
-MMA_ROWS = 16  # rows of one m16n8k16 MMA, and the depth of its k
-_STATISTICS_BYTES = 8  # per row of a warp: its maximum and its sum
-_TARGET_BYTES = 80  # the description of a CTA's run (RunInfo), and the CTA's next searches
+MMA_ROWS = 16  # Rows of one MMA m16n8k16, and also its depth k
+_STATISTICS_BYTES = 8  # For each row of a warp, its maximum and its sum
+_TARGET_BYTES = 80  # For the description of a CTA's run (RunInfo) and the CTA's next searches
 
 
 @dataclass(frozen=True, order=True)
 class FlashDecodeKernelConfig(KernelConfig):
-    """Attention over a cache by the mma_sync_decode family (sm_80 and later).
+    """Attention over a cache, by the mma_sync_decode family (sm_80 and later).
 
     Raises:
-        ArgumentError: a field has the wrong type or is out of an int's range.
+        ArgumentError: a field has the wrong type, or is not in the range of an int.
     """
 
     FAMILY: ClassVar[str] = "mma_sync_decode"
     OLDEST_ARCH: ClassVar[int] = 80
-    # '(BF16, 128, 16, 64, 4): decode+stages_3+least_128+parts_2'
+    # For example '(BF16, 128, 16, 64, 4): decode+stages_3+least_128+parts_2'
     SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warps")
     LEADING_WORD: ClassVar[str] = "decode"
 
@@ -217,8 +218,11 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def n_threads(self) -> int:
-        """Threads of a CTA. If a cluster computes a chunk together, n_warps compute scores, and
-        others compute probabilities, multiply P by V, copy V and send scores."""
+        """Threads of a CTA.
+
+        If a cluster computes a chunk together, n_warps warps compute scores; others compute
+        probabilities, multiply P by V, copy V or send scores.
+        """
         warps = self.n_warps
         if self.chunk_cluster:
             warps += self.probability_warps + self.column_warps + self.value_warps + 1
@@ -226,46 +230,51 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def column_warps(self) -> int:
-        """Further warps that multiply P by V, each with 8 columns, if a cluster computes a chunk
-        together."""
+        """If a cluster computes a chunk together: the warps that multiply P by V, each for 8
+        columns."""
         return self.d_head // (8 * self.chunk_cluster) if self.chunk_cluster else 0
 
     @property
     def value_warps(self) -> int:
-        """Warps that copy V, if a cluster computes a chunk together: as many for each stage, four
-        in all if possible."""
+        """If a cluster computes a chunk together: the warps that copy V.
+
+        Each stage has as many, and there are four in all if possible.
+        """
         return self.stages * max(1, 4 // self.stages) if self.chunk_cluster else 0
 
     @property
     def probability_warps(self) -> int:
-        """Warps that compute probabilities, if a cluster computes a chunk together."""
+        """If a cluster computes a chunk together: the warps that compute probabilities."""
         return min(self.n_warps, self.chunk_cluster)
 
     @property
     def cluster_waves(self) -> int:
-        """Tiles of a round whose probabilities one of these warps computes."""
+        """For how many tiles of a round one of these warps computes the probabilities."""
         return -(-self.chunk_cluster // self.probability_warps) if self.chunk_cluster else 0
 
     @property
     def keys_per_warp(self) -> int:
-        """Keys of a stage that one warp copies."""
+        """How many keys of a stage one warp copies."""
         return self.B_c // self.n_warps
 
     @property
     def multiplied_keys(self) -> int:
-        """Keys of a stage that one warp multiplies: with own_rows all keys, else the keys that the
-        warp copies."""
+        """How many keys of a stage one warp multiplies: with own_rows all, otherwise those that it
+        copies."""
         return self.B_c if self.own_rows else self.keys_per_warp
 
     @property
     def rows_per_warp(self) -> int:
-        """Rows of the tile that one warp computes."""
+        """How many rows of the tile one warp computes."""
         return MMA_ROWS if self.own_rows else self.B_r
 
     @property
     def accumulators(self) -> int:
-        """fp32 elements of o that a lane sums. In a canonical config a warp has some columns over
-        all keys, and two sums of each element: over the chunk and over all chunks."""
+        """How many fp32 elements of o a lane sums.
+
+        In a canonical config, a warp has some columns over all keys, and two sums for each element:
+        over the chunk and over all chunks.
+        """
         if self.canonical:
             groups = -(-self.d_head // MMA_ROWS // self.n_warps)
             return 2 * self.B_r * groups * MMA_ROWS // THREADS_PER_WARP
@@ -273,7 +282,7 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def scores(self) -> int:
-        """fp32 scores that a lane computes in a step."""
+        """How many fp32 scores a lane computes per step."""
         return self.rows_per_warp * self.multiplied_keys // THREADS_PER_WARP
 
     @property
@@ -283,51 +292,52 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def own_tiles(self) -> int:
-        """Tiles of eight columns; with own_rows a lane has two rows of each."""
+        """Tiles of eight columns; with own_rows, a lane has two rows of each."""
         return self.d_head // 8
 
     @property
     def own_tiles_in_registers(self) -> int:
-        """The number of own_tiles whose sums over a run's first subtree are kept in registers."""
+        """For how many of the own_tiles the sums over the first subtree of a run stay in
+        registers."""
         most = (25 if self.B_c == 32 else 16) - self.own_tiles
         return min(max(most, 0), self.own_tiles)
 
     @property
     def most_ctas(self) -> int:
-        """Maximum number of CTAs per SM for which registers suffice; 0: shared memory sets the
-        limit."""
+        """For how many CTAs per SM the registers suffice; 0: only shared memory limits them."""
         return 256 // self.n_threads if self.own_rows else 0
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes of copies in flight per CTA while the CTA multiplies."""
+        """How many bytes of copies a CTA has in flight while it multiplies."""
         return (self.stages - 1) * self.stage_bytes
 
     @property
     def chunk_warps(self) -> int:
-        """Warps per CTA in the kernel for sequences with many rows."""
+        """How many warps a CTA has in the kernel for sequences with many rows."""
         return self.chunk_rows // MMA_ROWS
 
     @property
     def most_rows_without_chunks(self) -> int:
-        """A sequence with more rows per K/V head than this uses the kernel for many rows."""
+        """If a sequence has more rows per K/V head than this, the kernel for many rows computes
+        it."""
         return self.chunk_rows // 2
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether there is a merge kernel that reads the states of a few parts as they arrive."""
+        """Whether there is a merge kernel that reads the states of few parts as they arrive."""
         return bool(self.cluster) and not self.chunk_rows and not self.own_rows
 
     @property
     def keeps_queries(self) -> bool:
-        """Whether a warp keeps its queries' fragments in registers."""
+        """Whether a warp keeps the fragments of its queries in registers."""
         return self.rows_per_warp * self.d_head <= MMA_ROWS * 128
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of a CTA in bytes: the queries, the stages of K and V, the row
-        statistics of the warps, and the destinations of a run's states. With own_rows these are the
-        row statistics of a run's first subtree, and the sums that do not fit in registers."""
-        # Queries that are kept in registers are copied through the last stage.
+        """Bytes of dynamic shared memory of a CTA: the queries, the stages of K and V, the row
+        statistics of the warps, and where the states of a run are stored. With own_rows: the row
+        statistics of the first subtree of a run, and the sums that do not fit in registers."""
+        # Queries that stay in registers are copied through the last stage.
         queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
         streamed = 2 * self.stages * self.B_c * self.d_head * elem_size
         statistics = self.n_warps * self.B_r * _STATISTICS_BYTES
@@ -335,9 +345,9 @@ class FlashDecodeKernelConfig(KernelConfig):
             in_shared = self.own_tiles - self.own_tiles_in_registers
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
         elif self.chunk_cluster:
-            # Data that CTAs and warps exchange per round: one or two buffers of the scores of eight
-            # rows with maxima, two of P with its sums, factors and maxima, and barriers. The
-            # size includes the padding between columns of V.
+            # What CTAs and warps exchange in a round: scores of eight rows with maxima (in one or
+            # two buffers), P with its sums, factors and maxima (in two), and barriers. This
+            # includes the padding between the columns of V.
             keys = self.chunk_cluster * self.B_c
             statistics = (
                 (2 if keys <= 512 else 1) * 32 * (keys + self.chunk_cluster * self.n_warps)
@@ -346,10 +356,11 @@ class FlashDecodeKernelConfig(KernelConfig):
                 + 16 * (1 + self.cluster_waves + self.stages)
             )
         elif self.canonical:
-            # The data of a tile that warps exchange: maxima, sums of 16 keys, and P.
+            # What warps exchange for a tile: maxima, sums of 16 keys, and P.
             statistics = self.B_r * (4 * self.n_warps + self.B_c + elem_size * self.B_c)
         return queries + streamed + statistics + _TARGET_BYTES
 
     def chunk_smem_bytes(self) -> int:
-        """Dynamic shared memory of the kernel for many rows, bytes: the queries and the stages."""
+        """Bytes of dynamic shared memory in the kernel for many rows: the queries and the
+        stages."""
         return (self.chunk_rows + 2 * self.stages * self.B_c) * self.d_head * 2

@@ -1,8 +1,10 @@
-"""The mma_sync_decode family's cost models. One estimates the time of a call from the bytes that
-the call reads. The other, RunCosts, estimates how the time depends on the number of runs.
+"""The two cost models of the mma_sync_decode family.
 
-In the first model, constants that are not from a data sheet are assumptions and not fits. RunCosts
-are fitted to timings.
+One estimates how long a call takes from the bytes that it reads. The other, RunCosts, estimates how
+this depends on the number of runs.
+
+In the first, constants that are not from data sheets are assumptions; they are not fitted. RunCosts
+is fitted to timings.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from flashsmith.families.tile_work import QUARTERS, CallWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.operations.problem import Problem
 
-# Cycles from a load to its data while all SMs read, of a launch within a graph, and of a CTA before
-# and after its part. There the CTA reads lengths and queries, and merges the warps' states.
+# Cycles from a load to its data while all SMs read; of a launch in a graph; and of a CTA before and
+# after its part. Then the CTA reads lengths and queries, and merges the states of its warps.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
-# Instructions of a warp per m16n8k16 MMA with fragments and copies, per lane's score, per step.
+# Instructions of a warp: per MMA m16n8k16 with fragments and copies, per score of a lane, per step.
 _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
-# A run may be longer than a CTA's share (csrc/mma_sync_decode/plan.cc).
+# By this factor, a run may be longer than the CTA's share (csrc/mma_sync_decode/plan.cc).
 _ROUNDING_UP = 1.125
-# Cycles of one step of a warp that runs alone.
+# Cycles that a step takes if the warp runs alone.
 _WARP_STEP = 900.0
 _FLOAT_BYTES = 4
 _MOST_REGISTERS = 255
@@ -32,23 +34,24 @@ _MOST_REGISTERS = 255
 
 @dataclass(frozen=True)
 class RunCosts:
-    """The cost of a call whose tiles are read in a number of equally long runs. A plan uses the
-    number of runs with the lowest cost (csrc/mma_sync_decode/plan.cc).
+    """The cost of a call whose tiles are read in a number of runs of equal length.
 
-    A wave is one run in each CTA that the GPU can hold. The time of a call is its bytes times a
-    factor. Up to one wave, the factor is the larger of ``few_ctas`` divided by the waves and
-    ``one_turn``. Below ``uneven_from`` waves, ``one_turn`` is increased by ``uneven_slope`` times
-    the missing waves, by at most ``uneven_most``, since one SM may then have two CTAs and another
-    SM only one.
+    A call is planned with the number of runs that costs least (csrc/mma_sync_decode/plan.cc).
 
-    Beyond one wave, a partly filled last wave counts ``last_start`` plus ``last_slope`` times its
-    share of the CTAs, up to a whole wave. The minimum is ``last_least``, less ``last_least_fall``
-    for each full wave before, because each CTA of the last wave has more memory bandwidth. With
-    tiles of more than 8 rows the last wave counts as a whole wave, and bytes count ``full_tiles``
-    times.
+    A wave is one run in each CTA that the GPU can hold. The cost of a call is its bytes times a
+    factor. Up to one wave, the factor is ``few_ctas`` divided by the waves, but at least
+    ``one_turn``. Below ``uneven_from`` waves, ``one_turn`` increases by ``uneven_slope`` times the
+    waves that are missing, but at most by ``uneven_most``, because one SM may then have two CTAs
+    while another has one.
 
-    Further costs are in bytes that the GPU reads in the same time: ``turn_bytes`` for each wave,
-    ``merge_bytes`` for a merge, and ``merged_row_bytes`` for each merged row.
+    Above one wave, a last wave that is not full counts as ``last_start`` plus ``last_slope`` times
+    its share of the CTAs, at most as a whole wave. It counts at least as ``last_least``, minus
+    ``last_least_fall`` for each full wave before it, because each of its CTAs has more memory
+    bandwidth. If tiles have more than 8 rows, the last wave counts as a whole one, and bytes count
+    ``full_tiles`` times.
+
+    Other costs are given as the bytes that the GPU reads in the same time: ``turn_bytes`` for each
+    wave, ``merge_bytes`` for a merge, and ``merged_row_bytes`` for each row that is merged.
     """
 
     few_ctas: float
@@ -66,8 +69,8 @@ class RunCosts:
     merged_row_bytes: float
 
 
-# By GPU name. tools/benchmark/decode_run_costs.py fits them to timings with several numbers of
-# runs.
+# By the name of the GPU. tools/benchmark/decode_run_costs.py fits them to timings with different
+# numbers of runs.
 RUN_COSTS = {
     "H200": RunCosts(
         few_ctas=0.568,
@@ -85,18 +88,19 @@ RUN_COSTS = {
         merged_row_bytes=9e3,
     ),
 }
-# For GPUs without measurements. An H100 was measured with only two numbers of runs per call, too
-# few for a fit. These values pick the faster of the two about as often as on an H200.
+# For GPUs that were not measured. On an H100, only two numbers of runs were measured per call,
+# which is too few for a fit. With these values, the faster of the two is chosen about as often as
+# on an H200.
 _FALLBACK = RUN_COSTS["H200"]
 
 
 def plan_costs(gpu: str) -> tuple[float, ...]:
-    """The RunCosts of a GPU as a tuple in field order."""
+    """The RunCosts for a GPU as a tuple, in the order of the fields."""
     return astuple(RUN_COSTS.get(gpu_name(gpu), _FALLBACK))
 
 
 def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
-    """CTAs that one SM can hold; 0: none fits."""
+    """How many CTAs an SM can hold; 0: none fits."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         min(_MOST_REGISTERS, 100 + cfg.accumulators) if not cfg.own_rows else _MOST_REGISTERS,
@@ -108,7 +112,7 @@ def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
 
 
 def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> tuple[int, int]:
-    """The number of parts of each sequence in the invariant split, and the keys of a part."""
+    """In the invariant split, how many parts each sequence has, and how many keys a part has."""
     keys = problem.seq_k
     if problem.window is not None:
         keys = min(keys, problem.window[0] + problem.seq_q)
@@ -122,7 +126,7 @@ def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec)
 
 
 def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int) -> int:
-    """The number of runs into which a sequence's parts are grouped, if all sequences are equal."""
+    """Into how many runs the parts of a sequence are grouped, if all sequences are equal."""
     share = _ROUNDING_UP * all_parts / (ctas * cfg.rounds) if all_parts > ctas else 0.0
     length = 1
     while length < parts and 2 * length <= share:
@@ -130,13 +134,13 @@ def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int)
     return -(-parts // length)
 
 
-# For chunks, min_keys is multiplied by this factor; the kernels have the same value.
+# min_keys is multiplied by this for chunks; the kernels have the same value.
 _CHUNK_MIN_KEYS_FACTOR = 8
 
 
 def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKernelConfig:
-    """A config whose main kernel does the same work as the kernel for the problem's sequences:
-    `cfg` or, for many rows, a config with the tiles of the chunk kernel."""
+    """A config whose main kernel does the work that the kernel for this problem does: `cfg` itself
+    or, for many rows, a config with the tiles of the chunk kernel."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if not cfg.chunk_rows or rows <= cfg.most_rows_without_chunks:
         return cfg
@@ -145,10 +149,10 @@ def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKerne
     return replace(tile, min_keys=least, parts_per_sm=1)
 
 
-# The share of the rate of wgmma that the kernel with warpgroups reaches; an assumption.
+# The kernel with warpgroups is assumed to reach this share of the rate of wgmma.
 _SHARE_OF_WGMMA = 0.75
-# The share of the SMs, in tenths, that a sequence's tiles must fill for this kernel, by whether the
-# config is canonical, as in csrc/mma_sync_decode/warpgroup_plan.cc.
+# The tiles of a sequence must fill this many tenths of the SMs for this kernel to be used; the key
+# is whether the config is canonical. warpgroup_plan.cc in csrc/mma_sync_decode has the same values.
 _TENTHS_OF_SMS = {False: 6, True: 3}
 _TILE_ROWS = 2 * WARPGROUP_ROWS
 
@@ -156,8 +160,8 @@ _TILE_ROWS = 2 * WARPGROUP_ROWS
 def most_rows_without_warpgroups(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> float:
-    """The most rows of a K/V head with which the kernels of mma.sync compute a sequence, whatever
-    the rest of its batch; infinite for a config without warpgroups."""
+    """Up to how many rows per K/V head the mma.sync kernels compute a sequence, whatever else is in
+    its batch; infinite if the config has no warpgroups."""
     if not cfg.chunk_warpgroups:
         return float("inf")
     filled = device.sm_count * _TENTHS_OF_SMS[cfg.canonical > 0] // 10 * _TILE_ROWS
@@ -168,7 +172,7 @@ def most_rows_without_warpgroups(
 def _work_of_warpgroups(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> CallWork:
-    """The work of a call whose sequences the kernel with warpgroups computes."""
+    """The work of a call whose sequences are computed by the kernel with warpgroups."""
     rates = rates_of(device)
     rows = WARPGROUP_ROWS * cfg.chunk_warpgroups
     tiles = problem.batch * problem.heads_q * -(-problem.seq_q // rows)
@@ -183,7 +187,7 @@ def _work_of_warpgroups(
 
 
 def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
-    """The work of a call's launches; the time is infinite if no CTA fits."""
+    """The work of all launches of a call; its time is infinite if no CTA fits."""
     all_rows = problem.seq_q * problem.heads_q // problem.heads_k
     if all_rows > most_rows_without_warpgroups(cfg, problem, device):
         return _work_of_warpgroups(cfg, problem, device)
@@ -204,14 +208,15 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
     keys = min(keys * -(-parts // runs), max(problem.seq_k, 1))
     items = heads * runs
     per_item = keys * 2 * cfg.d_head * cfg.dtype.element_size
-    # Tiles that share keys read them from L2.
+    # Tiles with the same keys read them from the L2.
     dram = items / tiles * per_item / (rates.dram * device.sm_count)
     steps = -(-keys // cfg.B_c)
     row_tiles, key_tiles = cfg.rows_per_warp / MMA_ROWS, cfg.multiplied_keys / 8
     products = 2 * row_tiles * key_tiles * (cfg.d_head / MMA_ROWS)
     issue = products * _PER_PRODUCT + cfg.scores * _PER_SCORE + _PER_STEP
     issue *= cfg.n_warps / QUARTERS
-    # An SM stalls if it has fewer bytes in flight than latency times its share of the bandwidth.
+    # An SM stalls if it has fewer bytes in flight than the latency times its share of the
+    # bandwidth.
     at_once = min(ctas, -(-items // device.sm_count))
     in_flight = at_once * min(cfg.bytes_in_flight, per_item)
     waited = cfg.stage_bytes * _LATENCY * at_once / max(in_flight, 1)
@@ -229,13 +234,14 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# The compile time of everything except the MMAs, for four kernels, expressed in MMAs.
+# How long everything except the MMAs takes to compile, in the four kernels together, in units of
+# one MMA.
 _FIXED_COST = 700.0
 
 
 def compile_cost(cfg: FlashDecodeKernelConfig) -> float:
-    """Relative compile time of one config (no unit): the m16n8k16 MMAs of one unrolled step of a
-    warp, in the dense and the paged kernels."""
+    """How long a config takes to compile, relative to others: the m16n8k16 MMAs in one unrolled
+    step of a warp, in the dense and the paged kernels."""
     rows_by_keys = cfg.rows_per_warp * cfg.multiplied_keys + (
         MMA_ROWS * cfg.B_c if cfg.chunk_rows else 0
     )

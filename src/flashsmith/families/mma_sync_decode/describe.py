@@ -8,7 +8,7 @@ from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.order import FIRST_TILE, ONE_STATE, Order
 
-# The emulator's kinds of access for each use of shared memory in the kernels.
+# For each use of shared memory in the kernels, the kinds of access that the emulator counts for it.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": ("ldmatrix",),
     "copy st": ("cp.async",),
@@ -18,9 +18,9 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
-    """The shared-memory layout: each warp's consecutive stages, whose space the warp's sums reuse
-    at the end. With own_rows all warps share the stages, and Q is copied to registers through the
-    last stage."""
+    """The layout of shared memory: the stages of each warp follow each other; at the end, the sums
+    of the warp are stored in their place. With own_rows, all warps share the stages, and Q is
+    copied to registers through the last one."""
     if cfg.own_rows:
         shared = [
             (f"{tile} of stage {stage + 1}", 1, cfg.B_c)
@@ -38,7 +38,7 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
 
 
 def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
-    """The order of operations with which a row is computed."""
+    """The order of operations in which a row is computed."""
     if cfg.canonical:
         return Order.canonical(arch, cfg.B_c)
     states, warps = ONE_STATE, ""
@@ -61,11 +61,11 @@ def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
 
 
 def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
-    """FLOP per byte in the loop over keys of a full tile.
+    """FLOP per byte in the loop over the keys of a full tile.
 
-    A key costs 4 B_r d FLOP. Each key is read once from global memory and once from shared memory;
-    with own_rows every warp reads each key from shared memory. Queries that do not fit in registers
-    are read again from shared memory for every keys_per_warp keys.
+    A key costs 4 B_r d FLOP. A key is read once from global memory and once from shared memory;
+    with own_rows every warp reads it from shared memory. If queries do not fit in registers, they
+    are read from shared memory again for each keys_per_warp keys.
     """
     element = cfg.dtype.element_size
     flop = 4 * cfg.B_r * cfg.d_head

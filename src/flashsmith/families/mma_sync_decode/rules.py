@@ -1,5 +1,7 @@
-"""The rules of the mma_sync_decode family: the configs for which kernels can be built. Each rule
-has one predicate and one reason."""
+"""The rules of the mma_sync_decode family: for which configs kernels can be built.
+
+Each rule has one predicate and one reason.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,24 @@ from flashsmith.families.mma_sync_decode.config import MIN_KEYS, MMA_ROWS, Flash
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import HOPPER_ARCH
 
-# Limit of fp32 sums and scores per thread, by the keys of a warp. Above it, the fragments and
-# addresses do not fit in 255 registers and spill.
+# By the number of keys of a warp: the most fp32 sums and scores per thread. With more, fragments
+# and addresses would not fit in 255 registers, and would spill.
 MAX_ELEMENTS = {16: 144, 32: 128}
-# This limit for the chunk kernel, by the keys of a stage; its warps have 16 rows and all of these
-# keys. At 64 keys and d_head 192 a kernel with window, softcap and pages spills.
+# The same limit for the chunk kernel, by the number of keys of a stage. Its warps have 16 rows and
+# all these keys. With 64 keys and d_head 192, a kernel with window, softcap and pages spills.
 _MAX_CHUNK_ELEMENTS = {32: 144}
 _MAX_OTHER_CHUNK_ELEMENTS = 112
-# This limit with own_rows, where warps also keep sums over other keys.
+# The same limit for own_rows, where warps also keep sums over other keys.
 MAX_OWN_ELEMENTS = 96
-# The limit for canonical configs: with more warps, the first columns of some warps would be beyond
-# the first panel.
+# Canonical configs may have at most this many warps: otherwise the first columns of some warps
+# would be beyond the first panel.
 MOST_CANONICAL_WARPS = 4
 
 
 def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
-    """Whether one copy instruction of a warp stays within the warp's keys of a stage, and each lane
-    has at most one key. The instruction copies 4 rows of a panel of 64 columns, or 8 rows of a
-    panel of 32."""
+    """Whether each copy instruction of a warp stays within the keys of this warp in a stage, and
+    gives each lane at most one key. Such an instruction copies 4 rows of a panel with 64 columns,
+    or 8 rows of one with 32."""
     least = 4 if cfg.d_head % 64 == 0 else 8
     return not cfg.chunk_rows or least <= cfg.B_c // cfg.chunk_warps <= 32
 

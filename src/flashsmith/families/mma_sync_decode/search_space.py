@@ -12,7 +12,7 @@ from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.semantics.dtype import DType
 
-# The start of the search: 16 rows hold a group of up to 16 query heads of one query.
+# The search begins here. A tile of 16 rows can hold the heads of a group for one query, up to 16.
 _KNOBS: dict[str, tuple[Any, ...]] = {
     "B_r": (16,),
     "B_c": (64, 128),
@@ -21,14 +21,14 @@ _KNOBS: dict[str, tuple[Any, ...]] = {
     "min_keys": (128, 256),
     "parts_per_sm": (1, 2, 4),
 }
-# Knobs that a search step does not change, since the problem sets them.
+# Knobs that the search does not change, because the problem determines them.
 _FIXED = ("dtype", "d_head", "chunk_rows")
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 
 
 def search_space(dtype: DType, d_head: int) -> list[FlashDecodeKernelConfig]:
-    """The product of the knobs worth trying first, restricted to configs that are legal on the
-    known device with the most shared memory."""
+    """All combinations of the knob values to try first that are legal on the known device with the
+    most shared memory."""
     configs = (
         FlashDecodeKernelConfig(dtype, d_head, **dict(zip(_KNOBS, values, strict=True)))
         for values in product(*_KNOBS.values())
@@ -37,8 +37,8 @@ def search_space(dtype: DType, d_head: int) -> list[FlashDecodeKernelConfig]:
 
 
 def moves(cfg: FlashDecodeKernelConfig) -> Iterator[FlashDecodeKernelConfig]:
-    """The configs with another value of one knob, with other keys and warps together, or with
-    own_rows."""
+    """The configs in which one knob, or keys together with warps, has another value, and the config
+    with own_rows."""
     for knob in fields(cfg):
         if knob.name not in _FIXED:
             for value in knob.metadata["values"]:

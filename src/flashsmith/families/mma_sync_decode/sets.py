@@ -18,9 +18,10 @@ from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
-# (B_r, B_c, n_warps, stages) by d_head, in order of preference. The last tile of each d_head fits
-# in 101,376 bytes of shared memory. With the first tile, an SM with 233,472 bytes has room for two
-# CTAs, which have 96 to 128 KiB of copies in flight. For the parts per SM see docs/log/decode.md.
+# By d_head: (B_r, B_c, n_warps, stages), in order of preference. For each d_head, the last tile
+# fits in 101,376 bytes of shared memory. With the first tile, an SM that has 233,472 bytes can hold
+# two CTAs, which have 96 to 128 KiB of copies in flight. docs/log/decode.md explains the number of
+# parts per SM.
 _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     64: ((16, 128, 4, 3), (32, 128, 4, 3), (16, 64, 4, 4)),
     96: ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
@@ -28,29 +29,29 @@ _TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     192: ((16, 64, 4, 2), (16, 32, 2, 3)),
     256: ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
 }
-# Rows of a chunk tile, in order of preference; neither was measured.
+# The rows of a tile for chunks, in order of preference; neither was measured.
 _CHUNK_ROWS = (128, 64)
-# Warpgroups of the kernel for chunks of a prompt: two, or three if there are at least
-# _LEAST_TILES_PER_SM tiles of 192 rows per SM. Three compute faster, but leave SMs idle at the end.
-# Measured at d 128 on an H200. The number affects no bit. Pages whose size is no multiple of
-# _BOX_KEYS are copied row by row, and three warpgroups copy less.
+# How many warpgroups the kernel for chunks of a prompt has: two, or three if there are at least
+# _LEAST_TILES_PER_SM tiles of 192 rows per SM. Three are faster, but leave SMs idle at the end.
+# This was measured for d 128 on an H200. The number does not affect the bits. Pages with a size
+# that is no multiple of _BOX_KEYS are copied row by row; three warpgroups copy less.
 _WARPGROUPS, _MOST_WARPGROUPS = 2, 3
 _LEAST_TILES_PER_SM = 2.5
 _BOX_KEYS = 8
-# The d_head at which full_tiles was timed for several queries: large calls take 9% less time, and
-# no call takes longer.
+# full_tiles was timed for this d_head with several queries: large calls took 9% less time, and no
+# call took longer.
 _FILLED_D_HEAD = 128
 
 
 def get_decode_configs(
     dtypes: Sequence[DType] = tuple(DType), device: DeviceSpec = DEFAULT_DEVICE
 ) -> list[FlashDecodeKernelConfig]:
-    """The set 'decode': a few kernels per dtype and d_head."""
+    """The set 'decode': for each dtype and d_head a few kernels."""
     return [cfg for dtype in dtypes for d in _TILES for cfg in candidates(dtype, d, device)]
 
 
 def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashDecodeKernelConfig]:
-    """Kernels for d_head that are legal on a device, in order of preference."""
+    """The kernels for d_head that are legal on a device, in order of preference."""
     made = (
         FlashDecodeKernelConfig(dtype, d_head, B_r, B_c, warps, stages, MIN_KEYS, PARTS_PER_SM)
         for B_r, B_c, warps, stages in _TILES.get(d_head, ())
@@ -58,13 +59,17 @@ def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashDecod
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
-# The possible tile rows of canonical configs, and the stages in order of preference.
+# For canonical configs: the rows that a tile may have, and the numbers of stages in order of
+# preference.
 _CANONICAL_ROWS, _CANONICAL_STAGES = (16, 32), (4, 3, 2)
 
 
 def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKernelConfig | None:
-    """The canonical counterpart of `cfg`. A stage is a tile of the canonical order, of which each
-    warp has 32 keys, or 16 if the tile has fewer than 128."""
+    """The canonical counterpart of `cfg`.
+
+    A stage is a tile of the canonical order. Each warp has 32 keys of it, or 16 if the tile has
+    fewer than 128.
+    """
     tile = canonical_tile(cfg.d_head, device.arch)
     warps = min(4, tile // MMA_ROWS)
     made = (
@@ -77,9 +82,9 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
     return next((one for one in made if is_legal(one, device)), None)
 
 
-# Where the CTAs of a cluster compute a chunk together, as measured on an H200: with fewer keys or
-# more CTAs in all, one CTA computes it as fast. A cluster has no more CTAs than a sequence has
-# tiles. See docs/log/bits.md.
+# When the CTAs of a cluster compute a chunk together, as measured on an H200. With fewer keys or
+# more CTAs, one CTA is as fast. A cluster has at most as many CTAs as a sequence has tiles. See
+# docs/log/bits.md.
 _CLUSTERS, _CLUSTER_ROWS = (8, 4, 2), 8
 _LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS = 512, 64
 
@@ -87,8 +92,8 @@ _LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS = 512, 64
 def _in_clusters(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig | None:
-    """The config whose clusters share the chunks, for a canonical problem with few chunks; None if
-    it has enough chunks. The bits are the same."""
+    """For a canonical problem with few chunks, the config in which the CTAs of a cluster share a
+    chunk; None if there are enough chunks. The bits are the same."""
     if problem.seq_k < _LEAST_CLUSTER_KEYS:
         return None
     chunks = problem.batch * problem.heads_k * -(-problem.seq_k // CHUNK)
@@ -104,14 +109,17 @@ def _in_clusters(
 def adapt_to_queries(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg`, with separate kernels if the problem's sequences may have many rows; these kernels
-    have the same tiles in every call on a device. If the rows fill two tiles, the config has
-    full_tiles, which merges the states of several columns at once and does not affect the bits."""
+    """`cfg`; if sequences of the problem may have many rows, with kernels for these.
+
+    On one device, the tiles of these kernels are the same in all calls. If the rows fill two tiles,
+    the config gets full_tiles, which merges the states of several columns at once and does not
+    affect the bits.
+    """
     found = _adapt_tiles(cfg, problem, device)
     if problem.seq_q < WARPGROUP_ROWS or found.chunk_warpgroups or found.chunk_cluster:
         return found
-    # Which sequences use this kernel is decided when a call is planned, in warpgroup_plan.cc.
-    # In a packed call only one sequence is sure to have seq_q queries; others may be shorter.
+    # When a call is planned, warpgroup_plan.cc decides which sequences this kernel computes. In a
+    # packed call, one sequence has seq_q queries, and all others may have fewer.
     sequences = 1 if problem.semantics.packed else problem.batch
     tiles = -(-problem.seq_q // (WARPGROUP_ROWS * _MOST_WARPGROUPS)) * sequences * problem.heads_q
     small_pages = problem.page % _BOX_KEYS != 0
@@ -124,13 +132,13 @@ def adapt_to_queries(
 def _adapt_tiles(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg` with the mma.sync kernels that suit the problem's number of rows."""
+    """`cfg` with mma.sync kernels that fit the number of rows of the problem."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if cfg.canonical:
         clusters = _in_clusters(cfg, problem, device) if rows <= _CLUSTER_ROWS else None
         if clusters is not None:
             return clusters
-        # The number of rows of a tile does not affect the bits.
+        # How many rows a tile has does not affect the bits.
         made = (replace(cfg, B_r=B_r) for B_r in _CANONICAL_ROWS if rows > B_r - MMA_ROWS)
         fitting = [one for one in made if is_legal(one, device)]
         return fitting[-1] if fitting else cfg

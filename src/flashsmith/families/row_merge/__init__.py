@@ -1,4 +1,4 @@
-"""The row_merge family (sm_80 and later): it merges attention over separate parts of the keys."""
+"""The row_merge family (sm_80 and later): merges attention over parts of the keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class RowMergeFamily(Family):
-    """Kernels that sum a row's parts in their given order, at memory bandwidth."""
+    """Kernels that sum the parts of a row in the given order; memory bandwidth limits them."""
 
     config_class = RowMergeKernelConfig
     title = "merge"

@@ -1,6 +1,6 @@
-"""RowMergeKernelConfig: the knobs that name one kernel of the row_merge family.
+"""RowMergeKernelConfig: the knobs of the row_merge family; a config names one kernel.
 
-The C++ struct of the same name (csrc/row_merge/config.cuh) has the same fields in the same order.
+The C++ struct with this name (csrc/row_merge/config.cuh) has the same fields in the same order.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
-# Columns of a row per thread: 16 bytes of fp32.
+# How many columns of a row a thread has: 16 bytes of fp32.
 COLUMNS = 4
 
 
 @dataclass(frozen=True, order=True)
 class RowMergeKernelConfig(KernelConfig):
-    """A kernel that merges, row by row, the outputs for parts of the keys.
+    """A kernel that merges the outputs for parts of the keys, row by row.
 
     Raises:
-        ArgumentError: a field has the wrong type or is out of an int's range.
+        ArgumentError: a field has the wrong type, or is not in the range of an int.
     """
 
     FAMILY: ClassVar[str] = "row_merge"
     OLDEST_ARCH: ClassVar[int] = 80
-    # '(FP16, 128, 4): merge'
+    # For example '(FP16, 128, 4): merge'
     SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "n_warps")
     LEADING_WORD: ClassVar[str] = "merge"
 
@@ -58,5 +58,5 @@ class RowMergeKernelConfig(KernelConfig):
         return 0
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """There are no tiles: one kernel serves every size."""
+        """There are no tiles, so one kernel serves all sizes."""
         return True

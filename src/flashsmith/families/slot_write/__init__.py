@@ -1,4 +1,4 @@
-"""The slot_write family (sm_80 and later): it copies rows of k and v into slots of a cache."""
+"""The slot_write family (sm_80 and later): copies rows of k and v to slots of a cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class SlotWriteFamily(Family):
-    """Kernels that copy at memory bandwidth."""
+    """Kernels that copy; memory bandwidth limits them."""
 
     config_class = SlotWriteKernelConfig
     title = "cache writes"

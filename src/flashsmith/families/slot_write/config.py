@@ -1,6 +1,6 @@
-"""SlotWriteKernelConfig: the knobs that name one kernel of the slot_write family.
+"""SlotWriteKernelConfig: the knobs of the slot_write family; a config names one kernel.
 
-The C++ struct of the same name (csrc/slot_write/config.cuh) has the same fields in the same order.
+The C++ struct with this name (csrc/slot_write/config.cuh) has the same fields in the same order.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
-# Columns of a row per thread: 16 bytes.
+# How many columns of a row a thread has: 16 bytes.
 COLUMNS = 8
 
 
 @dataclass(frozen=True, order=True)
 class SlotWriteKernelConfig(KernelConfig):
-    """A kernel that copies rows of k and v into slots of a cache.
+    """A kernel that copies rows of k and v to slots of a cache.
 
     Raises:
-        ArgumentError: a field has the wrong type or is out of an int's range.
+        ArgumentError: a field has the wrong type, or is not in the range of an int.
     """
 
     FAMILY: ClassVar[str] = "slot_write"
     OLDEST_ARCH: ClassVar[int] = 80
-    # '(FP16, 128, 4): write_slots'
+    # For example '(FP16, 128, 4): write_slots'
     SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "n_warps")
     LEADING_WORD: ClassVar[str] = "write_slots"
 
@@ -58,5 +58,5 @@ class SlotWriteKernelConfig(KernelConfig):
         return 0
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """There are no tiles: one kernel serves every size."""
+        """There are no tiles, so one kernel serves all sizes."""
         return True

@@ -1,4 +1,4 @@
-"""The rules of the slot_write family: the configs for which kernels can be built."""
+"""The rules of the slot_write family: for which configs kernels can be built."""
 
 from __future__ import annotations
 

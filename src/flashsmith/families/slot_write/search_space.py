@@ -7,5 +7,5 @@ from flashsmith.semantics.dtype import DType
 
 
 def search_space(dtype: DType, d_head: int) -> list[SlotWriteKernelConfig]:
-    """Every number of warps."""
+    """A config for each number of warps."""
     return [SlotWriteKernelConfig(dtype, d_head, n_warps) for n_warps in (1, 2, 4, 8)]

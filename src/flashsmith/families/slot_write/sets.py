@@ -7,5 +7,5 @@ from flashsmith.semantics.dtype import DType
 
 
 def candidates(dtype: DType, d_head: int) -> list[SlotWriteKernelConfig]:
-    """One config of 4 warps: small enough to spread few rows over SMs, and 16 CTAs fill an SM."""
+    """One config with 4 warps: few rows are still spread over SMs, and 16 CTAs fill an SM."""
     return [SlotWriteKernelConfig(dtype, d_head, 4)]

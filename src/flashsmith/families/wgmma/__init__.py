@@ -1,4 +1,4 @@
-"""The wgmma family: warp-specialised kernels for Hopper GPUs, fed by TMA."""
+"""The wgmma family: warp-specialised kernels for Hopper GPUs, to which TMA copies the operands."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from flashsmith.semantics.dtype import DType
 
 
 class WgmmaFamily(WarpgroupFamily):
-    """Kernels whose consumer warpgroups multiply with wgmma; one more warpgroup copies by TMA."""
+    """Kernels whose consumer warpgroups multiply with wgmma, while another warpgroup copies by
+    TMA."""
 
     config_class = WgmmaForwardKernelConfig
     title = "wgmma"
     rules = rules.HOPPER_RULES
-    # Knobs of shared memory come before knobs of registers, so that the search soon rejects a
-    # device that is too small for every tile.
+    # Knobs that determine shared memory come before those that determine registers, so that a
+    # device which is too small for all tiles is soon rejected.
     choose_first = (
         "dtype", "d_head", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers",
         "separate_O",
         "ctas_per_sm", "overlap", "consumer_registers", "producer_registers",
     )  # fmt: skip
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # Only a smaller number of registers can make a config legal, and the producer needs at
-        # least 24.
+        # Only fewer registers can make a config legal, and the producer needs at least 24.
         "producer_registers": (24, 32, 40),
-        # These values suffice to correct a config; more values would only lengthen the search.
+        # This one value is enough to correct a config; others would only make the search longer.
         "section_mib": (DEFAULT_SECTION_MIB,),
         "ctas_per_sm": (1,),
     }
@@ -119,7 +119,8 @@ class WgmmaFamily(WarpgroupFamily):
     def adapt_to_registers(
         self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
     ) -> WgmmaForwardKernelConfig:
-        # At d 256 these semantics fill the registers, so that kernels spill even without Q in them.
+        # With d 256, these semantics need all registers, so that kernels spill even if Q is not in
+        # registers.
         spills = semantics.packed or (
             semantics.key_mask.takes_limits and not semantics.score.is_plain
         )
@@ -148,7 +149,7 @@ class WgmmaFamily(WarpgroupFamily):
         return [one for one in found if is_legal(one, device)]
 
     def dividing_tiles(self, cfg: WgmmaForwardKernelConfig) -> dict[str, int]:
-        # TMA skips rows of Q and O beyond the tensor, so only the keys must be divisible.
+        # TMA skips rows of Q and O beyond the tensor, so only the keys must be a multiple.
         return {"B_c": cfg.B_c}
 
     def loop_tiles(self, cfg: WgmmaForwardKernelConfig) -> tuple[int, int]:

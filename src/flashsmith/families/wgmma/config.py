@@ -1,7 +1,6 @@
-"""WgmmaForwardKernelConfig: the knobs that name one kernel of the wgmma family.
+"""WgmmaForwardKernelConfig: the knobs of the wgmma family; a config names one kernel.
 
-The C++ struct of the same name (csrc/sm90_forward/config.cuh) has the same fields in the same
-order.
+The C++ struct with this name (csrc/sm90_forward/config.cuh) has the same fields in the same order.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from flashsmith.families.warpgroups import (
 from flashsmith.families.wgmma import describe
 from flashsmith.semantics.dtype import DType
 
-# Bytes of barriers and of work-tile info, in addition to the tiles.
+# Bytes for barriers and work-tile info, besides the tiles.
 BARRIER_PAGE = 1024
 
 
 class PingPong(IntEnum):
-    """The warpgroup order barrier (ping-pong): none, around the issue of GEMMs, or around the
-    exponentials."""
+    """Where the warpgroup order barrier (ping-pong) is: nowhere, around the issue of GEMMs, or
+    around the exponentials."""
 
     NONE = 0
     GEMM = 1
@@ -41,8 +40,8 @@ class PingPong(IntEnum):
 
 
 class Schedule(IntEnum):
-    """The tile scheduler: a CTA computes one tile, every n-th tile, or always the next tile that
-    has not started."""
+    """The tile scheduler: whether a CTA computes one tile, every n-th tile, or always the next tile
+    that no CTA has begun."""
 
     ONE_TILE = 0
     STATIC_PERSISTENT = 1
@@ -50,14 +49,14 @@ class Schedule(IntEnum):
 
 
 class TileOrder(IntEnum):
-    """The order in which tiles begin: head by head, or longest first with heads grouped to fit
-    L2."""
+    """In which order tiles begin: head by head, or the longest first, with heads grouped so that
+    they fit in the L2."""
 
     BY_HEAD = 0
     LONGEST_FIRST = 1
 
 
-# A wgmma has M = 64. In S = Q K^T its N is B_c, here a multiple of 16.
+# For a wgmma, M is 64. In S = Q K^T, N is B_c, which must be a multiple of 16 here.
 D_HEADS = (32, 64, 96, 128, 192, 256)
 MAX_WARPGROUPS = 4
 MAX_KV_STAGES = 8
@@ -68,16 +67,16 @@ MAX_CTAS = 4
 MAX_EXP2_FMA_SHARE = 50
 
 _WARPGROUPS = tuple(range(1, MAX_WARPGROUPS + 1))
-# Registers for the smallest tiles: O's columns, S's columns, and everything else.
+# The registers for the smallest tiles: the columns of O, those of S, and everything else.
 _LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 
 
 @dataclass(frozen=True, order=True)
 class WgmmaForwardKernelConfig(ForwardConfig):
-    """One forward kernel of the wgmma family (sm_90a).
+    """A forward kernel of the wgmma family (sm_90a).
 
-    Any positive sizes are accepted here; flashsmith.families.legality determines whether a kernel
-    can be built for them.
+    All positive sizes are accepted here; flashsmith.families.legality decides whether a kernel can
+    be built.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -284,31 +283,32 @@ class WgmmaForwardKernelConfig(ForwardConfig):
 
     @property
     def n_warps(self) -> int:
-        """Warps of one CTA, including the producer's."""
+        """Warps of one CTA, with those of the producer."""
         return self.n_threads // THREADS_PER_WARP
 
     @property
     def rows_per_warp(self) -> int:
-        """Rows of Q that one warp owns."""
+        """How many rows of Q a warp owns."""
         return WARPGROUP_ROWS * THREADS_PER_WARP // WARPGROUP_THREADS
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of the Q, K and V tiles that a CTA holds at once, and of O's tile with
-        separate_O."""
+        """Bytes of the Q, K and V tiles that a CTA has at once, and with separate_O of the O
+        tile."""
         rows = self.B_r * (self.q_buffers + self.separate_O) + 2 * self.kv_stages * self.B_c
         return rows * self.d_head * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of one CTA in bytes: the tiles, and a page for barriers."""
+        """Bytes of dynamic shared memory of a CTA: the tiles, and a page for barriers."""
         return self.tile_bytes(elem_size) + BARRIER_PAGE
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether a kernel without bounds checks can compute these sizes.
+        """Whether tiles divide these sizes, so that a kernel without bounds checks can compute
+        them.
 
-        The rows need not fill a tile, since TMA skips rows of Q and O beyond the tensor.
+        Rows need not fill a tile, because TMA skips rows of Q and O beyond the tensor.
         """
         return d == self.d_head and seq_k % self.B_c == 0 and seq_k > 0
 
 
-if not TYPE_CHECKING:  # a type checker would then accept any attribute
+if not TYPE_CHECKING:  # A type checker would otherwise accept any attribute
     __getattr__ = getter(__name__)

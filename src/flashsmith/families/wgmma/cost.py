@@ -1,14 +1,15 @@
-"""The wgmma family's cost model: the time of one step of a CTA's loop on an SM, which holds
-ctas_per_sm CTAs, usually one.
+"""The cost model of the wgmma family: how long an SM takes for one step of a CTA's loop.
 
-In a step every warpgroup computes a QK GEMM, a softmax and a PV GEMM of 64 rows and B_c keys. All
-warpgroups share the tensor cores and exp2 units. A warpgroup's own chain is GEMM, softmax, GEMM and
-its waits at barriers; with overlap the chain is the longer of the GEMMs and the softmax, plus these
-waits. The three bounds are combined as in mma_sync.
+It holds ctas_per_sm CTAs, mostly one.
+
+In a step, each warpgroup computes a QK GEMM, a softmax and a PV GEMM for 64 rows and B_c keys. All
+warpgroups share the tensor cores and the exp2 units. The chain of one warpgroup is GEMM, softmax,
+GEMM, and its waits at barriers. With overlap, it is the longer of the GEMMs and the softmax, plus
+these waits. The three limits are combined as in mma_sync.
 
 The constants below are fitted to 32 timings on an H200 at d 128 (benchmarks/h200/
-hopper-first-run.csv). Unmasked problems with longest_first were left out. Other head dimensions are
-extrapolated.
+hopper-first-run.csv). Problems without a mask and with longest_first were left out. Other head
+dimensions are extrapolated.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# Relative compile time of a kernel, which is short for all tiles, since one wgmma is issued for a
-# whole warpgroup.
+# How long a kernel takes to compile, relative to others. It is short for all tiles, because one
+# wgmma is for a whole warpgroup.
 COMPILE_COST = 700.0
 
-# Cycles of a tile's first K copy, its epilogue, and the fetch of its work-tile info.
+# Cycles of a tile for its first copy of K, its epilogue, and the fetch of its work-tile info.
 _TILE_CYCLES = 2000.0
-# The wait for the next tile's Q, if there is neither a second Q buffer nor a separate O buffer.
+# Cycles of waiting for Q of the next tile, if there is no second Q buffer and no separate O buffer.
 _Q_WAIT = 600.0
-# A launch's first copies, if every CTA has only one tile.
+# Cycles for the first copies of a launch in which every CTA has only one tile.
 _LAUNCH_CYCLES = 1500.0
-# The time of barriers, the wait for a GEMM and the row statistics. Nothing in the same warpgroup
-# hides it.
+# Cycles for barriers, for waiting for a GEMM, and for row statistics. Nothing else in the warpgroup
+# overlaps with them.
 _CHAIN_LATENCY = 1300.0
 _OVERHEAD = 1.03
 _NORM = 4.0
@@ -46,8 +47,11 @@ _NORM = 4.0
 def tile_work(
     cfg: WgmmaForwardKernelConfig, device: DeviceSpec, registers: int | None, spill: int | None
 ) -> TileWork:
-    """The work of a tile on ``device``. The config sets the registers and the kernel does not
-    spill, so the compiler's figures are ignored."""
+    """The work of a tile on ``device``.
+
+    The registers follow from the config, and the kernel does not spill, so the arguments from the
+    compiler are ignored.
+    """
     rates = rates_of(device)
     resident = cfg.ctas_per_sm if is_legal(cfg, device) else 0
     hidden = cfg.q_buffers == 2 or cfg.separate_O
@@ -71,8 +75,8 @@ def tile_work(
 
 
 def _step_cycles(cfg: WgmmaForwardKernelConfig, flop_per_cycle: float, resident: int) -> float:
-    """SM cycles of one loop step while ``resident`` CTAs each do one on an SM."""
-    products = 4 * WARPGROUP_ROWS * cfg.B_c * cfg.d_head / flop_per_cycle  # of one warpgroup
+    """Cycles of the SM for one loop step, if it holds ``resident`` CTAs and each does one step."""
+    products = 4 * WARPGROUP_ROWS * cfg.B_c * cfg.d_head / flop_per_cycle  # Of one warpgroup
     softmax = WARPGROUP_ROWS * cfg.B_c / EXP2 * (1 - cfg.exp2_fma_share / 100)
     warpgroups = resident * cfg.n_warpgroups
     chain = max(products, softmax) if cfg.overlap else products + softmax

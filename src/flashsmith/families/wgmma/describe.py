@@ -10,7 +10,10 @@ from flashsmith.families.split_keys import order_of_parts
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
-    """The layout of a CTA's dynamic shared memory; O replaces Q unless separate_O or direct_O."""
+    """The layout of a CTA's dynamic shared memory.
+
+    O is stored in the place of Q, unless separate_O or direct_O.
+    """
     shared = not (cfg.separate_O or cfg.direct_O)
     tiles = [
         ("Q, then O" if shared else "Q", cfg.q_buffers, cfg.B_r),
@@ -22,10 +25,10 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over K and V; work outside the loop does not count.
+    """FLOP per byte in the loop over K and V; what is outside the loop does not count.
 
-    A loop step does 4 B_r B_c d FLOP. It reads K and V from global memory once per CTA, and from
-    shared memory once per warpgroup. All of Q is counted as read from shared memory in every step.
+    A step of the loop does 4 B_r B_c d FLOP. K and V are read from global memory once per CTA, and
+    from shared memory once per warpgroup. All of Q counts as read from shared memory in each step.
     """
     flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
     tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
@@ -34,7 +37,7 @@ def intensity(cfg: Any) -> Intensity:
 
 
 def order(cfg: Any, arch: int) -> Order:
-    """The order of operations with which a row is computed."""
+    """The order of operations in which a row is computed."""
     if cfg.canonical:
         return Order.canonical(arch, cfg.B_c)
     own = {

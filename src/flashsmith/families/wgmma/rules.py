@@ -1,4 +1,4 @@
-"""The rules of the wgmma family: the configs for which a kernel can be built."""
+"""The rules of the wgmma family: for which configs a kernel can be built."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# Of the registers with which a thread starts, ptxas needs this many in addition to the accumulators
-# of one wgmma. Registers that setmaxnreg adds later do not count (C7602).
+# Of the registers that a thread has at its start, ptxas needs this many besides the accumulators of
+# one wgmma. Registers that setmaxnreg adds later do not help (C7602).
 REGISTERS_BESIDE_PRODUCT = 26
 
 
@@ -41,7 +41,8 @@ _supported = partial(supported, WgmmaForwardKernelConfig)
 
 
 def tile_registers(cfg: WgmmaForwardKernelConfig) -> int:
-    """Registers that a thread needs for O and S in fp32, and for P if P does not replace S."""
+    """The registers that a thread needs for O and S in fp32, and for P if it is not in the place of
+    S."""
     return cfg.d_head // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
 
 
@@ -155,7 +156,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
         "several CTAs, ctas_per_sm, must fit in the shared memory of an SM, each with "
         f"{RESERVED_SMEM_PER_CTA} bytes that the driver reserves",
         lambda cfg, device: (
-            cfg.ctas_per_sm == 1  # smem_within_limit covers it
+            cfg.ctas_per_sm == 1  # smem_within_limit checks this case
             or cfg.ctas_per_sm * (cfg.smem_bytes() + RESERVED_SMEM_PER_CTA)
             <= device.max_smem_per_block + RESERVED_SMEM_PER_CTA
         ),

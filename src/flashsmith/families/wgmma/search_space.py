@@ -1,8 +1,8 @@
-"""The autotuner's search space of the wgmma family: a list of tile shapes per head dimension, a few
-knobs on each, and the neighbours of the fastest configs.
+"""The search space of `flashsmith tune` for the wgmma family: for each head dimension a list of
+tile shapes, with a few values of other knobs, and the neighbours of the fastest configs.
 
-It is a list and not a product: a kernel takes five times as long to compile as a kernel of
-mma.sync, and the registers leave few possible shapes. A new knob is added as a line of MOVES.
+It is a list and not all combinations, because a kernel takes five times as long to compile as one
+of mma_sync, and the registers allow few shapes. A new knob becomes a line of MOVES.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class TileShape(NamedTuple):
-    """A CTA's tiles: B_r is 64 n_warpgroups."""
+    """The tiles of a CTA; B_r is 64 n_warpgroups."""
 
     n_warpgroups: int
     B_c: int
@@ -37,15 +37,16 @@ class TileShape(NamedTuple):
 
 
 # By warpgroups per CTA and CTAs per SM: the registers of a producer thread and of a consumer
-# thread, which together fill the register file.
+# thread, which together use the whole register file.
 REGISTERS = {
     (1, 1): (24, 240), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (32, 112),
     (1, 2): (24, 232), (2, 2): (32, 104), (1, 3): (24, 136),
 }  # fmt: skip
-# Three warpgroups read K and V least often, but have no registers for overlap beyond d_head 96.
-# Four warpgroups fit only at small d_head. With two, each thread has more registers. One is for
-# problems with few rows, or for two or three CTAs per SM at small d_head. The longest key tiles are
-# limited by registers (three warpgroups) or by shared memory (d_head 192 and 256, several CTAs).
+# Three warpgroups read K and V the least often, but have no registers for overlap above d_head 96.
+# Four warpgroups fit only at small d_head. With two warpgroups, each thread has more registers. One
+# warpgroup is for problems with few rows, or for two or three CTAs per SM with a small d_head.
+# Registers limit the length of key tiles for three warpgroups; shared memory does for d_head 192
+# and 256, and for several CTAs.
 SHAPES: dict[int, tuple[TileShape, ...]] = {
     32: (
         TileShape(4, 128),
@@ -107,8 +108,8 @@ SHAPES: dict[int, tuple[TileShape, ...]] = {
 # From this d_head on, GEMMs take so much longer than a softmax that ping-pong only costs time.
 _WITHOUT_TURNS = 192
 
-# The moves to a neighbour: new values for one knob, or for several that depend on each other. Tile
-# orders are not moves, since the space has all of them at every shape.
+# The steps to a neighbour: other values of one knob, or of several that depend on each other. The
+# order of tiles is not changed, because the space has all orders for each shape.
 MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("B_r", "n_warpgroups", "ctas_per_sm", "producer_registers", "consumer_registers"): tuple(
         (WARPGROUP_ROWS * n, n, ctas, *registers) for (n, ctas), registers in REGISTERS.items()
@@ -128,7 +129,7 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("short_block",): ((0,), (16,), (64,)),
     ("register_Q",): ((0,), (4,), (8,)),
 }
-# Changes of B_c in a move.
+# By how much B_c may change in a step.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
 _SHORTEST_B_C = 48
 
@@ -137,9 +138,9 @@ def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
     """Whether a legal config could be the fastest."""
     return (
         cfg.B_c >= _SHORTEST_B_C
-        # With one stage the GEMMs stall on every copy.
+        # With one stage, GEMMs would wait for every copy.
         and cfg.kv_stages >= 2
-        # The second Q buffer is for the next tile, and a one-tile CTA has no next tile.
+        # The second Q buffer is for the next tile, and a CTA that computes one tile has none.
         and not (cfg.schedule == Schedule.ONE_TILE and cfg.q_buffers == 2)
     )
 
@@ -147,10 +148,10 @@ def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
 def get_hopper_space_configs(
     dtypes: Sequence[DType], d_heads: Sequence[int], masked: bool
 ) -> list[WgmmaForwardKernelConfig]:
-    """The wgmma configs to try; none for a head dimension without kernels.
+    """The wgmma configs to try; none for a head dimension that has no kernels.
 
-    masked: whether some rows see fewer keys than others. longest_first is only tried with a mask:
-    without one it was 1 to 14% slower on an H200.
+    masked: whether some rows see fewer keys than others. longest_first is tried only with a mask:
+    without a mask it was 1 to 14% slower on an H200.
     """
     orders = tuple(TileOrder) if masked else (TileOrder.BY_HEAD,)
     found = dict.fromkeys(
@@ -190,7 +191,7 @@ def _of_shape(
 
 
 def moves(cfg: WgmmaForwardKernelConfig) -> Iterator[WgmmaForwardKernelConfig]:
-    """The configs one move away, legal or not; they include `cfg` itself."""
+    """The configs that are one step away, legal or not, and `cfg` itself."""
     for knobs, choices in MOVES.items():
         for values in choices:
             yield replace(cfg, **dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]

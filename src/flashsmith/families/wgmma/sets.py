@@ -1,4 +1,5 @@
-"""The config sets of the wgmma family: shipped configs, the chooser's candidates, proof configs."""
+"""The config sets of the wgmma family: shipped configs, candidates for the chooser, configs for
+proofs."""
 
 from __future__ import annotations
 
@@ -25,19 +26,20 @@ from flashsmith.semantics.dtype import DType
 def get_hopper_configs(
     dtypes: Sequence[DType] = (DType.FP16, DType.BF16),
 ) -> list[WgmmaForwardKernelConfig]:
-    """The set 'hopper': for each head dimension, configs for full attention, then for causal."""
+    """The set 'hopper': for each head dimension, configs for full attention, followed by configs
+    for causal attention."""
     by_head, longest_first = TileOrder.BY_HEAD, TileOrder.LONGEST_FIRST
     return [
         cfg
         for dtype in dtypes
         for cfg in (
-            # With a small d_head O leaves registers for long key tiles.
+            # With a small d_head, O leaves registers for long tiles of keys.
             _four_warpgroups(dtype, 32, 128, by_head),
             _four_warpgroups(dtype, 32, 128, longest_first),
             _three_warpgroups(dtype, 32, 192, longest_first, stale_max=True),
             # Up to some thousand keys, four warpgroups hide most of each other's waits. With more
-            # keys, longer tiles win if a GEMM overlaps the softmax or if the softmax needs no
-            # maximum.
+            # keys, longer tiles are faster if a GEMM overlaps the softmax, or if the softmax needs
+            # no maximum.
             _four_warpgroups(dtype, 64, 96, by_head),
             _four_warpgroups(dtype, 64, 96, longest_first),
             _three_warpgroups(dtype, 64, 128, by_head, stale_max=True),
@@ -49,16 +51,17 @@ def get_hopper_configs(
             _three_warpgroups(dtype, 128, 128, by_head),
             _three_warpgroups(dtype, 128, 128, longest_first),
             _three_warpgroups(dtype, 128, 128, longest_first, stale_max=True),
-            # Two CTAs read K and V once: the speed is within 1% of single CTAs, with less traffic.
+            # Two CTAs read K and V only once: less traffic, with a speed within 1% of single CTAs.
             _three_warpgroups(dtype, 128, 128, by_head, cluster_size=2),
-            # Short causal sequences, where the diagonal wastes less of a 128-row tile.
+            # For short causal sequences, where the diagonal wastes less of a tile with 128 rows.
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM),
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM, section_mib=8),
-            # Two Q buffers for up to some thousand keys, longer key tiles for more.
+            # Two Q buffers for up to some thousand keys; longer tiles of keys for more.
             _two_warpgroups(dtype, 192, 80, by_head),
             _two_warpgroups(dtype, 192, 80, longest_first),
             _two_warpgroups(dtype, 192, 112, by_head, q_buffers=1),
-            # Only one Q buffer fits, so O is stored from registers to keep that buffer free.
+            # There is room for only one Q buffer; O is stored from registers so that the buffer is
+            # free.
             _two_warpgroups(dtype, 256, 80, by_head, q_buffers=1, early_exp=True, direct_O=True),
             _two_warpgroups(dtype, 256, 80, longest_first, q_buffers=1, direct_O=True),
             _two_warpgroups(dtype, 256, 64, longest_first, q_buffers=1, direct_O=True),
@@ -77,7 +80,7 @@ def _three_warpgroups(
     cluster_size: int = 1,
     stale_max: bool = False,
 ) -> WgmmaForwardKernelConfig:
-    """192 rows per CTA: the third warpgroup's GEMMs hide two warpgroups' softmax."""
+    """192 rows per CTA: while two warpgroups compute their softmax, the third has its GEMMs."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -100,7 +103,7 @@ def _three_warpgroups(
 def _four_warpgroups(
     dtype: DType, d_head: int, B_c: int, tile_order: TileOrder
 ) -> WgmmaForwardKernelConfig:
-    """256 rows per CTA, for small d_head: three warpgroups fill the waits of the fourth."""
+    """256 rows per CTA, for small d_head: three warpgroups work while the fourth waits."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -129,7 +132,8 @@ def _two_warpgroups(
     early_exp: bool = False,
     direct_O: bool = False,
 ) -> WgmmaForwardKernelConfig:
-    """128 rows per CTA: more registers for large d_head, or for a GEMM that overlaps softmax."""
+    """128 rows per CTA: more registers for large d_head, or for a GEMM that overlaps the
+    softmax."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -137,7 +141,7 @@ def _two_warpgroups(
         B_c=B_c,
         n_warpgroups=2,
         q_buffers=q_buffers,
-        producer_registers=32,  # 24 spill if sequences are packed
+        producer_registers=32,  # With 24, kernels for packed sequences spill
         consumer_registers=232,
         overlap=True,
         pingpong=pingpong,
@@ -154,8 +158,8 @@ def _two_warpgroups(
 
 
 def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForwardKernelConfig | None:
-    """The canonical counterpart of `cfg`: `cfg` with the canonical tile of keys and without knobs
-    that change the order. If that is not legal, it is another config of the same d_head."""
+    """The canonical counterpart of `cfg`, which has the canonical tile of keys and no knob that
+    changes the order. If it is not legal, another config with the same d_head."""
     tile = canonical_tile(cfg.d_head, device.arch)
     order: dict[str, Any] = {
         "B_c": tile,
@@ -178,10 +182,10 @@ def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForward
 
 # --- the configs of the proof grid ---------------------------------------------------------------
 
-# Kernels that return the row maxima always rescale, with the exact maximum; half of the grid's
-# problems request row maxima. Together these configs cover 1 to 4 warpgroups, every ping-pong,
-# schedule and tile order, one and two Q buffers, separate_O and direct_O, overlap, and 1 to 4
-# stages. They also cover stale maxima, split keys, and key tiles from 32 to the longest that fits.
+# Kernels that return row maxima always rescale, with the exact maximum. Half of the problems in the
+# grid request them. Together these configs have 1 to 4 warpgroups, all kinds of ping-pong,
+# schedules and orders of tiles, one and two Q buffers, separate_O and direct_O, overlap, and 1 to 4
+# stages. They also have stale maxima, split keys, and key tiles from 32 to the longest that fits.
 _PROOF_CONFIGS = {
     32: (
         "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
@@ -237,7 +241,7 @@ _PROOF_CONFIGS = {
 
 @cache
 def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
-    """The configs with which problems of a dtype and head dimension are proven."""
+    """The configs with which problems of this dtype and head dimension are proven."""
     d_head = min(d_head for d_head in _PROOF_CONFIGS if d_head >= d)
     texts = (f"({dtype.name}, {d_head}, {rest}" for rest in _PROOF_CONFIGS[d_head])
     return tuple(map(parse_kernel_name_into_config, texts))
@@ -249,10 +253,12 @@ def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
 def candidates(
     dtype: DType, d_head: int, device: DeviceSpec, masked: bool
 ) -> tuple[WgmmaForwardKernelConfig, ...]:
-    """The shipped configs; none for a device or d_head without kernels. Configs with the suitable
-    tile order come first, then the other configs, changed to that tile order. Longest first is
-    suitable with a mask: 607 against 585 TFLOP/s causal, and 637 against 687 without a mask (d 128,
-    H200)."""
+    """The shipped configs; none for a device or d_head that has no kernels.
+
+    Configs with the right order of tiles come first, followed by the others with their order
+    changed to it. With a mask, the longest first is right: causal 607 and not 585 TFLOP/s, but
+    without a mask 637 and not 687 (d 128, H200).
+    """
     order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
     shipped = [config for config in get_hopper_configs((dtype,)) if config.d_head == d_head]
     ordered = sorted(shipped, key=lambda config: config.tile_order != order)

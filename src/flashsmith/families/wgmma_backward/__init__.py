@@ -1,4 +1,5 @@
-"""The wgmma_backward family (sm_90a): gradients of attention with wgmma, fed by TMA."""
+"""The wgmma_backward family (sm_90a): gradients of attention with wgmma, to which TMA copies the
+operands."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from flashsmith.semantics.sizes import NO_DQ
 
 
 class WgmmaBackwardFamily(WarpgroupBackwardFamily):
-    """Kernels whose consumer warpgroups each have 64 keys or share 64 keys; one more warpgroup
-    copies queries by TMA."""
+    """Kernels whose consumer warpgroups have 64 keys each, or share 64 keys, while another
+    warpgroup copies queries by TMA."""
 
     config_class = WgmmaBackwardKernelConfig
     title = "wgmma backward"
@@ -93,7 +94,7 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     def adapt_to_registers(
         self, cfg: WgmmaBackwardKernelConfig, semantics: Semantics
     ) -> WgmmaBackwardKernelConfig:
-        # Kernels with 128 queries per step spill 900 to 1,300 bytes per thread with a softcap.
+        # With a softcap, kernels with 128 queries per step spill 900 to 1,300 bytes per thread.
         if semantics.score.is_plain or rules.holds_p_beside_s(cfg):
             return cfg
         producer, consumer = sets.registers(2, cfg.persistent, cfg.ordered_dq)

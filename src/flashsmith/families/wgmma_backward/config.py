@@ -1,6 +1,7 @@
-"""WgmmaBackwardKernelConfig: the knobs that name one kernel of the wgmma_backward family.
+"""WgmmaBackwardKernelConfig: the knobs of the wgmma_backward family; a config names the kernels of
+a backward pass.
 
-The C++ struct of the same name (csrc/wgmma_backward/config.cuh) has the same fields in the same
+The C++ struct with this name (csrc/wgmma_backward/config.cuh) has the same fields in the same
 order.
 """
 
@@ -24,7 +25,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class StepOrder(IntEnum):
-    """The order of a warpgroup's GEMMs within a step."""
+    """The order of the GEMMs of a warpgroup in a step."""
 
     DV_FIRST = 0
     LATE_DQ = 1
@@ -33,20 +34,20 @@ class StepOrder(IntEnum):
 
 
 class DqSums(IntEnum):
-    """When a step's dq is added to its sums in global memory."""
+    """When the dq of a step is added to the sums in global memory."""
 
     BESIDE_SCORES = 0
     SUMS_AT_ONCE = 1
     SUMS_UNDER_DK = 2
 
 
-# Bytes of barriers in addition to the tiles, and the further bytes that ordered_dq needs.
+# Bytes for barriers, besides the tiles; and the bytes that ordered_dq needs in addition.
 BARRIER_PAGE = 256
 ORDER_BYTES = 64
 D_HEADS = (64, 96, 128, 192, 256)
-# The widest head for which a warpgroup has registers for both dk and dv.
+# Up to this d_head, a warpgroup has registers for both dk and dv.
 WIDEST_WHOLE = 128
-# A warpgroup's share of dQ is a multiple of this many columns.
+# The columns of dQ that a warpgroup computes are a multiple of this.
 DQ_COLUMNS = 16
 _FLOAT_BYTES = 4
 _WARPGROUPS = (1, 2, 3)
@@ -54,7 +55,7 @@ _WARPGROUPS = (1, 2, 3)
 
 @dataclass(frozen=True, order=True)
 class WgmmaBackwardKernelConfig(KernelConfig):
-    """One backward pass of the wgmma_backward family (sm_90a).
+    """A backward pass by the wgmma_backward family (sm_90a).
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -62,7 +63,8 @@ class WgmmaBackwardKernelConfig(KernelConfig):
 
     FAMILY: ClassVar[str] = "wgmma_backward"
     OLDEST_ARCH: ClassVar[int] = 90
-    # '(FP16, 128, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq'
+    # For example '(FP16, 128, 64, 128, 2):
+    # tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240+late_dq'
     SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warpgroups")
     LEADING_WORD: ClassVar[str] = "tma_backward"
     GROUPS: ClassVar[tuple[KnobGroup, ...]] = (REGISTERS_WORD,)
@@ -274,36 +276,36 @@ class WgmmaBackwardKernelConfig(KernelConfig):
 
     @property
     def key_groups(self) -> int:
-        """Groups of 64 keys in a CTA."""
+        """How many groups of 64 keys a CTA has."""
         return 1 if self.split_roles else self.n_warpgroups
 
     @property
     def shares_rows(self) -> bool:
-        """Whether the warpgroups divide dQ by its rows, not by its columns."""
+        """Whether warpgroups divide dQ by its rows and not by its columns."""
         return self.B_r == WARPGROUP_ROWS * self.n_warpgroups
 
     @property
     def shares_columns(self) -> bool:
-        """Whether the warpgroups divide dQ by its columns, 16 at a time."""
+        """Whether warpgroups divide dQ by its columns, 16 at a time."""
         whole = self.d_head % (DQ_COLUMNS * self.n_warpgroups) == 0
         return self.B_r == WARPGROUP_ROWS and self.n_warpgroups > 1 and whole
 
     @property
     def takes_turns(self) -> bool:
-        """Whether the warpgroups alternate, each computing a whole dQ."""
+        """Whether warpgroups alternate, and one computes the whole dQ of a step."""
         return not (self.shares_rows or self.shares_columns)
 
     @property
     def dq_columns(self) -> int:
-        """Columns of the 64 rows of dQ that a warpgroup computes."""
+        """How many columns of 64 rows of dQ a warpgroup computes."""
         return self.d_head // self.n_warpgroups if self.shares_columns else self.d_head
 
     @property
     def accumulators(self) -> int:
-        """Registers that a thread needs for dk and dv, S and dP, and for P and dS if these do not
-        replace S and dP. With split roles a thread has only half of dk and dv. If S and dP are not
-        computed together, dq also needs registers in a persistent CTA, and if a step's dq is added
-        only during the next step."""
+        """The registers that a thread needs for dk and dv, for S and dP, and for P and dS if these
+        are not in the place of S and dP. With split roles, a thread has only dk or dv. If S and dP
+        are not computed together, dq needs registers too in a persistent CTA, and if the dq of a
+        step is added only during the next step."""
         if self.split_roles:
             return self.d_head // 2 + self.B_r + self.B_r // 4
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
@@ -314,8 +316,10 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         return self.d_head + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of K and V, of the stages of Q and do, and of dS unless without_dq. Split roles add
-        P, and bulk_sums adds dq as a source for TMA."""
+        """Bytes of K and V, of the stages of Q and do, and of dS unless without_dq.
+
+        With split_roles also of P, and with bulk_sums of dq, from which TMA adds.
+        """
         rows = 2 * self.B_c + (self.q_stages + self.do_stages) * self.B_r
         P_bytes = self.split_roles * self.B_r * self.B_c * _FLOAT_BYTES
         ds_tiles = 0 if self.without_dq else self.ds_stages
@@ -326,16 +330,17 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         )
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of a CTA in bytes: the tiles, row statistics, and barriers."""
+        """Bytes of dynamic shared memory of a CTA: the tiles, row statistics, and barriers."""
         statistics = (self.q_stages + self.do_stages) * self.B_r * _FLOAT_BYTES
         barriers = BARRIER_PAGE + self.ordered_dq * ORDER_BYTES
         return self.tile_bytes(elem_size) + statistics + barriers
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether kernels without bounds checks can compute these sizes."""
+        """Whether tiles divide these sizes, so that kernels without bounds checks can compute
+        them."""
         whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
         return whole and d == self.d_head and seq_k > 0
 
 
-if not TYPE_CHECKING:  # a type checker would then accept any attribute
+if not TYPE_CHECKING:  # A type checker would otherwise accept any attribute
     __getattr__ = getter(__name__)

@@ -1,12 +1,14 @@
-"""The wgmma_backward family's cost model: the time of one loop step of a CTA on an SM, which holds
-one CTA.
+"""The cost model of the wgmma_backward family: how long an SM takes for one step of a CTA's loop.
 
-The model reads only the knobs of the tile and ordered_dq, whose ordered sums wait for each other.
-Among configs with the same tile, the first in order of preference is chosen. A step's five GEMMs
-occupy the tensor cores, their operands occupy shared memory, and the sums of dq occupy the path to
-L2. Within a warpgroup, GEMMs, exponentials and waits are serial.
+It holds one CTA.
 
-The constants below are fitted to timings of an H200, benchmarks/h200/wgmma-backward.csv.
+The model uses only the knobs of the tile, and ordered_dq, in which sums wait for each other. Of
+configs with the same tile, the first in order of preference is chosen. The five GEMMs of a step
+take time of the tensor cores, their operands of shared memory, and the sums of dq of the path to
+the L2. In a warpgroup, GEMMs, exponentials and waits follow each other.
+
+The constants below are fitted to timings on an H200, which are in
+benchmarks/h200/wgmma-backward.csv.
 """
 
 from __future__ import annotations
@@ -20,24 +22,27 @@ from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import WgmmaBackwardKernelConfig
 
-# Relative compile time of a config: five kernels, in whose loops each wgmma is issued for a whole
-# warpgroup.
+# How long a config takes to compile, relative to others: five kernels, in whose loops one wgmma is
+# for a whole warpgroup.
 COMPILE_COST = 1500.0
 
 _FLOAT_BYTES = 4
-# Cycles for a CTA's K, V and first queries, and for storing dk and dv.
+# Cycles of a CTA for loading K, V and the first queries, and for storing dk and dv.
 _CTA_CYCLES = 4300.0
-# Barriers and waits for GEMMs that no work of the same warpgroup hides.
+# Cycles for barriers and for waiting for GEMMs with which nothing in the warpgroup overlaps.
 _CHAIN_LATENCY = 920.0
 _OVERHEAD = 1.1
-# Cost of ordered_dq: 2 to 12% of a step, mostly waits for the previous block of keys.
+# What ordered_dq costs: 2 to 12% of a step, mostly for waiting for the previous block of keys.
 _ORDER_LATENCY = 300.0
 
 
 @lru_cache(maxsize=4096)
 def tile_work(cfg: WgmmaBackwardKernelConfig, device: DeviceSpec) -> TileWork:
-    """The work of a tile on ``device``. The config sets the registers and the kernel does not
-    spill, so the compiler's figures are ignored."""
+    """The work of a tile on ``device``.
+
+    The registers follow from the config, and the kernel does not spill, so the arguments from the
+    compiler are ignored.
+    """
     rates, resident = rates_of(device), int(is_legal(cfg, device))
     step = _step_cycles(cfg, rates.wgmma, device) if resident else 0.0
     return TileWork(
@@ -54,13 +59,13 @@ def tile_work(cfg: WgmmaBackwardKernelConfig, device: DeviceSpec) -> TileWork:
 def _step_cycles(
     cfg: WgmmaBackwardKernelConfig, flop_per_cycle: float, device: DeviceSpec
 ) -> float:
-    """SM cycles of one step of the loop."""
+    """Cycles of the SM for one step of the loop."""
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
     products = (8 if cfg.without_dq else 10) * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
-    # A warpgroup reads K and V once, and Q and do twice; with split roles, half of this. For dQ,
-    # dS and K are read, 64 rows at a time. Q, do and dS are also written to shared memory, as are
-    # the sums of dq and the P that split roles exchange.
+    # A warpgroup reads K and V once, and Q and do twice; with split roles half of that. For dQ it
+    # reads dS and K, 64 rows at a time. Q, do and dS are also written to shared memory; so are the
+    # sums of dq, and P if split roles exchange it.
     read = 2 * (WARPGROUP_ROWS + cfg.B_r) * cfg.d_head + 2 * cfg.B_r * cfg.d_head
     read *= cfg.key_groups
     written = 2 * cfg.B_r * cfg.d_head + 4 * cfg.split_roles * cfg.B_r * cfg.B_c

@@ -20,12 +20,12 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over queries; work outside the loop does not count.
+    """FLOP per byte in the loop over queries; what is outside the loop does not count.
 
-    A step does 10 B_r B_c d FLOP, or 8 without dq. It reads Q and do from global memory once per
-    CTA. Each warpgroup reads its keys of K and V from shared memory once, and Q and do twice. For
-    its part of dQ it also reads dS and K. With split roles a warpgroup reads only K or V, and Q and
-    do once.
+    A step does 10 B_r B_c d FLOP, or 8 without dq. Q and do are read from global memory once per
+    CTA. From shared memory, each warpgroup reads its keys of K and V once, and Q and do twice. For
+    its part of dQ, it also reads dS and K. With split roles, a warpgroup reads only K or V, and Q
+    and do once.
     """
     flop = (8 if cfg.without_dq else 10) * cfg.B_r * cfg.B_c * cfg.d_head
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
@@ -50,7 +50,7 @@ ORDERS = {
 
 
 def of_dq(cfg: Any, effect: str) -> str:
-    """The effect of a knob that concerns dq."""
+    """What a knob that concerns dq does."""
     return "nothing: there is no dq" if cfg.without_dq else effect
 
 

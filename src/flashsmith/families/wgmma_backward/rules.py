@@ -1,5 +1,7 @@
-"""The rules of the wgmma_backward family: the configs for which kernels can be built. Each rule has
-one predicate and one reason."""
+"""The rules of the wgmma_backward family: for which configs kernels can be built.
+
+Each rule has one predicate and one reason.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from flashsmith.families.wgmma_backward.config import (
 
 
 def holds_p_beside_s(cfg: WgmmaBackwardKernelConfig) -> bool:
-    """Whether a consumer has registers for P in addition to S, which a softcap needs even with
+    """Whether a consumer has registers for P besides S, which a softcap needs even with
     scores_together."""
     beside = cfg.B_r // 4 if cfg.order == StepOrder.SCORES_TOGETHER else 0
     return cfg.accumulators + beside + REGISTERS_BESIDE_TILES <= cfg.consumer_registers

@@ -38,9 +38,9 @@ _PERSISTENT_96 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True
 _EARLY_64 = _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
 _EARLY_128 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True)
 _SPLIT = _Tile(64, 2, 2, StepOrder.DV_FIRST, wide_stores=True, early_rows=True)
-# By d_head, in order of preference; with a mask the order is reversed. These tiles won on the H200.
-# The middle tiles leave enough registers for more semantics. Up to d_head 128 dq lags; wider heads
-# have split roles.
+# By d_head, in order of preference; with a mask in the reverse order. These tiles were the fastest
+# on the H200. Those in the middle leave more registers for masks and other semantics. Up to d_head
+# 128, dq is computed one step later; wider heads have split roles.
 _TILES: dict[int, tuple[_Tile, ...]] = {
     64: (
         _Tile(128, 2, 2, _TOGETHER, pingpong=True, dq_sums=_UNDER),
@@ -61,7 +61,7 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
     256: (_SPLIT,),
 }
 
-# The candidate with ordered_dq, which comes after the candidates of _TILES.
+# The candidate with ordered_dq, which follows the candidates in _TILES.
 _ORDERED: dict[int, _Tile] = {
     64: _Tile(128, 2, 2, _TOGETHER, True, True, _UNDER),
     96: _PERSISTENT_96._replace(pingpong=False),
@@ -71,14 +71,15 @@ _ORDERED: dict[int, _Tile] = {
 }
 _ORDERED_MASKED = _ORDERED | {64: _EARLY_64}
 
-# Other winners on the H200; these are proven with the candidates.
+# Others that were the fastest on the H200; they are proven together with the candidates.
 _ALSO_PROVEN = {64: _EARLY_64, 128: _EARLY_128}
 
 
 def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
-    """The kernel for dk and dv alone that is closest to a kernel for all gradients."""
+    """The kernel for dk and dv alone that is most like a kernel for all gradients."""
     order = cfg.order if cfg.split_roles else StepOrder.SCORES_TOGETHER
-    # Without lagged dq, ptxas serialises a persistent kernel of d 128, which has 8 fewer registers.
+    # Without lagged_dq, a persistent kernel for d 128, which has 8 fewer registers, is serialised
+    # by ptxas.
     persistent = cfg.persistent and cfg.d_head < WIDEST_WHOLE
     producer, consumer = registers(cfg.n_warpgroups, persistent, False)
     return replace(
@@ -98,8 +99,10 @@ def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
 
 
 def registers(n_warpgroups: int, persistent: bool, ordered_dq: bool) -> tuple[int, int]:
-    """The registers of a producer thread and of a consumer thread. The producer needs more in a
-    persistent CTA, and with the threads that keep the order of dq."""
+    """The registers of a producer thread and of a consumer thread.
+
+    The producer needs more in a persistent CTA, and if its threads keep the order of dq.
+    """
     if n_warpgroups == 3:
         return 32, 160
     return (40, 232) if persistent or ordered_dq else (24, 240)
@@ -108,7 +111,7 @@ def registers(n_warpgroups: int, persistent: bool, ordered_dq: bool) -> tuple[in
 def get_hopper_backward_configs(
     dtypes: Sequence[DType] = tuple(DType),
 ) -> list[WgmmaBackwardKernelConfig]:
-    """The set 'hopper-backward': a few kernels per dtype and d_head."""
+    """The set 'hopper-backward': for each dtype and d_head a few kernels."""
     device = device_spec("H200")
     return [cfg for dtype, d in product(dtypes, D_HEADS) for cfg in candidates(dtype, d, device)]
 
@@ -116,7 +119,7 @@ def get_hopper_backward_configs(
 def candidates(
     dtype: DType, d_head: int, device: DeviceSpec, masked: bool = False
 ) -> list[WgmmaBackwardKernelConfig]:
-    """Kernels for d_head that are legal on a device, in order of preference."""
+    """The kernels for d_head that are legal on a device, in order of preference."""
     tiles = _TILES.get(d_head, ())
     ordered = _ORDERED_MASKED if masked else _ORDERED
     made = [_config(dtype, d_head, tile) for tile in (reversed(tiles) if masked else tiles)]
@@ -126,7 +129,7 @@ def candidates(
 
 
 def proof_configs(dtype: DType, d_head: int, device: DeviceSpec) -> list[WgmmaBackwardKernelConfig]:
-    """The candidates with and without a mask, and the other winners."""
+    """The candidates with and without a mask, and the other configs that were the fastest."""
     found = candidates(dtype, d_head, device)
     if d_head in _ALSO_PROVEN:
         found.append(_config(dtype, d_head, _ALSO_PROVEN[d_head]))

@@ -1,5 +1,4 @@
-"""The wgmma_dq family (sm_90a): the gradient of q alone, for frozen k and v, with wgmma and
-TMA."""
+"""The wgmma_dq family (sm_90a): the gradient of q alone, for frozen k and v, with wgmma and TMA."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from flashsmith.semantics.sizes import ONLY_DQ
 
 class WgmmaDqFamily(WarpgroupBackwardFamily):
     """Kernels whose consumer warpgroups have 64 queries each and keep dq in registers over all
-    keys; one more warpgroup copies keys by TMA."""
+    keys, while another warpgroup copies keys by TMA."""
 
     config_class = WgmmaDqKernelConfig
     title = "wgmma dq"

@@ -1,6 +1,7 @@
-"""WgmmaDqKernelConfig: the knobs that name one kernel of the wgmma_dq family.
+"""WgmmaDqKernelConfig: the knobs of the wgmma_dq family; a config names the kernels of a backward
+pass.
 
-The C++ struct of the same name (csrc/wgmma_dq/config.cuh) has the same fields in the same order.
+The C++ struct with this name (csrc/wgmma_dq/config.cuh) has the same fields in the same order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from flashsmith.families.warpgroups import (
 from flashsmith.families.wgmma_dq import describe
 from flashsmith.semantics.dtype import DType
 
-# Bytes of barriers, in addition to the tiles.
+# Bytes for barriers, besides the tiles.
 BARRIER_PAGE = 256
 D_HEADS = (64, 96, 128, 192, 256)
 _WARPGROUPS = (1, 2, 3)
@@ -28,7 +29,7 @@ _WARPGROUPS = (1, 2, 3)
 
 @dataclass(frozen=True, order=True)
 class WgmmaDqKernelConfig(KernelConfig):
-    """One backward pass of the wgmma_dq family (sm_90a), for dq alone.
+    """A backward pass for dq alone, by the wgmma_dq family (sm_90a).
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
@@ -36,7 +37,8 @@ class WgmmaDqKernelConfig(KernelConfig):
 
     FAMILY: ClassVar[str] = "wgmma_dq"
     OLDEST_ARCH: ClassVar[int] = 90
-    # '(BF16, 128, 128, 64, 2): tma_dq+k_stages_3+v_stages_2+regs_24_240+late_dq+pingpong'
+    # For example '(BF16, 128, 128, 64, 2):
+    # tma_dq+k_stages_3+v_stages_2+regs_24_240+late_dq+pingpong'
     SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_r", "B_c", "n_warpgroups")
     LEADING_WORD: ClassVar[str] = "tma_dq"
     GROUPS: ClassVar[tuple[KnobGroup, ...]] = (REGISTERS_WORD,)
@@ -129,7 +131,7 @@ class WgmmaDqKernelConfig(KernelConfig):
 
     @property
     def accumulators(self) -> int:
-        """Registers that a thread needs for dq, S and dP, and with late_dq for dS."""
+        """The registers that a thread needs for dq, S and dP, and with late_dq for dS."""
         return self.d_head // 2 + self.B_c + self.late_dq * self.B_c // 4
 
     def tile_bytes(self, elem_size: int = 2) -> int:
@@ -138,14 +140,15 @@ class WgmmaDqKernelConfig(KernelConfig):
         return rows * self.d_head * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of a CTA in bytes: the tiles and barriers."""
+        """Bytes of dynamic shared memory of a CTA: the tiles and barriers."""
         return self.tile_bytes(elem_size) + BARRIER_PAGE
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether kernels without bounds checks can compute these sizes."""
+        """Whether tiles divide these sizes, so that kernels without bounds checks can compute
+        them."""
         whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
         return whole and d == self.d_head and seq_k > 0
 
 
-if not TYPE_CHECKING:  # a type checker would then accept any attribute
+if not TYPE_CHECKING:  # A type checker would otherwise accept any attribute
     __getattr__ = getter(__name__)

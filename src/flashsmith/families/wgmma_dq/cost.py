@@ -1,8 +1,9 @@
-"""The wgmma_dq family's cost model: the time of one loop step of a CTA on an SM, which holds one
-CTA.
+"""The cost model of the wgmma_dq family: how long an SM takes for one step of a CTA's loop.
 
-A step's three GEMMs occupy the tensor cores, and their operands occupy shared memory. Within a
-warpgroup, GEMMs, exponentials and waits are serial.
+It holds one CTA.
+
+The three GEMMs of a step take time of the tensor cores, and their operands take time of shared
+memory. In a warpgroup, GEMMs, exponentials and waits follow each other.
 """
 
 from __future__ import annotations
@@ -16,24 +17,27 @@ from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_dq.config import WgmmaDqKernelConfig
 
-# Relative compile time of a config: four kernels, in whose loops each wgmma is issued for a whole
-# warpgroup.
+# How long a config takes to compile, relative to others: four kernels, in whose loops one wgmma is
+# for a whole warpgroup.
 COMPILE_COST = 1000.0
 
-# Cycles for a CTA's Q, do and first keys, and for storing dq.
+# Cycles of a CTA for loading Q, do and the first keys, and for storing dq.
 _CTA_CYCLES = 3500.0
-# Barriers and waits for GEMMs that no work of the same warpgroup hides. The factor applies if a
-# step's dq overlaps the next step's exponentials.
+# Cycles for barriers and for waiting for GEMMs with which nothing in the warpgroup overlaps. The
+# factor is applied if the dq of a step overlaps the exponentials of the next.
 _CHAIN_LATENCY, _LATE = 700.0, 0.85
-# Instructions per score of a thread; a warpgroup has one warp on each scheduler.
+# Instructions per score of a thread. Each scheduler has one warp of a warpgroup.
 _PER_SCORE = 7.0
 _OVERHEAD = 1.1
 
 
 @lru_cache(maxsize=4096)
 def tile_work(cfg: WgmmaDqKernelConfig, device: DeviceSpec) -> TileWork:
-    """The work of a tile on ``device``. The config sets the registers and the kernel does not
-    spill, so the compiler's figures are ignored."""
+    """The work of a tile on ``device``.
+
+    The registers follow from the config, and the kernel does not spill, so the arguments from the
+    compiler are ignored.
+    """
     rates, resident = rates_of(device), int(is_legal(cfg, device))
     step = _step_cycles(cfg, rates.wgmma) if resident else 0.0
     return TileWork(
@@ -47,7 +51,7 @@ def tile_work(cfg: WgmmaDqKernelConfig, device: DeviceSpec) -> TileWork:
 
 
 def _step_cycles(cfg: WgmmaDqKernelConfig, flop_per_cycle: float) -> float:
-    """SM cycles of one step of the loop."""
+    """Cycles of the SM for one step of the loop."""
     products = 6 * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
     # A warpgroup reads its rows of Q and do, V once and K twice; TMA writes K and V.

@@ -19,10 +19,10 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over keys; work outside the loop does not count.
+    """FLOP per byte in the loop over keys; what is outside the loop does not count.
 
-    A step does 6 B_r B_c d FLOP. It reads K and V from global memory once per CTA. Each warpgroup
-    reads from shared memory its rows of Q and do, V once and K twice.
+    A step does 6 B_r B_c d FLOP. K and V are read from global memory once per CTA. From shared
+    memory, each warpgroup reads its rows of Q and do, V once and K twice.
     """
     flop = 6 * cfg.B_r * cfg.B_c * cfg.d_head
     element = cfg.dtype.element_size

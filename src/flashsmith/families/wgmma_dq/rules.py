@@ -1,5 +1,7 @@
-"""The rules of the wgmma_dq family: the configs for which kernels can be built. Each rule has one
-predicate and one reason."""
+"""The rules of the wgmma_dq family: for which configs kernels can be built.
+
+Each rule has one predicate and one reason.
+"""
 
 from __future__ import annotations
 

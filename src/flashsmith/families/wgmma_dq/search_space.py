@@ -12,12 +12,12 @@ from flashsmith.families.wgmma_dq.config import WgmmaDqKernelConfig
 from flashsmith.families.wgmma_dq.sets import candidates, registers
 from flashsmith.semantics.dtype import DType
 
-# Knobs that a search step does not change, since the problem or another knob sets them.
+# Knobs that the search does not change, because the problem or another knob determines them.
 _FIXED = ("dtype", "d_head", "B_r", "n_warpgroups")
 
 
 def search_space(dtype: DType, d_head: int) -> list[WgmmaDqKernelConfig]:
-    """The start of the search: the candidates and all configs one step from them."""
+    """Where the search begins: the candidates, and all configs that are one step away from them."""
     device = device_spec("H200")
     first = candidates(dtype, d_head, device)
     found = dict.fromkeys([*first, *(other for cfg in first for other in moves(cfg))])
@@ -25,7 +25,8 @@ def search_space(dtype: DType, d_head: int) -> list[WgmmaDqKernelConfig]:
 
 
 def moves(cfg: WgmmaDqKernelConfig) -> Iterator[WgmmaDqKernelConfig]:
-    """The configs with another value of one knob, or with another number of warpgroups."""
+    """The configs in which one knob has another value, and those with another number of
+    warpgroups."""
     for knob in fields(cfg):
         if knob.name not in _FIXED:
             for value in knob.metadata["values"]:

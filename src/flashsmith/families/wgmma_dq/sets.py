@@ -31,7 +31,7 @@ _TILES: dict[int, tuple[_QueryTile, ...]] = {
     256: (_QueryTile(64, 2, 2, 1, True, True),),
 }
 
-# Other winners on the H200; these are proven with the candidates.
+# Others that were the fastest on the H200; they are proven together with the candidates.
 _ALSO_PROVEN: dict[int, _QueryTile] = {256: _QueryTile(64, 2, 2, 1, False, False)}
 
 
@@ -41,13 +41,13 @@ def registers(n_warpgroups: int) -> tuple[int, int]:
 
 
 def get_hopper_dq_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[WgmmaDqKernelConfig]:
-    """The set 'hopper-dq': one or two kernels per dtype and d_head."""
+    """The set 'hopper-dq': for each dtype and d_head one or two kernels."""
     device = device_spec("H200")
     return [cfg for dtype, d in product(dtypes, D_HEADS) for cfg in candidates(dtype, d, device)]
 
 
 def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
-    """Kernels for d_head that are legal on a device, in order of preference."""
+    """The kernels for d_head that are legal on a device, in order of preference."""
     made = (_config(dtype, d_head, tile) for tile in _TILES.get(d_head, ()))
     return [cfg for cfg in made if is_legal(cfg, device)]
 
