@@ -40,8 +40,8 @@ MEMBERS = {
 }
 
 
-# Names that a release needs only if it has a member that asks for them: (module, class, member).
-ASKED_BY = {
+# Names that a release needs only if it has the member that uses them: (module, class, member).
+USED_BY = {
     ("vllm.v1.attention.backends.utils", "get_kv_cache_layout"): (
         *("vllm.v1.attention.backend", "AttentionBackend", "get_kv_cache_stride_order"),
     ),
@@ -106,8 +106,8 @@ def has(root: Path, module: str, name: str) -> bool:
 
 
 def is_served(root: Path, name: Name) -> bool:
-    asker = ASKED_BY.get(name)
-    if asker is not None and asker[2] not in members(root, *asker[:2]):
+    user = USED_BY.get(name)
+    if user is not None and user[2] not in members(root, *user[:2]):
         return True
     return has(root, *name)
 
