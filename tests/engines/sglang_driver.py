@@ -76,12 +76,18 @@ class Request:
 
 
 @contextmanager
-def server(*, deterministic: bool = False, chunk: int = 48) -> Iterator[None]:
-    """The engine's settings of a process, as a server publishes them."""
+def server(
+    *, deterministic: bool = False, chunk: int = 48, drafts: int | None = None, topk: int = 1
+) -> Iterator[None]:
+    """The engine's settings of a process, as a server publishes them. ``drafts``: the tokens of a
+    draft, None without speculative decoding."""
     with ExitStack() as stack:
         stack.enter_context(
             get_context().override_server_args(
-                enable_deterministic_inference=deterministic, chunked_prefill_size=chunk
+                enable_deterministic_inference=deterministic,
+                chunked_prefill_size=chunk,
+                speculative_num_draft_tokens=drafts,
+                speculative_eagle_topk=None if drafts is None else topk,
             )
         )
         stack.enter_context(
@@ -128,7 +134,7 @@ class Engine:
         self.backend = ATTENTION_BACKENDS["flashsmith"](self.runner)
         self.graphs = graphs
         if graphs:
-            self.backend.init_cuda_graph_state(requests, requests)
+            self.backend.init_cuda_graph_state(requests, requests * max(1, self.backend.drafts))
         self.checked = Checked()
 
     def _pool(self, slots: int, window_pool: int) -> Any:
@@ -178,6 +184,7 @@ class Engine:
             "dtype": self.dtype,
             "kv_cache_dtype": self.dtype,
             "spec_algorithm": SpeculativeAlgorithm.from_string(None),
+            "is_draft_worker": False,
             "server_args": get_context().server_args,
             "device": DEVICE,
         }

@@ -13,7 +13,6 @@ from sglang.srt.environ import envs
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_driver import Checked, Engine, Layer, prompts, server
 
 from flashsmith.runtime import libraries
@@ -187,7 +186,6 @@ def test_graphs_of_prefills_are_refused(engine: Engine) -> None:
         ({"attention_arch": AttentionArch.MLA}, "latent attention"),
         ({"is_encoder_decoder": True}, "cross attention"),
         ({"is_local_attention_model": True}, "attention in chunks of the context"),
-        ({"spec_algorithm": SpeculativeAlgorithm.from_string("EAGLE")}, "speculative decoding"),
         ({"kv_cache_dtype": torch.float8_e4m3fn}, "kv_cache_dtype torch.float8_e4m3fn with"),
         ({"dtype": torch.float32, "kv_cache_dtype": torch.float32}, "kv_cache_dtype torch.float32"),
     ],

@@ -13,11 +13,18 @@ from sglang.srt.runtime_context import get_parallel
 import flashsmith
 from flashsmith.integrations.layer_kernels import build_kernels, device_of
 from flashsmith.integrations.sglang.layers import LayerAttention, unserved_layer
-from flashsmith.integrations.sglang.releases import is_deterministic, most_tokens, write_location
+from flashsmith.integrations.sglang.releases import (
+    draft_settings,
+    is_deterministic,
+    most_tokens,
+    write_location,
+)
 from flashsmith.integrations.sglang.steps import GraphSteps, PageTables, Step, eager_step
 from flashsmith.operations.decode import FREE, INVARIANT
 
 _CACHE_DTYPES = (torch.float16, torch.bfloat16)
+# Algorithms of speculative decoding whose drafts are chains with speculative_eagle_topk 1.
+_CHAINS = ("EAGLE", "EAGLE3", "STANDALONE")
 
 
 class FlashsmithBackend(AttentionBackend):
@@ -30,7 +37,8 @@ class FlashsmithBackend(AttentionBackend):
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__()
-        _refuse_unserved(model_runner)
+        topk, self.drafts = draft_settings(model_runner)
+        _refuse_unserved(model_runner, topk)
         self.model_runner = model_runner
         self.page = int(model_runner.page_size or 1)
         self.tables = PageTables(model_runner, self.page)
@@ -67,15 +75,18 @@ class FlashsmithBackend(AttentionBackend):
     # --- a step's metadata -----------------------------------------------------------------------
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        self.forward_metadata = eager_step(self.tables, self.model_runner, forward_batch)
+        self.forward_metadata = eager_step(
+            self.tables, self.model_runner, forward_batch, self.drafts
+        )
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        self._graphs = GraphSteps(self.tables, max_bs, max_num_tokens)
+        self._graphs = GraphSteps(self.tables, max_bs, max_num_tokens, self.drafts)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Fills the tensors that a captured graph reads. Raises NotImplementedError for graphs of
-        any step other than decode."""
-        if not forward_batch.forward_mode.is_decode_or_idle():
+        any step other than decode and verification."""
+        mode = forward_batch.forward_mode
+        if not (mode.is_decode_or_idle() or mode.is_target_verify()):
             raise NotImplementedError(
                 "flashsmith: whole-forward graphs of prefills are not served; choose another "
                 "prefill backend of --cuda-graph-config, such as breakable"
@@ -153,13 +164,23 @@ class FlashsmithBackend(AttentionBackend):
         return buffer[: pages * self.page].unflatten(0, (pages, self.page))
 
 
-def _refuse_unserved(model_runner: Any) -> None:
-    """Raises NotImplementedError for a server that cannot be served, naming why."""
+def _refuse_unserved(model_runner: Any, topk: int) -> None:
+    """Raises NotImplementedError for a server that cannot be served, naming why. ``topk``: the
+    branches of a draft."""
     config, pool = model_runner.model_config, model_runner.token_to_kv_pool
-    parallel = get_parallel()
+    parallel, algorithm = get_parallel(), model_runner.spec_algorithm
+    is_speculative = not algorithm.is_none()
+    if is_speculative and model_runner.is_draft_worker:
+        raise NotImplementedError(
+            "flashsmith: the draft model of speculative decoding is not served; set "
+            "--speculative-draft-attention-backend to a backend of SGLang"
+        )
     dtype, cached = model_runner.dtype, model_runner.kv_cache_dtype
     reasons = {
-        "speculative decoding": not model_runner.spec_algorithm.is_none(),
+        f"speculative decoding by {algorithm.name}": is_speculative
+        and algorithm.name not in _CHAINS,
+        f"speculative decoding with trees of drafts (speculative_eagle_topk={topk}; 1 gives chains,"
+        " which are served),": is_speculative and topk > 1,
         "latent attention (MLA)": config.attention_arch == AttentionArch.MLA,
         "cross attention": config.is_encoder_decoder,
         "attention in chunks of the context": config.is_local_attention_model,

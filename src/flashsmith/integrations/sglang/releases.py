@@ -86,6 +86,17 @@ def most_tokens(model_runner: Any) -> int:
     return min(chunk, context) if chunk and chunk > 0 else context
 
 
+def draft_settings(model_runner: Any) -> tuple[int, int]:
+    """Of speculative decoding: the branches of a draft at each token, and the tokens of a draft."""
+    try:
+        from sglang.srt.runtime_context import get_spec
+    except ImportError:
+        settings = model_runner.server_args
+    else:
+        settings = get_spec()
+    return settings.speculative_eagle_topk or 0, settings.speculative_num_draft_tokens or 0
+
+
 # --- where a step's keys and values go -----------------------------------------------------------
 
 

@@ -47,13 +47,14 @@ class PageTables:
         # Layers with a window may have a pool of their own, with slots of its own.
         self.window_pool = pool if isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0 else None
 
-    def pages_for(self, forward_batch: Any) -> int:
-        """How many pages the longest request needs, rounded up to a power of two, so that steps of
-        many lengths have tables of few sizes. All pages where the host knows no lengths."""
+    def pages_for(self, forward_batch: Any, more: int = 0) -> int:
+        """How many pages the longest request needs with ``more`` tokens, rounded up to a power of
+        two, so that steps of many lengths have tables of few sizes. All pages where the host knows
+        no lengths."""
         lens = forward_batch.seq_lens_cpu
         if lens is None or not len(lens):
             return self.most_pages
-        pages = -(-int(lens.max()) // self.page)
+        pages = -(-(int(lens.max()) + more) // self.page)
         return int(min(self.most_pages, 1 << max(0, pages - 1).bit_length()))
 
     def gather(
@@ -72,18 +73,39 @@ class PageTables:
         return pages.to(torch.int32)
 
 
-class GraphSteps:
-    """Steps of decode graphs, whose tensors stay where a graph has captured them."""
+def drafted(forward_batch: Any, drafts: int) -> int:
+    """How many tokens of each request a step verifies, which its lengths do not count yet; 0 if it
+    verifies none. ``drafts``: the tokens of a draft, a chain.
 
-    def __init__(self, tables: PageTables, most_requests: int, most_tokens: int) -> None:
+    Raises NotImplementedError for drafts of several lengths.
+    """
+    if not forward_batch.forward_mode.is_target_verify():
+        return 0
+    if getattr(forward_batch.spec_info, "ragged_verify_layout", None) is not None:
+        raise NotImplementedError(
+            "flashsmith: drafts of several lengths in a step are not served; choose another "
+            "attention backend"
+        )
+    return drafts
+
+
+class GraphSteps:
+    """Steps of graphs of decode and of verification, whose tensors stay where a graph has captured
+    them."""
+
+    def __init__(
+        self, tables: PageTables, most_requests: int, most_tokens: int, drafts: int
+    ) -> None:
+        """``drafts``: the tokens of a draft; 0 without speculative decoding."""
         device = tables.slots.device
-        self.tables = tables
+        self.tables, self._drafts = tables, drafts
         shape = (most_requests, tables.most_pages)
 
         def zeros(*sizes: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(sizes, dtype=dtype, device=device)
 
         self._starts = torch.arange(most_requests + 1, dtype=torch.int32, device=device)
+        self._draft_starts = self._starts * drafts
         self._lens = zeros(most_requests)
         self._table = zeros(*shape)
         has_window = tables.window_pool is not None
@@ -91,39 +113,47 @@ class GraphSteps:
         self._window_slots = zeros(most_tokens, dtype=torch.int64) if has_window else None
 
     def step(self, model_runner: Any, forward_batch: Any, in_capture: bool) -> Step:
-        """Fills the tensors for a batch of one token for each request, padding included."""
-        requests = forward_batch.batch_size
+        """Fills the tensors for a batch of one token or one draft for each request, padding
+        included."""
+        requests, more = forward_batch.batch_size, drafted(forward_batch, self._drafts)
+        rows = requests * max(1, more)
         self._lens[:requests].copy_(forward_batch.seq_lens)
-        pages = self.tables.pages_for(forward_batch)
+        if more:
+            self._lens[:requests].add_(more)
+        pages = self.tables.pages_for(forward_batch, more)
         table, window_table = self.tables.gather(forward_batch.req_pool_indices, pages)
         self._table[:requests, :pages].copy_(table)
         step = Step(
-            requests,
-            1,
-            self._starts[: requests + 1],
+            rows,
+            max(1, more),
+            (self._draft_starts if more else self._starts)[: requests + 1],
             self._lens[:requests],
             self._table[:requests],
         )
         if self._window_table is not None and self._window_slots is not None:
             self._window_table[:requests, :pages].copy_(window_table)
             # Padding, and all rows while a graph is captured, write to the pool's unused slot 0.
-            self._window_slots[:requests].zero_()
+            self._window_slots[:rows].zero_()
             if not in_capture:
                 slots = window_slots(model_runner, forward_batch)
                 self._window_slots[: slots.shape[0]].copy_(slots)
             step.window_table = self._window_table[:requests]
-            step.window_slots = self._window_slots[:requests]
+            step.window_slots = self._window_slots[:rows]
         return step
 
 
-def eager_step(tables: PageTables, model_runner: Any, forward_batch: Any) -> Step:
-    """The step of a batch outside graphs: prefills, chunks of them, decodes or a mix."""
-    lens = forward_batch.seq_lens
+def eager_step(tables: PageTables, model_runner: Any, forward_batch: Any, drafts: int) -> Step:
+    """The step of a batch outside graphs: prefills, chunks of them, decodes or a mix, or the
+    verification of drafts of ``drafts`` tokens."""
+    lens, more = forward_batch.seq_lens, drafted(forward_batch, drafts)
     requests = lens.shape[0]
     table, window_table = tables.gather(
-        forward_batch.req_pool_indices, tables.pages_for(forward_batch)
+        forward_batch.req_pool_indices, tables.pages_for(forward_batch, more)
     )
-    if forward_batch.forward_mode.is_decode_or_idle():
+    if more:
+        rows, longest, lens = requests * more, more, lens + more
+        starts = torch.arange(0, rows + 1, more, dtype=torch.int32, device=lens.device)
+    elif forward_batch.forward_mode.is_decode_or_idle():
         rows, longest = requests, 1
         starts = torch.arange(requests + 1, dtype=torch.int32, device=lens.device)
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -15,7 +14,7 @@ _OLDEST, _NEWEST = (0, 26), (0, 33)
 def register_backend() -> str:
     """Registers the backend, once per process. Returns why it did not, or ''.
 
-    Releases before 0.33 take no new names: there the backend is CUSTOM, unless another
+    Releases before 0.32 take no new names: there the backend is CUSTOM, unless another
     package has taken that name.
     """
     if problem := unsupported(_installed()):
@@ -67,7 +66,7 @@ def ranks_of_cache(kv_cache_spec: Any) -> tuple[int, int]:
     """Over how many ranks a cache is distributed, and this rank; (1, 0) if it is not."""
     from vllm.distributed.parallel_state import get_dcp_group
 
-    # Before 0.33 the ranks have parts of all caches.
+    # Older releases have no such field: there ranks have parts of all caches.
     if not getattr(kv_cache_spec, "dcp_sharded", True):
         return 1, 0
     try:
@@ -81,19 +80,19 @@ def dcp_combine() -> Any:
     """The collective that merges the ranks' outputs and LSEs, as the engine's config selects it."""
     from vllm.config import get_current_vllm_config_or_none
 
-    config = get_current_vllm_config_or_none()
-    ops = "vllm.v1.attention.ops"
     try:
-        one = both = import_module(f"{ops}.dcp")
-    except ImportError:
-        one, both = import_module(f"{ops}.common"), import_module(f"{ops}.dcp_alltoall")
-    if config is not None and config.parallel_config.dcp_comm_backend == "a2a":
-        return both.dcp_a2a_lse_reduce
-    return one.cp_lse_ag_out_rs
+        from vllm.v1.attention.ops.dcp import cp_lse_ag_out_rs, dcp_a2a_lse_reduce
+    except ImportError:  # before 0.29
+        from vllm.v1.attention.ops.common import cp_lse_ag_out_rs
+        from vllm.v1.attention.ops.dcp_alltoall import dcp_a2a_lse_reduce
+
+    config = get_current_vllm_config_or_none()
+    is_a2a = config is not None and config.parallel_config.dcp_comm_backend == "a2a"
+    return dcp_a2a_lse_reduce if is_a2a else cp_lse_ag_out_rs
 
 
 class CacheLayouts:
-    """How releases before 0.33 ask a backend for the cache's shape and memory order. Later ones
+    """How releases before 0.29 ask a backend for the cache's shape and memory order. Later ones
     take every layout from a backend that names none."""
 
     @staticmethod
