@@ -5,7 +5,7 @@ kernels and no compiler.
     python tools/gpu/first_result.py time SITE [--rounds 15] [--csv FILE]    the reverse
 
 ``package`` puts flashsmith and the one kernel of the timed call into the folder SITE, as pip would,
-with compiled Python files. ``time`` starts processes in turns. Each imports torch, makes a CUDA
+with compiled Python files. ``time`` starts processes alternately. Each imports torch, makes a CUDA
 context and three tensors; one kind then calls scaled_dot_product_attention(), the other imports
 flashsmith and calls attention(). SITE and the home folder cannot be written to, and PATH is empty.
 
@@ -130,7 +130,7 @@ def run(site: Path, home: Path, kind: str) -> dict[str, Any]:
 
 
 def measure(site: Path, rounds: int, path: Path | None) -> None:
-    """Times processes in turns, and prints the medians."""
+    """Times processes alternately, and prints the medians."""
     # Here and not in package(): Python files are compiled for one version of Python.
     if not compileall.compile_dir(site, quiet=2):
         raise SystemExit(f"{site}: its Python files do not compile")

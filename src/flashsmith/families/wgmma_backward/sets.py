@@ -38,7 +38,7 @@ _PERSISTENT_96 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True
 _EARLY_64 = _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
 _EARLY_128 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True)
 _SPLIT = _Tile(64, 2, 2, StepOrder.DV_FIRST, wide_stores=True, early_rows=True)
-# By d_head, in order of preference; with a mask in the reverse order. These tiles were the fastest
+# By d_head, in order of preference; a mask reverses the order. These tiles were the fastest
 # on the H200. Those in the middle leave more registers for masks and other semantics. Up to d_head
 # 128, dq is computed one step later; wider heads have split roles.
 _TILES: dict[int, tuple[_Tile, ...]] = {
