@@ -261,7 +261,7 @@ def mask_of(row: Measurement) -> str:
 
 
 def split_semantics(row: Measurement) -> tuple[str, str]:
-    """The operation and the mask of a row as words, such as ('backward, only dq', 'causal, packed').
+    """A row's operation and its mask, as words, such as ('backward, only dq', 'causal, packed').
 
     If the package of an operation is not installed, the operation is called by the first word of
     the row.

@@ -24,7 +24,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
     // If there are enough registers, the statistics are loaded during the GEMM for which the
     // warpgroup waits. However, the instructions of the GEMM come before these loads in the queue.
     // So with early_rows, the statistics for kTilesFirst tiles of S are loaded before it, and those
-    // for D too when still more registers are free. With a softcap there are none: P is live besides
+    // for D too when still more are free. With a softcap there are none: P is live besides
     // S, and tanh needs some.
     static constexpr bool kRowsMayWait = kSumsBesideScores || !SEMANTICS.changes_scores;
     static constexpr bool kLoadsRowsEarly =
