@@ -1,0 +1,236 @@
+"""Simplification and derivatives of typed expressions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from flashsmith.semantics.typed import (
+    BOOL,
+    FLOAT,
+    INT,
+    LONG,
+    Typed,
+    apply,
+    cast,
+    typed_constant,
+    where,
+)
+
+_Slopes = list["Typed | None"]
+
+
+def simplified(function: str, given: tuple[Typed, ...]) -> Typed | None:
+    """A simpler expression that is equal for all values, NaN and infinities included, or None."""
+    if all(it.function == "constant" for it in given):
+        return _folded(function, given)
+    first, last = given[0], given[-1]
+    if len(given) == 2:
+        if first is last and (found := _of_twins(function, first)) is not None:
+            return found
+        found = None
+        if last.function == "constant":
+            found = _with_constant(function, first, last)
+        elif first.function == "constant":
+            found = _after_constant(function, first, last)
+        if found is not None:
+            return found
+    if function == "not" and first.function == "not":
+        return first.arguments[0]
+    if function == "not" and first.function in ("less", "less_equal"):
+        one, other = first.arguments
+        if one.dtype in (INT, LONG):
+            return apply("less_equal" if first.function == "less" else "less", other, one)
+    if function == "not" and first.function in ("equal", "not_equal"):
+        opposite = "not_equal" if first.function == "equal" else "equal"
+        return apply(opposite, *first.arguments)
+    if function == "negative" and first.function == "negative":
+        return first.arguments[0]
+    return None
+
+
+def _folded(function: str, given: tuple[Typed, ...]) -> Typed | None:
+    from flashsmith.semantics.typed_values import constant_value  # it imports typed.py
+
+    return constant_value(function, given)
+
+
+def _of_twins(function: str, it: Typed) -> Typed | None:
+    """The result for two equal operands."""
+    if function in ("and", "or", "minimum", "maximum"):
+        return it
+    if it.dtype == FLOAT:
+        return None
+    if function in ("equal", "less_equal"):
+        return typed_constant(True)
+    if function in ("not_equal", "less"):
+        return typed_constant(False)
+    if function in ("subtract", "xor"):
+        return typed_constant(0, it.dtype)
+    return None
+
+
+def _with_constant(function: str, it: Typed, last: Typed) -> Typed | None:
+    """The result for a constant second operand."""
+    value, is_whole = last.operands[0], it.dtype in (INT, LONG)
+    if it.dtype == BOOL:
+        return _with_bool(function, it, value)
+    if value == 0 and function in ("add", "subtract", "or", "xor", "left_shift", "right_shift"):
+        return it
+    if value == 1 and (function in ("multiply", "divide") or function == "floor_divide"):
+        return it if is_whole or function != "floor_divide" else None
+    if not is_whole:
+        return None
+    if value == 0 and function in ("multiply", "and"):
+        return last
+    if function == "subtract":
+        return apply("add", it, typed_constant(-value, it.dtype))
+    if function == "add" and it.function == "add" and it.arguments[1].function == "constant":
+        total = it.arguments[1].operands[0] + value
+        return apply("add", it.arguments[0], typed_constant(total, it.dtype))
+    return None
+
+
+def _with_bool(function: str, it: Typed, value: bool) -> Typed | None:
+    if function == "and":
+        return it if value else typed_constant(False)
+    if function == "or":
+        return typed_constant(True) if value else it
+    if function in ("equal", "not_equal", "xor"):
+        return it if value == (function == "equal") else apply("not", it)
+    return None
+
+
+def _after_constant(function: str, first: Typed, last: Typed) -> Typed | None:
+    """The result for a constant first operand of an operator that is not commutative."""
+    if function == "subtract" and first.operands[0] == 0:
+        return apply("negative", last)
+    return None
+
+
+# --- derivatives ---------------------------------------------------------------------------------
+
+
+def derivative(expression: Typed, of: Typed) -> Typed:
+    """The derivative of a float expression with respect to ``of``, a symbol or a read.
+
+    Where an operator has no derivative, it is PyTorch's: 0 for abs at 0, half of each for the
+    minimum and the maximum of equal values, 1 at the ends of a clamp, 0 for steps.
+    """
+    slopes: dict[Typed, Typed | None] = {}
+    for it in expression.parts():
+        if it is of:
+            slopes[it] = typed_constant(1.0)
+            continue
+        own = [slopes[part] for part in it.arguments]
+        rule = _RULES.get(it.function)
+        if it.dtype != FLOAT or rule is None or all(slope is None for slope in own):
+            slopes[it] = None
+        else:
+            slopes[it] = rule(it, it.arguments, own)
+    found = slopes[expression]
+    return typed_constant(0.0) if found is None else found
+
+
+def _times(slope: Typed | None, factor: Typed) -> Typed | None:
+    if slope is None:
+        return None
+    if slope.function == "constant" and slope.operands[0] == 1.0:
+        return factor
+    if slope.function == factor.function == "constant":
+        return typed_constant(slope.operands[0] * factor.operands[0])
+    if factor.function == "constant" and slope.function in ("multiply", "divide"):
+        inner, last = slope.arguments
+        if last.function == "constant":
+            # Two constant factors in a row become one.
+            own, more = last.operands[0], factor.operands[0]
+            return _times(
+                inner, typed_constant(own * more if slope.function == "multiply" else more / own)
+            )
+    return slope * factor
+
+
+def _sum(one: Typed | None, other: Typed | None) -> Typed | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def _negated(slope: Typed | None) -> Typed | None:
+    return None if slope is None else -slope
+
+
+def _zero_if_none(slope: Typed | None) -> Typed:
+    return typed_constant(0.0) if slope is None else slope
+
+
+def _where(condition: Typed, yes: Typed | None, no: Typed | None) -> Typed | None:
+    if yes is None and no is None:
+        return None
+    return where(condition, _zero_if_none(yes), _zero_if_none(no))
+
+
+def _divide(it: Typed, x: tuple[Typed, ...], d: _Slopes) -> Typed | None:
+    rise = _sum(d[0], None if d[1] is None else -(it * d[1]))
+    return None if rise is None else rise / x[1]
+
+
+def _extreme(x: tuple[Typed, ...], d: _Slopes) -> Typed | None:
+    """The slope of an extreme whose first operand is chosen where x[0] <= x[1]."""
+    both = _sum(d[0], d[1])
+    half = None if both is None else both * 0.5
+    return _where(x[0].equals(x[1]), half, _where(x[0] < x[1], d[0], d[1]))
+
+
+def _remainder(it: Typed, x: tuple[Typed, ...], d: _Slopes) -> Typed | None:
+    if d[1] is None:
+        return d[0]
+    return _sum(d[0], -((x[0] // x[1]) * d[1]))
+
+
+_Rule = Callable[[Typed, "tuple[Typed, ...]", _Slopes], "Typed | None"]
+_RULES: dict[str, _Rule] = {
+    "add": lambda it, x, d: _sum(d[0], d[1]),
+    "subtract": lambda it, x, d: _sum(d[0], _negated(d[1])),
+    "multiply": lambda it, x, d: _sum(_times(d[0], x[1]), _times(d[1], x[0])),
+    "divide": _divide,
+    "remainder": _remainder,
+    "negative": lambda it, x, d: _negated(d[0]),
+    "abs": lambda it, x, d: _where(x[0] < 0.0, _negated(d[0]), _where(x[0] > 0.0, d[0], None)),
+    "minimum": lambda it, x, d: _extreme(x, d),
+    "maximum": lambda it, x, d: _extreme(x[::-1], d[::-1]),
+    "where": lambda it, x, d: _where(x[0], d[1], d[2]),
+    "exp": lambda it, x, d: _times(d[0], it),
+    "exp2": lambda it, x, d: _times(d[0], it * math.log(2.0)),
+    "log": lambda it, x, d: _times(d[0], 1.0 / x[0]),
+    "log2": lambda it, x, d: _times(d[0], 1.0 / (x[0] * math.log(2.0))),
+    "log1p": lambda it, x, d: _times(d[0], 1.0 / (x[0] + 1.0)),
+    "tanh": lambda it, x, d: _times(d[0], 1.0 - it * it),
+    "sigmoid": lambda it, x, d: _times(d[0], it * (1.0 - it)),
+    "sqrt": lambda it, x, d: _times(d[0], 0.5 / it),
+    "rsqrt": lambda it, x, d: _times(d[0], it * it * it * -0.5),
+    "sin": lambda it, x, d: _times(d[0], apply("cos", x[0])),
+    "cos": lambda it, x, d: _times(d[0], -apply("sin", x[0])),
+    "cast": lambda it, x, d: None if x[0].dtype != FLOAT else _zero_if_none(d[0]),
+}
+
+
+def power(base: Typed, exponent: float) -> Typed:
+    """The base to a constant power: products for small whole exponents, as PyTorch rounds them."""
+    if exponent == int(exponent) and abs(exponent) <= 16:
+        found = _whole_power(base, abs(int(exponent)))
+        return found if exponent >= 0 else 1.0 / cast(found, FLOAT)
+    value = cast(base, FLOAT)
+    if abs(exponent) == 0.5:
+        return apply("sqrt" if exponent > 0 else "rsqrt", value)
+    return apply("exp2", apply("log2", value) * float(exponent))
+
+
+def _whole_power(base: Typed, exponent: int) -> Typed:
+    if exponent == 0:
+        return typed_constant(1, base.dtype)
+    half = _whole_power(base, exponent // 2) if exponent > 1 else None
+    if half is None:
+        return base
+    square = half * half
+    return square * base if exponent % 2 else square
