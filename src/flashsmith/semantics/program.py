@@ -85,6 +85,18 @@ class Program(str):
         return frozenset(() if self.mask is None else self.mask.symbols())
 
 
+class BoundProgram(NamedTuple):
+    """A program with the tensors and numbers of one call, in the program's order.
+
+    names: what messages call the tensors.
+    """
+
+    program: Program
+    tensors: tuple[Any, ...] = ()
+    numbers: tuple[int | float, ...] = ()
+    names: tuple[str, ...] = ()
+
+
 class Renamed(NamedTuple):
     """A program, and the old names of its reads and numbers in the program's order."""
 

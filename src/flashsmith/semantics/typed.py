@@ -35,7 +35,9 @@ READABLE = {
 _UNARY = {
     **dict.fromkeys(("negative", "abs"), "same"),
     **dict.fromkeys(("exp", "exp2", "log", "log2", "log1p", "tanh", "sigmoid"), FLOAT),
-    **dict.fromkeys(("sqrt", "rsqrt", "sin", "cos", "floor", "ceil", "round", "trunc"), FLOAT),
+    **dict.fromkeys(
+        ("sqrt", "rsqrt", "sin", "cos", "erf", "floor", "ceil", "round", "trunc"), FLOAT
+    ),
     "not": "same",
 }
 _BINARY = {

@@ -211,6 +211,7 @@ _RULES: dict[str, _Rule] = {
     "rsqrt": lambda it, x, d: _times(d[0], it * it * it * -0.5),
     "sin": lambda it, x, d: _times(d[0], apply("cos", x[0])),
     "cos": lambda it, x, d: _times(d[0], -apply("sin", x[0])),
+    "erf": lambda it, x, d: _times(d[0], apply("exp", -(x[0] * x[0])) * (2 / math.sqrt(math.pi))),
     "cast": lambda it, x, d: None if x[0].dtype != FLOAT else _zero_if_none(d[0]),
 }
 

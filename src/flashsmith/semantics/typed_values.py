@@ -114,6 +114,7 @@ def _remainder(xp: Any, a: Any, b: Any) -> Any:
     return xp.where(b == 0, 0 * a, xp.remainder(a, xp.where(b == 0, 1 + 0 * b, b)))
 
 
+_ERF = np.frompyfunc(math.erf, 1, 1)
 # Results of int32 operands that an int32 may not hold.
 _MAY_OVERFLOW = ("add", "subtract", "multiply", "negative", "abs", "floor_divide", "left_shift")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -138,6 +139,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "not": lambda xp, a: ~a,
     "where": lambda xp, a, b, c: xp.where(a, b, c),
     "rsqrt": lambda xp, a: 1.0 / xp.sqrt(a),
+    "erf": lambda xp, a: xp.erf(a) if hasattr(xp, "erf") else np.asarray(_ERF(a), np.float64),
     "sigmoid": lambda xp, a: 0.5 * (1.0 + xp.tanh(0.5 * a)),
     **{
         name: lambda xp, a, name=name: getattr(xp, name)(a)

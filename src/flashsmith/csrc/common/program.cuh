@@ -191,6 +191,9 @@ FS_DEVICE float sin(float a) {
 FS_DEVICE float cos(float a) {
     return cosf(a);
 }
+FS_DEVICE float erf(float a) {
+    return erff(a);
+}
 FS_DEVICE float floor(float a) {
     return floorf(a);
 }
