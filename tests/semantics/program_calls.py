@@ -12,21 +12,13 @@ import numpy as np
 from flashsmith.families import DType, KernelConfig, device_spec
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.emulation import all_checks
-from flashsmith.semantics.program import SCORE, B, H, K, Program, Q, program_of
+from flashsmith.semantics.program import SCORE, B, BoundProgram, H, K, Q, program_of
 from flashsmith.semantics.typed import FLOAT, INT, Typed, apply, read, typed_symbol
 from flashsmith.verify.attention_semantics import Attention, offsets
 from flashsmith.verify.reference import references_of
 from flashsmith.verify.tolerance import compare
 
 NUMPY = {DType.FP16: np.dtype(np.float16), DType.BF16: np.dtype(ml_dtypes.bfloat16)}
-
-
-class Bound(NamedTuple):
-    """A program with the tensors and numbers of a call."""
-
-    program: Program
-    tensors: tuple[np.ndarray, ...] = ()
-    numbers: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,13 +48,13 @@ class Call:
         return max(self.lens_q), max(self.lens_k)
 
 
-Make = Callable[[Call, np.random.Generator], Bound]
+Make = Callable[[Call, np.random.Generator], BoundProgram]
 
 
-def bound(score: Typed | None, mask: Typed | None, **given: Any) -> Bound:
+def bound(score: Typed | None, mask: Typed | None, **given: Any) -> BoundProgram:
     """The program of these expressions with tensors and numbers by their names in them."""
     program, reads, numbers = program_of(score, mask)
-    return Bound(
+    return BoundProgram(
         program, tuple(given[name] for name in reads), tuple(given[name] for name in numbers)
     )
 
@@ -70,22 +62,22 @@ def bound(score: Typed | None, mask: Typed | None, **given: Any) -> Bound:
 # --- programs ------------------------------------------------------------------------------------
 
 
-def alibi(call: Call, draw: np.random.Generator) -> Bound:
+def alibi(call: Call, draw: np.random.Generator) -> BoundProgram:
     slopes = draw.uniform(-0.1, 0.4, call.heads_q).astype(np.float32)
     return bound(SCORE + read("slopes", "float32", H) * (K - Q), None, slopes=slopes)
 
 
-def squared(call: Call, draw: np.random.Generator) -> Bound:
+def squared(call: Call, draw: np.random.Generator) -> BoundProgram:
     strength = typed_symbol("strength", FLOAT)
     return bound(SCORE - strength * (Q - K) * (Q - K), None, strength=3e-4)
 
 
-def capped(call: Call, draw: np.random.Generator) -> Bound:
+def capped(call: Call, draw: np.random.Generator) -> BoundProgram:
     cap = typed_symbol("cap", FLOAT)
     return bound(cap * apply("tanh", SCORE / cap), None, cap=2.5)
 
 
-def documents(call: Call, draw: np.random.Generator) -> Bound:
+def documents(call: Call, draw: np.random.Generator) -> BoundProgram:
     """Sorted documents; queries and keys have different ones, so that some rows see no key."""
     q, k = (
         np.sort(draw.integers(0, most, (call.sequences, length)), axis=1).astype(np.int32)
@@ -96,7 +88,7 @@ def documents(call: Call, draw: np.random.Generator) -> Bound:
     return bound(None, same, doc_q=q, doc_k=k)
 
 
-def alibi_in_documents(call: Call, draw: np.random.Generator) -> Bound:
+def alibi_in_documents(call: Call, draw: np.random.Generator) -> BoundProgram:
     """Both functions, with strided and 64-bit tensors."""
     wide = np.sort(draw.integers(0, 4, (call.sequences, 2 * max(call.longest))), axis=1)
     slopes = draw.uniform(-0.1, 0.4, 2 * call.heads_q).astype(np.float32)
@@ -106,7 +98,7 @@ def alibi_in_documents(call: Call, draw: np.random.Generator) -> Bound:
     return bound(score, same, doc=doc, slopes=slopes[::2])
 
 
-def blocks(call: Call, draw: np.random.Generator) -> Bound:
+def blocks(call: Call, draw: np.random.Generator) -> BoundProgram:
     """A random table of visible blocks of 64 x 128, the same for all sequences and heads: lists
     with absent and full blocks, and rows without any."""
     rows, columns = (-(-n // size) for n, size in zip(call.longest, (64, 128), strict=True))
@@ -116,19 +108,19 @@ def blocks(call: Call, draw: np.random.Generator) -> Bound:
     return bound(None, sees, table=table)
 
 
-def widths(call: Call, draw: np.random.Generator) -> Bound:
+def widths(call: Call, draw: np.random.Generator) -> BoundProgram:
     """A window of another width in each head."""
     width = draw.integers(1, max(call.longest), call.heads_q).astype(np.int16)
     return bound(None, (read("width", "int16", H) > Q - K) & (K - Q < 9), width=width)
 
 
-def scattered(call: Call, draw: np.random.Generator) -> Bound:
+def scattered(call: Call, draw: np.random.Generator) -> BoundProgram:
     """Every block is partial; one number decides which elements are hidden."""
     step = typed_symbol("step", INT)
     return bound(None, apply("remainder", Q * 7 + K * 3, step) < 2, step=5)
 
 
-def minus_infinity(call: Call, draw: np.random.Generator) -> Bound:
+def minus_infinity(call: Call, draw: np.random.Generator) -> BoundProgram:
     """A score function that hides keys by -inf, whole rows among them."""
     table = np.where(draw.random(call.longest) < 0.3, -np.inf, 0).astype(np.float32)
     table[1] = -np.inf
@@ -168,7 +160,7 @@ def draw_inputs(call: Call, dtype: DType, draw: np.random.Generator, *, sinks: b
 def wrong(
     cfg: KernelConfig,
     call: Call,
-    made: Bound,
+    made: BoundProgram,
     *,
     seed: int = 0,
     sinks: bool = False,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +84,13 @@ class Attention:
         left, right = (UNLIMITED if limit is None else limit for limit in self.window)
         right = 0 if self.causal else right
         return self.mask.keys(rows + (seq_k - seq_q), seq_k, left, right, np)
+
+    def placed(self, to_device: Callable[[np.ndarray], Any]) -> Attention:
+        """The same with the program's tensors on an engine's device."""
+        if self.program is None:
+            return self
+        tensors = tuple(map(to_device, self.program.tensors))
+        return replace(self, program=self.program._replace(tensors=tensors))
 
     def changed_by_program(self, scores: Any, at: Mapping[str, Any], xp: Any) -> Any:
         """The scores that the program makes of scores in natural units. ``at`` are the indices b,

@@ -83,6 +83,7 @@ def references_of(
     found = References(np.empty(q.shape), np.empty(statistics), same, np.empty(statistics), tainted)
     engine = engine_for(on_gpu)
     placed = tuple(map(engine.to_device, (q, k, v)))
+    attention = attention.placed(engine.to_device)
     logits = None if sinks is None else engine.to_device(np.asarray(sinks, np.float64))
     with engine.exactly():
         for number, at in enumerate(attention.sequences(q.shape[0])):
