@@ -94,9 +94,10 @@ FS_DEVICE uint32_t visibility(const ForwardKernelArgs& problem, const ProgramArg
             for (int n = 0; n < kKeysOfLane; ++n) {
                 const int column = lane + n * kWarpSize, k = first_key + column;
                 if (kKeys % kWarpSize != 0 && column >= kKeys) continue;
-                const bool seen =
-                    range.contains(k) &&
+                // Evaluated for all keys, so that loads by key can leave the loop over rows.
+                const bool is_shown =
                     ProgramOf<SEMANTICS>::sees(program, of.batch, head, q, k, of.seq_q, of.seq_k);
+                const bool seen = range.contains(k) & is_shown;
                 sees |= seen;
                 sees_all &= seen;
             }
