@@ -71,8 +71,9 @@ class CachedCall:
         self._stream_of, self._ordinal = framework.stream_of, first.device.ordinal
         self._address_of = framework.tensor_type.data_ptr
         self._copied = [given.index(name) for name in copied]
-        operation = prepared.call.problem.computed
-        specs = {tensor.name: tensor for tensor in operation.tensors}
+        problem = prepared.call.problem
+        tensors = problem.computed.tensors_of(problem.semantics)
+        specs = {tensor.name: tensor for tensor in tensors}
         placed = [(specs[name], views[name]) for name in given]
         self._masks = [
             (place, max(spec.alignment, view.element_size) - 1)
@@ -114,7 +115,7 @@ class CachedCall:
                 self._kept = _kept.setdefault((framework, self._ordinal), _Kept())
         addressed = {name: place for place, name in enumerate((*given, *new))}
         self._in_order = self._order(
-            [addressed.get(tensor.name) for tensor in operation.tensors], len(addressed)
+            [addressed.get(tensor.name) for tensor in tensors], len(addressed)
         )
         # The None that stands for absent outputs follows the given and allocated tensors.
         self._absent = (None,) if None in returned else ()

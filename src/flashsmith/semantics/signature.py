@@ -101,6 +101,8 @@ _ARGUMENTS = (
     Argument("config", "KernelConfig | None", None, "str?"),
     Argument("backward_config", "KernelConfig | None", None, "str?"),
     Argument("emulate", "bool", False, "bool"),
+    # A BoundProgram, which the public functions make of their functions and masks.
+    Argument("program", "BoundProgram | None"),
 )
 ARGUMENTS = {argument.name: argument for argument in _ARGUMENTS}
 
@@ -182,6 +184,7 @@ class ForwardOptions(NamedTuple):
     seqused_k: Any = None
     k_begin: Any = None
     bits: Any = None
+    program: Any = None
 
     def with_tensors(self, sinks: Any, cu_q: Any, cu_k: Any) -> ForwardOptions:
         """A copy with these tensors, which keeps seqused_k and k_begin."""

@@ -20,7 +20,11 @@ struct ProgramRead {
 struct ProgramArgs {
     ProgramRead reads[kMostReads];
     int32_t numbers[kMostProgramNumbers];  // the bits of int32 or fp32 values
-    float scale;  // turns a score of Q K^T, or its tanh with a softcap, into natural units
+    float scale;     // turns a score of Q K^T, or its tanh with a softcap, into natural units
+    int32_t* lists;  // with a mask: the K/V blocks that tiles visit; see common/block_lists.cuh
 };
+
+// The ints before the entries of a list of blocks, and the threads of the kernels that write lists.
+constexpr int kBlockListHeader = 8, kListThreads = 128;
 
 }  // namespace flashsmith

@@ -34,6 +34,9 @@ class NumberReader {
 
     int64_t integer();
     double number();
+    // The bits of an int32, or of an fp32 if the number is not an integer. Throws
+    // std::invalid_argument for an integer beyond int32.
+    int32_t bits();
     // Checks that all numbers were read.
     void end() const;
 

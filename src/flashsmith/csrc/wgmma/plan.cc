@@ -9,12 +9,18 @@
 
 #include "common/canonical_sizes.cuh"
 #include "host/forward_problem.h"
+#include "host/program_arguments.h"
 #include "sm90/copied_tensor.h"
 
 namespace flashsmith {
 namespace {
 
 constexpr int kArch = 90;
+// Where the arguments of a program begin, in bytes.
+constexpr size_t kProgramOffset = sizeof(HopperForwardKernelArgs);
+static_assert(sizeof(HopperProgramArgs) ==
+              (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *
+                  alignof(TensorMap));
 
 // The number of rows from a batch's first key to the next one's, if the tensor is viewed as one
 // sequence of rows. The strides of views of one tensor allow that.
@@ -148,6 +154,36 @@ int64_t set_tiles(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfig&
     return config.split_keys > 0 ? split : 0;
 }
 
+// Adds the two launches that write the lists of K/V blocks, before the main one, and the lists'
+// workspace.
+void add_lists(Plan& plan, const HopperProgramArgs& args, const Semantics& semantics) {
+    const ForwardKernelArgs& p = args.problem;
+    const int64_t lists = int64_t{semantics.mask_by_batch || semantics.packed ? p.batch : 1} *
+                          (semantics.mask_by_head ? p.heads_q : 1) * args.tiles_per_head.divisor;
+    Launch& main = plan.launches.front();
+    main.addresses.push_back(
+        {kProgramOffset + offsetof(ProgramArgs, lists), in_workspace(plan.workspaces.size())});
+    plan.workspaces.push_back(
+        {"block_lists",
+         static_cast<size_t>(lists * (kBlockListHeader + p.n_KV_blocks)) * sizeof(int32_t),
+         Contents::undefined});
+    const auto helper = [&](size_t kernel, int64_t warps) {
+        Launch launch = main;
+        constexpr int kWarps = kListThreads / 32;
+        const int64_t ctas = (warps + kWarps - 1) / kWarps;
+        require(ctas <= INT_MAX, "program: its lists of K/V blocks are too many; split the batch");
+        launch.kernel = kernel;
+        launch.grid = {main.is_empty() ? 0 : static_cast<uint32_t>(ctas), 1, 1};
+        launch.cluster = {1, 1, 1};
+        launch.block = {kListThreads, 1, 1};
+        launch.smem_bytes = 0;
+        launch.tensor_maps = {};
+        return launch;
+    };
+    std::vector<Launch> launches = {helper(1, lists * p.n_KV_blocks), helper(2, lists), main};
+    plan.launches = std::move(launches);
+}
+
 }  // namespace
 
 Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
@@ -163,13 +199,19 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
         require(p.d == config.d_head && p.seq_k % config.B_c == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole K/V tiles and d = d_head");
 
-    HopperForwardKernelArgs args;
+    HopperProgramArgs args;
     std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
+    const size_t argument_bytes = semantics.has_program() ? sizeof args : kProgramOffset;
     args.problem = forward_arguments(p, config.B_r, config.B_c);
     if (semantics.partial) {
         // Replaces the strides, which no kernel of this family reads.
         args.problem.k_batch_stride = rows_of_batches("k", p.k, p);
         args.problem.v_batch_stride = rows_of_batches("v", p.v, p);
+    }
+    if (semantics.has_program()) {
+        args.program = read_program(numbers);
+        scale_for_program(args.problem, args.program, semantics,
+                          p.softcap > 0 ? p.softcap : p.scale);
     }
     const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm / config.cluster_size;
     const int64_t split_tiles = set_tiles(args, config, p, semantics, at_once);
@@ -185,10 +227,12 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
         .cluster = {static_cast<uint32_t>(config.cluster_size), 1, 1},
         .block = {static_cast<uint32_t>(config.n_threads()), 1, 1},
         .smem_bytes = static_cast<int>(config.smem_bytes()),
-        .argument_bytes = {bytes, bytes + sizeof args},
+        .argument_bytes = {bytes, bytes + argument_bytes},
         .addresses = forward_addresses(semantics, offsetof(Args, problem)),
         .tensor_maps = {},
     };
+    if (semantics.has_program())
+        add_program_addresses(launch.addresses, ForwardTensor::first_read, kProgramOffset);
     std::vector<Workspace> workspaces;
     if (config.schedule == Schedule::dynamic) {
         workspaces.push_back({"tile_counter", sizeof(uint32_t), Contents::kept_zero});
@@ -208,6 +252,7 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
     Plan plan{{std::move(launch)}, std::move(workspaces), forward_presence(semantics)};
     add_merge(plan, offsetof(Args, problem), split_tiles, config.split_keys, config.B_r,
               config.d_head);
+    if (semantics.program_masks) add_lists(plan, args, semantics);
     return plan;
 }
 

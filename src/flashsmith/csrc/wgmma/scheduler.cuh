@@ -21,14 +21,14 @@ struct TileScheduler {
     static constexpr bool kSplits = splits_last_tiles(CFG, SEMANTICS);
     static constexpr bool kKeepsShortTilesBack = keeps_short_tiles_back(CFG, SEMANTICS);
 
-    const HopperForwardKernelArgs& args;
+    const typename Kernel::Args& args;
     const uint32_t smem;
     const uint32_t rank = kCtas > 1 ? cluster_rank() : 0;
     uint32_t tile = blockIdx.x / kCtas;
     uint32_t prefetched = 0;  // dynamic: the counter's value, which may still be in flight
     PipelineState<1> broadcast_state;
 
-    FS_DEVICE TileScheduler(const HopperForwardKernelArgs& args, uint32_t smem)
+    FS_DEVICE TileScheduler(const typename Kernel::Args& args, uint32_t smem)
         : args(args), smem(smem) {}
 
     // The first tile from here on that has rows, or TileInfo::invalid() if there is none.
@@ -133,13 +133,25 @@ struct TileScheduler {
             .k_first = int(k.first),
             .head_k = Kernel::packs_gqa ? head : int(quotient(head, args.heads_per_kv_head)),
         };
-        if constexpr (Kernel::splits_keys)
+        if constexpr (Kernel::has_lists)
+            return with_list(info, batch, head, tile_of_head);
+        else if constexpr (Kernel::splits_keys)
             return {info, part_row};
         else
             return info;
     }
 
   private:
+    // The tile whose blocks are the positions in its list.
+    FS_DEVICE WorkTileList with_list(WorkTileInfo info, int batch, int head,
+                                     int tile_of_head) const {
+        const BlockLists<SEMANTICS> lists{args.problem, args.program, args.tiles_per_head.divisor};
+        const int32_t* const list = lists.list(batch, head, tile_of_head);
+        info.block_begin = 0;
+        info.block_end = list[0];
+        return {info, list, 0, 0, 0};
+    }
+
     // Sends the number from the first CTA to the second, through the second's full and the first's
     // empty barrier.
     FS_DEVICE void broadcast() {

@@ -66,6 +66,17 @@ class WgmmaFamily(WarpgroupFamily):
     def kernel_templates(self, cfg: WgmmaForwardKernelConfig) -> Mapping[str, str]:
         return with_merge(super().kernel_templates(cfg), cfg.split_keys, "hopper_merge_kernel")
 
+    def program_templates(
+        self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
+    ) -> Mapping[str, str]:
+        program = semantics.caller_program
+        if program is None or program.mask is None:
+            return {}
+        return {
+            "list_blocks": "hopper_list_blocks_kernel",
+            "compact_lists": "hopper_compact_lists_kernel",
+        }
+
     def shipped(self) -> Sequence[tuple[WgmmaForwardKernelConfig, Semantics]]:
         # Plain and causal attention on whole tiles, for which these configs were chosen.
         return [
@@ -124,6 +135,17 @@ class WgmmaFamily(WarpgroupFamily):
             semantics.key_mask.takes_limits and not semantics.score.is_plain
         )
         return replace(cfg, register_Q=0) if spills and cfg.d_head > 128 else cfg
+
+    def adapt_to_program(
+        self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
+    ) -> WgmmaForwardKernelConfig:
+        # A stale maximum recomputes scores, which would compile the program twice. Lists of K/V
+        # blocks belong to one CTA's rows of one head.
+        adapted = replace(cfg, stale_max=False, canonical=0)
+        program = semantics.caller_program
+        if program is not None and program.mask is not None:
+            adapted = replace(adapted, cluster_size=1, split_keys=0, pack_gqa=False, short_block=0)
+        return adapted
 
     def canonical(self, cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> Any:
         return sets.canonical(cfg, device)
