@@ -32,7 +32,7 @@ __all__ = [
 
 
 class MaskValue:
-    """A mask: a function (b, h, q_idx, kv_idx) that tells whether the query sees the key."""
+    """A mask: a function (b, h, q_idx, kv_idx) that gives whether the query sees the key."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
