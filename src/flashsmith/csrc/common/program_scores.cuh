@@ -38,9 +38,9 @@ FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const Pro
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
                         float& x = scores[m][n][2 * r + e];
-                        x = ProgramOf<SEMANTICS>::change(program, x * program.scale, of.batch, h, q,
-                                                         first_column + 8 * n + e, of.seq_q,
-                                                         of.seq_k);
+                        x = ProgramOf<SEMANTICS>::change(program, x, of.batch, h, q,
+                                                         program::Place{first_column, 8 * n + e},
+                                                         of.seq_q, of.seq_k);
                     }
             }
     }
@@ -48,7 +48,7 @@ FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const Pro
 
 // Sets the scores of keys that the program hides to -inf. They are selected: a hidden score may be
 // NaN. The mask is evaluated in a loop that yields bits, because unrolled code would hold all that
-// it reads in registers, beside the scores.
+// it reads in registers, together with the scores.
 template <Semantics SEMANTICS, int kNTiles, class Row, class Head>
 FS_DEVICE void hide_by_program(float (&scores)[1][kNTiles][4], const ProgramArgs& program,
                                const ProgramSequence& of, int lane, const Row& row,
