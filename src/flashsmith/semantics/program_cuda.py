@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from flashsmith.semantics.program import INDICES, SCORE, Program
+from flashsmith.semantics.program import INDICES, SCORE, K, Program
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, all_parts, typed_constant
 
 INCLUDE = '#include "common/program.cuh"\n'
@@ -31,7 +31,9 @@ _INFIX = {
     "or": "|",
     "xor": "^",
 }
-_INDEX_ARGUMENTS = ", ".join(f"int {it.operands[0]}" for it in INDICES)
+_INDEX_ARGUMENTS = "int b, int h, int q, Key key, int seq_q, int seq_k"
+# Templates that take operands of one type. Lazy floats are computed for them.
+_OF_ONE_TYPE = ("minimum", "maximum", "abs", "floor_divide", "remainder")
 
 
 def program_struct(program: Program) -> str:
@@ -53,12 +55,16 @@ def program_struct(program: Program) -> str:
 
 
 def _function(result: str, name: str, program: Program, root: Typed | None, otherwise: str) -> str:
-    score = "" if result == "bool" else "float score, "
+    classes, score = "class Score, class Key", "Score score, "
+    if result == "bool":
+        classes, score = "class Key", ""
     head = (
+        f"    template <{classes}>\n"
         f"    FS_DEVICE static {result} {name}(const ProgramArgs& args, {score}"
         f"{_INDEX_ARGUMENTS}) {{\n"
     )
     lines, value = ([], otherwise) if root is None else _statements(root, program)
+    lines = ["[[maybe_unused]] const int k = key;", *lines]
     body = "".join(f"        {line}\n" for line in [*lines, f"return {value};"])
     return f"{head}{body}    }}\n"
 
@@ -76,7 +82,8 @@ def _statements(root: Typed, program: Program) -> tuple[list[str], str]:
         is_leaf = it.function == "constant" or it in (SCORE, *INDICES)
         if uses.get(it, 0) > 1 and not is_leaf:
             name = f"x{len(lines)}"
-            lines.append(f"const {_TYPES[it.dtype]} {name} = {text};")
+            kind = "auto" if it.dtype == FLOAT else _TYPES[it.dtype]
+            lines.append(f"const {kind} {name} = {text};")
             text = name
         texts[it] = text
     return lines, texts[root]
@@ -92,8 +99,18 @@ def _text(it: Typed, texts: dict[Typed, str], program: Program) -> str:
         place = [read.name for read in program.reads].index(it.operands[0])
         arguments = ", ".join([f"args.reads[{place}]", *parts])
         return f"program::read<{_TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
+    if it.function == "cast" and it.dtype == FLOAT:
+        (whole,) = it.arguments
+        if whole.function == "subtract" and whole.dtype == INT:
+            one, other = whole.arguments
+            if one is K and K not in other.parts():
+                return f"program::key_minus(key, {texts[other]})"
+            if other is K and K not in one.parts():
+                return f"program::minus_key({texts[one]}, key)"
     if it.function == "cast":
         return f"program::cast<{_TYPES[it.dtype]}>({parts[0]})"
+    if it.dtype == FLOAT and it.function in (*_OF_ONE_TYPE, "where"):
+        parts = [*parts[:-2], *(f"float({part})" for part in parts[-2:])]
     if it.function == "where":
         return f"({parts[0]} ? {parts[1]} : {parts[2]})"
     if it.function in _INFIX or (it.function in _FLOAT_INFIX and it.dtype == FLOAT):

@@ -3,17 +3,21 @@
 //
 //     struct Program {
 //         // The new score. `score` is the scaled score in natural units, after a softcap.
-//         static float change(const ProgramArgs& args, float score, int b, int h, int q, int k,
+//         template <class Score, class Key>
+//         static float change(const ProgramArgs& args, Score score, int b, int h, int q, Key key,
 //                             int seq_q, int seq_k);
 //         // The derivative of the new score at the same `score`.
-//         static float slope(const ProgramArgs& args, float score, int b, int h, int q, int k,
+//         template <class Score, class Key>
+//         static float slope(const ProgramArgs& args, Score score, int b, int h, int q, Key key,
 //                            int seq_q, int seq_k);
 //         // Whether row q sees key k.
-//         static bool sees(const ProgramArgs& args, int b, int h, int q, int k, int seq_q,
+//         template <class Key>
+//         static bool sees(const ProgramArgs& args, int b, int h, int q, Key key, int seq_q,
 //                          int seq_k);
 //     };
 //
 // b is the sequence, h the query head. q and k count from the first row and key of their sequence.
+// A score is a float or a Scaled, a key an int or a Column.
 // All are pure, and defined for any indices: tiles have rows and keys beyond the sequence.
 #pragma once
 
@@ -74,6 +78,90 @@ FS_DEVICE T read(const ProgramRead& from, Index... index) {
     return static_cast<T>(load<Element>(static_cast<const Element*>(from.address) + offset));
 }
 
+// ---- lazy values --------------------------------------------------------------------------------
+// They convert to a float or int where they are used in another way than their operators.
+
+// A product. Further factors are mostly the same for all scores, so that the compiler can combine
+// them outside the loop over scores.
+struct Scaled {
+    float raw, factor;
+    FS_DEVICE operator float() const { return raw * factor; }
+};
+// The key of a column of a tile: that of the tile's first column in the lane, and a distance that
+// is a constant where loops are unrolled.
+struct Column {
+    int first, distance;
+    FS_DEVICE operator int() const { return first + distance; }
+};
+// A linear function of a column's distance.
+struct Linear {
+    float first, step;
+    int distance;
+    FS_DEVICE operator float() const { return fmaf(step, static_cast<float>(distance), first); }
+};
+
+template <typename T>
+inline constexpr bool kIsScaled = std::is_same_v<T, Scaled>;
+template <typename T>
+inline constexpr bool kIsLinear = std::is_same_v<T, Linear>;
+template <typename A, typename B = float>
+concept HasLazy = kIsScaled<A> || kIsScaled<B> || kIsLinear<A> || kIsLinear<B>;
+
+template <typename A, typename B>
+    requires HasLazy<A, B>
+FS_DEVICE auto operator*(A a, B b) {
+    if constexpr (kIsScaled<A>)
+        return Scaled{a.raw, a.factor * float(b)};
+    else if constexpr (kIsScaled<B>)
+        return Scaled{b.raw, b.factor * float(a)};
+    else if constexpr (kIsLinear<A> && kIsLinear<B>)
+        return float(a) * float(b);
+    else if constexpr (kIsLinear<A>)
+        return Linear{a.first * b, a.step * b, a.distance};
+    else
+        return Linear{b.first * a, b.step * a, b.distance};
+}
+template <typename A>
+    requires HasLazy<A>
+FS_DEVICE A operator-(A a) {
+    if constexpr (kIsScaled<A>)
+        return {a.raw, -a.factor};
+    else
+        return {-a.first, -a.step, a.distance};
+}
+template <typename A, typename B>
+    requires HasLazy<A, B>
+FS_DEVICE auto operator+(A a, B b) {
+    if constexpr (kIsScaled<A>)
+        return fmaf(a.raw, a.factor, float(b));
+    else if constexpr (kIsScaled<B>)
+        return fmaf(b.raw, b.factor, float(a));
+    else if constexpr (kIsLinear<A> && kIsLinear<B>)
+        return float(a) + float(b);
+    else if constexpr (kIsLinear<A>)
+        return Linear{a.first + b, a.step, a.distance};
+    else
+        return Linear{b.first + a, b.step, b.distance};
+}
+template <typename A, typename B>
+    requires HasLazy<A, B>
+FS_DEVICE auto operator-(A a, B b) {
+    return a + -b;
+}
+
+// key - x and x - key as floats. Unlike the difference of ints, they are not expected to wrap
+// around.
+FS_DEVICE Linear key_minus(Column key, int x) {
+    return {static_cast<float>(key.first - x), 1.0f, key.distance};
+}
+FS_DEVICE float key_minus(int key, int x) {
+    return static_cast<float>(key - x);
+}
+template <typename Key>
+FS_DEVICE auto minus_key(int x, Key key) {
+    return -key_minus(key, x);
+}
+
 // ---- arithmetic ---------------------------------------------------------------------------------
 
 // Ints wrap around, as PyTorch's do. Unsigned arithmetic does so; overflow of signed C++ ints is
@@ -104,9 +192,6 @@ FS_DEVICE T left_shift(T a, T b) {
 template <typename T>
 FS_DEVICE T right_shift(T a, T b) {
     return a >> (b & 31);
-}
-FS_DEVICE float divide(float a, float b) {
-    return __fdiv_rn(a, b);
 }
 
 template <typename T>
@@ -160,6 +245,13 @@ FS_DEVICE T remainder(T a, T b) {
     }
 }
 
+// a times the approximate reciprocal of b. With a relative error of at most 3e-7, unless b is
+// subnormal or above 2^126.
+template <typename A>
+FS_DEVICE auto divide(A a, float b) {
+    return a * reciprocal_approx(b);
+}
+
 // ---- functions of floats ------------------------------------------------------------------------
 // CUDA's own functions, with an error of at most 2 units in the last place (CUDA Programming Guide,
 // mathematical functions), except where a comment says otherwise.
@@ -210,6 +302,10 @@ FS_DEVICE float trunc(float a) {
 
 // With a relative error of at most 8e-7; see score.cuh.
 FS_DEVICE float tanh(float a) {
+    constexpr float kTwiceLog2E = 2.8853900817779268f;
+    return tanh_of_2log2e(a * kTwiceLog2E);
+}
+FS_DEVICE float tanh(Scaled a) {
     constexpr float kTwiceLog2E = 2.8853900817779268f;
     return tanh_of_2log2e(a * kTwiceLog2E);
 }
