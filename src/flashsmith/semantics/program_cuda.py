@@ -126,6 +126,8 @@ class _Printer:
         if it.function == "tanh":
             product, factor = self._product(it.arguments[0], _TWICE_LOG2_E)
             return f"tanh_of_2log2e({product} * {factor})"
+        if it.function == "multiply" and (found := self._step(it)):
+            return found
         if it.function in ("multiply", "divide") and self._factor_of(it) is not None:
             product, factor = self._product(it)
             return f"({product} * {factor})"
@@ -185,12 +187,30 @@ class _Printer:
         arguments = ", ".join([f"args.reads[{place}]", *indices])
         return f"program::read<{_TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
 
+    def _step(self, it: Typed) -> str | None:
+        """The product of a sum of q and k, as a float, with a value that does not depend on the key:
+        a product that many elements share, plus one with a constant."""
+        for one, other in (it.arguments, it.arguments[::-1]):
+            if one.function == "cast" and K not in other.parts() and SCORE not in other.parts():
+                parts = self._parts_of_sum(one, one.arguments[0])
+                if parts is not None:
+                    factor = self._texts[other]
+                    return f"fmaf({factor}, {parts[1]}, ({factor} * {parts[0]}))"
+        return None
+
     def _split_cast(self, it: Typed) -> str | None:
         """A sum of q and k as a float: the float of its value at the tile's own indices, which many
         elements share, plus that of the rest, which is known to the compiler."""
         (inner,) = it.arguments
         is_abs = inner.function == "abs"
-        inner = inner.arguments[0] if is_abs else inner
+        parts = self._parts_of_sum(it, inner.arguments[0] if is_abs else inner)
+        if parts is None:
+            return None
+        text = f"({parts[0]} + {parts[1]})"
+        return f"program::abs{text}" if is_abs else text
+
+    def _parts_of_sum(self, it: Typed, inner: Typed) -> tuple[str, str] | None:
+        """The two floats whose sum is an int sum of q and k; None for other casts."""
         if it.dtype != FLOAT or inner.dtype != INT:
             return None
         factors = factors_of_indices(inner)
@@ -201,9 +221,7 @@ class _Printer:
             for factor, name in zip(factors, ("row", "key"), strict=True)
             if factor
         )
-        base = f"program::cast<float>({self._base(inner)})"
-        text = f"({base} + program::cast<float>({rest}))"
-        return f"program::abs{text}" if is_abs else text
+        return f"program::cast<float>({self._base(inner)})", f"program::cast<float>({rest})"
 
     def _base(self, it: Typed) -> str:
         """A sum at the tile's own indices."""
