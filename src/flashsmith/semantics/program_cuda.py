@@ -182,8 +182,9 @@ class _Printer:
             if index.dtype == INT:
                 counts = _bool(is_not_negative(index))
                 narrow = _bool(K in index.parts())
-                text = f"program::Index<{counts}, {narrow}>{{{text}}}"
-            indices.append(text)
+                indices.append(f"program::Index<{counts}, {narrow}>{{{text}}}")
+            else:
+                indices.append(f"program::LongIndex{{{text}}}")
         arguments = ", ".join([f"args.reads[{place}]", *indices])
         return f"program::read<{_TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
 
