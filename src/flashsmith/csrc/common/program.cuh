@@ -2,23 +2,21 @@
 // flashsmith prints into semantics.cuh.
 //
 //     struct Program {
-//         // The new score. `score` is the scaled score in natural units, after a softcap.
-//         template <class Score, class Key>
-//         static float change(const ProgramArgs& args, Score score, int b, int h, int q, Key key,
-//                             int seq_q, int seq_k);
-//         // The derivative of the new score at the same `score`.
-//         template <class Score, class Key>
-//         static float slope(const ProgramArgs& args, Score score, int b, int h, int q, Key key,
-//                            int seq_q, int seq_k);
-//         // Whether row q sees key k.
-//         template <class Key>
-//         static bool sees(const ProgramArgs& args, int b, int h, int q, Key key, int seq_q,
+//         // The new score, in natural units. raw * args.scale is the score in natural units, after
+//         // a softcap.
+//         static float change(const ProgramArgs& args, float raw, int b, int h, Place row,
+//                             Place key, int seq_q, int seq_k);
+//         // The derivative of the new score with respect to the score, at the same score.
+//         static float slope(const ProgramArgs& args, float raw, int b, int h, Place row,
+//                            Place key, int seq_q, int seq_k);
+//         // Whether the row sees the key.
+//         static bool sees(const ProgramArgs& args, int b, int h, Place row, Place key, int seq_q,
 //                          int seq_k);
 //     };
 //
-// b is the sequence, h the query head. q and k count from the first row and key of their sequence.
-// A score is a float or a Scaled, a key an int or a Column.
-// All are pure, and defined for any indices: tiles have rows and keys beyond the sequence.
+// b is the sequence, h the query head. Rows and keys count from the first of their sequence, and
+// are not negative. All are pure, and defined for any indices: tiles have rows and keys beyond the
+// sequence.
 #pragma once
 
 #include <cmath>
@@ -31,6 +29,14 @@
 
 namespace flashsmith::program {
 
+// An index as the sum of one that many elements of a tile share and one that the compiler knows, so
+// that it can compute with the two apart.
+struct Place {
+    int base, column;
+    FS_DEVICE Place(int index) : base(index), column(0) {}
+    FS_DEVICE Place(int base, int column) : base(base), column(column) {}
+};
+
 // ---- numbers and tensors ------------------------------------------------------------------------
 
 template <typename T>
@@ -39,19 +45,30 @@ FS_DEVICE T number(int32_t bits) {
     return static_cast<T>(bits);
 }
 
-// The offset of an index in its dimension. A negative index counts from the end; others are clamped
-// to the tensor, because nothing outside it may be read.
-template <typename Index>
-FS_DEVICE int64_t offset_of(const ProgramRead& from, int dim, Index index) {
-    const int size = from.sizes[dim];
-    if constexpr (sizeof(Index) == 4) {
-        const int counted = index < 0 ? index + size : index;
-        return min(max(counted, 0), size - 1) * from.strides[dim];
-    } else {
-        const int64_t counted = index < 0 ? index + size : index;
-        return min(max(counted, int64_t(0)), int64_t(size - 1)) * from.strides[dim];
+// An index of a tensor. kCounts: it is not negative. kNarrow: the dimension's stride in bytes fits
+// 31 bits, so that one instruction multiplies by it and adds the rest of the address.
+template <bool kCounts, bool kNarrow>
+struct Index {
+    static constexpr bool kIsNarrow = kNarrow;
+    int value;
+
+    // A negative index counts from the end; others are clamped to the tensor, because nothing
+    // outside it may be read.
+    FS_DEVICE int inside(int size) const {
+        int found = value;
+        if constexpr (!kCounts) found = max(found < 0 ? found + size : found, 0);
+        return min(found, size - 1);
     }
-}
+};
+struct LongIndex {
+    static constexpr bool kIsNarrow = false;
+    int64_t value;
+
+    FS_DEVICE int inside(int size) const {
+        const int64_t counted = value < 0 ? value + size : value;
+        return static_cast<int>(min(max(counted, int64_t(0)), int64_t(size - 1)));
+    }
+};
 
 template <typename Element>
 FS_DEVICE Element load(const void* address) {
@@ -72,94 +89,19 @@ FS_DEVICE Element load(const void* address) {
 // The element at these indices, as a bool, int, int64_t or float.
 template <typename T, typename Element, typename... Index>
 FS_DEVICE T read(const ProgramRead& from, Index... index) {
-    int64_t offset = 0;
+    const char* address = static_cast<const char*>(from.address);
+    // The dimensions that the key does not index come first: they are the same for many elements.
+    const auto add = [&]<typename One>(int dim, One one, bool narrow) {
+        if (One::kIsNarrow != narrow) return;
+        const int64_t bytes = from.strides[dim] * int64_t(sizeof(Element));
+        const int inside = one.inside(from.sizes[dim]);
+        address += One::kIsNarrow ? int64_t(inside) * static_cast<int32_t>(bytes) : inside * bytes;
+    };
     int dim = 0;
-    ((offset += offset_of(from, dim++, index)), ...);
-    return static_cast<T>(load<Element>(static_cast<const Element*>(from.address) + offset));
-}
-
-// ---- lazy values --------------------------------------------------------------------------------
-// They convert to a float or int where they are used in another way than their operators.
-
-// A product. Further factors are mostly the same for all scores, so that the compiler can combine
-// them outside the loop over scores.
-struct Scaled {
-    float raw, factor;
-    FS_DEVICE operator float() const { return raw * factor; }
-};
-// The key of a column of a tile: that of the tile's first column in the lane, and a distance that
-// is a constant where loops are unrolled.
-struct Column {
-    int first, distance;
-    FS_DEVICE operator int() const { return first + distance; }
-};
-// A linear function of a column's distance.
-struct Linear {
-    float first, step;
-    int distance;
-    FS_DEVICE operator float() const { return fmaf(step, static_cast<float>(distance), first); }
-};
-
-template <typename T>
-inline constexpr bool kIsScaled = std::is_same_v<T, Scaled>;
-template <typename T>
-inline constexpr bool kIsLinear = std::is_same_v<T, Linear>;
-template <typename A, typename B = float>
-concept HasLazy = kIsScaled<A> || kIsScaled<B> || kIsLinear<A> || kIsLinear<B>;
-
-template <typename A, typename B>
-    requires HasLazy<A, B>
-FS_DEVICE auto operator*(A a, B b) {
-    if constexpr (kIsScaled<A>)
-        return Scaled{a.raw, a.factor * float(b)};
-    else if constexpr (kIsScaled<B>)
-        return Scaled{b.raw, b.factor * float(a)};
-    else if constexpr (kIsLinear<A> && kIsLinear<B>)
-        return float(a) * float(b);
-    else if constexpr (kIsLinear<A>)
-        return Linear{a.first * b, a.step * b, a.distance};
-    else
-        return Linear{b.first * a, b.step * a, b.distance};
-}
-template <typename A>
-    requires HasLazy<A>
-FS_DEVICE A operator-(A a) {
-    if constexpr (kIsScaled<A>)
-        return {a.raw, -a.factor};
-    else
-        return {-a.first, -a.step, a.distance};
-}
-template <typename A, typename B>
-    requires HasLazy<A, B>
-FS_DEVICE auto operator+(A a, B b) {
-    if constexpr (kIsScaled<A>)
-        return fmaf(a.raw, a.factor, float(b));
-    else if constexpr (kIsScaled<B>)
-        return fmaf(b.raw, b.factor, float(a));
-    else if constexpr (kIsLinear<A> && kIsLinear<B>)
-        return float(a) + float(b);
-    else if constexpr (kIsLinear<A>)
-        return Linear{a.first + b, a.step, a.distance};
-    else
-        return Linear{b.first + a, b.step, b.distance};
-}
-template <typename A, typename B>
-    requires HasLazy<A, B>
-FS_DEVICE auto operator-(A a, B b) {
-    return a + -b;
-}
-
-// key - x and x - key as floats. Unlike the difference of ints, they are not expected to wrap
-// around.
-FS_DEVICE Linear key_minus(Column key, int x) {
-    return {static_cast<float>(key.first - x), 1.0f, key.distance};
-}
-FS_DEVICE float key_minus(int key, int x) {
-    return static_cast<float>(key - x);
-}
-template <typename Key>
-FS_DEVICE auto minus_key(int x, Key key) {
-    return -key_minus(key, x);
+    (add(dim++, index, false), ...);
+    dim = 0;
+    (add(dim++, index, true), ...);
+    return static_cast<T>(load<Element>(address));
 }
 
 // ---- arithmetic ---------------------------------------------------------------------------------
@@ -192,6 +134,12 @@ FS_DEVICE T left_shift(T a, T b) {
 template <typename T>
 FS_DEVICE T right_shift(T a, T b) {
     return a >> (b & 31);
+}
+FS_DEVICE float divide(float a, float b) {
+    return __fdiv_rn(a, b);
+}
+FS_DEVICE float inverse(float a) {
+    return __frcp_rn(a);
 }
 
 template <typename T>
@@ -245,16 +193,9 @@ FS_DEVICE T remainder(T a, T b) {
     }
 }
 
-// a times the approximate reciprocal of b. With a relative error of at most 3e-7, unless b is
-// subnormal or above 2^126.
-template <typename A>
-FS_DEVICE auto divide(A a, float b) {
-    return a * reciprocal_approx(b);
-}
-
 // ---- functions of floats ------------------------------------------------------------------------
 // CUDA's own functions, with an error of at most 2 units in the last place (CUDA Programming Guide,
-// mathematical functions), except where a comment says otherwise.
+// mathematical functions), except where a comment says otherwise. score.cuh has the tanh.
 
 FS_DEVICE float exp(float a) {
     return expf(a);
@@ -298,16 +239,6 @@ FS_DEVICE float round(float a) {
 }
 FS_DEVICE float trunc(float a) {
     return truncf(a);
-}
-
-// With a relative error of at most 8e-7; see score.cuh.
-FS_DEVICE float tanh(float a) {
-    constexpr float kTwiceLog2E = 2.8853900817779268f;
-    return tanh_of_2log2e(a * kTwiceLog2E);
-}
-FS_DEVICE float tanh(Scaled a) {
-    constexpr float kTwiceLog2E = 2.8853900817779268f;
-    return tanh_of_2log2e(a * kTwiceLog2E);
 }
 
 // 1 / (1 + e^-a). Where e^-a overflows, the reciprocal of infinity is 0, which is right.

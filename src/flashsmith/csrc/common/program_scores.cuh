@@ -38,9 +38,9 @@ FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const Pro
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
                         float& x = scores[m][n][2 * r + e];
-                        x = ProgramOf<SEMANTICS>::change(
-                            args, program::Scaled{x, args.scale}, of.batch, h, q,
-                            program::Column{first_column, 8 * n + e}, of.seq_q, of.seq_k);
+                        x = ProgramOf<SEMANTICS>::change(args, x, of.batch, h, q,
+                                                         program::Place{first_column, 8 * n + e},
+                                                         of.seq_q, of.seq_k);
                     }
             }
     }
