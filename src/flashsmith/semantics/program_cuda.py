@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from flashsmith.semantics.program import INDICES, SCORE, K, Program, Q
-from flashsmith.semantics.ranges import factors_of_indices, is_not_negative, is_uniform
+from flashsmith.semantics.program import INDICES, SCORE, K, Program, Q, is_uniform
+from flashsmith.semantics.ranges import factors_of_indices, is_not_negative
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, all_parts, typed_constant
 
 INCLUDE = '#include "common/program.cuh"\n'

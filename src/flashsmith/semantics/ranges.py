@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from flashsmith.semantics.program import INDICES, SCORE, K, Q
+from flashsmith.semantics.program import INDICES, K, Q, is_uniform
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, cast
 
-_VARYING = (SCORE, *INDICES)
 # Sums with larger constants may overflow an int32.
 _MOST = 2**28
-
-
-def is_uniform(it: Typed) -> bool:
-    """Whether the value is the same in the whole call: an expression of numbers and constants."""
-    return all(part not in _VARYING and part.function != "read" for part in it.parts())
 
 
 def is_not_negative(it: Typed) -> bool:

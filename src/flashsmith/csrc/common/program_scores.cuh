@@ -48,7 +48,7 @@ FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const Pro
 
 // Sets the scores of keys that the program hides to -inf. They are selected: a hidden score may be
 // NaN. The mask is evaluated in a loop that yields bits, because unrolled code would hold all that
-// it reads in registers, beside the scores.
+// it reads in registers, together with the scores.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Row, class Head>
 FS_DEVICE void hide_by_program(float (&scores)[kMTiles][kNTiles][4], const ProgramArgs& args,
                                const ProgramSequence& of, int lane, const Row& row,
