@@ -134,11 +134,14 @@ class WgmmaFamily(WarpgroupFamily):
     def adapt_to_program(
         self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
     ) -> WgmmaForwardKernelConfig:
-        # A stale maximum recomputes scores, which would compile the program twice. Lists of K/V
-        # blocks belong to one CTA's rows of one head.
-        adapted = replace(cfg, stale_max=False, canonical=0)
+        # A stale maximum recomputes scores, which would compile the program twice. With three
+        # warpgroups, functions have no registers for longer tiles or for code of short blocks.
+        adapted = replace(cfg, stale_max=False, canonical=0, short_block=0)
+        if cfg.n_warpgroups > 2 and cfg.B_c > 128:
+            adapted = replace(adapted, B_c=128)
+        # A list has the blocks of one CTA's rows of one head.
         if has_lists(semantics):
-            adapted = replace(adapted, cluster_size=1, split_keys=0, pack_gqa=False, short_block=0)
+            adapted = replace(adapted, cluster_size=1, split_keys=0, pack_gqa=False)
         return adapted
 
     def canonical(self, cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> Any:
