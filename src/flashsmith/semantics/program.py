@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
+from flashsmith.semantics.derivatives import derivative
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, Typed, all_parts, cast, read, typed_symbol
-from flashsmith.semantics.typed_rules import derivative
 from flashsmith.semantics.typed_text import canonical, parse_canonical
 
 # The scaled score; the indices of the sequence, the query head, the query and the key; and the

@@ -10,14 +10,31 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from importlib import import_module
 from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
+from flashsmith.semantics.typed_operators import (
+    BINARY,
+    BOOL,
+    COMMUTATIVE,
+    DTYPES,
+    FLOAT,
+    FUNCTIONS,
+    INFIX,
+    INT,
+    LOGICAL,
+    LONG,
+    MAY_OVERFLOW,
+    OPERATORS,
+    UNARY,
+    WHOLE,
+)
 
-BOOL, INT, LONG, FLOAT = DTYPES = ("bool", "int32", "int64", "float32")
 Value = bool | int | float
 # The element types of tensors that a program may read, and the type of their values.
 READABLE = {
@@ -31,25 +48,8 @@ READABLE = {
     "bfloat16": FLOAT,
     "float32": FLOAT,
 }
-# Operators by the type of their result. 'same' is the operands' own type.
-_UNARY = {
-    **dict.fromkeys(("negative", "abs"), "same"),
-    **dict.fromkeys(("exp", "exp2", "log", "log2", "log1p", "tanh", "sigmoid"), FLOAT),
-    **dict.fromkeys(
-        ("sqrt", "rsqrt", "sin", "cos", "erf", "floor", "ceil", "round", "trunc"), FLOAT
-    ),
-    "not": "same",
-}
-_BINARY = {
-    **dict.fromkeys(("add", "subtract", "multiply", "minimum", "maximum"), "same"),
-    **dict.fromkeys(("divide", "floor_divide", "remainder"), "same"),
-    **dict.fromkeys(("and", "or", "xor", "left_shift", "right_shift"), "same"),
-    **dict.fromkeys(("less", "less_equal", "equal", "not_equal"), BOOL),
-}
-OPERATORS = (*_UNARY, *_BINARY, "where", "cast")
-COMMUTATIVE = {"add", "multiply", "minimum", "maximum", "and", "or", "xor", "equal", "not_equal"}
-_LOGICAL = ("and", "or", "xor", "not", "equal", "not_equal")
-_WHOLE = ("and", "or", "xor", "not", "left_shift", "right_shift")
+# A longer formula would not help a reader.
+_MOST_PARTS = 200
 
 
 class Typed:
@@ -76,9 +76,10 @@ class Typed:
         return f"<{self.dtype} {self}>"
 
     def __str__(self) -> str:
-        from flashsmith.semantics.typed_text import infix  # it imports this file
-
-        return infix(self)
+        if self.size > _MOST_PARTS:
+            return f"an expression of {len(self.parts())} parts"
+        text = _formula(self)
+        return text[1:-1] if self.function in INFIX else text
 
     def __bool__(self) -> bool:
         raise ArgumentError(
@@ -115,10 +116,19 @@ class Typed:
     def evaluate(
         self, values: Mapping[str, Any], tensors: Mapping[str, Any] | None = None, xp: Any = None
     ) -> Any:
-        """The value in float64 and exact integers: see typed_values.evaluate()."""
-        from flashsmith.semantics.typed_values import evaluate  # it imports this file
+        """The value: float64 for floats, exact two's complement for ints.
 
-        return evaluate(self, values, tensors or {}, xp)
+        ``values`` gives numbers or arrays for the symbols, ``tensors`` arrays for the tensors that
+        the expression reads; arrays broadcast. ``xp`` is numpy or torch; None means numpy.
+
+        Raises ArgumentError for a symbol or a tensor without a value.
+        """
+        xp = import_module("numpy") if xp is None else xp
+        done: dict[Typed, Any] = {}
+        with xp.errstate(all="ignore") if hasattr(xp, "errstate") else nullcontext():
+            for it in self.parts():
+                done[it] = _value(it, done, values, tensors or {}, xp)
+        return done[self]
 
     def replace(self, others: Mapping[Typed, Typed]) -> Typed:
         """The expression with every key of ``others`` replaced by its value."""
@@ -340,18 +350,18 @@ def apply(function: str, *operands: Typed | Value) -> Typed:
     """
     if function == "where":
         return where(*operands)
-    kind = _UNARY.get(function) or _BINARY.get(function)
-    if kind is None or len(operands) != (1 if function in _UNARY else 2):
+    kind = UNARY.get(function) or BINARY.get(function)
+    if kind is None or len(operands) != (1 if function in UNARY else 2):
         raise ArgumentError(f"function={quoted(function)}: allowed are {', '.join(OPERATORS)}")
     given = promoted(*operands)
     dtype = given[0].dtype
-    if function in _WHOLE and dtype == FLOAT:
+    if function in WHOLE and dtype == FLOAT:
         raise ArgumentError(f"{function} of '{given[0]}': floats have no bits; convert them to int")
-    if function in ("divide", *(name for name, kind in _UNARY.items() if kind == FLOAT)):
+    if function in ("divide", *(name for name, kind in UNARY.items() if kind == FLOAT)):
         if function in ("floor", "ceil", "round", "trunc") and dtype in (INT, LONG):
             return given[0]
         given = tuple(cast(it, FLOAT) for it in given)
-    elif dtype == BOOL and function not in _LOGICAL:
+    elif dtype == BOOL and function not in LOGICAL:
         if function in ("add", "maximum"):
             function = "or"
         elif function in ("multiply", "minimum"):
@@ -360,11 +370,9 @@ def apply(function: str, *operands: Typed | Value) -> Typed:
             given = tuple(cast(it, INT) for it in given)
     if kind == "same":
         kind = given[0].dtype
-    from flashsmith.semantics.typed_rules import simplified  # it imports this file
-
     if function in COMMUTATIVE and _order(given[0]) > _order(given[1]):
         given = given[::-1]
-    simple = simplified(function, given)
+    simple = _simplified(function, given)
     return _node(function, given, kind) if simple is None else simple
 
 
@@ -409,3 +417,185 @@ def all_parts(expressions: Iterable[Typed | None]) -> Iterator[Typed]:
             if it not in seen:
                 seen.add(it)
                 yield it
+
+
+# --- simplification -------------------------------------------------------------------------------
+
+
+def _simplified(function: str, given: tuple[Typed, ...]) -> Typed | None:
+    """A simpler expression that is equal for all values, NaN and infinities included, or None."""
+    if all(it.function == "constant" for it in given):
+        return _folded(function, given)
+    first, last = given[0], given[-1]
+    if len(given) == 2:
+        if first is last and (found := _of_twins(function, first)) is not None:
+            return found
+        found = None
+        if last.function == "constant":
+            found = _with_constant(function, first, last)
+        elif first.function == "constant":
+            found = _after_constant(function, first, last)
+        if found is not None:
+            return found
+    if function == "not" and first.function == "not":
+        return first.arguments[0]
+    if function == "not" and first.function in ("less", "less_equal"):
+        one, other = first.arguments
+        if one.dtype in (INT, LONG):
+            return apply("less_equal" if first.function == "less" else "less", other, one)
+    if function == "not" and first.function in ("equal", "not_equal"):
+        opposite = "not_equal" if first.function == "equal" else "equal"
+        return apply(opposite, *first.arguments)
+    if function == "negative" and first.function == "negative":
+        return first.arguments[0]
+    return None
+
+
+def _folded(function: str, given: tuple[Typed, ...]) -> Typed:
+    """The operator's value for constants, as a constant."""
+    xp = import_module("numpy")
+    with xp.errstate(all="ignore"):
+        found = [_as_dtype(it.operands[0], it.dtype, xp) for it in given]
+        result = FUNCTIONS[function](xp, *found).item()
+    is_whole = isinstance(result, int) and not isinstance(result, bool)
+    return typed_constant(result, given[0].dtype if is_whole else None)
+
+
+def _of_twins(function: str, it: Typed) -> Typed | None:
+    """The result for two equal operands."""
+    if function in ("and", "or", "minimum", "maximum"):
+        return it
+    if it.dtype == FLOAT:
+        return None
+    if function in ("equal", "less_equal"):
+        return typed_constant(True)
+    if function in ("not_equal", "less"):
+        return typed_constant(False)
+    if function in ("subtract", "xor"):
+        return typed_constant(0, it.dtype)
+    return None
+
+
+def _with_constant(function: str, it: Typed, last: Typed) -> Typed | None:
+    """The result for a constant second operand."""
+    value, is_whole = last.operands[0], it.dtype in (INT, LONG)
+    if it.dtype == BOOL:
+        return _with_bool(function, it, value)
+    if value == 0 and function in ("add", "subtract", "or", "xor", "left_shift", "right_shift"):
+        return it
+    if value == 1 and (function in ("multiply", "divide") or function == "floor_divide"):
+        return it if is_whole or function != "floor_divide" else None
+    if not is_whole:
+        return None
+    if value == 0 and function in ("multiply", "and"):
+        return last
+    if function == "subtract":
+        return apply("add", it, typed_constant(-value, it.dtype))
+    if function == "add" and it.function == "add" and it.arguments[1].function == "constant":
+        total = it.arguments[1].operands[0] + value
+        return apply("add", it.arguments[0], typed_constant(total, it.dtype))
+    return None
+
+
+def _with_bool(function: str, it: Typed, value: bool) -> Typed | None:
+    if function == "and":
+        return it if value else typed_constant(False)
+    if function == "or":
+        return typed_constant(True) if value else it
+    if function in ("equal", "not_equal", "xor"):
+        return it if value == (function == "equal") else apply("not", it)
+    return None
+
+
+def _after_constant(function: str, first: Typed, last: Typed) -> Typed | None:
+    """The result for a constant first operand of an operator that is not commutative."""
+    if function == "subtract" and first.operands[0] == 0:
+        return apply("negative", last)
+    return None
+
+
+# --- values and texts ----------------------------------------------------------------------------
+
+
+def _value(
+    it: Typed,
+    done: Mapping[Typed, Any],
+    values: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    xp: Any,
+) -> Any:
+    if it.function == "symbol":
+        return _as_dtype(_given(it.operands[0], values), it.dtype, xp)
+    if it.function == "constant":
+        return _as_dtype(it.operands[0], it.dtype, xp)
+    if it.function == "read":
+        name, _, *indices = it.operands
+        return _read(_given(name, tensors), [done[index] for index in indices], it.dtype, xp)
+    found = [done[part] for part in it.arguments]
+    if it.function == "cast":
+        return _cast(found[0], it.arguments[0].dtype, it.dtype, xp)
+    result = FUNCTIONS[it.function](xp, *found)
+    return _wrapped(result) if it.dtype == INT and it.function in MAY_OVERFLOW else result
+
+
+def _given(name: str, values: Mapping[str, Any]) -> Any:
+    if name not in values:
+        raise ArgumentError(
+            f"no value for {quoted(name)}; given are {', '.join(values) or 'none'}: add one"
+        )
+    return values[name]
+
+
+def _as_dtype(value: Any, dtype: str, xp: Any) -> Any:
+    is_numpy = xp.__name__ == "numpy"
+    kind = {BOOL: xp.bool_ if is_numpy else xp.bool, FLOAT: xp.float64}.get(dtype, xp.int64)
+    if hasattr(value, "detach") and is_numpy:
+        value = value.detach().cpu().numpy()
+    return value.to(kind) if hasattr(value, "detach") else xp.asarray(value, dtype=kind)
+
+
+def _read(tensor: Any, indices: list[Any], dtype: str, xp: Any) -> Any:
+    if len(indices) != len(tensor.shape):
+        raise ArgumentError(
+            f"a tensor of shape {tuple(tensor.shape)} is read with {len(indices)} indices; give "
+            "one for each dimension"
+        )
+    array = _as_dtype(tensor, dtype, xp)
+    if not indices:
+        return array
+    inside = []
+    for index, size in zip(indices, array.shape, strict=True):
+        counted = xp.where(index < 0, index + size, index)
+        inside.append(xp.clip(counted, 0, max(size - 1, 0)))
+    return array[tuple(inside)]
+
+
+def _wrapped(value: Any) -> Any:
+    return (value + 2**31) % 2**32 - 2**31
+
+
+def _cast(value: Any, old: str, new: str, xp: Any) -> Any:
+    if new == BOOL:
+        return value != 0
+    if old == FLOAT:
+        bound = 2.0 ** (31 if new == INT else 63)
+        whole = xp.nan_to_num(xp.trunc(value), nan=0.0)
+        return _as_dtype(xp.clip(whole, -bound, bound - (1 if new == INT else 1024)), new, xp)
+    result = _as_dtype(value, new, xp)
+    return _wrapped(result) if new == INT and old == LONG else result
+
+
+def _formula(it: Typed) -> str:
+    if it.function == "symbol":
+        return str(it.operands[0])
+    if it.function == "constant":
+        return repr(it.operands[0])
+    parts = [_formula(part) for part in it.arguments]
+    if it.function == "read":
+        return f"{it.operands[0]}[{', '.join(parts)}]"
+    if it.function in INFIX:
+        return f"({parts[0]} {INFIX[it.function]} {parts[1]})"
+    if it.function in ("negative", "not"):
+        return f"{'-' if it.function == 'negative' else '~'}{parts[0]}"
+    name = it.dtype if it.function == "cast" else it.function
+    return f"{name}({', '.join(parts)})"

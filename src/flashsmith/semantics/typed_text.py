@@ -1,4 +1,4 @@
-"""Texts of typed expressions: a formula for readers, and a canonical text that can be parsed."""
+"""The canonical text of typed expressions, which can be parsed."""
 
 from __future__ import annotations
 
@@ -9,50 +9,6 @@ from typing import Any
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.semantics.typed import DTYPES, READABLE, Typed, _node
-
-_INFIX = {
-    "add": "+",
-    "subtract": "-",
-    "multiply": "*",
-    "divide": "/",
-    "floor_divide": "//",
-    "remainder": "%",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-    "left_shift": "<<",
-    "right_shift": ">>",
-    "less": "<",
-    "less_equal": "<=",
-    "equal": "==",
-    "not_equal": "!=",
-}
-# A formula with more parts is cut off: it would not help a reader.
-_MOST_PARTS = 200
-
-
-def infix(expression: Typed) -> str:
-    """The expression as a formula, such as 'score + read0[h] * (k - q)'."""
-    if expression.size > _MOST_PARTS:
-        return f"an expression of {len(expression.parts())} parts"
-    text = _infix(expression)
-    return text[1:-1] if expression.function in _INFIX else text
-
-
-def _infix(it: Typed) -> str:
-    if it.function == "symbol":
-        return str(it.operands[0])
-    if it.function == "constant":
-        return repr(it.operands[0])
-    parts = [_infix(part) for part in it.arguments]
-    if it.function == "read":
-        return f"{it.operands[0]}[{', '.join(parts)}]"
-    if it.function in _INFIX:
-        return f"({parts[0]} {_INFIX[it.function]} {parts[1]})"
-    if it.function in ("negative", "not"):
-        return f"{'-' if it.function == 'negative' else '~'}{parts[0]}"
-    name = it.dtype if it.function == "cast" else it.function
-    return f"{name}({', '.join(parts)})"
 
 
 def canonical(roots: Mapping[str, Typed]) -> str:

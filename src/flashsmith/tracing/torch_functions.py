@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from flashsmith.semantics.derivatives import power
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, apply, as_typed, cast
 from flashsmith.semantics.typed import where as choose
-from flashsmith.semantics.typed_rules import power
-from flashsmith.tracing.symbols import refuse
+from flashsmith.tracing.refusals import refuse
 
 Value = Typed | bool | int | float
 _WHOLE = (INT, LONG)

@@ -26,7 +26,8 @@ from flashsmith.semantics.program import (
 )
 from flashsmith.semantics.typed import FLOAT, INT, Typed, as_typed, typed_symbol
 from flashsmith.tracing.captures import Captures, Leaf, captures_of, is_array, is_tensor, rebuilt
-from flashsmith.tracing.symbols import Captured, NeedsValue, Symbol, read_expression, refuse
+from flashsmith.tracing.refusals import NeedsValue, refuse
+from flashsmith.tracing.symbols import Captured, Symbol, read_expression
 from flashsmith.tracing.torch_functions import FUNCTIONS, REFUSED
 
 Function = Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Simplification and derivatives of typed expressions."""
+"""Derivatives of typed expressions, and powers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import math
 from collections.abc import Callable
 
 from flashsmith.semantics.typed import (
-    BOOL,
     FLOAT,
-    INT,
-    LONG,
     Typed,
     apply,
     cast,
@@ -18,97 +15,6 @@ from flashsmith.semantics.typed import (
 )
 
 _Slopes = list["Typed | None"]
-
-
-def simplified(function: str, given: tuple[Typed, ...]) -> Typed | None:
-    """A simpler expression that is equal for all values, NaN and infinities included, or None."""
-    if all(it.function == "constant" for it in given):
-        return _folded(function, given)
-    first, last = given[0], given[-1]
-    if len(given) == 2:
-        if first is last and (found := _of_twins(function, first)) is not None:
-            return found
-        found = None
-        if last.function == "constant":
-            found = _with_constant(function, first, last)
-        elif first.function == "constant":
-            found = _after_constant(function, first, last)
-        if found is not None:
-            return found
-    if function == "not" and first.function == "not":
-        return first.arguments[0]
-    if function == "not" and first.function in ("less", "less_equal"):
-        one, other = first.arguments
-        if one.dtype in (INT, LONG):
-            return apply("less_equal" if first.function == "less" else "less", other, one)
-    if function == "not" and first.function in ("equal", "not_equal"):
-        opposite = "not_equal" if first.function == "equal" else "equal"
-        return apply(opposite, *first.arguments)
-    if function == "negative" and first.function == "negative":
-        return first.arguments[0]
-    return None
-
-
-def _folded(function: str, given: tuple[Typed, ...]) -> Typed | None:
-    from flashsmith.semantics.typed_values import constant_value  # it imports typed.py
-
-    return constant_value(function, given)
-
-
-def _of_twins(function: str, it: Typed) -> Typed | None:
-    """The result for two equal operands."""
-    if function in ("and", "or", "minimum", "maximum"):
-        return it
-    if it.dtype == FLOAT:
-        return None
-    if function in ("equal", "less_equal"):
-        return typed_constant(True)
-    if function in ("not_equal", "less"):
-        return typed_constant(False)
-    if function in ("subtract", "xor"):
-        return typed_constant(0, it.dtype)
-    return None
-
-
-def _with_constant(function: str, it: Typed, last: Typed) -> Typed | None:
-    """The result for a constant second operand."""
-    value, is_whole = last.operands[0], it.dtype in (INT, LONG)
-    if it.dtype == BOOL:
-        return _with_bool(function, it, value)
-    if value == 0 and function in ("add", "subtract", "or", "xor", "left_shift", "right_shift"):
-        return it
-    if value == 1 and (function in ("multiply", "divide") or function == "floor_divide"):
-        return it if is_whole or function != "floor_divide" else None
-    if not is_whole:
-        return None
-    if value == 0 and function in ("multiply", "and"):
-        return last
-    if function == "subtract":
-        return apply("add", it, typed_constant(-value, it.dtype))
-    if function == "add" and it.function == "add" and it.arguments[1].function == "constant":
-        total = it.arguments[1].operands[0] + value
-        return apply("add", it.arguments[0], typed_constant(total, it.dtype))
-    return None
-
-
-def _with_bool(function: str, it: Typed, value: bool) -> Typed | None:
-    if function == "and":
-        return it if value else typed_constant(False)
-    if function == "or":
-        return typed_constant(True) if value else it
-    if function in ("equal", "not_equal", "xor"):
-        return it if value == (function == "equal") else apply("not", it)
-    return None
-
-
-def _after_constant(function: str, first: Typed, last: Typed) -> Typed | None:
-    """The result for a constant first operand of an operator that is not commutative."""
-    if function == "subtract" and first.operands[0] == 0:
-        return apply("negative", last)
-    return None
-
-
-# --- derivatives ---------------------------------------------------------------------------------
 
 
 def derivative(expression: Typed, of: Typed) -> Typed:
