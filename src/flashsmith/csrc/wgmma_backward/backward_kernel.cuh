@@ -33,7 +33,7 @@ FS_DEVICE void init_backward_barriers(uint32_t smem) {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
-    hopper_backward_kernel(const __grid_constant__ HopperBackwardKernelArgs args) {
+    hopper_backward_kernel(const __grid_constant__ typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t smem = shared_address(shared_memory);
     if constexpr (!Kernel::CFG.persistent)
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
         set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
         using Consumer = std::conditional_t<Kernel::CFG.split_roles, SplitBackwardConsumer<Kernel>,
                                             BackwardConsumer<Kernel>>;
-        Consumer(args.problem, smem, warpgroup - 1).run();
+        Consumer(args, smem, warpgroup - 1).run();
     }
 }
 

@@ -8,6 +8,7 @@
 
 #include "backward/args.cuh"
 #include "common/constants.cuh"
+#include "common/program_args.cuh"
 
 namespace flashsmith {
 
@@ -99,6 +100,11 @@ struct HopperBackwardKernelArgs {
     BackwardKernelArgs problem;
     uint32_t* key_block_counter;  // persistent: 0 before and after a launch
     uint32_t n_key_blocks;        // over all heads; packed: including nonexistent ones
+};
+
+// The same for kernels of a program.
+struct HopperBackwardProgramArgs : HopperBackwardKernelArgs {
+    ProgramArgs program;
 };
 
 using hopper_backward_kernel_fn = void (*)(const HopperBackwardKernelArgs);

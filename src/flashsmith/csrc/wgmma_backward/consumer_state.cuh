@@ -35,6 +35,7 @@ struct ConsumerState {
 
     // ---- state ----
 
+    const typename Kernel::Args& launch_args;
     const BackwardKernelArgs& args;
     const uint32_t smem;
     const int warpgroup, warp, lane;
@@ -48,6 +49,7 @@ struct ConsumerState {
     // With ordered_dq, a block's heads follow one another. These are the number of heads, the next
     // head and the head of the last dq. dq_block is then unused.
     int n_heads, head, dq_head, direction;
+    int batch, first_head;   // for programs; the current head is first_head + head
     uint32_t odd_turns = 0;  // parity of this warpgroup's turns in that order
 
     TilePipeline<1, Kernel::KV_tile_bytes> K, V;
@@ -61,13 +63,14 @@ struct ConsumerState {
     typename Kernel::Gradient dk, dv;
     typename Kernel::dQ_t dq;
 
-    FS_DEVICE ConsumerState(const BackwardKernelArgs& args, uint32_t smem, int warpgroup)
-        : args(args),
+    FS_DEVICE ConsumerState(const typename Kernel::Args& args, uint32_t smem, int warpgroup)
+        : launch_args(args),
+          args(args.problem),
           smem(smem),
           warpgroup(warpgroup),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
           lane(lane_index()),
-          key_mask(args, 0, 0),
+          key_mask(args.problem, 0, 0),
           K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
           V(smem + Kernel::V_offset, smem + Kernel::V_barriers),
           Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
@@ -92,7 +95,10 @@ struct ConsumerState {
         if constexpr (CFG.ordered_dq) {
             if (++head == n_heads) head = 0, block += direction;
         } else {
-            if (++block == blocks.end) block = blocks.begin;
+            if (++block == blocks.end) {
+                block = blocks.begin;
+                if constexpr (Kernel::has_program) ++head;
+            }
         }
     }
 

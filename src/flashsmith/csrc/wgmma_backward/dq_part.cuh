@@ -43,6 +43,10 @@ struct dQPart : ConsumerScores<Kernel> {
         n_heads = keys.n_heads;
         direction = keys.direction;
         head = 0;
+        if constexpr (Kernel::has_program) {
+            this->batch = keys.batch;
+            this->first_head = keys.first_head;
+        }
         dq_head = -1;
         rounds_until_dq = warpgroup;
         if constexpr (!CFG.without_dq) dq_sums = first_dq_sums(keys);

@@ -13,6 +13,12 @@ namespace {
 constexpr int kArch = 90;
 constexpr uint32_t kRowsThreads = 256;
 
+// Where the arguments of a program are. offsetof() is not defined for a derived struct.
+constexpr size_t kProgramOffset = sizeof(HopperBackwardKernelArgs);
+static_assert(sizeof(HopperBackwardProgramArgs) ==
+              (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *
+                  alignof(TensorMap));
+
 // The kernels of a config, in the order of the family's templates; without_dq has no finish.
 enum Kernel : size_t { main_kernel, finish, prepare, gaps, sinks_kernel };
 
@@ -42,7 +48,7 @@ std::vector<TensorMapSpec> tensor_maps(const WgmmaBackwardKernelConfig& config,
 
 Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                    const DeviceSpec& device, const Semantics& semantics) {
-    auto [p, args] = read_backward_problem(numbers, tensors);
+    auto [p, args, program] = read_backward_problem(numbers, tensors, semantics);
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
     check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, kStatisticsRows);
@@ -87,9 +93,10 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
     const bool has_keys = p.packed ? p.total_k > 0 : p.seq_k > 0;
     if (has_keys && (tensors[dq] != 0 || tensors[dk] != 0 || tensors[dv] != 0)) {
         using Args = HopperBackwardKernelArgs;
-        Args main_args;
+        HopperBackwardProgramArgs main_args;
         std::memset(&main_args, 0, sizeof main_args);  // including padding: equal plans have equal
                                                        // bytes
+        main_args.program = program;
         main_args.problem = args;
         const int64_t blocks = heads_k * blocks_of(p.seq_k, config.B_c);
         require(blocks <= INT_MAX, "batch x heads x blocks must stay within 2^31 - 1");
@@ -99,9 +106,12 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
         Launch& launch = plan.launches.back();
         launch.smem_bytes = static_cast<int>(config.smem_bytes());
         const auto* argument = reinterpret_cast<const uint8_t*>(&main_args);
-        launch.argument_bytes = {argument, argument + sizeof main_args};
+        launch.argument_bytes = {
+            argument, argument + (semantics.has_program() ? sizeof main_args : sizeof(Args))};
         for (AddressPatch& patch : launch.addresses)
             patch.argument_offset += offsetof(Args, problem);
+        if (semantics.has_program())
+            add_program_addresses(launch.addresses, first_read, kProgramOffset);
         if (config.persistent) {
             launch.addresses.push_back(
                 {offsetof(Args, key_block_counter), in_workspace(plan.workspaces.size())});

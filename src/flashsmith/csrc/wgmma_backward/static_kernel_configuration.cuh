@@ -18,6 +18,11 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr WgmmaBackwardKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
+    static constexpr bool has_program = SEMANTICS.has_program();
+    // Whether P and the scores that it was computed from differ in more than the exponential.
+    static constexpr bool changes_scores = SEMANTICS.changes_scores || SEMANTICS.program_scores;
+    using Args =
+        std::conditional_t<has_program, HopperBackwardProgramArgs, HopperBackwardKernelArgs>;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
     static constexpr int d_head = CFG.d_head;

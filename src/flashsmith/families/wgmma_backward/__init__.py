@@ -107,6 +107,11 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
             pingpong=True,
         )
 
+    def adapt_to_program(
+        self, cfg: WgmmaBackwardKernelConfig, semantics: Semantics
+    ) -> WgmmaBackwardKernelConfig:
+        return cfg
+
     def compile_cost(self, cfg: WgmmaBackwardKernelConfig) -> float:
         return cost.COMPILE_COST
 
