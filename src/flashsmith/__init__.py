@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flashsmith import masks as masks
     from flashsmith import parallel as parallel
+    from flashsmith import scores as scores
     from flashsmith.chooser.attention import attention
     from flashsmith.chooser.backward import backward
     from flashsmith.chooser.choice import choose
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         flash_attn_varlen_func,
         flash_attn_with_kvcache,
     )
+    from flashsmith.integrations.flex_attention import flex_attention
     from flashsmith.integrations.sdpa import sdpa
     from flashsmith.runtime import Gradients, forward, forward_timed, plan_forward
 
@@ -63,6 +66,7 @@ _HOME = {
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
     "flash_attn_with_kvcache": "flashsmith.integrations.flash_attn",
+    "flex_attention": "flashsmith.integrations.flex_attention",
     "forward": "flashsmith.runtime",
     "merge_attention": "flashsmith.integrations.traceable",
     "forward_timed": "flashsmith.runtime",
@@ -92,6 +96,7 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "flex_attention",
     "forward",
     "forward_timed",
     "get_kernel_configs",
@@ -106,8 +111,8 @@ __all__ = [
 def _loaded(name: str) -> Any:
     if name == "__version__":
         value: Any = import_module("importlib.metadata").version("flashsmith")
-    elif name == "parallel":
-        value = import_module("flashsmith.parallel")
+    elif name in ("masks", "parallel", "scores"):
+        value = import_module(f"flashsmith.{name}")
     elif name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     else:

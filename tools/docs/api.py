@@ -21,6 +21,11 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
 WIDTH = 88
 
+_MASKS = (
+    *("MaskValue", "causal", "window", "documents", "prefix_lm", "prefix_tree", "chunks"),
+    *("window_and_global", "image_blocks", "intervals", "blocks"),
+)
+_SCORES = ("ScoreValue", "alibi", "relative", "t5", "squared_distance", "softcap", "bias")
 # The page's order: the most used names come first. Names begin with `flashsmith.`.
 GROUPS = {
     "Calls": (
@@ -31,9 +36,14 @@ GROUPS = {
         "write_slots",
         "Gradients",
         "sdpa",
+        "flex_attention",
         "flash_attn_func",
         "flash_attn_varlen_func",
         "flash_attn_with_kvcache",
+    ),
+    "Masks and scores": (
+        *(f"masks.{name}" for name in _MASKS),
+        *(f"scores.{name}" for name in _SCORES),
     ),
     "One kernel": ("forward", "forward_timed", "plan_forward"),
     "Configs": (
@@ -65,7 +75,7 @@ GROUPS = {
     ),
 }
 # Every name of these modules' __all__ is on the page.
-MODULES = ("flashsmith", "flashsmith.parallel")
+MODULES = ("flashsmith", "flashsmith.masks", "flashsmith.parallel", "flashsmith.scores")
 # Explanations of arguments of this many words or more are not repeated.
 LONG = 11
 # The members of these classes that calls and choices need; the others are for builds and

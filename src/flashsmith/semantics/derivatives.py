@@ -82,7 +82,7 @@ def _divide(it: Typed, x: tuple[Typed, ...], d: _Slopes) -> Typed | None:
 
 
 def _extreme(x: tuple[Typed, ...], d: _Slopes) -> Typed | None:
-    """The slope of an extreme whose first operand is chosen where x[0] <= x[1]."""
+    """The slope of an extreme: d[0] where x[0] < x[1], and the mean where they are equal."""
     both = _sum(d[0], d[1])
     half = None if both is None else both * 0.5
     return _where(x[0].equals(x[1]), half, _where(x[0] < x[1], d[0], d[1]))
@@ -104,7 +104,7 @@ _RULES: dict[str, _Rule] = {
     "negative": lambda it, x, d: _negated(d[0]),
     "abs": lambda it, x, d: _where(x[0] < 0.0, _negated(d[0]), _where(x[0] > 0.0, d[0], None)),
     "minimum": lambda it, x, d: _extreme(x, d),
-    "maximum": lambda it, x, d: _extreme(x[::-1], d[::-1]),
+    "maximum": lambda it, x, d: _extreme(x[::-1], d),
     "where": lambda it, x, d: _where(x[0], d[1], d[2]),
     "exp": lambda it, x, d: _times(d[0], it),
     "exp2": lambda it, x, d: _times(d[0], it * math.log(2.0)),

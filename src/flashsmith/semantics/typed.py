@@ -284,7 +284,7 @@ def typed_constant(value: Value, dtype: str | None = None) -> Typed:
 
 
 def wrapped(value: int, bits: int = 32) -> int:
-    """The int that two's complement arithmetic of so many bits gives."""
+    """The int that two's complement arithmetic of this width gives."""
     half = 1 << (bits - 1)
     return (value + half) % (2 * half) - half
 

@@ -30,6 +30,10 @@ _CONSTANTS = (
 _FRAMEWORKS = ("torch", "numpy", "jax", "functools", "math", "builtins", "typing")
 
 
+class Constant(int):
+    """A captured int that is compiled in, for divisors and for indices of columns."""
+
+
 class Leaf(NamedTuple):
     """A captured value that may change from call to call: 'int', 'float' or 'array'."""
 

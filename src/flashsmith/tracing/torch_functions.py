@@ -153,12 +153,13 @@ def _gelu(x: Value, approximate: str = "none") -> Typed:
     return it * 0.5 * (apply("erf", it * math.sqrt(0.5)) + 1.0)
 
 
-def _filled(x: Value, size: Any, value: Value, **keywords: Any) -> Typed:
-    return _to(cast(value, as_typed(x).dtype), **keywords)
+def _filled(x: Value, value: Value, dtype: Any = None) -> Typed:
+    return _to(cast(value, as_typed(x).dtype), dtype=dtype)
 
 
 def _new(value: Value) -> Callable[..., Typed]:
-    return lambda x, *size, **keywords: _filled(x, size, value, **keywords)
+    """x.new_zeros(size) and the like; only the dtype matters to one element."""
+    return lambda x, *_, dtype=None, **__: _filled(x, value, dtype)
 
 
 def _unary(name: str) -> Callable[[Value], Typed]:
@@ -219,7 +220,8 @@ FUNCTIONS: dict[str, Callable[..., Typed]] = {
     "round": _round,
     "rint": _round,
     "fix": _unary("trunc"),
-    "relu": lambda x, inplace=False: apply("maximum", x, 0),
+    # As a choice: the derivative at 0 is 0.
+    "relu": lambda x, inplace=False: choose(apply("less_equal", x, 0), 0, x),
     "softplus": _softplus,
     "gelu": _gelu,
     "leaky_relu": lambda x, slope=0.01, *_: choose(apply("less", 0.0, x), x, _float(x) * slope),
@@ -271,12 +273,12 @@ FUNCTIONS: dict[str, Callable[..., Typed]] = {
     "long": lambda x, **_: cast(x, LONG),
     **{name: lambda x, **_: _float(x) for name in ("float", "double", "half", "bfloat16")},
     **dict.fromkeys(("clone", "detach", "contiguous", "view", "reshape", "squeeze"), _same),
-    "zeros_like": lambda x, **keywords: _filled(x, (), 0, **_only_dtype(keywords)),
-    "ones_like": lambda x, **keywords: _filled(x, (), 1, **_only_dtype(keywords)),
-    "full_like": lambda x, value, **keywords: _filled(x, (), value, **_only_dtype(keywords)),
+    "zeros_like": _new(0),
+    "ones_like": _new(1),
+    "full_like": lambda x, fill_value, *, dtype=None, **_: _filled(x, fill_value, dtype),
     "new_zeros": _new(0),
     "new_ones": _new(1),
-    "new_full": lambda x, size, value, **keywords: _filled(x, size, value, **keywords),
+    "new_full": lambda x, size, fill_value, *, dtype=None, **_: _filled(x, fill_value, dtype),
     # attn-gym's approximate tanh and the name of its op.
     "tanh_approx": _unary("tanh"),
     "approx::tanh": _unary("tanh"),
@@ -304,7 +306,3 @@ REFUSED = {
         "draw random numbers as a tensor outside and read it",
     ),
 }
-
-
-def _only_dtype(keywords: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in keywords.items() if name == "dtype"}

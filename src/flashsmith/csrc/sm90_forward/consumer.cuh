@@ -115,13 +115,13 @@ struct Consumer {
     // Computes a block's scores and probabilities, and O up to the preceding block.
     FS_DEVICE void next_block(int block, const BlockRange& blocks) {
         K.consumer_wait();
-        read_entry();
         V.consumer_wait();
         order.template wait<PingPong::gemm>();
         if constexpr (CFG.overlap) {
             start_QK_gemm();
             start_PV_gemm();
             order.template arrive<PingPong::gemm>();
+            read_entry();
             finish_QK_gemm<1, false>();
             compute_probabilities<false>(block, blocks);
             if constexpr (CFG.early_exp) end_basic_block_after(S);
@@ -131,6 +131,7 @@ struct Consumer {
             finish_PV_gemm();
             start_QK_gemm();
             order.template arrive<PingPong::gemm>();
+            read_entry();
             finish_QK_gemm<0, false>();
             compute_probabilities<false>(block, blocks);
         }

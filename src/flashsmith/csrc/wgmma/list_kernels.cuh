@@ -8,21 +8,12 @@
 namespace flashsmith {
 
 template <class Kernel>
-FS_DEVICE BlockLists<Kernel::SEMANTICS> block_lists(const typename Kernel::Args& args) {
-    return {args.problem, args.program, args.tiles_per_head.divisor};
-}
-
-FS_DEVICE int64_t warp_of_grid() {
-    return int64_t{block_index()} * (kListThreads / kWarpSize) + thread_index() / kWarpSize;
-}
-
-template <class Kernel>
 __global__ void __launch_bounds__(kListThreads)
     hopper_list_blocks_kernel(const __grid_constant__ typename Kernel::Args args) {
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     const ForwardKernelArgs& p = args.problem;
     const auto lists = block_lists<Kernel>(args);
-    const int64_t warp = warp_of_grid();
+    const int64_t warp = warp_of_lists();
     const int64_t index = warp / p.n_KV_blocks;
     if (index >= lists.count()) return;
     const int block = static_cast<int>(warp % p.n_KV_blocks);
@@ -34,18 +25,10 @@ __global__ void __launch_bounds__(kListThreads)
     const BlockRange range =
         KeyMask<SEMANTICS>(p, q.count, k.count).blocks(first_row, row_end - first_row, Kernel::B_c);
     uint32_t bits = 0;
-    if (first_row < row_end && block >= range.begin && block < range.end) {
-#pragma unroll 1
-        for (int group = 0; group < Kernel::n_warpgroups; ++group) {
-            const int first = first_row + group * kWarpgroupRows;
-            const int end = min(first + kWarpgroupRows, row_end);
-            if (first < end)
-                bits |=
-                    visibility<SEMANTICS, Kernel::B_c>(p, args.program, {batch, q.count, k.count},
-                                                       head, first, end, block * Kernel::B_c)
-                    << 2 * group;
-        }
-    }
+    if (first_row < row_end && block >= range.begin && block < range.end)
+        bits = bits_of_keys<SEMANTICS, Kernel::n_warpgroups, kWarpgroupRows, Kernel::B_c>(
+            p, args.program, {batch, q.count, k.count}, head, first_row, row_end,
+            block * Kernel::B_c);
     if (lane_index() == 0) lists.list(index)[kBlockListHeader + block] = static_cast<int>(bits);
 }
 
@@ -53,7 +36,7 @@ template <class Kernel>
 __global__ void __launch_bounds__(kListThreads)
     hopper_compact_lists_kernel(const __grid_constant__ typename Kernel::Args args) {
     const auto lists = block_lists<Kernel>(args);
-    const int64_t index = warp_of_grid();
+    const int64_t index = warp_of_lists();
     if (index < lists.count())
         compact_list<Kernel::n_warpgroups>(lists.list(index), args.problem.n_KV_blocks);
 }

@@ -6,6 +6,13 @@
 
 namespace flashsmith {
 
+// The lists of a call's tiles.
+template <class Kernel>
+FS_DEVICE BlockLists<Kernel::SEMANTICS> block_lists(const typename Kernel::Args& args) {
+    return {args.problem, args.program.lists, args.tiles_per_head.divisor,
+            args.problem.n_KV_blocks};
+}
+
 // Hands out the tiles of one CTA, one after another. The CTAs of a cluster have neighbouring tiles
 // of one head, which count as one here. They go through the same K/V blocks: those that any of them
 // sees. The first CTA prefetches the next tile's number and broadcasts it. Tiles that would keep a
@@ -145,8 +152,7 @@ struct TileScheduler {
     // The tile whose blocks are the positions in its list.
     FS_DEVICE WorkTileList with_list(WorkTileInfo info, int batch, int head,
                                      int tile_of_head) const {
-        const BlockLists<SEMANTICS> lists{args.problem, args.program, args.tiles_per_head.divisor};
-        const int32_t* const list = lists.list(batch, head, tile_of_head);
+        const int32_t* const list = block_lists<Kernel>(args).list(batch, head, tile_of_head);
         info.block_begin = 0;
         info.block_end = list[0];
         return {info, list, 0, 0, 0};
