@@ -7,6 +7,20 @@
 
 namespace flashsmith {
 
+// The program's arguments of a launch, as a base class that is empty without a program.
+template <bool kHasProgram>
+struct ProgramOfLaunch {
+    const ProgramArgs& program_args;
+
+    template <class Args>
+    FS_DEVICE explicit ProgramOfLaunch(const Args& args) : program_args(args.program) {}
+};
+template <>
+struct ProgramOfLaunch<false> {
+    template <class Args>
+    FS_DEVICE explicit ProgramOfLaunch(const Args&) {}
+};
+
 // The functions of a program for the scores of one head of a sequence. Tiles have any shape: in the
 // functions below, `query(m, n, e)` and `key(m, n, e)` are an element's positions in the sequence.
 template <Semantics SEMANTICS>

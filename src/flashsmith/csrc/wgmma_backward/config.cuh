@@ -107,6 +107,12 @@ struct HopperBackwardProgramArgs : HopperBackwardKernelArgs {
     ProgramArgs program;
 };
 
+// Whether blocks of keys visit the blocks of queries of lists, not of a range, under the mask of a
+// program. Turns in a fixed order are known for ranges only, and split roles pass P on in fp32.
+constexpr bool walks_lists(const WgmmaBackwardKernelConfig& config, const Semantics& semantics) {
+    return semantics.program_masks && !config.ordered_dq && !config.split_roles;
+}
+
 using hopper_backward_kernel_fn = void (*)(const HopperBackwardKernelArgs);
 
 }  // namespace flashsmith

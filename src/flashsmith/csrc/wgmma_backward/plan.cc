@@ -20,7 +20,45 @@ static_assert(sizeof(HopperBackwardProgramArgs) ==
                   alignof(TensorMap));
 
 // The kernels of a config, in the order of the family's templates; without_dq has no finish.
-enum Kernel : size_t { main_kernel, finish, prepare, gaps, sinks_kernel };
+enum Kernel : size_t {
+    main_kernel,
+    finish,
+    prepare,
+    gaps,
+    sinks_kernel,
+    list_blocks,
+    compact_lists,
+};
+
+// Adds the two launches that write the lists of blocks of queries, before the main one, which is
+// the last launch so far, and the lists' workspace.
+void add_lists(Plan& plan, const WgmmaBackwardKernelConfig& config, const ForwardProblem& p,
+               const Semantics& semantics) {
+    const int64_t rows = blocks_of(p.seq_q, config.B_r);
+    const int64_t lists = (semantics.mask_by_batch || semantics.packed ? p.batch : 1) *
+                          (semantics.mask_by_head ? p.heads_q : 1) * blocks_of(p.seq_k, config.B_c);
+    Launch main = plan.launches.back();
+    plan.launches.pop_back();
+    main.addresses.push_back(
+        {kProgramOffset + offsetof(ProgramArgs, lists), in_workspace(plan.workspaces.size())});
+    plan.workspaces.push_back(
+        {"block_lists", static_cast<size_t>(lists * (kBlockListHeader + rows)) * sizeof(int32_t),
+         Contents::undefined});
+    const auto add = [&](Kernel kernel, int64_t warps) {
+        const int64_t ctas = blocks_of(warps, kListThreads / kWarpSize);
+        require(ctas <= INT_MAX, "program: its lists of blocks are too many; split the batch");
+        Launch launch = main;
+        launch.kernel = kernel - config.without_dq;
+        launch.grid = {static_cast<uint32_t>(ctas), 1, 1};
+        launch.block = {kListThreads, 1, 1};
+        launch.smem_bytes = 0;
+        launch.tensor_maps = {};
+        plan.launches.push_back(std::move(launch));
+    };
+    add(list_blocks, lists * rows);
+    add(compact_lists, lists);
+    plan.launches.push_back(std::move(main));
+}
 
 std::vector<TensorMapSpec> tensor_maps(const WgmmaBackwardKernelConfig& config,
                                        const ForwardProblem& p, const BackwardKernelArgs& args) {
@@ -118,6 +156,7 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
             plan.workspaces.push_back({"key_block_counter", sizeof(uint32_t), Contents::kept_zero});
         }
         launch.tensor_maps = tensor_maps(config, p, args);
+        if (walks_lists(config, semantics)) add_lists(plan, config, p, semantics);
     }
     if (tensors[dq] != 0)
         add(finish, heads_q * blocks_of(p.seq_q, config.B_r),

@@ -64,8 +64,10 @@ struct ConsumerScores : ConsumerState<Kernel> {
                     fmaf(changed(n, e), args.scale_log2, e % 2 == 0 ? -lse[n].x : -lse[n].y));
         }
         if constexpr (Kernel::masked)
-            if (blocks.needs_mask(block)) mask(p);
-        if constexpr (Kernel::has_program) program().hide(p, query_of_lane(), key_of_lane());
+            if (this->needs_mask()) mask(p);
+        if constexpr (SEMANTICS.program_masks)
+            if (!Kernel::has_lists || this->needs_mask())
+                program().hide(p, query_of_lane(), key_of_lane());
         if constexpr (kRoundsPEarly) round(P, p);
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n)
@@ -119,7 +121,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
                 for (int e = 0; e < 4; ++e)
                     if (S[0][n][e] == 0.0f) dP[0][n][e] = 0.0f;
         } else if constexpr (Kernel::masked) {
-            if (blocks.needs_mask(block)) mask(dP);
+            if (this->needs_mask()) mask(dP);
         }
         if constexpr (!kRoundsPEarly) round(P, S);
         round(dS, dP);
@@ -177,6 +179,10 @@ struct ConsumerScores : ConsumerState<Kernel> {
             using KeysPanel = typename Kernel::KeysPanel;
             const uint32_t panel =
                 stages.acquire() + this->first_row() / kWarpgroupRows * Kernel::dS_panel_bytes;
+            if constexpr (Kernel::has_lists)
+                if (this->warpgroup == 0 && warp == 0 && lane == 0)
+                    ListedStep{this->entry, this->head}.store(smem + Kernel::dS_entries +
+                                                              8 * stages.written.stage());
             const int query = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
             const uint32_t place = panel + KeysPanel::offset(query, chunk);
 #pragma unroll

@@ -17,7 +17,7 @@
 namespace flashsmith {
 
 template <class Kernel>
-struct DqConsumer {
+struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
     static_assert(Kernel::valid_config());
     static constexpr WgmmaDqKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
@@ -26,7 +26,6 @@ struct DqConsumer {
 
     // ---- state ----
 
-    const typename Kernel::Args& launch_args;
     const BackwardKernelArgs& args;
     const uint32_t smem;
     const QueryBlock<Kernel>& tile;
@@ -44,7 +43,7 @@ struct DqConsumer {
 
     FS_DEVICE DqConsumer(const typename Kernel::Args& args, uint32_t smem,
                          const QueryBlock<Kernel>& tile, int warpgroup)
-        : launch_args(args),
+        : ProgramOfLaunch<Kernel::has_program>(args),
           args(args.problem),
           smem(smem),
           tile(tile),
@@ -187,20 +186,18 @@ struct DqConsumer {
         for (int n = 0; n < Kernel::B_c / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float p = exp2_approx(fmaf(changed(n, e), args.scale_log2, -lse[e / 2]));
+                float score = S[0][n][e];
+                // With a score function S becomes the function's slope.
+                if constexpr (Kernel::has_program)
+                    score = program().change(S[0][n][e], query_of_lane()(0, n, e),
+                                             key_of_lane()(0, n, e));
+                const float p = exp2_approx(fmaf(score, args.scale_log2, -lse[e / 2]));
                 S[0][n][e] = BackwardProgram<SEMANTICS>::gradient(p, S[0][n][e]);
             }
     }
 
-    // The score that enters the softmax. With a score function S becomes the function's slope.
-    FS_DEVICE float changed(int n, int e) {
-        if constexpr (Kernel::has_program)
-            return program().change(S[0][n][e], query_of_lane()(0, n, e), key_of_lane()(0, n, e));
-        else
-            return S[0][n][e];
-    }
     FS_DEVICE BackwardProgram<SEMANTICS> program() const {
-        return {launch_args.program, tile.batch, tile.head, tile.q.count, tile.k.count};
+        return {this->program_args, tile.batch, tile.head, tile.q.count, tile.k.count};
     }
     FS_DEVICE auto query_of_lane() const {
         return [first = row](int, int, int e) { return first + 8 * (e / 2); };

@@ -61,6 +61,15 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
             "sinks": "backward_sinks_kernel",
         }
 
+    def program_templates(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
+        program = semantics.caller_program
+        if program is None or program.mask is None or cfg.ordered_dq or cfg.split_roles:
+            return {}
+        return {
+            "list_blocks": "hopper_backward_list_blocks_kernel",
+            "compact_lists": "hopper_backward_compact_lists_kernel",
+        }
+
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
     ) -> Sequence[WgmmaBackwardKernelConfig]:
