@@ -173,7 +173,7 @@ def arguments(program: Any, given: Mapping[str, Any], memory: GlobalMemory) -> b
     numbers = b"".join(
         struct.pack("<i" if name == "small" else "<f", NUMBERS[name]) for name in program.numbers
     )
-    return reads.ljust(8 * 56, b"\0") + numbers.ljust(64, b"\0") + bytes(16)
+    return reads.ljust(8 * 56, b"\0") + numbers.ljust(64, b"\0") + struct.pack("<fxxxxQ", 1.0, 0)
 
 
 def run(ptx: str, name: str) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:

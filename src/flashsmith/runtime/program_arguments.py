@@ -40,6 +40,7 @@ def check_program_arguments(bound: Any, first: TensorView) -> ProgramArguments:
         view = view_tensor(name, tensor, (read.dtype,))
         check_beside(view, first)
         _check_read(view, read.rank)
+        _check_strides(view, [dim for it, dim in program.dims_by_key if it == read.name])
         views[spec.name] = view
         sizes |= {f"{spec.name}_{i}": size for i, size in enumerate(view.shape)}
     numbers = [
@@ -71,6 +72,15 @@ def _check_read(view: TensorView, rank: int) -> None:
             f"{view.name}: address {view.address:#x} is not a multiple of {view.element_size} "
             "bytes; copy it into a tensor of its own"
         )
+
+
+def _check_strides(view: TensorView, dims: Sequence[int]) -> None:
+    for dim in dims:
+        if view.shape[dim] > 1 and not 0 <= view.strides[dim] <= _LONGEST:
+            raise ArgumentError(
+                f"{view.name}: stride {view.strides[dim]} of dimension {dim}, which the key "
+                f"indexes; kernels read strides from 0 to {_LONGEST}: make it contiguous"
+            )
 
 
 def _check_counts(wanted: Sequence[Any], given: Sequence[Any], what: str) -> None:

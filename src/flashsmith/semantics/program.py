@@ -71,6 +71,18 @@ class Program(str):
         return None if self.score is None else derivative(self.score, SCORE)
 
     @property
+    def dims_by_key(self) -> frozenset[tuple[str, int]]:
+        """The dimensions of tensors whose indices depend on the key: kernels read their strides as
+        int32."""
+        return frozenset(
+            (it.operands[0], dim)
+            for it in all_parts([self.score, self.mask])
+            if it.function == "read"
+            for dim, index in enumerate(it.arguments)
+            if K in index.parts()
+        )
+
+    @property
     def mask_reads_batch(self) -> bool:
         """Whether the mask depends on the sequence."""
         return not self._mask_symbols.isdisjoint(("b", "seq_q", "seq_k"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 
-from flashsmith.semantics.program import INDICES, SCORE, Program
+from flashsmith.semantics.program import INDICES, SCORE, K, Program, Q
+from flashsmith.semantics.ranges import factors_of_indices, is_not_negative, is_uniform
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, all_parts, typed_constant
 
 INCLUDE = '#include "common/program.cuh"\n'
@@ -31,12 +33,18 @@ _INFIX = {
     "or": "|",
     "xor": "^",
 }
-_INDEX_ARGUMENTS = ", ".join(f"int {it.operands[0]}" for it in INDICES)
+_INDEX_ARGUMENTS = "int b, int h, Place row, Place key, int seq_q, int seq_k"
+# Arguments that a function computes where it needs them.
+_LOCALS = {
+    "score": "const float score = raw * args.scale;",
+    "q": "const int q = row.base + row.column;",
+    "k": "const int k = key.base + key.column;",
+}
+_TWICE_LOG2_E = typed_constant(2 * math.log2(math.e))
 
 
 def program_struct(program: Program) -> str:
-    """The text of struct Program. docs: csrc/common/program.cuh says what each member means."""
-    slope = program.slope
+    """The text of struct Program; csrc/common/program.cuh says what each function means."""
     comment = "".join(
         f"//   {name}: {line}\n"
         for name, it in (("score", program.score), ("mask", program.mask))
@@ -46,75 +54,184 @@ def program_struct(program: Program) -> str:
     return f"""\
 // {program}
 {comment}struct Program {{
-{_function("float", "change", program, program.score, "score")}
-{_function("float", "slope", program, slope, "1.0f")}
+    using Place = program::Place;
+
+{_function("float", "change", program, program.score, "raw * args.scale")}
+{_function("float", "slope", program, program.slope, "1.0f")}
 {_function("bool", "sees", program, program.mask, "true")}}};
 """
 
 
 def _function(result: str, name: str, program: Program, root: Typed | None, otherwise: str) -> str:
-    score = "" if result == "bool" else "float score, "
-    head = (
-        f"    FS_DEVICE static {result} {name}(const ProgramArgs& args, {score}"
-        f"{_INDEX_ARGUMENTS}) {{\n"
-    )
-    lines, value = ([], otherwise) if root is None else _statements(root, program)
+    raw = "" if result == "bool" else "float raw, "
+    head = f"{result} {name}(const ProgramArgs& args, {raw}{_INDEX_ARGUMENTS}) {{\n"
+    lines, value = ([], otherwise) if root is None else _Printer(program).statements(root)
     body = "".join(f"        {line}\n" for line in [*lines, f"return {value};"])
-    return f"{head}{body}    }}\n"
+    return f"    FS_DEVICE static {head}{body}    }}\n"
 
 
-def _statements(root: Typed, program: Program) -> tuple[list[str], str]:
-    """Definitions of the parts that are used more than once, and the root's value."""
-    uses: dict[Typed, int] = {}
-    for it in all_parts([root]):
-        for part in it.arguments:
-            uses[part] = uses.get(part, 0) + 1
-    texts: dict[Typed, str] = {}
-    lines: list[str] = []
-    for it in all_parts([root]):
-        text = _text(it, texts, program)
-        is_leaf = it.function == "constant" or it in (SCORE, *INDICES)
-        if uses.get(it, 0) > 1 and not is_leaf:
-            name = f"x{len(lines)}"
-            lines.append(f"const {_TYPES[it.dtype]} {name} = {text};")
-            text = name
-        texts[it] = text
-    return lines, texts[root]
+class _Printer:
+    """Prints one function of a program."""
 
+    def __init__(self, program: Program) -> None:
+        self._reads = [it.name for it in program.reads]
+        self._numbers = [it.name for it in program.numbers]
+        self._texts: dict[Typed, str] = {}
+        self._used: set[str] = set()
 
-def _text(it: Typed, texts: dict[Typed, str], program: Program) -> str:
-    if it.function == "symbol":
-        return _symbol(it, program)
-    if it.function == "constant":
-        return _literal(it)
-    parts = [texts[part] for part in it.arguments]
-    if it.function == "read":
-        place = [read.name for read in program.reads].index(it.operands[0])
-        arguments = ", ".join([f"args.reads[{place}]", *parts])
+    def statements(self, root: Typed) -> tuple[list[str], str]:
+        """Definitions of the parts that are used more than once, and the root's value."""
+        uses: dict[Typed, int] = {}
+        for it in all_parts([root]):
+            for part in it.arguments:
+                uses[part] = uses.get(part, 0) + 1
+        lines: list[str] = []
+        for it in all_parts([root]):
+            text = self._text(it)
+            is_leaf = it.function == "constant" or it in (SCORE, *INDICES)
+            if uses.get(it, 0) > 1 and not is_leaf:
+                name = f"x{len(lines)}"
+                lines.append(f"const {_TYPES[it.dtype]} {name} = {text};")
+                text = name
+            self._texts[it] = text
+        value = self._texts[root]
+        whole = " ".join([*lines, value])
+        names = [name for name in _LOCALS if re.search(rf"\b{name}\b", whole)]
+        return [_LOCALS[name] for name in names] + lines, value
+
+    def _text(self, it: Typed) -> str:
+        if it.function == "symbol":
+            return self._symbol(it)
+        if it.function == "constant":
+            return _literal(it)
+        parts = [self._texts[part] for part in it.arguments]
+        if it.function == "read":
+            return self._read(it, parts)
+        if it.function == "cast":
+            return self._split_cast(it) or f"program::cast<{_TYPES[it.dtype]}>({parts[0]})"
+        if it.function == "where":
+            return f"({parts[0]} ? {parts[1]} : {parts[2]})"
+        if it.dtype == FLOAT and (found := self._float(it, parts)):
+            return found
+        if it.function in _INFIX:
+            return f"({parts[0]} {_INFIX[it.function]} {parts[1]})"
+        if it.function == "not":
+            return f"({'!' if it.dtype == BOOL else '~'}{parts[0]})"
+        return f"program::{it.function}({', '.join(parts)})"
+
+    def _float(self, it: Typed, parts: list[str]) -> str | None:
+        """Operators of floats that have a quicker form than a function of their name."""
+        if it.function == "negative":
+            return f"(-{parts[0]})"
+        if it.function == "tanh":
+            product, factor = self._product(it.arguments[0], _TWICE_LOG2_E)
+            return f"tanh_of_2log2e({product} * {factor})"
+        if it.function == "multiply" and (found := self._step(it)):
+            return found
+        if it.function in ("multiply", "divide") and self._factor_of(it) is not None:
+            product, factor = self._product(it)
+            return f"({product} * {factor})"
+        if it.function in _FLOAT_INFIX:
+            return f"({parts[0]} {_FLOAT_INFIX[it.function]} {parts[1]})"
+        return None
+
+    def _factor_of(self, it: Typed) -> tuple[Typed, str] | None:
+        """The operand and the text of the factor of a product with, or a quotient by, a value that
+        is the same in the whole call."""
+        if it.function == "multiply":
+            for one, other in (it.arguments, it.arguments[::-1]):
+                if is_uniform(other) and not is_uniform(one):
+                    return one, self._texts[other]
+        if it.function == "divide" and is_uniform(it.arguments[1]):
+            one, other = it.arguments
+            # A division takes about ten instructions; the product is off by one rounding more.
+            is_constant = other.function == "constant"
+            return one, _reciprocal(
+                other
+            ) if is_constant else f"program::inverse({self._texts[other]})"
+        return None
+
+    def _product(self, it: Typed, *more: Typed) -> tuple[str, str]:
+        """A value times constants, as a varying text and one factor that the compiler computes once
+        per thread."""
+        factors = [_literal(factor) for factor in more]
+        found = self._factor_of(it) if it.function in ("multiply", "divide") else None
+        if found is not None:
+            it, factor = found
+            factors.insert(0, factor)
+        varying = self._texts[it]
+        if it is SCORE:
+            varying = "raw"
+            factors.insert(0, "args.scale")
+        text = factors[0]
+        for factor in factors[1:]:
+            text = f"({text} * {factor})"
+        return varying, text
+
+    def _symbol(self, it: Typed) -> str:
+        name = str(it.operands[0])
+        if name not in self._numbers:
+            return name
+        place = self._numbers.index(name)
+        return f"program::number<{_TYPES[it.dtype]}>(args.numbers[{place}])"
+
+    def _read(self, it: Typed, parts: list[str]) -> str:
+        place = self._reads.index(it.operands[0])
+        indices = []
+        for index, text in zip(it.arguments, parts, strict=True):
+            if index.dtype == INT:
+                counts = _bool(is_not_negative(index))
+                narrow = _bool(K in index.parts())
+                text = f"program::Index<{counts}, {narrow}>{{{text}}}"
+            indices.append(text)
+        arguments = ", ".join([f"args.reads[{place}]", *indices])
         return f"program::read<{_TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
-    if it.function == "cast":
-        return f"program::cast<{_TYPES[it.dtype]}>({parts[0]})"
-    if it.function == "where":
-        return f"({parts[0]} ? {parts[1]} : {parts[2]})"
-    if it.function in _INFIX or (it.function in _FLOAT_INFIX and it.dtype == FLOAT):
-        sign = {**_INFIX, **_FLOAT_INFIX}[it.function]
-        return f"({parts[0]} {sign} {parts[1]})"
-    if it.function == "negative" and it.dtype == FLOAT:
-        return f"(-{parts[0]})"
-    if it.function == "divide" and it.arguments[1].function == "constant":
-        # A division takes about ten instructions, and the product is off by one rounding more.
-        return f"({parts[0]} * {_reciprocal(it.arguments[1])})"
-    if it.function == "not":
-        return f"({'!' if it.dtype == BOOL else '~'}{parts[0]})"
-    return f"program::{it.function}({', '.join(parts)})"
 
+    def _step(self, it: Typed) -> str | None:
+        """The product of a sum of q and k, as a float, with a value that does not depend on the key:
+        a product that many elements share, plus one with a constant."""
+        for one, other in (it.arguments, it.arguments[::-1]):
+            if one.function == "cast" and K not in other.parts() and SCORE not in other.parts():
+                parts = self._parts_of_sum(one, one.arguments[0])
+                if parts is not None:
+                    factor = self._texts[other]
+                    return f"fmaf({factor}, {parts[1]}, ({factor} * {parts[0]}))"
+        return None
 
-def _symbol(it: Typed, program: Program) -> str:
-    name = str(it.operands[0])
-    names = [number.name for number in program.numbers]
-    if name not in names:
-        return name
-    return f"program::number<{_TYPES[it.dtype]}>(args.numbers[{names.index(name)}])"
+    def _split_cast(self, it: Typed) -> str | None:
+        """A sum of q and k as a float: the float of its value at the tile's own indices, which many
+        elements share, plus that of the rest, which is known to the compiler."""
+        (inner,) = it.arguments
+        is_abs = inner.function == "abs"
+        parts = self._parts_of_sum(it, inner.arguments[0] if is_abs else inner)
+        if parts is None:
+            return None
+        text = f"({parts[0]} + {parts[1]})"
+        return f"program::abs{text}" if is_abs else text
+
+    def _parts_of_sum(self, it: Typed, inner: Typed) -> tuple[str, str] | None:
+        """The two floats whose sum is an int sum of q and k; None for other casts."""
+        if it.dtype != FLOAT or inner.dtype != INT:
+            return None
+        factors = factors_of_indices(inner)
+        if factors is None or factors == (0, 0):
+            return None
+        rest = " + ".join(
+            f"({factor}) * {name}.column"
+            for factor, name in zip(factors, ("row", "key"), strict=True)
+            if factor
+        )
+        return f"program::cast<float>({self._base(inner)})", f"program::cast<float>({rest})"
+
+    def _base(self, it: Typed) -> str:
+        """A sum at the tile's own indices."""
+        if it is Q:
+            return "row.base"
+        if it is K:
+            return "key.base"
+        if it.function in ("add", "subtract", "negative"):
+            return f"program::{it.function}({', '.join(map(self._base, it.arguments))})"
+        return self._texts[it]
 
 
 def _literal(it: Typed) -> str:

@@ -14,7 +14,6 @@ from flashsmith.errors import ArgumentError, TraceError
 from flashsmith.printable import quoted
 from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.program import (
-    MOST_NUMBERS,
     SCORE,
     B,
     BoundProgram,
@@ -22,8 +21,10 @@ from flashsmith.semantics.program import (
     K,
     Program,
     Q,
+    Renamed,
     program_of,
 )
+from flashsmith.semantics.ranges import number_expressions, with_products
 from flashsmith.semantics.typed import FLOAT, INT, Typed, as_typed, typed_symbol
 from flashsmith.tracing.captures import Captures, Leaf, captures_of, is_array, is_tensor, rebuilt
 from flashsmith.tracing.refusals import NeedsValue, refuse
@@ -47,27 +48,41 @@ _DUNDER = {
     "lshift": "bitwise_left_shift",
     "rshift": "bitwise_right_shift",
 }
+_DTYPES = {"int": INT, "float": FLOAT}
 _REVERSED = {"rtruediv": "div", "rfloordiv": "floor_divide", "rmod": "remainder", "rpow": "pow"}
 _MOST_TRACES = 1024
+# The sets of captured values of one trace whose numbers are kept.
+_MOST_VALUES = 256
 
 
 class Traced(NamedTuple):
     """The trace of functions that differ in captured numbers and tensors only.
 
-    ``reads`` and ``numbers`` are indices of leaves, or the objects themselves where they are no
-    leaves. ``frozen`` are the leaves whose values the trace has as constants.
+    ``reads`` are indices of leaves, or the objects themselves where they are no leaves; so are the
+    values of ``sources``, the captured numbers by name. ``numbers`` are expressions of these, which
+    ``computed`` keeps by the captured values. ``frozen`` are the leaves whose values the trace has
+    as constants.
     """
 
     program: Program
     reads: tuple[Any, ...]
-    numbers: tuple[Any, ...]
+    numbers: tuple[Typed, ...]
+    sources: dict[str, Any]
+    computed: dict[tuple[Any, ...], tuple[int | float, ...]]
     frozen: tuple[tuple[int, Any], ...]
     is_reusable: bool
 
     def bound(self, leaves: tuple[Leaf, ...]) -> BoundProgram:
         """The program with the tensors and numbers of these leaves."""
         tensors = tuple(_leaf_or_self(it, leaves) for it in self.reads)
-        numbers = tuple(_number(_leaf_or_self(it, leaves)) for it in self.numbers)
+        own = {name: _number(_leaf_or_self(it, leaves)) for name, it in self.sources.items()}
+        values = tuple(own.values())
+        numbers = self.computed.get(values)
+        if numbers is None:
+            numbers = tuple(_computed(it, own) for it in self.numbers)
+            if len(self.computed) >= _MOST_VALUES:
+                self.computed.clear()
+            self.computed[values] = numbers
         return BoundProgram(self.program, tensors, numbers)
 
 
@@ -79,6 +94,12 @@ class _At(NamedTuple):
 
 def _leaf_or_self(it: Any, leaves: tuple[Leaf, ...]) -> Any:
     return leaves[it.leaf].value if isinstance(it, _At) else it
+
+
+def _computed(expression: Typed, numbers: Mapping[str, int | float]) -> int | float:
+    if expression.function == "symbol":
+        return numbers[expression.operands[0]]
+    return _number(expression.evaluate(numbers))
 
 
 def _number(value: Any) -> int | float:
@@ -131,7 +152,7 @@ def _traced(functions: tuple[Function | None, Function | None], captures: Captur
     while True:
         run = Trace(captures.leaves, frozen)
         try:
-            return run.result(functions)
+            roots = run.roots(functions)
         except NeedsValue as needed:
             more = frozenset(int(name[1:]) for name in needed.names)
             if more <= frozen:
@@ -142,12 +163,12 @@ def _traced(functions: tuple[Function | None, Function | None], captures: Captur
         except Exception as error:
             # The function may do with a number what a symbol does not support.
             if numbers <= frozen:
-                if isinstance(error, ArgumentError):
-                    raise
                 raise TraceError(
                     f"the function raised {type(error).__name__} while it was traced: {error}"
                 ) from error
             frozen = numbers
+        else:
+            return run.traced(roots)
 
 
 class Trace:
@@ -161,26 +182,54 @@ class Trace:
         self._names: dict[int, str] = {}
         self._places = {id(it.value): i for i, it in enumerate(leaves) if it.kind == "array"}
 
-    def result(self, functions: tuple[Function | None, Function | None]) -> Traced:
-        """The trace of a score function and a mask function."""
+    def roots(self, functions: tuple[Function | None, Function | None]) -> dict[str, Typed]:
+        """What the score function and the mask function return for symbols, by 'score' and
+        'mask'."""
         score_mod, mask_mod = rebuilt(functions, iter(map(self._replacement, *self._numbered())))
         indices = [Symbol(it, self) for it in (B, H, Q, K)]
+        found = {}
         with _torch_mode(self):
-            score = None if score_mod is None else score_mod(Symbol(SCORE, self), *indices)
-            mask = None if mask_mod is None else mask_mod(*indices)
-        found = program_of(
-            None if score_mod is None else self._returned(score, "score_mod"),
-            None if mask_mod is None else self._returned(mask, "mask_mod"),
-        )
-        if len(found.numbers) > MOST_NUMBERS:  # program_of() has refused it
-            raise AssertionError(found.numbers)
+            if score_mod is not None:
+                value = score_mod(Symbol(SCORE, self), *indices)
+                found["score"] = self._returned(value, "score_mod")
+            if mask_mod is not None:
+                found["mask"] = self._returned(mask_mod(*indices), "mask_mod")
+        return found
+
+    def traced(self, roots: Mapping[str, Typed]) -> Traced:
+        """The trace of these expressions. Raises ArgumentError where no program can be them."""
+        found, computed = self._program(roots)
+        numbers = [computed.get(name) for name in found.numbers]
         return Traced(
             found.program,
             tuple(self._sources[name] for name in found.reads),
-            tuple(self._sources[name] for name in found.numbers),
+            tuple(
+                typed_symbol(name, _DTYPES[kind.kind]) if it is None else it
+                for name, it, kind in zip(
+                    found.numbers, numbers, found.program.numbers, strict=True
+                )
+            ),
+            {name: it for name, it in self._sources.items() if name[0] in "nv"},
+            {},
             tuple((i, self._leaves[i].value) for i in sorted(self._frozen)),
             self.is_reusable,
         )
+
+    def _program(self, roots: Mapping[str, Typed]) -> tuple[Renamed, dict[str, Typed]]:
+        """The program, and expressions of captured numbers for the numbers that it takes instead.
+
+        The host computes what depends on captured numbers alone, once in a call. If the program
+        would take too many numbers, kernels compute it.
+        """
+        plain = {name: with_products(root) for name, root in roots.items()}
+        parts = number_expressions(plain.values(), (INT, FLOAT))
+        names = {it: typed_symbol(f"c{i}", it.dtype) for i, it in enumerate(parts)}
+        try:
+            made = {name: root.replace(names) for name, root in plain.items()}
+            found = program_of(made.get("score"), made.get("mask"))
+        except ArgumentError:
+            return program_of(roots.get("score"), roots.get("mask")), {}
+        return found, {name.operands[0]: it for it, name in names.items()}
 
     def _numbered(self) -> tuple[range, tuple[Leaf, ...]]:
         return range(len(self._leaves)), self._leaves

@@ -2,19 +2,21 @@
 // flashsmith prints into semantics.cuh.
 //
 //     struct Program {
-//         // The new score. `score` is the scaled score in natural units, after a softcap.
-//         static float change(const ProgramArgs& args, float score, int b, int h, int q, int k,
-//                             int seq_q, int seq_k);
-//         // The derivative of the new score at the same `score`.
-//         static float slope(const ProgramArgs& args, float score, int b, int h, int q, int k,
-//                            int seq_q, int seq_k);
-//         // Whether row q sees key k.
-//         static bool sees(const ProgramArgs& args, int b, int h, int q, int k, int seq_q,
+//         // The new score, in natural units. raw * args.scale is the score in natural units, after
+//         // a softcap.
+//         static float change(const ProgramArgs& args, float raw, int b, int h, Place row,
+//                             Place key, int seq_q, int seq_k);
+//         // The derivative of the new score with respect to the score, at the same score.
+//         static float slope(const ProgramArgs& args, float raw, int b, int h, Place row,
+//                            Place key, int seq_q, int seq_k);
+//         // Whether the row sees the key.
+//         static bool sees(const ProgramArgs& args, int b, int h, Place row, Place key, int seq_q,
 //                          int seq_k);
 //     };
 //
-// b is the sequence, h the query head. q and k count from the first row and key of their sequence.
-// All are pure, and defined for any indices: tiles have rows and keys beyond the sequence.
+// b is the sequence, h the query head. Rows and keys count from the first of their sequence, and
+// are not negative. All are pure, and defined for any indices: tiles have rows and keys beyond the
+// sequence.
 #pragma once
 
 #include <cmath>
@@ -27,6 +29,14 @@
 
 namespace flashsmith::program {
 
+// An index as the sum of one that many elements of a tile share and one that the compiler knows, so
+// that it can compute with the two apart.
+struct Place {
+    int base, column;
+    FS_DEVICE Place(int index) : base(index), column(0) {}
+    FS_DEVICE Place(int base, int column) : base(base), column(column) {}
+};
+
 // ---- numbers and tensors ------------------------------------------------------------------------
 
 template <typename T>
@@ -35,18 +45,28 @@ FS_DEVICE T number(int32_t bits) {
     return static_cast<T>(bits);
 }
 
+// An index of a tensor. kCounts: it is not negative. kNarrow: the dimension's stride fits 31 bits,
+// so that one instruction multiplies by it.
+template <bool kCounts, bool kNarrow>
+struct Index {
+    int value;
+};
+
 // The offset of an index in its dimension. A negative index counts from the end; others are clamped
 // to the tensor, because nothing outside it may be read.
-template <typename Index>
-FS_DEVICE int64_t offset_of(const ProgramRead& from, int dim, Index index) {
+template <bool kCounts, bool kNarrow>
+FS_DEVICE int64_t offset_of(const ProgramRead& from, int dim, Index<kCounts, kNarrow> index) {
     const int size = from.sizes[dim];
-    if constexpr (sizeof(Index) == 4) {
-        const int counted = index < 0 ? index + size : index;
-        return min(max(counted, 0), size - 1) * from.strides[dim];
-    } else {
-        const int64_t counted = index < 0 ? index + size : index;
-        return min(max(counted, int64_t(0)), int64_t(size - 1)) * from.strides[dim];
-    }
+    int inside = index.value;
+    if constexpr (!kCounts) inside = max(inside < 0 ? inside + size : inside, 0);
+    inside = min(inside, size - 1);
+    if constexpr (kNarrow)
+        return static_cast<int64_t>(inside) * static_cast<int32_t>(from.strides[dim]);
+    return inside * from.strides[dim];
+}
+FS_DEVICE int64_t offset_of(const ProgramRead& from, int dim, int64_t index) {
+    const int64_t size = from.sizes[dim], counted = index < 0 ? index + size : index;
+    return min(max(counted, int64_t(0)), size - 1) * from.strides[dim];
 }
 
 template <typename Element>
@@ -108,6 +128,9 @@ FS_DEVICE T right_shift(T a, T b) {
 FS_DEVICE float divide(float a, float b) {
     return __fdiv_rn(a, b);
 }
+FS_DEVICE float inverse(float a) {
+    return __frcp_rn(a);
+}
 
 template <typename T>
 FS_DEVICE T abs(T a) {
@@ -162,7 +185,7 @@ FS_DEVICE T remainder(T a, T b) {
 
 // ---- functions of floats ------------------------------------------------------------------------
 // CUDA's own functions, with an error of at most 2 units in the last place (CUDA Programming Guide,
-// mathematical functions), except where a comment says otherwise.
+// mathematical functions), except where a comment says otherwise. score.cuh has the tanh.
 
 FS_DEVICE float exp(float a) {
     return expf(a);
@@ -206,12 +229,6 @@ FS_DEVICE float round(float a) {
 }
 FS_DEVICE float trunc(float a) {
     return truncf(a);
-}
-
-// With a relative error of at most 8e-7; see score.cuh.
-FS_DEVICE float tanh(float a) {
-    constexpr float kTwiceLog2E = 2.8853900817779268f;
-    return tanh_of_2log2e(a * kTwiceLog2E);
 }
 
 // 1 / (1 + e^-a). Where e^-a overflows, the reciprocal of infinity is 0, which is right.

@@ -23,7 +23,7 @@ struct ProgramSequence {
 // units. `row(m, r)` is a row of the lane within its sequence, `head(m, r)` its query head,
 // `first_key` the key of the tile's first column.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Row, class Head>
-FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const ProgramArgs& program,
+FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const ProgramArgs& args,
                                  const ProgramSequence& of, int lane, const Row& row,
                                  const Head& head, int first_key) {
     if constexpr (SEMANTICS.program_scores) {
@@ -38,9 +38,9 @@ FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const Pro
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
                         float& x = scores[m][n][2 * r + e];
-                        x = ProgramOf<SEMANTICS>::change(program, x * program.scale, of.batch, h, q,
-                                                         first_column + 8 * n + e, of.seq_q,
-                                                         of.seq_k);
+                        x = ProgramOf<SEMANTICS>::change(args, x, of.batch, h, q,
+                                                         program::Place{first_column, 8 * n + e},
+                                                         of.seq_q, of.seq_k);
                     }
             }
     }
@@ -48,9 +48,9 @@ FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const Pro
 
 // Sets the scores of keys that the program hides to -inf. They are selected: a hidden score may be
 // NaN. The mask is evaluated in a loop that yields bits, because unrolled code would hold all that
-// it reads in registers, beside the scores.
+// it reads in registers, together with the scores.
 template <Semantics SEMANTICS, int kNTiles, class Row, class Head>
-FS_DEVICE void hide_by_program(float (&scores)[1][kNTiles][4], const ProgramArgs& program,
+FS_DEVICE void hide_by_program(float (&scores)[1][kNTiles][4], const ProgramArgs& args,
                                const ProgramSequence& of, int lane, const Row& row,
                                const Head& head, int first_key) {
     if constexpr (SEMANTICS.program_masks) {
@@ -66,8 +66,8 @@ FS_DEVICE void hide_by_program(float (&scores)[1][kNTiles][4], const ProgramArgs
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const int k = first_column + 8 * (word + n) + e % 2;
-                    const bool sees = ProgramOf<SEMANTICS>::sees(program, of.batch, h[e / 2],
-                                                                 q[e / 2], k, of.seq_q, of.seq_k);
+                    const bool sees = ProgramOf<SEMANTICS>::sees(args, of.batch, h[e / 2], q[e / 2],
+                                                                 k, of.seq_q, of.seq_k);
                     seen |= uint32_t{sees} << (4 * n + e);
                 }
 #pragma unroll
