@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -154,3 +155,23 @@ def test_refused() -> None:
         flashsmith.attention(
             *(it.transpose(1, 2) for it in draw()), mask=masks.causal(), positions="middle"
         )
+
+
+@pytest.mark.parametrize("shape", [(150, 201), (2, 1, 1, 201), (2, 4, 150, 201)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
+def test_sdpa_applies_mask_tensors(
+    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashsmith.integrations import sdpa as module
+
+    q, k, v = draw(heads_k=4)
+    of = torch.Generator().manual_seed(4)
+    mask = torch.rand(shape, generator=of) < 0.8
+    if dtype is not torch.bool:
+        mask = (torch.randn(shape, generator=of) * 2).to(dtype)
+    with_config = functools.partial(flashsmith.attention, config=CONFIG)
+    monkeypatch.setattr(module, "attention", with_config)
+    found = flashsmith.sdpa(q, k, v, mask, strict=True, emulate=True)
+    wide = mask if dtype is torch.bool else mask.float()
+    expected = module.pytorch_sdpa(q.float(), k.float(), v.float(), wide)
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)

@@ -27,7 +27,7 @@ from flashsmith.chooser.spills import known_spill
 from flashsmith.chooser.winners import Entry, NearEntry, RankedConfig, WinnersTable
 from flashsmith.chooser.winners.key import sizes_of
 from flashsmith.chooser.winners.validation import device_of
-from flashsmith.errors import ArgumentError, FlashsmithError
+from flashsmith.errors import ArgumentError, FlashsmithError, UnservedError
 from flashsmith.families import (
     DeviceSpec,
     DType,
@@ -170,7 +170,7 @@ def _of_program(
     )
     offered = [it for it in dict.fromkeys(adapted) if it is not None and is_legal(it, device)]
     if not offered:
-        raise ArgumentError(
+        raise UnservedError(
             f"program: no kernel of a score or mask function serves '{problem}' on {device.name}; "
             "leave the function out"
         )

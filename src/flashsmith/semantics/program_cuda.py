@@ -188,8 +188,8 @@ class _Printer:
         return f"program::read<{_TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
 
     def _step(self, it: Typed) -> str | None:
-        """The product of a sum of q and k, as a float, with a value that does not depend on the key:
-        a product that many elements share, plus one with a constant."""
+        """The product of a sum of q and k, as a float, with a value that does not depend on the
+        key: a product that many elements share, plus one with a constant."""
         for one, other in (it.arguments, it.arguments[::-1]):
             if one.function == "cast" and K not in other.parts() and SCORE not in other.parts():
                 parts = self._parts_of_sum(one, one.arguments[0])
