@@ -47,7 +47,7 @@ struct BackwardProgram {
     }
 
     // Zeroes elements of keys that the program hides. The mask is evaluated in a loop that yields
-    // bits, because unrolled code would hold all that it reads in registers, beside the scores.
+    // bits, because unrolled code would hold all that it reads in registers, in addition to scores.
     template <int kMTiles, int kNTiles, class Query, class Key>
     FS_DEVICE void hide(float (&x)[kMTiles][kNTiles][4], const Query& query, const Key& key) const {
         if constexpr (SEMANTICS.program_masks) {
