@@ -31,7 +31,8 @@ def flex_attention(
     """torch.nn.attention.flex_attention.flex_attention, with its signature and meaning.
 
     The functions are traced, and compiled into a kernel once: new lengths, and new values of
-    captured numbers and tensors, do not compile. docs/programs.md says what functions may do.
+    captured numbers and tensors, do not compile. docs/programs.md says what functions may do. The
+    output has gradients, also for float tensors that score_mod captures.
     Tensors on the host run in the emulator.
 
     Args:
@@ -52,8 +53,7 @@ def flex_attention(
         0, and its log-sum-exp -inf.
 
     Raises:
-        ArgumentError: an argument is unusable, or a tensor requires grad: kernels have no gradients
-        through functions yet.
+        ArgumentError: an argument is unusable.
         TraceError: a function does something that kernels cannot compute.
         The errors of ``flashsmith.attention``.
     """

@@ -134,12 +134,10 @@ def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) 
         if is_tracing():
             return torch.compiler.disable(_attention_with_functions)(q, k, v, keywords)
         q, k, v = _cast(q, k, v)
-        if torch.is_grad_enabled() and _requires_grad(q, k, v, others.get("sinks")):
-            names = " and ".join(sorted(given.keys() - {"positions"}))
-            raise ArgumentError(
-                f"{names}: a tensor requires grad, and kernels have no gradients through score and "
-                "mask functions yet; call under torch.no_grad()"
-            )
+        if torch.is_grad_enabled():
+            from flashsmith.integrations.program_gradients import attention_with_functions
+
+            return attention_with_functions(q, k, v, given, plain_options(others))
     return chooser.attention(q, k, v, **given, **plain_options(others))
 
 

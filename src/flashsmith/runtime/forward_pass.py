@@ -374,9 +374,14 @@ def run_call(
 
 def _names(options: ForwardOptions) -> tuple[str, ...]:
     """The operation's names for the tensors of the call's Invocation."""
+    return (*_NAMES, *read_names(options)) if options.program is not None else _NAMES
+
+
+def read_names(options: ForwardOptions) -> tuple[str, ...]:
+    """The operation's names for the tensors that the call's program reads."""
     if options.program is None:
-        return _NAMES
-    return (*_NAMES, *(it.name for it, _ in zip(READS, options.program.tensors, strict=False)))
+        return ()
+    return tuple(it.name for it, _ in zip(READS, options.program.tensors, strict=False))
 
 
 def attention_call(
@@ -390,15 +395,22 @@ def attention_call(
     with seqused_k or k_begin."""
     if options.seqused_k is not None or options.k_begin is not None or waits_for(options):
         return None
-    bound, names, reads = options.program, "forward", ()
-    if bound is not None:
-        names, reads = f"forward {len(bound.tensors)}", tuple(bound.tensors)
-        options = options._replace(program=(bound.program, *bound.numbers))
+    name, options, reads = with_reads("forward", options)
     return Invocation(
-        names,
+        name,
         (*tensors, *tensors_of(options), *reads),
         (*others_of(options), config, next_kernel, emulate),
     )
+
+
+def with_reads(name: str, options: ForwardOptions) -> tuple[str, ForwardOptions, tuple[Any, ...]]:
+    """A kind of call's name for its Invocation, the options with a program's numbers in place of
+    its tensors, and these tensors."""
+    bound = options.program
+    if bound is None:
+        return name, options, ()
+    made = options._replace(program=(bound.program, *bound.numbers))
+    return f"{name} {len(bound.tensors)}", made, tuple(bound.tensors)
 
 
 def waits_for(options: ForwardOptions) -> bool:

@@ -305,7 +305,8 @@ class Tracing:
         if not is_array(value) or value.shape:
             return value
         kind = dtype_name(value.dtype) or str(value.dtype)
-        if is_tensor(value) and value.device.type != "cpu":
+        # A number of the call would have no gradient.
+        if is_tensor(value) and (value.device.type != "cpu" or value.requires_grad):
             return Symbol(read_expression(self._tensor_name(value), kind, ()), self)
         if kind == "bool":
             self.is_reusable = False

@@ -101,6 +101,14 @@ class Attention:
         values = {**at, "score": scores, **self._program_numbers}
         return bound.program.score.evaluate(values, self._program_tensors, xp)
 
+    def slope_of_program(self, scores: Any, at: Mapping[str, Any], xp: Any) -> Any:
+        """The derivative of changed_by_program() with respect to the scores; None if it is 1."""
+        bound = self.program
+        if bound is None or bound.program.slope is None:
+            return None
+        values = {**at, "score": scores, **self._program_numbers}
+        return bound.program.slope.evaluate(values, self._program_tensors, xp)
+
     def seen_by_program(self, at: Mapping[str, Any], xp: Any) -> Any:
         """Whether the program lets rows see keys: booleans; None if it hides none."""
         bound = self.program

@@ -30,12 +30,12 @@ constexpr int kMostListGroups = (kBlockListHeader - 1) / 2;
 
 // The lists of a call in its workspace. Masks that depend neither on the sequence nor on the head
 // have one set of lists for all.
-template <Semantics SEMANTICS>
+template <Semantics SEMANTICS, class Problem = ForwardKernelArgs>
 struct BlockLists {
     static constexpr bool kByBatch = SEMANTICS.mask_by_batch || SEMANTICS.packed;
     static constexpr bool kByHead = SEMANTICS.mask_by_head;
 
-    const ForwardKernelArgs& problem;
+    const Problem& problem;
     int32_t* lists;
     uint32_t tiles_per_head;
     int n_blocks;  // that a list may have
@@ -75,8 +75,8 @@ FS_DEVICE int64_t warp_of_lists() {
 
 // What a warp finds out about the rows [first_row, row_end), which exist, and kKeys keys: kSees and
 // kSeesAll, or 0 if no row sees a key or there is no row. Keys beyond the sequence count as unseen.
-template <Semantics SEMANTICS, int kKeys>
-FS_DEVICE uint32_t visibility(const ForwardKernelArgs& problem, const ProgramArgs& program,
+template <Semantics SEMANTICS, int kKeys, class Problem>
+FS_DEVICE uint32_t visibility(const Problem& problem, const ProgramArgs& program,
                               const ProgramSequence& of, int head, int first_row, int row_end,
                               int first_key) {
     constexpr int kKeysOfLane = (kKeys + kWarpSize - 1) / kWarpSize, kRowsBetweenVotes = 8;
@@ -109,8 +109,8 @@ FS_DEVICE uint32_t visibility(const ForwardKernelArgs& problem, const ProgramArg
 
 // The bits of a block of kKeys keys in the list of the rows [first_row, row_end), in groups of
 // kGroupRows.
-template <Semantics SEMANTICS, int kGroups, int kGroupRows, int kKeys>
-FS_DEVICE uint32_t bits_of_keys(const ForwardKernelArgs& problem, const ProgramArgs& program,
+template <Semantics SEMANTICS, int kGroups, int kGroupRows, int kKeys, class Problem>
+FS_DEVICE uint32_t bits_of_keys(const Problem& problem, const ProgramArgs& program,
                                 const ProgramSequence& of, int head, int first_row, int row_end,
                                 int first_key) {
     uint32_t bits = 0;
@@ -126,8 +126,8 @@ FS_DEVICE uint32_t bits_of_keys(const ForwardKernelArgs& problem, const ProgramA
 
 // The bits of the block of rows [first_row, row_end) in the list of the keys from first_key on, in
 // groups of kGroupKeys.
-template <Semantics SEMANTICS, int kGroups, int kGroupKeys>
-FS_DEVICE uint32_t bits_of_rows(const ForwardKernelArgs& problem, const ProgramArgs& program,
+template <Semantics SEMANTICS, int kGroups, int kGroupKeys, class Problem>
+FS_DEVICE uint32_t bits_of_rows(const Problem& problem, const ProgramArgs& program,
                                 const ProgramSequence& of, int head, int first_row, int row_end,
                                 int first_key) {
     uint32_t bits = 0;
