@@ -102,7 +102,7 @@ def flash_attn_func(
         return_attn_probs: return (out, lse, None); the probabilities are never stored.
         bits: as for attention(); keyword-only, since FlashAttention has no such argument.
         alibi_slopes: (heads,) or (batch, heads): scores become score - slope |i + seq_k - seq_q -
-            j|. Such calls have no gradients yet.
+            j|.
         dropout_p: must be left at its default.
 
     Raises:

@@ -170,8 +170,17 @@ def is_array(value: Any) -> bool:
 
 def _array_key(value: Any) -> tuple[Any, ...]:
     rank = len(value.shape)
-    where = str(getattr(value, "device", "")) if rank == 0 else ""
-    return type(value), str(value.dtype), rank, where
+    if rank:
+        return type(value), str(value.dtype), rank
+    return type(value), str(value.dtype), str(getattr(value, "device", "")), needs_gradient(value)
+
+
+def needs_gradient(tensor: Any) -> bool:
+    """Whether autograd wants a tensor's gradient now."""
+    if not getattr(tensor, "requires_grad", False):
+        return False
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.is_grad_enabled())
 
 
 def _is_constant(value: Any) -> bool:
