@@ -32,10 +32,10 @@ struct BackwardProgram {
     // of the whole change. Without a score function it returns the old one, which stays.
     FS_DEVICE float change(float& score, int q, int k) const {
         if constexpr (!SEMANTICS.program_scores) return score;
-        const float x = score * args.scale;
         const float changed =
-            ProgramOf<SEMANTICS>::change(args, x, batch, head, q, k, seq_q, seq_k);
-        const float slope = ProgramOf<SEMANTICS>::slope(args, x, batch, head, q, k, seq_q, seq_k);
+            ProgramOf<SEMANTICS>::change(args, score, batch, head, q, k, seq_q, seq_k);
+        const float slope =
+            ProgramOf<SEMANTICS>::slope(args, score, batch, head, q, k, seq_q, seq_k);
         score = times_slope<SEMANTICS>(slope, score);
         return changed;
     }
