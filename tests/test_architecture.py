@@ -22,6 +22,8 @@ ORDER = (
     ("errors", "safe_json"),
     ("env", "host", "pluralize", "did_you_mean", "time_left", "shipped"),
     ("semantics",),
+    ("tracing",),
+    ("masks", "scores"),
     ("operations",),
     ("families",),
     ("configs",),
@@ -49,6 +51,9 @@ MAY_IMPORT = {
     "env": {"bundle", "printable", "errors", "safe_json"},
     "host": {"errors"},
     "semantics": {"printable", "errors", "did_you_mean"},
+    "tracing": {"printable", "errors", "semantics"},
+    "masks": {"printable", "errors", "semantics", "tracing"},
+    "scores": {"printable", "errors", "semantics", "tracing"},
     "operations": {"printable", "errors", "safe_json", "did_you_mean", "semantics"},
     "shipped": set(),
     "families": {

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from flashsmith.paused_collection import paused_collection
 
 if TYPE_CHECKING:
+    from flashsmith import masks as masks
     from flashsmith import parallel as parallel
+    from flashsmith import scores as scores
     from flashsmith.chooser.attention import attention
     from flashsmith.chooser.backward import backward
     from flashsmith.chooser.choice import choose
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         flash_attn_varlen_func,
         flash_attn_with_kvcache,
     )
+    from flashsmith.integrations.flex_attention import flex_attention
     from flashsmith.integrations.sdpa import sdpa
     from flashsmith.runtime import Gradients, forward, forward_timed, plan_forward
 
@@ -65,6 +68,7 @@ _HOME = {
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
     "flash_attn_with_kvcache": "flashsmith.integrations.flash_attn",
+    "flex_attention": "flashsmith.integrations.flex_attention",
     "forward": "flashsmith.runtime",
     "merge_attention": "flashsmith.integrations.traceable",
     "forward_timed": "flashsmith.runtime",
@@ -94,6 +98,7 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "flex_attention",
     "forward",
     "forward_timed",
     "get_kernel_configs",
@@ -108,8 +113,8 @@ __all__ = [
 def _loaded(name: str) -> Any:
     if name == "__version__":
         value: Any = import_module("importlib.metadata").version("flashsmith")
-    elif name == "parallel":
-        value = import_module("flashsmith.parallel")
+    elif name in ("masks", "parallel", "scores"):
+        value = import_module(f"flashsmith.{name}")
     elif name in _HOME:
         with paused_collection():
             value = getattr(import_module(_HOME[name]), name)

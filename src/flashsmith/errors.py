@@ -20,6 +20,15 @@ class ArgumentError(FlashsmithError, ValueError):
     """An argument of a public call is unusable; the message begins with the argument's name."""
 
 
+class UnservedError(ArgumentError):
+    """No kernel serves a call with a score or mask function on this device."""
+
+
+class TraceError(ArgumentError):
+    """A score or mask function does something that kernels cannot compute; the message quotes the
+    operation and its line."""
+
+
 class ConfigParseError(FlashsmithError, ValueError):
     """A text is neither a short form nor a kernel name."""
 

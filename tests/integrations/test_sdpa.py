@@ -99,11 +99,18 @@ def test_heads_and_lengths_may_be_swapped_in_memory() -> None:
 MASK = torch.ones(20, 20).tril().bool()
 
 
+class _Subclass(torch.Tensor):
+    pass
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"attn_mask": MASK}, "attn_mask: a mask tensor"),
-        ({"attn_mask": torch.zeros(20, 20, dtype=torch.float16)}, "attn_mask: a mask tensor"),
+        (
+            {"attn_mask": MASK.half().requires_grad_()},
+            "attn_mask: a mask tensor that requires grad",
+        ),
+        ({"attn_mask": MASK.half().as_subclass(_Subclass)}, "attn_mask: a _Subclass"),
         ({"scale": -0.5}, "scale: -0.5"),
     ],
 )
@@ -158,7 +165,7 @@ def test_one_warning_for_one_reason() -> None:
         warnings.simplefilter("always")
         for _ in range(3):
             sdpa(q, q, q)
-        sdpa(q.half(), q.half(), q.half(), attn_mask=MASK)
+        sdpa(q.half(), q.half(), q.half(), dropout_p=1e-9)
     assert [warning.category for warning in caught] == [FallbackWarning] * 2
     assert [warning.filename for warning in caught] == [__file__] * 2
     assert fallback_count() == before + 4

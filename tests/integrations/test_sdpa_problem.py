@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashsmith.integrations.sdpa_problem import SdpaProblem, TensorFacts, mask_arguments, why_not
+from flashsmith.integrations.sdpa_problem import (
+    MASK_DTYPES,
+    SdpaProblem,
+    TensorFacts,
+    mask_arguments,
+    why_not,
+    why_not_mask,
+)
 
 
 def tensor(
@@ -115,3 +122,39 @@ def test_causal_means_what_pytorch_means(length_q: int, length_k: int) -> None:
 
 def test_without_causality_nothing_is_hidden() -> None:
     assert mask_arguments(False, 3, 9) == (False, (None, None))
+
+
+MASK_SHAPES = [(20, 20), (1, 20), (20, 1), (1, 1, 20, 20), (2, 1, 1, 20), (2, 3, 20, 20), (20,), ()]
+
+
+@pytest.mark.parametrize("shape", MASK_SHAPES)
+@pytest.mark.parametrize("dtype", MASK_DTYPES)
+def test_masks_that_broadcast_are_served(shape: tuple[int, ...], dtype: str) -> None:
+    mask = tensor(*shape, dtype=dtype)
+    assert why_not_mask(mask, call_of(2, 3, 20, 32), needs_grad=False) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "needs_grad", "reason"),
+    [
+        ((20, 19), {}, False, "attn_mask: shape"),
+        ((3, 1, 20, 20), {}, False, "attn_mask: shape"),
+        ((1, 1, 1, 20, 20), {}, False, "attn_mask: shape"),
+        ((20, 20), {"dtype": "float64"}, False, "attn_mask: dtype float64"),
+        ((20, 20), {"kind": "nested tensor"}, False, "attn_mask: a nested tensor"),
+        ((20, 20), {"device": "cuda:3"}, False, "attn_mask: on cuda:3"),
+        ((20, 20), {}, True, "attn_mask: a mask tensor that requires grad"),
+    ],
+)
+def test_other_masks_are_left_to_pytorch(
+    shape: tuple[int, ...], changes: dict[str, str], needs_grad: bool, reason: str
+) -> None:
+    mask = tensor(*shape, **{"dtype": "bool", **changes})
+    found = why_not_mask(mask, call_of(2, 3, 20, 32), needs_grad=needs_grad)
+    assert str(found).startswith(reason)
+
+
+def test_a_mask_with_is_causal_is_pytorchs_error() -> None:
+    problem = call_of(2, 3, 20, 32)._replace(is_causal=True)
+    found = why_not_mask(tensor(20, 20, dtype="bool"), problem, needs_grad=False)
+    assert str(found).startswith("is_causal: True with a mask tensor")

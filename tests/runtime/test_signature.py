@@ -88,7 +88,10 @@ def test_parallel_attention_has_attentions_keywords() -> None:
 
     own = {"group", "schedule"}
     found = set(parallel_keywords.ParallelKeywords.__annotations__)
-    assert found == own | set(ATTENTION.defaults) - RETURNED - {"seqused_k", "k_begin"}
+    # Functions would see the indices of a GPU's part of the sequence.
+    functions = {"score_mod", "mask_mod", "mask", "positions"}
+    others = RETURNED | functions | {"seqused_k", "k_begin"}
+    assert found == own | set(ATTENTION.defaults) - others
 
 
 def test_options_have_the_defaults() -> None:
@@ -99,10 +102,11 @@ def test_options_have_the_defaults() -> None:
         (DecodeTensors, CACHE),
     ):
         for name, default in options._field_defaults.items():
-            # Whether gradients must be repeatable is resolved before.
-            if name not in ("forward", "deterministic"):
+            # Whether gradients must be repeatable is resolved before. attention() makes the program
+            # of functions.
+            if name not in ("forward", "deterministic", "program"):
                 assert (name, default) == (name, signature.defaults[name])
-    assert set(FORWARD.defaults) == {*ForwardOptions._fields, "emulate"}
+    assert set(FORWARD.defaults) == {*ForwardOptions._fields, "emulate"} - {"program"}
     assert set(CACHE.defaults) == (
         {*DecodeOptions._fields, *DecodeTensors._fields[3:], "config", "emulate"}
     )

@@ -31,8 +31,11 @@ from flashsmith.families.earlier_names import EARLIER
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_suffix(".json")
-# Modules from whose __all__ users import, and single functions that are documented.
-MODULES = ("flashsmith", "flashsmith.parallel", "ptxlab")
+# Modules with an __all__ that users import from, and single documented functions.
+MODULES = (
+    *("flashsmith", "flashsmith.masks", "flashsmith.parallel", "flashsmith.scores"),
+    "ptxlab",
+)
 FUNCTIONS = (
     "flashsmith.integrations.transformers.register",
     "flashsmith.integrations.flash_registry.register",

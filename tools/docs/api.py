@@ -21,7 +21,12 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
 WIDTH = 88
 
-# The order of the page: names that are used most come first. `flashsmith.` comes before each name.
+_MASKS = (
+    *("MaskValue", "causal", "window", "documents", "prefix_lm", "prefix_tree", "chunks"),
+    *("window_and_global", "image_blocks", "intervals", "blocks"),
+)
+_SCORES = ("ScoreValue", "alibi", "relative", "t5", "squared_distance", "softcap", "bias")
+# The page's order: the most used names come first. Names begin with `flashsmith.`.
 GROUPS = {
     "Calls": (
         "attention",
@@ -31,9 +36,14 @@ GROUPS = {
         "write_slots",
         "Gradients",
         "sdpa",
+        "flex_attention",
         "flash_attn_func",
         "flash_attn_varlen_func",
         "flash_attn_with_kvcache",
+    ),
+    "Masks and scores": (
+        *(f"masks.{name}" for name in _MASKS),
+        *(f"scores.{name}" for name in _SCORES),
     ),
     "One kernel": ("forward", "forward_timed", "plan_forward"),
     "Configs": (
@@ -65,8 +75,8 @@ GROUPS = {
     ),
 }
 # Every name of these modules' __all__ is on the page.
-MODULES = ("flashsmith", "flashsmith.parallel")
-# If an explanation of an argument has at least this many words, it is not repeated.
+MODULES = ("flashsmith", "flashsmith.masks", "flashsmith.parallel", "flashsmith.scores")
+# Explanations of arguments of this many words or more are not repeated.
 LONG = 11
 # The members of these classes that calls and choices need; other members are for builds and
 # measurements.

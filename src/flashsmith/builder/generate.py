@@ -63,7 +63,7 @@ def generate_kernel_instantiations(
         _write_if_changed(path, _shard_text(shard, semantics, note))
     for stale in set(out_dir.glob("shard_*.cu")) - set(paths):
         stale.unlink()
-    _write_if_changed(out_dir / MAP_HEADER, _map_header_text(unique, note))
+    _write_if_changed(out_dir / MAP_HEADER, _map_header_text(unique, semantics, note))
     _write_if_changed(out_dir / LIBRARY_SOURCE, _library_text(unique, semantics, note))
     return GeneratedSources(
         shards=paths,
@@ -106,9 +106,9 @@ def _function_name(cfg: KernelConfig, role: str = "") -> str:
     return f"kernel_{cfg.kernel_name()}{role and '_' + role}"
 
 
-def _others(cfg: KernelConfig) -> dict[str, str]:
-    """By role, the templates of the additional kernels that a config has."""
-    return dict(list(cfg.family.kernel_templates(cfg).items())[1:])
+def _others(cfg: KernelConfig, semantics: Semantics) -> dict[str, str]:
+    """The templates of the config's additional kernels, by role."""
+    return dict(list(cfg.family.templates_for(cfg, semantics).items())[1:])
 
 
 def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
@@ -131,13 +131,16 @@ def _shard_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str
 def _functions(cfg: KernelConfig, semantics: Semantics) -> str:
     cpp, argument = cfg.family.cpp, _static_config(cfg, semantics)
     main = next(iter(cfg.family.kernel_templates(cfg).values()))
+    pointer = f"&{main}<{argument}>"
+    if semantics.program:  # its kernels take arguments of another type
+        pointer = f"reinterpret_cast<{cpp.function}>({pointer})"
     text = (
         f"// {cfg.short_form()}\n"
         f"{cpp.function} {_function_name(cfg)}() {{\n"
-        f"    return &{main}<{argument}>;\n"
+        f"    return {pointer};\n"
         "}\n"
     )
-    for role, template in _others(cfg).items():
+    for role, template in _others(cfg, semantics).items():
         text += (
             f"const void* {_function_name(cfg, role)}() {{\n"
             f"    return reinterpret_cast<const void*>(&{template}<{argument}>);\n"
@@ -146,11 +149,13 @@ def _functions(cfg: KernelConfig, semantics: Semantics) -> str:
     return text
 
 
-def _map_header_text(configs: Sequence[KernelConfig], note: str) -> str:
+def _map_header_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str) -> str:
     cpp, config_class = configs[0].family.cpp, type(configs[0]).__name__
     declarations = "".join(
         f"{cpp.function} {_function_name(cfg)}();\n"
-        + "".join(f"const void* {_function_name(cfg, role)}();\n" for role in _others(cfg))
+        + "".join(
+            f"const void* {_function_name(cfg, role)}();\n" for role in _others(cfg, semantics)
+        )
         for cfg in configs
     )
     entries = "".join(
@@ -172,12 +177,12 @@ def _map_header_text(configs: Sequence[KernelConfig], note: str) -> str:
 
 def _library_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str) -> str:
     cpp, config_class = configs[0].family.cpp, type(configs[0]).__name__
-    tensors = operation(configs[0].family.operation).tensors
+    tensors = operation(configs[0].family.operation).tensors_of(semantics)
     required = [tensor.presence == "required" for tensor in tensors]
     entries = "".join(
         f"            // {cfg.short_form()}\n"
         f"            library_config({cfg.to_cpp_struct()},\n"
-        f"                           {{{_listed(cfg.to_ints())}}}{_beside(cfg)}),\n"
+        f"                           {{{_listed(cfg.to_ints())}}}{_beside(cfg, semantics)}),\n"
         for cfg in configs
     )
     return f"""\
@@ -219,9 +224,9 @@ const KernelLibrary& kernel_library() {{
 """
 
 
-def _beside(cfg: KernelConfig) -> str:
-    """The C++ argument that lists the additional kernels of a config; empty if there are none."""
-    functions = ", ".join(f"{_function_name(cfg, role)}()" for role in _others(cfg))
+def _beside(cfg: KernelConfig, semantics: Semantics) -> str:
+    """The C++ argument that lists the config's additional kernels, if any."""
+    functions = ", ".join(f"{_function_name(cfg, role)}()" for role in _others(cfg, semantics))
     return f", {{{functions}}}" if functions else ""
 
 

@@ -270,7 +270,7 @@ class Compilation:
         by_kernel = {self._kernel_of(name): name for name in modules}
         names: dict[KernelConfig, dict[str, str]] = {}
         for cfg in self.sources.shard_configs[index]:
-            for role, template in cfg.family.kernel_templates(cfg).items():
+            for role, template in cfg.family.templates_for(cfg, self.spec.semantics).items():
                 name = by_kernel.get((cfg, template))
                 if name is None:
                     raise ValueError(f"no kernel for {cfg} ({template}) in {sorted(modules)}")

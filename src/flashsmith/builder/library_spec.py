@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from flashsmith import bundle
@@ -105,7 +105,7 @@ class LibrarySpec:
             [cfg.short_form() for cfg in self.configs],
             self.family,
             self.arch,
-            asdict(self.semantics),
+            self.semantics.to_json(),
             semantics_header(self.semantics),
             self.kernel_flags(),
             self.common_key(),

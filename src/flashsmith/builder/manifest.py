@@ -182,7 +182,7 @@ class Manifest:
         """The manifest as text; the first line is the checksum of the rest."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["format"] = FORMAT
-        data["semantics"] = asdict(self.semantics)
+        data["semantics"] = self.semantics.to_json()
         data["kernels"] = [kernel.to_json() for kernel in self.kernels]
         data["files"] = {name: asdict(record) for name, record in self.files.items()}
         body = json.dumps(data, indent=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flashsmith.chooser.backward import (
@@ -10,6 +11,7 @@ from flashsmith.chooser.backward import (
     check_deterministic_flag,
 )
 from flashsmith.chooser.choice import choose_config
+from flashsmith.chooser.functions import bound_functions, lengths_of
 from flashsmith.families import KernelConfig
 from flashsmith.operations import DEFAULT
 from flashsmith.runtime import ForwardOptions, cached_calls, run_call
@@ -111,6 +113,10 @@ def attention(
     softcap: float = 0.0,
     scale: float | None = None,
     sinks: Array | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask: Any = None,
+    positions: str = "start",
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
     max_seqlen_q: int | None = None,
@@ -152,6 +158,15 @@ def attention(
             be 0-dimensional tensors on the host, and window a tensor of two numbers.
         sinks: (heads_q,) fp32, fp16 or bf16: one logit per head that joins the softmax of its rows;
             None for no sinks.
+        score_mod: a function (score, b, h, q_idx, kv_idx) that gives the score that enters the
+            softmax, as in FlexAttention: score is scaled and capped. docs/programs.md says what it
+            may do. It may capture numbers and tensors.
+        mask_mod: a function (b, h, q_idx, kv_idx): whether the query sees the key.
+        mask: another mask: a function, a value of ``flashsmith.masks``, a PyTorch BlockMask, or a
+            bool tensor (batch or 1, heads_q or 1, seq_q, seq_k). A query sees the keys that
+            causal, window, mask_mod and mask all show.
+        positions: 'start': q_idx of a sequence's first query is 0. 'end': it is seq_k - seq_q, as
+            for causal.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has rows
             cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked. The
             kernel clamps them, and does not write rows of the output that belong to no sequence.
@@ -196,10 +211,16 @@ def attention(
         check_attention_config(config)
     check_backward_config("backward_config", backward_config)
     check_deterministic_flag(deterministic)
+    program = None
+    if not (score_mod is None and mask_mod is None and mask is None):
+        lengths = None if cu_seqlens_q is not None else lengths_of(q, k)
+        program, causal, window = bound_functions(
+            score_mod, (mask_mod, mask), (causal, window), lengths, positions
+        )
     options = ForwardOptions(
         *(causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k),
         *(max_seqlen_q, max_seqlen_k, return_lse, return_row_max, partial, seqused_k, k_begin),
-        bits,
+        *(bits, program),
     )
     return run_call(config or choose_config, (q, k, v, out), options, emulate, "out")
 

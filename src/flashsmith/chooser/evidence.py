@@ -27,7 +27,7 @@ from flashsmith.chooser.spills import known_spill
 from flashsmith.chooser.winners import Entry, NearEntry, RankedConfig, WinnersTable
 from flashsmith.chooser.winners.key import sizes_of
 from flashsmith.chooser.winners.validation import device_of
-from flashsmith.errors import ArgumentError, FlashsmithError
+from flashsmith.errors import ArgumentError, FlashsmithError, UnservedError
 from flashsmith.families import (
     DeviceSpec,
     DType,
@@ -44,6 +44,7 @@ from flashsmith.families import (
 from flashsmith.families.canonical import ORDER, version_of
 from flashsmith.families.gpu_names import gpu_name, same_gpu
 from flashsmith.operations import DEFAULT
+from flashsmith.semantics.mask import CAUSAL
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
@@ -119,6 +120,8 @@ def gather(
 
     Raises ArgumentError if no kernel has the problem's d, or if none fits on the device.
     """
+    if problem.semantics.program:
+        return _of_program(problem, device, table, family, deterministic)
     if problem.bits:
         return _canonical(problem, device, table, family, deterministic)
     itself = problem
@@ -139,6 +142,45 @@ def gather(
         evidence = _estimated(problem, device, table, notes, asked)
     evidence = _of_few_tiles(_without_spills(evidence, itself, device, asked), problem, device)
     return _soundly_built(_repeatable_first(evidence), itself, device, asked)
+
+
+def _of_program(
+    problem: Problem,
+    device: DeviceSpec,
+    table: WinnersTable,
+    family: str | None,
+    deterministic: bool,
+) -> Evidence:
+    """The evidence for a problem with a score or mask function: that for the same problem without
+    one. Configs are adapted, for example to tiles that visit lists of K/V blocks."""
+    semantics, program = problem.semantics, problem.semantics.caller_program
+    hides = program is not None and program.mask is not None
+    # Tiles under the mask of a function differ in length, as under a causal one.
+    mask = CAUSAL if hides and not semantics.key_mask.hides else semantics.mask
+    without = replace(semantics, program="", uneven=semantics.packed, mask=mask)
+    plain = gather(replace(problem, semantics=without), device, table, family, deterministic)
+    expected: dict[Any, ExpectedTime] = {}
+    for one in plain.expected:
+        config = one.config.family.adapt_to_program(one.config, semantics)
+        if config is not None and is_legal(config, device):
+            expected.setdefault(config, ExpectedTime(config, one.ms))
+    why = f"{plain.why}; adapted to a score or mask function, which was not measured"
+    if expected:
+        return Evidence(plain.kind, tuple(expected.values()), why, plain.fallback, plain.notes)
+    wanted = problem.dtype, d_head_for(problem), device, without.key_mask.hides, problem.operation
+    adapted = (
+        config.family.adapt_to_program(config, semantics)
+        for config in candidates(*wanted)
+        if family in (None, config.FAMILY)
+    )
+    offered = [it for it in dict.fromkeys(adapted) if it is not None and is_legal(it, device)]
+    if not offered:
+        raise UnservedError(
+            f"program: no kernel of a score or mask function serves '{problem}' on {device.name}; "
+            "leave the function out"
+        )
+    why = "no kernel of a score or mask function was measured"
+    return Evidence("offered", tuple(ExpectedTime(it, 0.0) for it in offered), why)
 
 
 def _canonical(

@@ -172,6 +172,15 @@ class Family:
         """
         return {"main": self.cpp.kernel}
 
+    def program_templates(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
+        """The kernel templates that plans of libraries with these semantics launch besides
+        kernel_templates()."""
+        return {}
+
+    def templates_for(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
+        """The kernel templates of a library with these semantics, the main kernel first."""
+        return {**self.kernel_templates(cfg), **self.program_templates(cfg, semantics)}
+
     def runs_on(self, device: DeviceSpec) -> bool:
         """Whether a device can have legal configs of this family."""
         if device.arch < self.oldest_arch:
@@ -221,6 +230,11 @@ class Family:
         """What replaces a config whose kernel has too few registers for these semantics, if nothing
         was measured for them; mostly `cfg` itself."""
         return cfg
+
+    def adapt_to_program(self, cfg: Any, semantics: Semantics) -> Any:
+        """The config for semantics with a program in place of `cfg`, which was measured without
+        one. None if the family has no kernels for programs."""
+        return None
 
     # --- which configs ---------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from flashsmith.integrations.fallbacks import note_fallback
+from flashsmith.errors import UnservedError
+from flashsmith.integrations.fallbacks import Reason, note_fallback
 from flashsmith.integrations.pytorch_state import (
     assume_constant_result,
     check_emulate,
@@ -16,10 +17,17 @@ from flashsmith.integrations.pytorch_state import (
     why_not_on,
     without_transforms,
 )
-from flashsmith.integrations.sdpa_problem import SdpaProblem, TensorFacts, mask_arguments, why_not
+from flashsmith.integrations.sdpa_problem import (
+    SdpaProblem,
+    TensorFacts,
+    mask_arguments,
+    why_not,
+    why_not_mask,
+)
 from flashsmith.integrations.traceable import attention, is_tracing, without_torchscript
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 from flashsmith.runtime.bits import cannot_keep, resolve_bits
+from flashsmith.scores import bias
 
 # PyTorch's own function. The name in torch.nn.functional may already be replaced by a function that
 # calls sdpa().
@@ -51,8 +59,9 @@ def sdpa(
     """torch.nn.functional.scaled_dot_product_attention, with its signature and meaning.
 
     flashsmith's kernels also compute the gradients. Calls that they cannot serve fall back to
-    PyTorch, with one FallbackWarning per reason. Examples are calls with a mask tensor, dropout, a
-    dtype other than fp16 and bf16, or a d that is above 256 or not a multiple of 8.
+    PyTorch, with one FallbackWarning per reason. Examples are calls with dropout, a dtype other
+    than fp16 and bf16, a d that is above 256 or not a multiple of 8, and a mask tensor that
+    requires grad, or any under torch.compile.
 
     Some calls fall back with any arguments. These are calls on the host without the emulator, and
     calls on sm_100 and later unless FLASHSMITH_UNTUNED is 1. Calls inside torch.jit.trace,
@@ -88,17 +97,23 @@ def sdpa(
             tensor_facts(query, tracing),
             tensor_facts(key, tracing),
             tensor_facts(value, tracing),
-            attn_mask is not None,
+            attn_mask is not None and tracing,
             dropout_p,
             is_causal,
             scale,
             enable_gqa,
         )
         reason = (why_not if tracing else known_why_not)(problem)
+        if reason is None and attn_mask is not None:
+            reason = _why_not_mask(attn_mask, problem)
     if reason is None:
         reason = why_not_on(query.device, emulate)
     if reason is None:
-        return _by_kernel(query, key, value, is_causal, scale, bits)
+        try:
+            return _by_kernel(query, key, value, attn_mask, is_causal, scale, bits)
+        except UnservedError:
+            facts = f"a mask tensor on {query.device}; its kernels are for other devices"
+            reason = Reason("attn_mask", facts)
     if strict:
         raise reason.error()
     if _resolved_bits(bits):
@@ -137,8 +152,29 @@ def _name(dtype_or_device: Any) -> str:
     return str(dtype_or_device)
 
 
+def _why_not_mask(mask: Any, problem: SdpaProblem) -> Reason | None:
+    # PyTorch computes a mask's gradients in less time.
+    needs_grad = torch.is_grad_enabled() and mask.requires_grad
+    return why_not_mask(tensor_facts(mask, tracing=False), problem, needs_grad=needs_grad)
+
+
+def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
+    """attention()'s keywords for a mask tensor that is broadcast to the scores."""
+    if mask is None:
+        return {}
+    # The kernel broadcasts batch and heads.
+    full = mask.expand(*mask.shape[:-2], query.shape[2], key.shape[2])
+    return {"mask": full} if mask.dtype is torch.bool else {"score_mod": bias(full)}
+
+
 def _by_kernel(
-    query: Any, key: Any, value: Any, is_causal: bool, scale: float | None, bits: str | None
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    is_causal: bool,
+    scale: float | None,
+    bits: str | None,
 ) -> Any:
     missing = 4 - query.dim()
     for _ in range(missing):
@@ -158,6 +194,7 @@ def _by_kernel(
         window=window,
         scale=scale,
         bits=bits,
+        **mask_keywords(mask, query, key),
         # Host tensors get here only if the emulator is to compute the call.
         emulate=query.device.type == "cpu",
     ).transpose(1, 2)

@@ -59,6 +59,36 @@ def why_not(problem: SdpaProblem) -> Reason | None:
     )
 
 
+# The dtypes of mask tensors: True where a query sees the key, or a number added to the score.
+MASK_DTYPES = ("bool", "float16", "bfloat16", "float32")
+
+
+def why_not_mask(mask: TensorFacts, problem: SdpaProblem, *, needs_grad: bool) -> Reason | None:
+    """The reason why the kernels cannot apply a mask tensor in ``problem``; None if they can.
+
+    ``needs_grad`` is whether autograd would need the mask's gradient.
+    """
+    if problem.is_causal:
+        return Reason("is_causal", "True with a mask tensor, which PyTorch refuses")
+    if mask.kind not in ("Tensor", "Parameter"):
+        return Reason("attn_mask", f"a {mask.kind}; the kernels take plain dense tensors")
+    if mask.dtype not in MASK_DTYPES:
+        return Reason("attn_mask", f"dtype {mask.dtype}; the kernels read {', '.join(MASK_DTYPES)}")
+    if mask.device != problem.query.device:
+        return Reason("attn_mask", f"on {mask.device}, and query on {problem.query.device}")
+    scores = (*problem.query.shape[:-1], problem.key.shape[-2])
+    sizes = zip(reversed(mask.shape), reversed(scores), strict=False)
+    if len(mask.shape) > len(scores) or any(size not in (1, full) for size, full in sizes):
+        return Reason("attn_mask", f"shape {mask.shape}; scores have {scores}")
+    if 0 in scores:
+        return Reason("attn_mask", "a mask of no scores")
+    if needs_grad:
+        return Reason(
+            "attn_mask", "a mask tensor that requires grad, whose gradient PyTorch computes faster"
+        )
+    return None
+
+
 def mask_arguments(
     is_causal: bool, length_q: int, length_k: int
 ) -> tuple[bool, tuple[int | None, int | None]]:

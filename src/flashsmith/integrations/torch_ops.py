@@ -12,7 +12,7 @@ functions call the kernels directly, because an op costs some microseconds of ho
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
@@ -183,7 +183,7 @@ def _forward_arguments(
     return config or choose_config, (q, k, v, None), options, emulate, ahead
 
 
-def _forward_directly(
+def forward_directly(
     q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: SavedCall
 ) -> tuple[Any, Any, Any]:
     """Runs the kernel: the output, its log-sum-exp, and the row maximum or None.
@@ -197,7 +197,7 @@ def _forward_directly(
     return results if this.opts.options.return_row_max else (*results, None)
 
 
-def _backward_directly(
+def backward_directly(
     do: Any,
     q: Any,
     k: Any,
@@ -245,7 +245,7 @@ def _is_plain(*tensors: Any) -> bool:
 # --- autograd ------------------------------------------------------------------------------------
 
 
-def _no_jvp(*_: Any) -> NoReturn:
+def no_jvp(*_: Any) -> NoReturn:
     raise ArgumentError(
         "q, k, v: forward-mode differentiation (jvp, jacfwd); flashsmith's kernels compute "
         "gradients by reverse mode only: use grad or vjp"
@@ -273,14 +273,14 @@ class FlashsmithAttention(torch.autograd.Function):
     maximum. The row maximum is not differentiable, and None if it was not requested.
     """
 
-    jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
+    jvp, vmap = staticmethod(no_jvp), staticmethod(refuse_vmap)
 
     @staticmethod
     def forward(
         q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: SavedCall
     ) -> tuple[Any, Any, Any]:
         if _is_plain(q, k, v):
-            return _forward_directly(q, k, v, sinks, cu_q, cu_k, this)
+            return forward_directly(q, k, v, sinks, cu_q, cu_k, this)
         check_for_an_op(q=q, k=k, v=v)
         opts = this.opts
         backward = opts.backward_config
@@ -324,7 +324,7 @@ class RepeatedAttention(torch.autograd.Function):
     four gradients instead of seven.
     """
 
-    jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
+    jvp, vmap = staticmethod(no_jvp), staticmethod(refuse_vmap)
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, this: SavedCall) -> Any:
@@ -332,7 +332,7 @@ class RepeatedAttention(torch.autograd.Function):
         assert call is not None
         results = call.run((q, k, v))
         if results is None:
-            results = _forward_directly(q, k, v, None, None, None, this)
+            results = forward_directly(q, k, v, None, None, None, this)
         ctx.set_materialize_grads(False)
         ctx.this, (o, lse) = this, results[:2]
         # A returned lse requires grad. Saved detached, it has the same layout in every backward().
@@ -383,7 +383,7 @@ def _gradients_after(
 class FlashsmithGradients(torch.autograd.Function):
     """The backward pass; differentiating it raises ArgumentError."""
 
-    jvp, vmap = staticmethod(_no_jvp), staticmethod(refuse_vmap)
+    jvp, vmap = staticmethod(no_jvp), staticmethod(refuse_vmap)
     backward = staticmethod(_no_second)
 
     @staticmethod
@@ -417,7 +417,7 @@ def _gradients(
     """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
     if _is_plain(do, q, k, v):
         try:
-            return _backward_directly(
+            return backward_directly(
                 do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients, this
             )
         except RuntimeError:
@@ -501,7 +501,7 @@ def _run_backward(
     opts = _call_options_backward(config, **keywords)
     needed = tuple(needs)
     arguments = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, opts, needed, fp32_gradients
-    dq, dk, dv, dsinks = _backward_directly(*arguments)
+    dq, dk, dv, dsinks = backward_directly(*arguments)
     dtype = torch.float32 if fp32_gradients else q.dtype
     return (
         *(_nothing(q, dtype) if it is None else it for it in (dq, dk, dv)),
@@ -688,7 +688,25 @@ def differentiable_attention(
     It takes the arguments of attention(). Returns the result of attention(), and a function that
     makes run_repeated serve calls like this one.
     """
-    bound = ATTENTION.bind(keywords)
+    this, tensors, follows_pytorch = saved_call(q, k, v, keywords)
+    if _transforms():
+        return this.returned(*FlashsmithAttention.apply(*tensors, this)), _not_repeated
+    # Function.apply spends more time on binding arguments than a launch takes.
+    returned = this.returned(*_apply(*tensors, this))
+    if tensors[3:] != (None,) * 3:
+        return returned, _not_repeated
+    return returned, partial(_remember, this, follows_pytorch)
+
+
+def saved_call(
+    q: Any, k: Any, v: Any, keywords: Mapping[str, Any], program: Any = None
+) -> tuple[SavedCall, tuple[Any, ...], bool]:
+    """A call of attention() that may have gradients: what both passes save, its q, k, v, sinks and
+    two cu_seqlens, and whether PyTorch decides if its gradients must be repeatable.
+
+    Raises ArgumentError for a call that cannot have gradients.
+    """
+    bound = {**ATTENTION.bind(keywords), "program": program}
     out, config, backward_config, deterministic, emulate = _apart(bound)
     options = ForwardOptions(*_in_order(bound))
     sinks, cu_q, cu_k = tensors_of(options)[:3]
@@ -708,15 +726,7 @@ def differentiable_attention(
     opts = CallOptions(
         ForwardOptions(*_in_order(bound)), config, backward_config, repeatable, emulate
     )
-    this = SavedCall(opts, return_lse)
-    tensors = q, k, v, sinks, cu_q, cu_k
-    if _transforms():
-        return this.returned(*FlashsmithAttention.apply(*tensors, this)), _not_repeated
-    # Function.apply spends more time on binding arguments than a launch takes.
-    returned = this.returned(*_apply(*tensors, this))
-    if tensors[3:] != (None,) * 3:
-        return returned, _not_repeated
-    return returned, partial(_remember, this, follows_pytorch)
+    return SavedCall(opts, return_lse), (q, k, v, sinks, cu_q, cu_k), follows_pytorch
 
 
 _apart = itemgetter("out", "config", "backward_config", "deterministic", "emulate")

@@ -77,6 +77,8 @@ def _documented_as(documented: Callable[..., Any]) -> Callable[[F], F]:
 def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     if "partial" in keywords or "seqused_k" in keywords or "k_begin" in keywords:
         return _attention_to_parts(q, k, v, **keywords)
+    if not _FUNCTIONS.isdisjoint(keywords):
+        return _attention_with_functions(q, k, v, keywords)
     if is_tracing():
         # Imported only while tracing, when torch is already imported.
         from flashsmith.integrations.traced_attention import attention_by_op
@@ -116,6 +118,27 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
 
         return jax_gradients.differentiable_attention(q, k, v, **keywords)
     return chooser.attention(q, k, v, **keywords)
+
+
+_FUNCTIONS = frozenset(("score_mod", "mask_mod", "mask", "positions"))
+
+
+def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
+    """attention() with a score or mask function; under torch.compile it is a graph break."""
+    given = {name: keywords[name] for name in _FUNCTIONS if keywords.get(name) is not None}
+    others = {name: value for name, value in keywords.items() if name not in _FUNCTIONS}
+    if given.keys() <= {"positions"}:
+        return attention(q, k, v, **others)
+    torch = _torch or _find_torch()
+    if torch is not None and isinstance(q, torch.Tensor):
+        if is_tracing():
+            return torch.compiler.disable(_attention_with_functions)(q, k, v, keywords)
+        q, k, v = _cast(q, k, v)
+        if torch.is_grad_enabled():
+            from flashsmith.integrations.program_gradients import attention_with_functions
+
+            return attention_with_functions(q, k, v, given, plain_options(others))
+    return chooser.attention(q, k, v, **given, **plain_options(others))
 
 
 _NO_GRADIENTS_OF_PARTS = "parts have no gradients of their own"

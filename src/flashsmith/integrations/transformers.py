@@ -25,7 +25,7 @@ from transformers import (
 from transformers.generation import utils as generation_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from flashsmith.errors import ArgumentError
+from flashsmith.errors import ArgumentError, UnservedError
 from flashsmith.integrations.fallbacks import Reason, note, note_fallback
 from flashsmith.integrations.packing import Packing, packing_of, packing_of_all
 from flashsmith.integrations.pytorch_state import (
@@ -34,8 +34,8 @@ from flashsmith.integrations.pytorch_state import (
     why_not_now,
     why_not_on,
 )
-from flashsmith.integrations.sdpa import tensor_facts
-from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not
+from flashsmith.integrations.sdpa import mask_keywords, tensor_facts
+from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not, why_not_mask
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
 from flashsmith.integrations.transformers_bits import (
     ask_for_bits,
@@ -71,6 +71,7 @@ from flashsmith.integrations.transformers_sequences import (
 )
 from flashsmith.integrations.transformers_widths import equally_wide, note_widths
 from flashsmith.semantics.dtype import dtype_name
+from flashsmith.semantics.sizes import CANONICAL
 
 
 @dataclass
@@ -169,7 +170,7 @@ class _Call(NamedTuple):
     key: Any
     value: Any
     padding: Any  # (batch, keys): real keys, or the sequence numbers of packed sequences
-    pattern: Any  # (batch, 1, queries, keys): a mask that only PyTorch's attention can apply
+    pattern: Any  # (batch, 1, queries, keys): a mask without a smaller form, bool or added
     causal: bool
     window: int | None  # keys on each side (causal: left), including the query's own
     softcap: float | None
@@ -276,8 +277,13 @@ def flashsmith_attention_forward(
     )
     reason = _why_not(call, dropout, position_bias)
     if reason is None:
-        note_widths(query, value)
-        return _by_kernel(call)[..., : value.shape[-1]].to(query.dtype), None
+        try:
+            output = _by_kernel(call)
+        except UnservedError:  # a pattern, on another device than its kernels are for
+            reason = _PATTERN
+        else:
+            note_widths(query, value)
+            return output[..., : value.shape[-1]].to(query.dtype), None
     _refuse_or_note(call, reason)
     mask = _as_pytorch_takes_it(call)
     return sdpa_attention_forward(
@@ -366,14 +372,17 @@ def _converted(*tensors: Any) -> tuple[Any, ...]:
     return tuple(t.to(_options.float32_as) if t.dtype is wide else t for t in tensors)
 
 
+_PATTERN = Reason("attention_mask", "a pattern that is neither causal, a window nor padding")
+
+
 def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
     tracing = is_tracing()
     if (reason := why_not_now(tracing)) is not None:
         return reason
     if position_bias is not None:
         return Reason("position_bias", "the kernels add nothing to the scores")
-    if call.pattern is not None:
-        return Reason("attention_mask", "a pattern that is neither causal, a window nor padding")
+    if call.pattern is not None and (tracing or asked_bits() == CANONICAL):
+        return _PATTERN
     if call.padding is not None and call.padding.shape != (call.key.shape[0], call.key.shape[2]):
         raise ArgumentError(
             f"attention_mask: shape {tuple(call.padding.shape)}; must be (batch, keys), "
@@ -388,6 +397,11 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
         enable_gqa=True,
     )
     reason = why_not(problem)
+    if reason is None and call.pattern is not None:
+        needs_grad = _needs_gradients(call.pattern)
+        facts = tensor_facts(call.pattern, tracing)
+        if why_not_mask(facts, problem, needs_grad=needs_grad) is not None:
+            return _PATTERN
     if reason is not None and reason.facts.startswith("dtype float32"):
         return Reason(reason.argument, f"{reason.facts} (see register's float32_as)")
     if reason is None and call.window is not None and _has_holes(call.padding):
@@ -430,6 +444,9 @@ def _by_kernel(call: _Call) -> Any:
         return _packed_by_the_caller(call, call.sequences, q, k, v)
     if call.filled is not None:
         return attention_with_cache(q, k, v, cache_lens=call.filled, **call.keywords())
+    if call.pattern is not None:
+        of_mask = mask_keywords(call.pattern, call.query, call.key)
+        return attention(q, k, v, **of_mask, **call.keywords())
     if call.padding is None:
         return attention(q, k, v, **call.keywords())
     real_k = packing_of(call.padding)

@@ -20,7 +20,7 @@ mistaken for this form. A window of 0 means no window. The dtype defines n and t
 Models that inspect their masks get the (batch, 1, queries, keys) mask of PyTorch's attention.
 Models that compute attention in their own code, or that transformers runs on eager attention only,
 get the mask of eager attention. flashsmith still knows what these masks hide if the model passes on
-the same object. Any other mask is a pattern that only PyTorch's attention can apply.
+the same object. Any other mask is a pattern, which kernels read as a tensor.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HiddenKeys(NamedTuple):
     sees on the left, including its own position; 0 means no window. A bidirectional window has the
     same size on the right. padding: a (batch, keys) mask for packing_of(). keys, filled: the number
     of filled keys in a static cache, as a number or as (batch,) int32 on the device. pattern: a
-    mask that only PyTorch's attention can apply.
+    mask that has no smaller form.
     """
 
     causal: bool | None = None

@@ -19,7 +19,13 @@ from flashsmith.operations.forward import (
     mask_limits,
     scale_of,
 )
-from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
+from flashsmith.operations.operation import (
+    SEMANTIC_WORDS,
+    Call,
+    Operation,
+    TensorSpec,
+    program_numbers,
+)
 from flashsmith.printable import quoted
 from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ, Sizes
@@ -61,8 +67,8 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
     Sizes and the total rows of packed q and k come first. Strides follow: (batch, row, head) of do,
     q, k, v, o, dq, dk and dv, and (batch, head) of lse and dlse. Last are scale (None: 1/sqrt(d)),
-    softcap, the window's limits, and 1 for fp32 gradients, else 0. The strides of an absent tensor
-    are 0.
+    softcap, the window's limits, 1 for fp32 gradients, else 0, and the numbers of a program. The
+    strides of an absent tensor are 0.
 
     Raises ArgumentError for an unknown grad_dtype, and the errors of mask_limits().
     """
@@ -76,6 +82,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         *(scale_of(p, options["scale"]), options["softcap"]),
         *mask_limits(p, options["left"], options["right"]),
         int(grad_dtype is not None),
+        *program_numbers(call),
     )
 
 
@@ -138,4 +145,5 @@ BACKWARD = Operation(
         "grad_dtype": None,
         "deterministic": False,
     },
+    takes_programs=True,
 )

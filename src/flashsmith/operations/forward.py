@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flashsmith.errors import ArgumentError
-from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec
+from flashsmith.operations.operation import (
+    SEMANTIC_WORDS,
+    Call,
+    Operation,
+    TensorSpec,
+    program_numbers,
+)
 from flashsmith.semantics.flop import twice_nominal_pairs
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.sizes import Sizes
@@ -54,7 +60,7 @@ def forward_numbers(
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
     p, options = call.problem, call.options
-    return forward_numbers(
+    own = forward_numbers(
         p,
         (call.sizes.get("total_q", 0), call.sizes.get("total_k", 0)),
         [batch_seq_head(call.strides[name]) for name in "qkvo"],
@@ -63,6 +69,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         options["left"],
         options["right"],
     )
+    return own + program_numbers(call)
 
 
 def scale_of(p: Sizes, scale: float | None) -> float:
@@ -110,4 +117,5 @@ FORWARD = Operation(
     semantics=frozenset(SEMANTIC_WORDS),
     options={"scale": None, "softcap": 0.0, "left": None, "right": None},
     has_canonical=True,
+    takes_programs=True,
 )

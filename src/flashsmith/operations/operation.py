@@ -160,6 +160,7 @@ class Operation:
         sizes: in measurements, the sizes of the dimensions that the operation names, such as
             'total_q'.
         has_canonical: whether it has kernels that keep the canonical order (docs/bits.md).
+        takes_programs: whether it has kernels for score and mask functions.
 
     Raises:
         ArgumentError: a name is invalid or used twice, a dtype or a word of semantics is unknown,
@@ -177,6 +178,7 @@ class Operation:
     traffic: Callable[[Sizes], int] | None = None
     sizes: Callable[[Sizes], dict[str, int]] = packed_rows
     has_canonical: bool = False
+    takes_programs: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -245,6 +247,11 @@ class Operation:
             if tensor.is_required(problem)
         )
 
+    def tensors_of(self, semantics: Semantics) -> tuple[TensorSpec, ...]:
+        """The tensors of a call with these semantics: the operation's own, and those that a program
+        reads, which come last."""
+        return self.tensors + READS if semantics.program else self.tensors
+
     @property
     def has_pages(self) -> bool:
         """Whether the operation's problems may have pages."""
@@ -261,6 +268,8 @@ class Operation:
         # defines the mask.
         others = known_masks()[len(MASKS) :] if WINDOW in self.semantics else ()
         supported = {*self.semantics, *others}
+        if self.takes_programs:
+            supported.add(semantics.program)
         unknown = [word for word in semantics.words() if word not in supported]
         if unknown:
             known = ", ".join(word for word in SEMANTIC_WORDS if word in self.semantics) or "none"
@@ -268,6 +277,34 @@ class Operation:
                 f"semantics={quoted(str(semantics))}: {self.name} supports no "
                 f"{' and no '.join(unknown)}; leave it out (known: {known})"
             )
+
+
+# The most dimensions of a tensor that a program reads, and the most tensors and numbers.
+MOST_READ_DIMS, MOST_READS, MOST_PROGRAM_NUMBERS = 4, 8, 16
+# The tensors that a program reads. The program defines their number, dtypes and ranks.
+READS = tuple(
+    TensorSpec(f"read{i}", (), presence="optional", alignment=1) for i in range(MOST_READS)
+)
+
+
+def program_numbers(call: Call) -> tuple[int | float, ...]:
+    """The numbers of a call with a program that follow the operation's own, in the order of the C++
+    host path; () without a program.
+
+    They are the count of tensors, the four sizes and strides of each, the count of numbers, and
+    these numbers.
+    """
+    program = call.problem.semantics.caller_program
+    if program is None:
+        return ()
+    reads: list[int] = []
+    for spec, read in zip(READS, program.reads, strict=False):
+        strides = call.strides.get(spec.name, (0,) * read.rank)
+        absent = MOST_READ_DIMS - read.rank
+        sizes = (call.sizes.get(f"{spec.name}_{i}", 1) for i in range(read.rank))
+        reads += [*sizes, *(1,) * absent, *strides, *(0,) * absent]
+    numbers = call.options.get("program_numbers") or (0,) * len(program.numbers)
+    return (len(program.reads), *reads, len(numbers), *numbers)
 
 
 def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool
 
 
 def _attention(
-    whole: Problem, limits: Limits, sizes: tuple[int, int, int], heads_k: int, **flags: bool
+    whole: Problem, limits: Limits, sizes: tuple[int, int, int], heads_k: int, **flags: Any
 ) -> Problem:
     """``whole`` with other limits, other sizes (sequences, queries, keys) and another number of KV
     heads."""
@@ -137,8 +137,8 @@ def _backward(of: Problem) -> Problem:
     return of.of_operation(BACKWARD.name)
 
 
-def _of_part(whole: Problem, part: KernelCall, heads: Span, **flags: bool) -> Problem:
-    """The problem of one kernel call, for some of the KV heads."""
+def _of_part(whole: Problem, part: KernelCall, heads: Span, **flags: Any) -> Problem:
+    """The problem of a kernel call on some KV heads."""
     keywords = part.keywords
     limits = CAUSAL if keywords.get("causal") else Limits(*keywords["window"])
     sizes = whole.batch, part.q.count, part.k.count

@@ -1,6 +1,11 @@
 """Runs kernels: forward(cfg, q, k, v) on the GPU or, for host tensors, in the emulator."""
 
-from flashsmith.runtime.backward_pass import BackwardAhead, Gradients, run_backward
+from flashsmith.runtime.backward_pass import (
+    BackwardAhead,
+    Gradients,
+    run_backward,
+    run_gradients,
+)
 from flashsmith.runtime.cached_calls import forget_cached_launches
 from flashsmith.runtime.driver import gpu_count, query_gpu
 from flashsmith.runtime.forward_pass import (
@@ -45,5 +50,6 @@ __all__ = [
     "run_backward",
     "run_call",
     "run_forward",
+    "run_gradients",
     "run_operation",
 ]

@@ -24,6 +24,7 @@ from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advic
 from flashsmith.operations import DEFAULT
 from flashsmith.runtime.bits import cannot_keep, resolve_bits
 from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.program_arguments import check_program_arguments
 from flashsmith.runtime.request import Request
 from flashsmith.runtime.sequences import Packing, check_key_ranges, check_packing
 from flashsmith.runtime.tensors import (
@@ -93,6 +94,9 @@ def check_request(
     bits = resolve_bits(options.bits)
     if bits and ranges is not None:
         raise cannot_keep(options.bits, "partial=True merges its parts in another order")
+    bound = options.program
+    if bound is not None:
+        _check_program(options, bits, partial=ranges is not None)
     problem = check_problem(
         inputs,
         packing,
@@ -101,6 +105,7 @@ def check_request(
         partial=ranges is not None,
         window_keys=mask.window_keys,
         bits=bits,
+        program="" if bound is None else bound.program,
     )
     sinks = check_sinks(options.sinks, q, problem.heads_q)
     wanted = ["lse"] if check_flag("return_lse", options.return_lse) or ranges is not None else []
@@ -125,7 +130,23 @@ def check_request(
     else:
         dtype = q.dtype if ranges is None else "float32"
         views["o"] = check_output(tensors[3], q, tuple(views.values()), output, dtype=dtype)
-    return Request(problem, views, mask_options(mask, scale, softcap), sizes, wanted)
+    numbers = mask_options(mask, scale, softcap)
+    if bound is not None:
+        read = check_program_arguments(bound, q)
+        views, sizes = views | read.views, sizes | read.sizes
+        numbers["program_numbers"] = read.numbers
+    return Request(problem, views, numbers, sizes, wanted)
+
+
+def _check_program(options: ForwardOptions, bits: str, *, partial: bool) -> None:
+    """Raises ArgumentError for options that no kernel of a score or mask function has."""
+    if bits:
+        raise cannot_keep(options.bits, "a score or mask function is computed in its own order")
+    if partial:
+        raise ArgumentError(
+            "partial=True: given with a score or mask function, which no partial kernel computes; "
+            "leave one out"
+        )
 
 
 def mask_options(mask: MaskLimits, scale: float, softcap: float) -> dict[str, Any]:
@@ -162,6 +183,7 @@ def check_problem(
     partial: bool = False,
     window_keys: int = 0,
     bits: str = "",
+    program: str = "",
 ) -> Problem:
     """The problem of q, k and v.
 
@@ -170,7 +192,7 @@ def check_problem(
     q, k, v = views
     packed = None if packing is None else packing[2:]
     shapes = q.shape, k.shape, v.shape
-    kind = mask, softcap > 0, partial, window_keys, bits
+    kind = mask, softcap > 0, partial, window_keys, bits, program
     return _problem(DTYPES[q.dtype], *shapes, packed, *kind)
 
 
@@ -197,6 +219,7 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
         )
     check_gradients(cfg, problem)
     check_order(cfg, problem)
+    check_program(cfg, problem)
     B_r, _ = cfg.family.loop_tiles(cfg) or (1, 1)
     if problem.batch * problem.heads_q * math.ceil(problem.seq_q / B_r) > MOST_BLOCKS:
         raise ArgumentError(
@@ -229,6 +252,7 @@ def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
         )
     check_gradients(cfg, problem)
     check_order(cfg, problem)
+    check_program(cfg, problem)
     return problem.required_semantics(cfg)
 
 
@@ -248,6 +272,19 @@ def check_order(cfg: KernelConfig, problem: Problem) -> None:
         raise ArgumentError(
             f"bits={problem.bits!r}: {cfg} does not sum in the canonical order; choose a config "
             f"with canonical_{VERSION}, or none"
+        )
+
+
+def check_program(cfg: KernelConfig, problem: Problem) -> None:
+    """Raises ArgumentError when the call has a score or mask function, and the config has no kernel
+    for it."""
+    if not problem.semantics.program:
+        return
+    adapted = cfg.family.adapt_to_program(cfg, problem.semantics)
+    if adapted != cfg:
+        advice = "a config of another family" if adapted is None else f"for example {adapted}"
+        raise ArgumentError(
+            f"cfg: {cfg} has no kernel for this score or mask function; choose {advice}"
         )
 
 
@@ -381,6 +418,7 @@ def _problem(
     partial: bool,
     window_keys: int,
     bits: str,
+    program: str,
 ) -> Problem:
     """The problem of three shapes. Cached, because a model reuses a few shapes in many calls."""
     *q_rows, heads_q, d = q
@@ -411,7 +449,7 @@ def _problem(
             )
     else:
         batch, seq_q, seq_k = packed
-    uneven = packed is not None or partial
-    semantics = Semantics(mask, softcap, packed is not None, uneven, partial)
+    uneven = packed is not None or partial or program != ""
+    semantics = Semantics(mask, softcap, packed is not None, uneven, partial, program)
     sizes = batch, seq_q, seq_k, heads_q, heads_k, d
     return Problem(*sizes, dtype, semantics, window_keys=window_keys, bits=bits)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.families.canonical import emulated_arch
 from flashsmith.operations.backward import BACKWARD, check_grad_dtype, gradients_word
 from flashsmith.printable import quoted
-from flashsmith.runtime.arguments import check_request
+from flashsmith.runtime.arguments import check_config, check_request
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
-from flashsmith.runtime.forward_pass import waits_for
+from flashsmith.runtime.forward_pass import read_names, waits_for, with_reads
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.kernel_choice import (
     DEFAULT_EMULATED_ARCH,
@@ -23,7 +24,7 @@ from flashsmith.runtime.kernel_choice import (
     limits_of,
 )
 from flashsmith.runtime.libraries import LoadedKernel
-from flashsmith.runtime.prepared_call import prepare
+from flashsmith.runtime.prepared_call import OperationResult, PreparedCall, prepare
 from flashsmith.runtime.request import (
     Request,
     check_operation,
@@ -40,6 +41,9 @@ from flashsmith.semantics.signature import (
     others_of,
     tensors_of,
 )
+
+if TYPE_CHECKING:
+    from flashsmith.runtime.emulation import Observer
 
 NAMES = ("dq", "dk", "dv", "dsinks")
 _SPECS = {tensor.name: tensor for tensor in BACKWARD.tensors}
@@ -91,7 +95,7 @@ def run_backward(
         return _run(config, tensors, options, emulate, remember)
 
     asked = backward_call(config, tensors, options, emulate)
-    return Gradients(*run_cached(asked, _NAMES, run))
+    return Gradients(*run_cached(asked, (*_NAMES, *read_names(options.forward)), run))
 
 
 def backward_call(
@@ -101,9 +105,10 @@ def backward_call(
     forward, dlse, *others = options
     if waits_for(forward):
         return None
+    name, forward, reads = with_reads("backward", forward)
     return Invocation(
-        "backward",
-        (*tensors, dlse, *tensors_of(forward)),
+        name,
+        (*tensors, dlse, *tensors_of(forward), *reads),
         (*others_of(forward), *others, config, emulate),
     )
 
@@ -115,11 +120,59 @@ def _run(
     emulate: bool,
     remember: Remember,
 ) -> Gradients:
+    prepared, copied, is_repeatable = _prepare(config, tensors, asked, emulate)
+    outputs = prepared.run().outputs
+    if is_repeatable:
+        remember(prepared, [name if name in outputs else None for name in NAMES], copied)
+    return Gradients(*map(outputs.get, NAMES))
+
+
+def run_gradients(
+    cfg: KernelConfig,
+    tensors: Tensors,
+    options: BackwardOptions,
+    *,
+    emulate: bool = False,
+    timed: bool = False,
+    poisoned: bool = False,
+    arch: int | DeviceSpec | None = None,
+    observers: Sequence[Observer] = (),
+    schedule_seed: int | None = None,
+) -> OperationResult:
+    """``backward`` with one config's kernel and the further arguments of ``run_forward``, for
+    verification and benchmarks."""
+    prepared = _prepare(
+        *(check_config(cfg, BACKWARD.name), tensors, options, emulate),
+        timed=timed,
+        poisoned=poisoned,
+        arch=arch,
+    )[0]
+    return prepared.run(observers, schedule_seed)
+
+
+class _Prepared(NamedTuple):
+    """A prepared call, the tensors that it copied, and whether a later call may repeat it."""
+
+    call: PreparedCall
+    copied: list[str]
+    is_repeatable: bool
+
+
+def _prepare(
+    config: KernelConfig | Chooser,
+    tensors: Tensors,
+    asked: BackwardOptions,
+    emulate: bool,
+    *,
+    timed: bool = False,
+    poisoned: bool = False,
+    arch: int | DeviceSpec | None = None,
+) -> _Prepared:
     needs = check_needs(asked.needs)
     deterministic = check_flag("deterministic", asked.deterministic)
     grad_dtype = check_grad_dtype(asked.grad_dtype)
     forward = check_request((*tensors[1:4], None), asked.forward)
-    device = _limits(config, forward.first, check_flag("emulate", emulate))
+    device = _limits(config, forward.first, check_flag("emulate", emulate), arch)
 
     problem = _backward(forward.problem, gradients_word(*needs[:3]))
     views = {**forward.views, "o": view_tensor("o", tensors[4])}
@@ -132,25 +185,31 @@ def _run(
         check_estimate(forward, cfg)
     do, copies_do = _readable("do", tensors[0], wish, cfg)
     dlse, copies_dlse = _readable("dlse", asked.dlse, wish, cfg)
+    own = {name: it for name, it in views.items() if name in _SPECS}
+    reads = {name: it for name, it in views.items() if name not in _SPECS}
+    numbers = {name: it for name, it in chosen.items() if name in BACKWARD.options}
     request = check_operation(
         problem,
-        {"do": do, **views, "o": tensors[4], "lse": tensors[5], "dlse": dlse},
-        options={**chosen, "grad_dtype": grad_dtype},
+        {"do": do, **own, "o": tensors[4], "lse": tensors[5], "dlse": dlse},
+        options={**numbers, "grad_dtype": grad_dtype},
         wanted=["dsinks"] if needs[3] and asked.forward.sinks is not None else [],
         unwanted=[name for name, need in zip(NAMES[:3], needs, strict=False) if not need],
     )
+    if "program_numbers" in chosen:
+        request = request._replace(
+            views={**request.views, **reads},
+            options={**chosen, **request.options},
+            sizes={**forward.sizes, **request.sizes},
+        )
 
     def find_kernel() -> LoadedKernel:
         # An empty ``wish`` has no kernel, yet dsinks may need one.
         return kernel or kernel_for(cfg, problem.required_semantics(cfg), request, device, None)
 
-    prepared = prepare(request, device, find_kernel)
-    outputs = prepared.run().outputs
+    prepared = prepare(request, device, find_kernel, timed=timed, poisoned=poisoned)
     # A call that copied only because of an address is not cached: other addresses need no copy.
-    if is_own and "address" not in (copies_do, copies_dlse):
-        copied = [name for name, why in (("do", copies_do), ("dlse", copies_dlse)) if why]
-        remember(prepared, [name if name in outputs else None for name in NAMES], copied)
-    return Gradients(*map(outputs.get, NAMES))
+    copied = [name for name, why in (("do", copies_do), ("dlse", copies_dlse)) if why]
+    return _Prepared(prepared, copied, is_own and "address" not in (copies_do, copies_dlse))
 
 
 def check_needs(needs: Any) -> tuple[bool, bool, bool, bool]:
@@ -172,9 +231,15 @@ def check_deterministic(cfg: KernelConfig, deterministic: bool) -> None:
         )
 
 
-def _limits(config: KernelConfig | Chooser, q: TensorView, emulate: bool) -> DeviceSpec:
+def _limits(
+    config: KernelConfig | Chooser,
+    q: TensorView,
+    emulate: bool,
+    arch: int | DeviceSpec | None = None,
+) -> DeviceSpec:
     """The limits of the tensors' GPU or, for host tensors, of the emulated GPU."""
-    arch = emulated_arch(config) if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH
+    if arch is None:
+        arch = emulated_arch(config) if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH
     return limits_of(q, emulate, arch)
 
 

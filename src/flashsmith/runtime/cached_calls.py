@@ -72,8 +72,9 @@ class CachedCall:
         self._stream_of, self._ordinal = framework.stream_of, first.device.ordinal
         self._address_of = framework.tensor_type.data_ptr
         self._copied = [given.index(name) for name in copied]
-        operation = prepared.call.problem.computed
-        specs = {tensor.name: tensor for tensor in operation.tensors}
+        problem = prepared.call.problem
+        tensors = problem.computed.tensors_of(problem.semantics)
+        specs = {tensor.name: tensor for tensor in tensors}
         placed = [(specs[name], views[name]) for name in given]
         self._masks = [
             (place, max(spec.alignment, view.element_size) - 1)
@@ -103,7 +104,7 @@ class CachedCall:
         )
         self._fills = framework.fills
         addressed = {name: place for place, name in enumerate((*given, *new))}
-        self._places = [addressed.get(tensor.name) for tensor in operation.tensors]
+        self._places = [addressed.get(tensor.name) for tensor in tensors]
         self._n_addressed = len(addressed)
         self._set_launch(launch, framework, first.source)
         # The None that stands for absent outputs follows the given and allocated tensors.

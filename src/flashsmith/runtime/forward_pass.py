@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.families.canonical import emulated_arch
+from flashsmith.operations.operation import READS
 from flashsmith.runtime.arguments import check_config, check_device, check_request, check_serves
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.kernel_choice import (
@@ -367,7 +368,20 @@ def run_call(
         )
         return returned(result.outputs)
 
-    return run_cached(attention_call(config, tensors, options, emulate, next_kernel), _NAMES, run)
+    asked = attention_call(config, tensors, options, emulate, next_kernel)
+    return run_cached(asked, _names(options), run)
+
+
+def _names(options: ForwardOptions) -> tuple[str, ...]:
+    """The operation's names for the tensors of the call's Invocation."""
+    return (*_NAMES, *read_names(options)) if options.program is not None else _NAMES
+
+
+def read_names(options: Any) -> tuple[str, ...]:
+    """The operation's names for the tensors that the call's program reads."""
+    if options.program is None:
+        return ()
+    return tuple(it.name for it, _ in zip(READS, options.program.tensors, strict=False))
 
 
 def attention_call(
@@ -381,11 +395,22 @@ def attention_call(
     with seqused_k or k_begin."""
     if options.seqused_k is not None or options.k_begin is not None or waits_for(options):
         return None
+    name, options, reads = with_reads("forward", options)
     return Invocation(
-        "forward",
-        (*tensors, *tensors_of(options)),
+        name,
+        (*tensors, *tensors_of(options), *reads),
         (*others_of(options), config, next_kernel, emulate),
     )
+
+
+def with_reads(name: str, options: Any) -> tuple[str, Any, tuple[Any, ...]]:
+    """A kind of call's name for its Invocation, the options with a program's numbers in place of
+    its tensors, and these tensors."""
+    bound = options.program
+    if bound is None:
+        return name, options, ()
+    made = options._replace(program=(bound.program, *bound.numbers))
+    return f"{name} {len(bound.tensors)}", made, tuple(bound.tensors)
 
 
 def waits_for(options: ForwardOptions) -> bool:

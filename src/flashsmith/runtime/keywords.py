@@ -5,7 +5,8 @@ The overloads share them. Only type checkers need this module.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Callable
+from typing import Any, TypedDict
 
 from flashsmith.families import KernelConfig
 from flashsmith.runtime.tensors import Array
@@ -32,6 +33,10 @@ class ForwardKeywords(TypedDict, total=False):
 class AttentionKeywords(ForwardKeywords, total=False):
     """Keywords of attention()."""
 
+    score_mod: Callable[..., Any] | None
+    mask_mod: Callable[..., Any] | None
+    mask: Any
+    positions: str
     out: Array | None
     config: KernelConfig | None
     backward_config: KernelConfig | None

@@ -141,7 +141,10 @@ def prepare(
         problem,
         device,
         operation.numbers(Call(problem, strides, request.sizes, request.options)),
-        tuple(views[t.name].address if t.name in views else 0 for t in operation.tensors),
+        tuple(
+            views[it.name].address if it.name in views else 0
+            for it in operation.tensors_of(problem.semantics)
+        ),
     )
     on_gpu = first.device.kind == "cuda"
     kernel, launch = None if request.is_empty else find_kernel(), None
@@ -179,7 +182,7 @@ def unplaced_call(
         operation.numbers(Call(problem, strides, sizes, options)),
         tuple(
             int(tensor in given and tensor.presence in ("packed", "paged"))
-            for tensor in operation.tensors
+            for tensor in operation.tensors_of(semantics)
         ),
     )
 

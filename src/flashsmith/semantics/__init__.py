@@ -3,6 +3,7 @@
 from flashsmith.semantics.compiled import FLAGS, Semantics
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import CAUSAL, MASKS, NONE, UNLIMITED, WINDOW, Mask
+from flashsmith.semantics.program import Program
 from flashsmith.semantics.score import PLAIN, SOFTCAP, Score
 from flashsmith.semantics.sizes import Sizes
 
@@ -17,6 +18,7 @@ __all__ = [
     "WINDOW",
     "DType",
     "Mask",
+    "Program",
     "Score",
     "Semantics",
     "Sizes",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.semantics.mask import CAUSAL, NONE, Mask, known_masks, mask_named
+from flashsmith.semantics.program import Program, known_programs, program_named
 from flashsmith.semantics.score import Score, capped_by
 
 FLAGS = ("softcap", "packed", "uneven", "partial")
@@ -27,10 +28,12 @@ class Semantics:
     Packed and partial kernels are uneven.
     partial: whether only some of a sequence's keys count, so that outputs are merged later.
     Partial outputs are fp32, and have no sinks.
+    program: the score and mask functions of a caller, a Program or its name or text; '' for none.
+    Kernels with a program are uneven.
 
     Raises:
-        ArgumentError: the mask is unknown, a flag is not a bool, or packed or partial is set
-        without uneven.
+        ArgumentError: the mask or the program is unknown, a flag is not a bool, or packed, partial
+        or program is set without uneven.
     """
 
     mask: str = NONE
@@ -38,9 +41,11 @@ class Semantics:
     packed: bool = False
     uneven: bool = False
     partial: bool = False
+    program: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask", mask_named(self.mask))
+        object.__setattr__(self, "program", program_named(self.program))
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(
@@ -50,6 +55,10 @@ class Semantics:
             raise ArgumentError("packed=True: needs uneven=True, since any length may be packed")
         if self.partial and not self.uneven:
             raise ArgumentError("partial=True: needs uneven=True, since any keys may count")
+        if self.program and not self.uneven:
+            raise ArgumentError(
+                f"program={quoted(self.program)}: needs uneven=True, since it computes on any sizes"
+            )
 
     @property
     def key_mask(self) -> Mask:
@@ -60,6 +69,11 @@ class Semantics:
     def causal(self) -> bool:
         """Whether the mask is attention()'s mask under ``causal=True``."""
         return self.mask == CAUSAL
+
+    @property
+    def caller_program(self) -> Program | None:
+        """The program as a value; None for none."""
+        return cast(Program, self.program) if self.program else None
 
     @property
     def score(self) -> Score:
@@ -73,27 +87,46 @@ class Semantics:
     def words(self) -> list[str]:
         """The words that differ from the plain case, in the order of the fields."""
         mask = [self.mask] * self.key_mask.hides
-        return mask + [name for name in FLAGS if getattr(self, name)]
+        flags = [name for name in FLAGS if getattr(self, name)]
+        return mask + flags + [str(self.program)] * bool(self.program)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, for files and keys; Semantics(**fields) reads them in any process.
+
+        They are the same as before programs existed if there is none, so that libraries keep their
+        keys.
+        """
+        fields = asdict(self)
+        if self.caller_program is None:
+            del fields["program"]
+        else:
+            fields["program"] = self.caller_program.text
+        return fields
 
     @classmethod
     def parse(cls, text: str) -> Semantics:
-        """Parses the text that str() writes, in any word order; packed and partial imply uneven.
+        """Parses the text that str() writes, in any word order; packed, partial and programs imply
+        uneven.
 
         Raises:
-            ArgumentError: a word is unknown, or there are two masks.
+            ArgumentError: a word is unknown, or there are two masks or two programs.
         """
         words = [] if text.strip() == _PLAIN else [word.strip() for word in text.split("+")]
         masks = [word for word in words if word in known_masks()]
         flags = {word: True for word in words if word in FLAGS}
-        if len(masks) > 1 or len(masks) + len(flags) != len(words):
+        programs = [word for word in words if word in known_programs()]
+        n_known = len(masks) + len(flags) + len(programs)
+        if len(masks) > 1 or len(programs) > 1 or n_known != len(words):
             known = (*known_masks(), *FLAGS, _PLAIN)
             hint = "".join(did_you_mean(word, known) for word in words if word not in known)
             raise ArgumentError(
                 f"semantics={quoted(text)}: allowed are '{_PLAIN}', or a mask (causal or window), "
                 f"softcap, packed, uneven and partial joined by '+'{hint}"
             )
-        flags["uneven"] = not flags.keys().isdisjoint(("uneven", "packed", "partial"))
-        return cls(masks[0] if masks else NONE, **flags)
+        flags["uneven"] = not flags.keys().isdisjoint(("uneven", "packed", "partial")) or bool(
+            programs
+        )
+        return cls(masks[0] if masks else NONE, **flags, program="".join(programs))
 
     def to_cpp_struct(self) -> str:
         """A C++20 expression for these semantics, with designated initialisers."""
@@ -102,8 +135,8 @@ class Semantics:
 
     def cpp_fields(self) -> dict[str, bool]:
         """The fields of csrc's Semantics."""
-        mask = self.key_mask
-        return {
+        mask, program = self.key_mask, self.caller_program
+        fields = {
             "hides_earlier": mask.hides_earlier,
             "hides_later": mask.hides_later,
             "takes_limits": mask.takes_limits,
@@ -111,4 +144,12 @@ class Semantics:
             "packed": self.packed,
             "uneven": self.uneven,
             "partial": self.partial,
+        }
+        if program is None:
+            return fields
+        return fields | {
+            "program_scores": program.score is not None,
+            "program_masks": program.mask is not None,
+            "mask_by_batch": program.mask_reads_batch,
+            "mask_by_head": program.mask_reads_head,
         }

@@ -9,6 +9,7 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.expression import constant, symbol, tanh
 from flashsmith.semantics.mask import POSITION, UNLIMITED, Mask
+from flashsmith.semantics.program_cuda import INCLUDE, program_struct
 from flashsmith.semantics.score import SCORE, Score
 
 HEADER = "semantics.cuh"
@@ -18,13 +19,18 @@ def semantics_header(semantics: Semantics) -> str:
     """The text of the header that a library's kernels include first.
 
     The header's struct Mask computes which keys a row sees and which rows see a key. The struct
-    Score computes how scores change.
+    Score computes how scores change. With a program, struct Program computes the caller's
+    functions.
 
     Raises:
         ArgumentError: kernels cannot compute the score.
     """
     mask, score = semantics.key_mask, semantics.score
+    program = semantics.caller_program
     includes = "" if score.is_plain else '#include "common/score.cuh"\n\n'
+    more = ""
+    if program is not None:
+        includes, more = f"{INCLUDE}{includes or chr(10)}", f"\n{program_struct(program)}"
     return f"""\
 #pragma once
 
@@ -39,7 +45,7 @@ struct Mask {{
 // {score}
 struct Score {{
 {_score_functions(score)}}};
-
+{more}
 }}  // namespace flashsmith
 """
 

@@ -69,6 +69,10 @@ _ARGUMENTS = (
     Argument("softcap", "float", 0.0, "float"),
     Argument("scale", "float | None", None, "float?"),
     Argument("sinks", _TENSOR, op="Tensor?"),
+    Argument("score_mod", "Callable[..., Any] | None"),
+    Argument("mask_mod", "Callable[..., Any] | None"),
+    Argument("mask", "Any"),
+    Argument("positions", "str", "start"),
     Argument("cu_seqlens_q", _TENSOR, op="Tensor?"),
     Argument("cu_seqlens_k", _TENSOR, op="Tensor?"),
     Argument("max_seqlen_q", "int | None", op="SymInt?"),
@@ -101,6 +105,8 @@ _ARGUMENTS = (
     Argument("config", "KernelConfig | None", None, "str?"),
     Argument("backward_config", "KernelConfig | None", None, "str?"),
     Argument("emulate", "bool", False, "bool"),
+    # A BoundProgram, which the public functions make of their functions and masks.
+    Argument("program", "BoundProgram | None"),
 )
 ARGUMENTS = {argument.name: argument for argument in _ARGUMENTS}
 
@@ -144,8 +150,8 @@ _PACKED = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
 _PARTS = "partial seqused_k k_begin"
 ATTENTION = Signature(
     "attention",
-    f"{_SCORES} {_PACKED} out return_lse return_row_max {_PARTS} "
-    "bits config backward_config deterministic emulate",
+    f"{_SCORES} score_mod mask_mod mask positions {_PACKED} out return_lse return_row_max "
+    f"{_PARTS} bits config backward_config deterministic emulate",
 )
 FORWARD = Signature(
     "forward", f"{_SCORES} {_PACKED} return_lse return_row_max {_PARTS} bits emulate"
@@ -182,6 +188,7 @@ class ForwardOptions(NamedTuple):
     seqused_k: Any = None
     k_begin: Any = None
     bits: Any = None
+    program: Any = None
 
     def with_tensors(self, sinks: Any, cu_q: Any, cu_k: Any) -> ForwardOptions:
         """A copy with these tensors, which keeps seqused_k and k_begin."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,10 +35,11 @@ class Sequence(NamedTuple):
 class Attention:
     """What a forward pass computes; the defaults are plain attention.
 
-    ``lens_q`` and ``lens_k`` are the lengths of packed sequences; None for dense tensors. Masks are
-    aligned to the bottom right: query i of seq_q is at key position i + seq_k - seq_q. ``ranges``
-    is for partial attention. It has for each sequence the row in k of the first key that is used,
-    and the number of keys.
+    ``lens_q`` and ``lens_k`` are the lengths of packed sequences, None for dense tensors. Masks are
+    aligned to the bottom right: query i of seq_q is at key position i + seq_k - seq_q. ``ranges``,
+    for partial attention, gives each sequence a range of keys: the row of k of the range's first
+    key, and the number of keys. ``program``, a BoundProgram, has functions that change scores and
+    hide keys, and the tensors and numbers that they read.
     """
 
     scale: float
@@ -48,6 +49,7 @@ class Attention:
     lens_q: Lens | None = None
     lens_k: Lens | None = None
     ranges: Ranges | None = None
+    program: Any = None
 
     @property
     def packed(self) -> bool:
@@ -63,8 +65,9 @@ class Attention:
 
     @property
     def masked(self) -> bool:
-        """Whether any key is masked for any query."""
-        return self.mask.hides
+        """Whether some key is masked for some query."""
+        bound = self.program
+        return self.mask.hides or (bound is not None and bound.program.mask is not None)
 
     @property
     def score(self) -> Score:
@@ -85,6 +88,48 @@ class Attention:
         right = 0 if self.causal else right
         return self.mask.keys(rows + (seq_k - seq_q), seq_k, left, right, np)
 
+    def placed(self, to_device: Callable[[np.ndarray], Any]) -> Attention:
+        """The same with the program's tensors on an engine's device."""
+        if self.program is None:
+            return self
+        tensors = tuple(map(to_device, self.program.tensors))
+        return replace(self, program=self.program._replace(tensors=tensors))
+
+    def changed_by_program(self, scores: Any, at: Mapping[str, Any], xp: Any) -> Any:
+        """The scores that the program makes of scores in natural units. ``at`` are the indices b,
+        h, q and k and the lengths seq_q and seq_k, arrays that broadcast with the scores."""
+        bound = self.program
+        if bound is None or bound.program.score is None:
+            return scores
+        values = {**at, "score": scores, **self._program_numbers}
+        return bound.program.score.evaluate(values, self._program_tensors, xp)
+
+    def slope_of_program(self, scores: Any, at: Mapping[str, Any], xp: Any) -> Any:
+        """The derivative of changed_by_program() with respect to the scores; None if it is 1."""
+        bound = self.program
+        if bound is None or bound.program.slope is None:
+            return None
+        values = {**at, "score": scores, **self._program_numbers}
+        return bound.program.slope.evaluate(values, self._program_tensors, xp)
+
+    def seen_by_program(self, at: Mapping[str, Any], xp: Any) -> Any:
+        """Whether the program lets rows see keys: booleans; None if it hides none."""
+        bound = self.program
+        if bound is None or bound.program.mask is None:
+            return None
+        values = {**at, **self._program_numbers}
+        return bound.program.mask.evaluate(values, self._program_tensors, xp)
+
+    @property
+    def _program_numbers(self) -> dict[str, Any]:
+        names = (it.name for it in self.program.program.numbers)
+        return dict(zip(names, self.program.numbers, strict=True))
+
+    @property
+    def _program_tensors(self) -> dict[str, Any]:
+        names = (it.name for it in self.program.program.reads)
+        return dict(zip(names, self.program.tensors, strict=True))
+
     def sequences(self, batch: int) -> Iterator[Sequence]:
         """The sequences of a batch, which are either ``batch`` dense ones or the packed ones."""
         keys = None if self.ranges is None else [slice(a, a + n) for a, n in self.ranges]
@@ -104,6 +149,8 @@ class Attention:
         said += [f"{name} {value:g}" for name, value in self.numbers.items()]
         if self.lens_q is not None and self.lens_k is not None:
             said.append(f"lens {'+'.join(map(str, self.lens_q))}:{'+'.join(map(str, self.lens_k))}")
+        if self.program is not None:
+            said.append(str(self.program.program))
         if self.ranges is not None:
             said.append("keys " + " ".join(f"{a}+{n}" for a, n in self.ranges))
         return ", ".join(said) or "plain"

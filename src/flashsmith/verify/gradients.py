@@ -90,15 +90,17 @@ def compute_gradients(
     """
     dtype = inputs["q"].dtype
     engine = engine_for(on_gpu)
+    attention = attention.placed(engine.to_device)
     found = ExpectedGradients.zeros(inputs, np.dtype(np.float32) if unrounded else dtype)
     precise = {**inputs, "o": exact_o, "lse": exact_lse}
     with engine.exactly():
-        for rows in sequences:
+        for number, rows in enumerate(sequences):
             if rows.q.stop == rows.q.start:
                 continue
-            exact = _Sequence(engine, attention, rows, precise, "float64")
+            at = rows, number
+            exact = _Sequence(engine, attention, at, precise, "float64")
             orders = [
-                _Sequence(engine, attention, rows, inputs, "float32", product)
+                _Sequence(engine, attention, at, inputs, "float32", product)
                 for product in (_cut_product, _plain_product, _aligned_product)[: 2 + aligned]
             ]
             _enter(found, rows, exact, orders)
@@ -211,12 +213,14 @@ class _Sequence:
         self,
         engine: Engine,
         attention: Attention,
-        rows: Rows,
+        at: tuple[Rows, int],
         inputs: Mapping[str, np.ndarray],
         precision: str,
         product: _Product = _plain_product,
     ) -> None:
-        """``product``: the function that computes S and dP."""
+        """``at``: the sequence's rows and its number. ``product``: the way in which S and dP are
+        summed."""
+        rows, self.number = at
         self.engine, self.attention, self.precision = engine, attention, precision
         self.product = product
         self.dtype = inputs["q"].dtype
@@ -317,6 +321,10 @@ class _Sequence:
             key = np.arange(keys.start, keys.stop)
             visible = (key >= self.first[rows, None]) & (key < self.end[rows, None])
             seen = alive & self.engine.to_device(visible)
+        indices = self._indices(rows, keys)
+        by_program = self.attention.seen_by_program(indices, xp)
+        if by_program is not None:
+            seen = seen & by_program
         q, do = (xp.where(alive, x[:, :, rows], 0.0) for x in (self.q, self.do))
         k, v = self.k[:, :, keys], self.v[:, :, keys]
 
@@ -325,11 +333,18 @@ class _Sequence:
             numbers = {"score": scores * scale, **self.attention.numbers}
             scores, factor = score.body.evaluate(numbers, xp), score.factor.evaluate(numbers)
             slope = score.slope.evaluate(numbers, xp)
+        if self.attention.program is not None:
+            natural = scores * factor
+            its_slope = self.attention.slope_of_program(natural, indices, xp)
+            if its_slope is not None:
+                slope = its_slope if slope is None else slope * its_slope
+            scores, factor = self.attention.changed_by_program(natural, indices, xp), 1.0
+            scores = self.engine.cast(scores, self.precision)
         exponents = self._exponents(scores, factor, self.lse[:, :, rows])
         weights = xp.where(seen, xp.exp2(exponents), 0.0)
         d_scores = weights * (self._product(do, v) - self._row_sums(rows, do))
         if slope is not None:
-            d_scores = d_scores * slope
+            d_scores = self.engine.cast(d_scores * slope, self.precision)
         d_scores = xp.where(seen, d_scores, 0.0)
         if self.precision == "float32":
             too_large: Any = self.engine.to_host(
@@ -358,6 +373,20 @@ class _Sequence:
         self.dq[:, :, rows] = dq
         self.dk[:, keys] += dk
         self.dv[:, keys] += dv
+
+    def _indices(self, rows: slice, keys: slice) -> dict[str, Any]:
+        """What a program's functions are given besides the score."""
+        if self.attention.program is None:
+            return {}
+        at = {
+            "b": np.array(self.number),
+            "h": np.arange(self.heads_q).reshape(self.heads_k, -1, 1, 1),
+            "q": np.arange(rows.start, rows.stop)[:, None],
+            "k": np.arange(keys.start, keys.stop),
+            "seq_q": np.array(self.seq_q),
+            "seq_k": np.array(self.seq_k),
+        }
+        return {name: self.engine.to_device(array) for name, array in at.items()}
 
     def _product(self, a: Any, b: Any) -> Any:
         """a b^T."""

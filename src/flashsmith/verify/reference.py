@@ -83,10 +83,12 @@ def references_of(
     found = References(np.empty(q.shape), np.empty(statistics), same, np.empty(statistics), tainted)
     engine = engine_for(on_gpu)
     placed = tuple(map(engine.to_device, (q, k, v)))
+    attention = attention.placed(engine.to_device)
     logits = None if sinks is None else engine.to_device(np.asarray(sinks, np.float64))
     with engine.exactly():
-        for at in attention.sequences(q.shape[0]):
-            blocks = _Sequence(engine, attention, placed[0][at.q], placed[1][at.k], placed[2][at.k])
+        for number, at in enumerate(attention.sequences(q.shape[0])):
+            parts = placed[0][at.q], placed[1][at.k], placed[2][at.k]
+            blocks = _Sequence(engine, attention, *parts, number)
             for block, o, same, lse, row_max, spoilt in blocks.run(logits):
                 rows_at = _rows(at.q, block)
                 found.o[rows_at], found.same_precision[rows_at] = o, same
@@ -128,8 +130,10 @@ class _Sequence:
     the arrays below are (heads_k, group, rows, keys or d).
     """
 
-    def __init__(self, engine: Engine, attention: Attention, q: Any, k: Any, v: Any) -> None:
-        self.engine, self.attention = engine, attention
+    def __init__(
+        self, engine: Engine, attention: Attention, q: Any, k: Any, v: Any, number: int = 0
+    ) -> None:
+        self.engine, self.attention, self.number = engine, attention, number
         self.seq_q, heads_q, d = q.shape
         self.seq_k, heads_k, _ = k.shape
         self.dtype, self.heads_q = q.dtype, heads_q
@@ -151,6 +155,9 @@ class _Sequence:
             if self.attention.masked:
                 key = np.arange(keys.start, keys.stop)
                 seen = self.engine.to_device((key >= first[:, None]) & (key < end[:, None]))
+                at, xp = self.indices(block, keys), self.engine.xp
+                by_program = self.attention.seen_by_program(at, xp)
+                seen = seen if by_program is None else seen & by_program
             part = _Block(self, block, keys, seen, sinks)
             weights, lse, row_max = part.softmax("float64")
             o = part.heads_last(part.weighted(weights, row_max, "float64"))
@@ -164,6 +171,19 @@ class _Sequence:
                 same = self.engine.cast(same, self.dtype)
             lse, row_max = part.heads_first(lse), part.heads_first(row_max)
             yield block, o, part.heads_last(same), lse, row_max, tainted
+
+    def indices(self, rows: slice, keys: slice) -> dict[str, Any]:
+        """What a program's functions are given besides the score, as arrays that broadcast with
+        scores."""
+        at = {
+            "b": np.array(self.number),
+            "h": np.arange(self.heads_q).reshape(self.k.shape[0], -1, 1, 1),
+            "q": np.arange(rows.start, rows.stop)[:, None],
+            "k": np.arange(keys.start, keys.stop),
+            "seq_q": np.array(self.seq_q),
+            "seq_k": np.array(self.seq_k),
+        }
+        return {name: self.engine.to_device(array) for name, array in at.items()}
 
     def _blocks(self) -> Iterator[slice]:
         rows = max(1, self.engine.score_bytes // (8 * self.heads_q * max(1, self.seq_k)))
@@ -227,6 +247,9 @@ class _Block:
         scores = q @ xp.swapaxes(k, -1, -2)
         scores *= attention.scale
         scores = attention.score.apply(scores, attention.numbers, xp)
+        if attention.program is not None:
+            at = self.sequence.indices(self.rows, self.keys)
+            scores = engine.cast(attention.changed_by_program(scores, at, xp), precision)
         if self.seen is not None:
             scores = xp.where(self.seen, scores, -math.inf)
         if self.keys.start == self.keys.stop:

@@ -10,7 +10,9 @@
 
 #include "backward/args.cuh"
 #include "common/constants.cuh"
+#include "common/program_args.cuh"
 #include "host/forward_problem.h"
+#include "host/program_arguments.h"
 
 namespace flashsmith {
 
@@ -30,6 +32,7 @@ enum BackwardTensor : size_t {
     sinks,
     cu_seqlens_q,
     cu_seqlens_k,
+    first_read,  // kernels of a program: the tensors that it reads
 };
 
 inline int64_t blocks_of(int64_t rows, int64_t tile) {
@@ -40,6 +43,7 @@ inline int64_t blocks_of(int64_t rows, int64_t tile) {
 struct BackwardProblem {
     ForwardProblem forward;  // its o strides are those of the forward's output
     BackwardKernelArgs args;
+    ProgramArgs program;  // only of libraries with a program
 };
 
 inline void read_strides(NumberReader& numbers, int64_t& batch, int64_t& seq, int64_t& head) {
@@ -48,7 +52,8 @@ inline void read_strides(NumberReader& numbers, int64_t& batch, int64_t& seq, in
     head = numbers.integer();
 }
 
-inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tensors) {
+inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tensors,
+                                             const Semantics& semantics) {
     ForwardProblem p{};
     p.batch = numbers.integer();
     p.seq_q = numbers.integer();
@@ -78,6 +83,9 @@ inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tens
     p.window_left = numbers.integer();
     p.window_right = numbers.integer();
     args.grads_fp32 = static_cast<int32_t>(numbers.integer());
+    ProgramArgs program;
+    std::memset(&program, 0, sizeof program);
+    if (semantics.has_program()) program = read_program(numbers);
     numbers.end();
 
     args.batch = static_cast<int32_t>(p.batch);
@@ -93,7 +101,11 @@ inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tens
     args.scale = p.scale;
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
     args.score_argument = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
-    return {p, args};
+    if (semantics.program_scores) {
+        program.scale = p.softcap > 0 ? p.softcap : p.scale;
+        args.scale_log2 = kLog2E;
+    }
+    return {p, args, program};
 }
 
 // The rows of statistics per head, padded to whole blocks, and in total over heads and batches.

@@ -21,11 +21,16 @@ struct Semantics {
     bool packed;   // sequences of different lengths are concatenated; cu_seqlens has their offsets
     bool uneven;   // lengths need not be multiples of the tile sizes, and d need not equal d_head
     bool partial;  // over some of the keys only: o is fp32, a merge adds sinks; implies uneven
+    // struct Program of semantics.cuh, a function of the caller's: it changes scores after struct
+    // Score, or hides keys in addition to struct Mask, or both. Whether it hides a key may depend
+    // on the batch or on the query head. Implies uneven.
+    bool program_scores, program_masks, mask_by_batch, mask_by_head;
 
     constexpr auto operator<=>(const Semantics&) const = default;
     // Whether a kernel may encounter a partly masked tile.
     constexpr bool masked() const { return hides_keys() || uneven; }
     constexpr bool hides_keys() const { return hides_earlier || hides_later; }
+    constexpr bool has_program() const { return program_scores || program_masks; }
     // Whether later queries see all keys that earlier ones see, and more.
     constexpr bool is_triangular() const { return hides_later && !hides_earlier; }
 };
@@ -35,6 +40,8 @@ template <Semantics SEMANTICS>
 inline constexpr bool kHidesKeys = SEMANTICS.hides_keys();
 template <Semantics SEMANTICS>
 inline constexpr bool kTriangular = SEMANTICS.is_triangular();
+template <Semantics SEMANTICS>
+inline constexpr bool kHasProgram = SEMANTICS.has_program();
 
 // Means that this side of a window has no limit. It exceeds any sequence length.
 constexpr int32_t kUnlimited = 1 << 30;

@@ -15,6 +15,7 @@ namespace flashsmith {
 struct ForwardTensor {
     static constexpr size_t q = 0, k = 1, v = 2, o = 3, lse = 4, row_max = 5, sinks = 6,
                             cu_seqlens_q = 7, cu_seqlens_k = 8, seqused_k = 9, k_begin = 10;
+    static constexpr size_t first_read = 11;  // kernels of a program: the tensors that it reads
 };
 
 // The strides of a tensor (batch, seq, heads, d), or of a packed tensor (total, heads, d), whose

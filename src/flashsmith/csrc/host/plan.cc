@@ -1,6 +1,8 @@
 #include "host/plan.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <cstring>
 #include <stdexcept>
 
@@ -37,6 +39,16 @@ int64_t NumberReader::integer() {
 
 double NumberReader::number() {
     return std::visit([](auto value) { return static_cast<double>(value); }, next());
+}
+
+int32_t NumberReader::bits() {
+    const Number& value = next();
+    if (const auto* const integer = std::get_if<int64_t>(&value)) {
+        require(*integer >= INT32_MIN && *integer <= INT32_MAX,
+                "number " + std::to_string(used_) + " of the call must be an int32");
+        return static_cast<int32_t>(*integer);
+    }
+    return std::bit_cast<int32_t>(static_cast<float>(std::get<double>(value)));
 }
 
 void NumberReader::end() const {

@@ -35,7 +35,10 @@ class NumberReader {
 
     int64_t integer();
     double number();
-    // Checks that no numbers are left.
+    // The bits of an int32, or of an fp32 if the number is not an integer. Throws
+    // std::invalid_argument for an integer beyond int32.
+    int32_t bits();
+    // Checks that all numbers were read.
     void end() const;
 
   private:

@@ -7,8 +7,8 @@
 // several warps share keys, P does too.
 #pragma once
 
+#include "backward/program_scores.cuh"
 #include "common/barrier.cuh"
-#include "common/changed_scores.cuh"
 #include "mma_sync_backward/common_parts.cuh"
 
 namespace flashsmith {
@@ -22,7 +22,7 @@ struct KeysBlock {
     using Gradient = float[Kernel::key_tiles][Kernel::column_tiles][4];
     using Rounded = InRegisters<Kernel::key_tiles, Kernel::query_tiles / 2>;
 
-    const BackwardKernelArgs& args;
+    const typename Kernel::Args& args;
     const uint32_t smem;
     const int warp, lane;
     const int batch, head_k, first_key;
@@ -31,7 +31,7 @@ struct KeysBlock {
 
     Gradient dk = {}, dv = {};
 
-    FS_DEVICE KeysBlock(const BackwardKernelArgs& args, uint32_t smem, int batch, int head_k,
+    FS_DEVICE KeysBlock(const typename Kernel::Args& args, uint32_t smem, int batch, int head_k,
                         int block, SequenceRows q, SequenceRows k)
         : args(args),
           smem(smem),
@@ -252,9 +252,8 @@ struct KeysBlock {
         return load_shared_float2(statistics(at.stage()) + (which * Kernel::B_r + query) * 4);
     }
 
-    // Turns S into P. Queries that do not see the key are not masked yet. If scores are changed
-    // (softcap), P is masked and rounded here, and S becomes P times 1 - tanh^2, the derivative of
-    // the cap.
+    // S becomes P, even for queries that do not see a key. If scores are changed (by a softcap or a
+    // score function), P is masked and rounded here, and S becomes P times the change's slope.
     FS_DEVICE void exponentiate(Rounded& rounded, Scores& S, const Step& at, bool needs_mask) {
         change_scores<SEMANTICS>(S, args.score_argument);
         Scores P;
@@ -265,12 +264,13 @@ struct KeysBlock {
             for (int m = 0; m < Kernel::key_tiles; ++m)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    P[m][n][e] = exp2_approx(
-                        fmaf(S[m][n][e], args.scale_log2, e % 2 == 0 ? -lse_log2.x : -lse_log2.y));
+                    P[m][n][e] = exp2_approx(fmaf(changed(S, at, m, n, e), args.scale_log2,
+                                                  e % 2 == 0 ? -lse_log2.x : -lse_log2.y));
         }
-        if constexpr (SEMANTICS.changes_scores) {
+        if constexpr (Kernel::changes_scores) {
             if constexpr (Kernel::masked)
                 if (needs_mask) mask(P, at);
+            hide_keys(P, at);
             round_to<value_t>(rounded, P);
         }
 #pragma unroll
@@ -279,11 +279,35 @@ struct KeysBlock {
             for (int n = 0; n < Kernel::query_tiles; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    S[m][n][e] = times_slope<SEMANTICS>(P[m][n][e], S[m][n][e]);
+                    S[m][n][e] = BackwardProgram<SEMANTICS>::gradient(P[m][n][e], S[m][n][e]);
     }
 
-    // Turns dP into dS = P (dP - D), and rounds it. Unless scores are changed (softcap), P is
-    // rounded here too. Both are 0 if the query does not see the key.
+    // The score that enters the softmax. With a score function S becomes the function's slope.
+    FS_DEVICE float changed(Scores& S, const Step& at, int m, int n, int e) const {
+        if constexpr (Kernel::has_program)
+            return program(at).change(S[m][n][e], query_of_lane(at)(m, n, e),
+                                      key_of_lane()(m, n, e));
+        else
+            return S[m][n][e];
+    }
+    // Zeroes elements of keys that a program hides.
+    FS_DEVICE void hide_keys(Scores& x, const Step& at) const {
+        if constexpr (Kernel::has_program) program(at).hide(x, query_of_lane(at), key_of_lane());
+    }
+    FS_DEVICE BackwardProgram<SEMANTICS> program(const Step& at) const {
+        return {args.program, batch, at.head, q.count, k.count};
+    }
+    FS_DEVICE auto query_of_lane(const Step& at) const {
+        const int first = at.block * Kernel::B_r + warp_query() + lane % 4 * 2;
+        return [first](int, int n, int e) { return first + 8 * n + e % 2; };
+    }
+    FS_DEVICE auto key_of_lane() const {
+        const int first = first_key + warp_key() + lane / 4;
+        return [first](int m, int, int e) { return first + 16 * m + 8 * (e / 2); };
+    }
+
+    // dP becomes dS = P (dP - D) and is rounded. Unless scores are changed, P is rounded as well.
+    // Both are 0 where a query does not see a key.
     FS_DEVICE void compute_dS(Rounded& rounded, Rounded& rounded_P, Scores& P, Scores& dP,
                               const Step& at, bool needs_mask) {
 #pragma unroll
@@ -295,13 +319,23 @@ struct KeysBlock {
                 for (int e = 0; e < 4; ++e)
                     dP[m][n][e] = P[m][n][e] * (dP[m][n][e] - (e % 2 == 0 ? D.x : D.y));
         }
-        // Masked dP is undefined and may be NaN.
+        // Masked dP is undefined and may be NaN. Where a program hides keys, P is 0.
         if constexpr (Kernel::masked)
             if (needs_mask) {
                 mask(dP, at);
-                if constexpr (!SEMANTICS.changes_scores) mask(P, at);
+                if constexpr (!Kernel::changes_scores) mask(P, at);
             }
-        if constexpr (!SEMANTICS.changes_scores) round_to<value_t>(rounded_P, P);
+        if constexpr (SEMANTICS.program_masks) {
+            if constexpr (!Kernel::changes_scores) hide_keys(P, at);
+#pragma unroll
+            for (int m = 0; m < Kernel::key_tiles; ++m)
+#pragma unroll
+                for (int n = 0; n < Kernel::query_tiles; ++n)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        if (P[m][n][e] == 0.0f) dP[m][n][e] = 0.0f;
+        }
+        if constexpr (!Kernel::changes_scores) round_to<value_t>(rounded_P, P);
         round_to<value_t>(rounded, dP);
     }
 
@@ -396,7 +430,7 @@ constexpr uint32_t kLastCtas = 256;
 // The main kernel of all configs.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads)
-    flash_backward_kernel(const BackwardKernelArgs args) {
+    flash_backward_kernel(const typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
     uint32_t sequence = block_index() / n_blocks;

@@ -10,6 +10,10 @@ namespace {
 
 constexpr uint32_t kRowsThreads = 256;
 
+// Where the arguments of a program are. offsetof() is not defined for a derived struct.
+constexpr size_t kProgramOffset = sizeof(BackwardKernelArgs);
+static_assert(sizeof(BackwardProgramArgs) == kProgramOffset + sizeof(ProgramArgs));
+
 // The kernels of a config, in the order of the family's templates.
 enum Kernel : size_t { keys, second, prepare, gaps, sinks_kernel };
 
@@ -17,7 +21,7 @@ enum Kernel : size_t { keys, second, prepare, gaps, sinks_kernel };
 
 Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                    const DeviceSpec& device, const Semantics& semantics) {
-    auto [p, args] = read_backward_problem(numbers, tensors);
+    auto [p, args, program] = read_backward_problem(numbers, tensors, semantics);
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, kStatisticsRows);
@@ -38,7 +42,11 @@ Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& number
         plan.workspaces.push_back(
             {"dq_sums", bytes * static_cast<size_t>(config.d_head), Contents::undefined});
 
-    const auto* argument = reinterpret_cast<const uint8_t*>(&args);
+    BackwardProgramArgs all;
+    std::memset(&all, 0, sizeof all);  // including padding: equal plans have equal bytes
+    static_cast<BackwardKernelArgs&>(all) = args;
+    all.program = program;
+    const auto* argument = reinterpret_cast<const uint8_t*>(&all);
     const auto add = [&](Kernel kernel, int64_t blocks, uint32_t threads, int smem_bytes) {
         require(blocks <= INT_MAX, "batch x heads x blocks must stay within 2^31 - 1");
         plan.launches.push_back({
@@ -57,14 +65,24 @@ Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& number
     add(prepare, heads_q * blocks_of(p.seq_q, kStatisticsRows), kRowsThreads, 0);
     if (p.packed)
         add(gaps, blocks_of(p.total_q + p.total_k, kRowsThreads / kWarpSize), kRowsThreads, 0);
-    if (wants_keys || adds_dq)
+    // The kernel added last computes scores.
+    const auto pass_program = [&] {
+        if (!semantics.has_program()) return;
+        plan.launches.back().argument_bytes = {argument, argument + sizeof all};
+        add_program_addresses(plan.launches.back().addresses, first_read, kProgramOffset);
+    };
+    if (wants_keys || adds_dq) {
         add(keys, heads_k * blocks_of(p.seq_k, config.B_c), threads, config.keys_smem_bytes());
-    if (adds_dq)
+        pass_program();
+    }
+    if (adds_dq) {
         add(second, heads_q * blocks_of(p.seq_q, config.B_r), threads,
             config.B_r * config.d_head * config.element_bytes());
-    else if (wants_dq)
+    } else if (wants_dq) {
         add(second, heads_q * blocks_of(p.seq_q, config.dq_rows()), threads,
             config.queries_smem_bytes());
+        pass_program();
+    }
     if (wants_sinks) add(sinks_kernel, p.heads_q, kRowsThreads, 0);
 
     plan.presence = backward_presence(tensors, semantics);

@@ -3,7 +3,7 @@
 // for this, which takes two GEMMs, but neither fp32 sums in memory nor an order of CTAs.
 #pragma once
 
-#include "common/changed_scores.cuh"
+#include "backward/program_scores.cuh"
 #include "mma_sync_backward/common_parts.cuh"
 
 namespace flashsmith {
@@ -19,7 +19,7 @@ struct QueriesBlock {
     using Scores = float[1][kKeyTiles][4];
     using Layout = typename Kernel::StreamedLayout;
 
-    const BackwardKernelArgs& args;
+    const typename Kernel::Args& args;
     const uint32_t smem;
     const int warp, lane;
     const int batch, head, first_row;
@@ -29,7 +29,7 @@ struct QueriesBlock {
 
     float dq[1][kColumnTiles][4] = {};
 
-    FS_DEVICE QueriesBlock(const BackwardKernelArgs& args, uint32_t smem, int batch, int head,
+    FS_DEVICE QueriesBlock(const typename Kernel::Args& args, uint32_t smem, int batch, int head,
                            int block, SequenceRows q, SequenceRows k)
         : args(args),
           smem(smem),
@@ -138,11 +138,14 @@ struct QueriesBlock {
         for (int n = 0; n < kKeyTiles; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float P = exp2_approx(fmaf(S[0][n][e], args.scale_log2, -lse_log2[e / 2]));
-                dP[0][n][e] = times_slope<SEMANTICS>(P, S[0][n][e]) * (dP[0][n][e] - D[e / 2]);
+                const float score = changed(S, block, n, e);
+                const float P = exp2_approx(fmaf(score, args.scale_log2, -lse_log2[e / 2]));
+                dP[0][n][e] =
+                    BackwardProgram<SEMANTICS>::gradient(P, S[0][n][e]) * (dP[0][n][e] - D[e / 2]);
             }
         if constexpr (Kernel::masked)
             if (needs_mask) mask(dP, block);
+        if constexpr (Kernel::has_program) program().hide(dP, query_of_lane(), key_of_lane(block));
         InRegisters<1, kKeySteps> dS;
         round_to<value_t>(dS, dP);
         multiply<value_t, kKeySteps>(dq, dS, ColumnsB<Layout, 1>(K_tile(stage), lane));
@@ -153,7 +156,26 @@ struct QueriesBlock {
         return ResidentRows(smem + offset, lane, 16 * warp);
     }
 
-    // Sets to zero the elements of keys that the query does not see, whatever their values.
+    // The score that enters the softmax. With a score function S becomes the function's slope.
+    FS_DEVICE float changed(Scores& S, int block, int n, int e) const {
+        if constexpr (Kernel::has_program)
+            return program().change(S[0][n][e], query_of_lane()(0, n, e),
+                                    key_of_lane(block)(0, n, e));
+        else
+            return S[0][n][e];
+    }
+    FS_DEVICE BackwardProgram<SEMANTICS> program() const {
+        return {args.program, batch, head, q.count, k.count};
+    }
+    FS_DEVICE auto query_of_lane() const {
+        return [first = lane_row()](int, int, int e) { return first + 8 * (e / 2); };
+    }
+    FS_DEVICE auto key_of_lane(int block) const {
+        const int first = block * Kernel::step_keys + lane % 4 * 2;
+        return [first](int, int n, int e) { return first + 8 * n + e % 2; };
+    }
+
+    // Zeroes elements of keys that a query does not see, whatever their values.
     FS_DEVICE void mask(Scores& dS, int block) const {
         const auto seen = [&](int, int r) { return key_mask.keys(lane_row() + 8 * r); };
         mask_keys<SEMANTICS>(dS, lane, block * Kernel::step_keys, seen, 0.0f);
@@ -194,7 +216,7 @@ struct QueriesBlock {
 // Computes dq for configs whose main kernel does not add to it.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads)
-    backward_queries_kernel(const BackwardKernelArgs args) {
+    backward_queries_kernel(const typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const int n_blocks = (args.seq_q + Kernel::dq_rows - 1) / Kernel::dq_rows;
     const uint32_t sequence = block_index() / n_blocks;

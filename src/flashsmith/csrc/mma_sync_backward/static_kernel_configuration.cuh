@@ -28,6 +28,11 @@ struct StaticBackwardKernelConfig {
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
     static constexpr int element_bytes = CFG.element_bytes();
 
+    static constexpr bool has_program = SEMANTICS.has_program();
+    // Whether P and the scores that it was computed from differ in more than the exponential.
+    static constexpr bool changes_scores = SEMANTICS.changes_scores || SEMANTICS.program_scores;
+    using Args = std::conditional_t<has_program, BackwardProgramArgs, BackwardKernelArgs>;
+
     static constexpr int d_head = CFG.d_head;
     static constexpr int B_r = CFG.B_r;
     static constexpr bool clears_dq_sums = adds_dq;

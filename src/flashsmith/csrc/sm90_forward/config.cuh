@@ -8,6 +8,7 @@
 
 #include "common/constants.cuh"
 #include "common/forward_args.cuh"
+#include "common/program_args.cuh"
 
 namespace flashsmith {
 
@@ -88,7 +89,7 @@ struct WgmmaForwardKernelConfig {
 constexpr bool splits_last_tiles(const WgmmaForwardKernelConfig& config,
                                  const Semantics& semantics) {
     return !semantics.hides_keys() && config.n_warpgroups > 1 && config.cluster_size == 1 &&
-           config.split_keys == 0;
+           config.split_keys == 0 && !semantics.program_masks;
 }
 
 // Whether the tiles with fewer rows come last of all, among the heads that SMs end with: the
@@ -131,6 +132,11 @@ struct HopperForwardKernelArgs {
     // With pack_gqa, tiles and all head counts except that of a group refer to key heads.
     Reciprocal parts_per_tile, tiles_per_head, heads_q, heads_per_kv_head, heads_per_group,
         tiles_per_group;
+};
+
+// The same for kernels of a program.
+struct HopperProgramArgs : HopperForwardKernelArgs {
+    ProgramArgs program;
 };
 
 using hopper_forward_kernel_fn = void (*)(const HopperForwardKernelArgs);

@@ -3,6 +3,7 @@
 
 #include "common/changed_scores.cuh"
 #include "common/opaque.cuh"
+#include "common/program_scores.cuh"
 #include "sm90_forward/max_policy.cuh"
 #include "sm90_forward/output.cuh"
 #include "sm90_forward/running_state.cuh"
@@ -21,7 +22,7 @@ struct Consumer {
 
     // ---- state ----
 
-    const HopperForwardKernelArgs& args;
+    const typename Kernel::Args& args;
     const ForwardKernelArgs& problem;
     const uint32_t smem;
     const int warpgroup, warp, lane;
@@ -43,8 +44,9 @@ struct Consumer {
     MaxPolicy max_policy;
     typename MaxPolicy::Softmax::BlockSums block_sums;
     float row_weights[1][2];  // final factors of O's rows
+    BlockEntry entry;         // lists: of the block whose scores are computed
 
-    FS_DEVICE Consumer(const HopperForwardKernelArgs& args, uint32_t smem, int warpgroup)
+    FS_DEVICE Consumer(const typename Kernel::Args& args, uint32_t smem, int warpgroup)
         : args(args),
           problem(args.problem),
           smem(smem),
@@ -90,6 +92,7 @@ struct Consumer {
         O_is_begun = false;
         load_register_Q();
         K.consumer_wait();
+        read_entry();
         const int steps = steps_of_last_block(block);
         run_QK_gemm_of(steps);
         finish_QK_gemm<0, true>();
@@ -118,6 +121,7 @@ struct Consumer {
             start_QK_gemm();
             start_PV_gemm();
             order.template arrive<PingPong::gemm>();
+            read_entry();
             finish_QK_gemm<1, false>();
             compute_probabilities<false>(block, blocks);
             if constexpr (CFG.early_exp) end_basic_block_after(S);
@@ -127,6 +131,7 @@ struct Consumer {
             finish_PV_gemm();
             start_QK_gemm();
             order.template arrive<PingPong::gemm>();
+            read_entry();
             finish_QK_gemm<0, false>();
             compute_probabilities<false>(block, blocks);
         }
@@ -321,13 +326,21 @@ struct Consumer {
     template <bool kFirst>
     FS_DEVICE void compute_probabilities(int block, const BlockRange& blocks) {
         change_scores<SEMANTICS>(S, problem.score_argument);
+        if constexpr (Kernel::has_program)
+            change_by_program<SEMANTICS>(S, args.program, program_sequence(), lane, token_of_lane(),
+                                         head_of_lane(), first_key(block));
         // Without a mask a row sees all keys: only the last ones, in the first block, may be
         // missing.
-        constexpr bool kMayCut = kFirst || kHidesKeys<SEMANTICS> || Kernel::canonical;
+        constexpr bool kMayCut =
+            kFirst || kHidesKeys<SEMANTICS> || Kernel::canonical || Kernel::has_lists;
         if constexpr (Kernel::masked && kMayCut)
-            if (blocks.needs_mask(block))
+            if (needs_mask(block, blocks)) {
                 KeyMask<SEMANTICS>(problem, tile.q_count, tile.k_count)
-                    .mask(S, lane, token_of_lane(), block * Kernel::B_c);
+                    .mask(S, lane, token_of_lane(), first_key(block));
+                if constexpr (Kernel::has_lists)
+                    hide_by_program<SEMANTICS>(S, args.program, program_sequence(), lane,
+                                               token_of_lane(), head_of_lane(), first_key(block));
+            }
         // If maxima are requested, every row's must be exact.
         const float threshold =
             SEMANTICS.partial || problem.row_max == nullptr ? CFG.rescale_threshold : 0;
@@ -343,6 +356,24 @@ struct Consumer {
             softmax.template add<true>(block_sums);
         else
             max_policy.add(*this, updates_max);
+    }
+
+    // With lists a block is a position in the tile's list. Its entry arrives with K.
+    FS_DEVICE void read_entry() {
+        if constexpr (Kernel::has_lists) {
+            // The lane that releases the stage is the only one that reads it.
+            uint32_t bits = 0;
+            if (lane == 0) bits = load_shared_4B(smem + Kernel::entry_offset + 4 * K.state.stage());
+            entry.bits = __shfl_sync(0xffffffffu, bits, 0);
+        }
+    }
+    FS_DEVICE int first_key(int block) const {
+        if constexpr (Kernel::has_lists) return entry.block() * Kernel::B_c;
+        return block * Kernel::B_c;
+    }
+    FS_DEVICE bool needs_mask(int block, const BlockRange& blocks) const {
+        if constexpr (Kernel::has_lists) return !entry.is_full(tile.group_shift);
+        return blocks.needs_mask(block);
     }
 
     FS_DEVICE void pack_P() {
@@ -377,11 +408,21 @@ struct Consumer {
     FS_DEVICE auto token_of_lane() const {
         return [&](int m, int r) { return token_of<Kernel>(args, row_of_lane()(m, r)); };
     }
+    FS_DEVICE auto head_of_lane() const {
+        return [&](int m, int r) { return head_of<Kernel>(args, tile.head, row_of_lane()(m, r)); };
+    }
+    FS_DEVICE ProgramSequence program_sequence() const {
+        return {tile.batch, tile.q_count, tile.k_count};
+    }
 
     // The tile's blocks that this warpgroup's rows see.
     FS_DEVICE BlockRange blocks_of_warpgroup() const {
         if (tile.first_row >= tile.row_end) return {tile.block_end, tile.block_end, 0, 0};
         if constexpr (!Kernel::masked) return {tile.block_begin, tile.block_end, 0, 0};
+        if constexpr (Kernel::has_lists) {
+            if (tile.own_begin >= tile.own_end) return {tile.block_end, tile.block_end, 0, 0};
+            return {tile.own_begin, tile.own_end, 0, 0};
+        }
         BlockRange blocks =
             visible_blocks<Kernel>(KeyMask<SEMANTICS>(problem, tile.q_count, tile.k_count), args,
                                    tile.first_row, kWarpgroupRows);

@@ -19,6 +19,10 @@ struct StaticHopperKernelConfig {
     static constexpr WgmmaForwardKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
+    static constexpr bool has_program = SEMANTICS.has_program();
+    // Whether tiles visit the K/V blocks of lists, not of a range.
+    static constexpr bool has_lists = SEMANTICS.program_masks;
+    using Args = std::conditional_t<has_program, HopperProgramArgs, HopperForwardKernelArgs>;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
     static constexpr int B_r = CFG.B_r;
@@ -58,7 +62,7 @@ struct StaticHopperKernelConfig {
     static constexpr int PV_steps = B_c / 16;
     // Whether a warpgroup's last block is computed only as far as its rows see it, in units of
     // short_steps steps of 16 keys. In whole blocks that no mask cuts, every key is visible.
-    static constexpr bool has_short_blocks = CFG.short_block > 0 && masked;
+    static constexpr bool has_short_blocks = CFG.short_block > 0 && masked && !has_lists;
     static constexpr int short_steps = CFG.short_block / 16;
     // Of the steps of Q K^T, every register_Q_stride-th has its Q in registers. The steps between
     // them read twice as much shared memory in the same time.
@@ -85,13 +89,16 @@ struct StaticHopperKernelConfig {
     static constexpr int K_barriers = Q_barriers + 16 * Q_slots;
     static constexpr int V_barriers = K_barriers + 16 * CFG.kv_stages;
     static constexpr int info_offset = (V_barriers + 16 * CFG.kv_stages + 31) / 32 * 32;
-    // Masks depend on the sequence's length, which differs between packed sequences.
-    static constexpr bool info_has_q_count = SEMANTICS.packed && kHidesKeys<SEMANTICS>;
-    static constexpr int info_bytes = info_has_q_count || splits_keys ? 48 : 32;
+    // Masks and programs depend on the sequence's length, which differs between packed sequences.
+    static constexpr bool info_has_q_count =
+        SEMANTICS.packed && (kHidesKeys<SEMANTICS> || has_program);
+    static constexpr int info_bytes = info_has_q_count || splits_keys || has_lists ? 48 : 32;
     // The tile number that the first CTA of a cluster broadcasts, and its barriers.
     static constexpr int broadcast_offset = info_offset + info_bytes * Q_slots;
     static constexpr int broadcast_barriers = broadcast_offset + 16;
-    static_assert(broadcast_barriers + 16 <= CFG.smem_bytes());
+    // The entry of the list for the block in each K stage.
+    static constexpr int entry_offset = broadcast_barriers + 16;
+    static_assert(entry_offset + (has_lists ? 4 * CFG.kv_stages : 0) <= CFG.smem_bytes());
 
     // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
     // rules and their reasons.
@@ -136,6 +143,9 @@ struct StaticHopperKernelConfig {
                  CFG.rescale_threshold == 0 && !CFG.stale_max && CFG.exp2_fma_share == 0 &&
                  CFG.short_block == 0 && !splits_keys),
             "canonical: the order of operations is the specification's");
+        static_assert(!has_lists || (CFG.cluster_size == 1 && !splits_keys && !packs_gqa &&
+                                     !CFG.stale_max && !canonical && n_warpgroups <= 3),
+                      "program: a list has the blocks of one CTA's rows of one head");
         static_assert(!canonical || CFG.schedule != Schedule::one_tile,
                       "canonical: each CTA of the grid has memory for its running state");
         return true;

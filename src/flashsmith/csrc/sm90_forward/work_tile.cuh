@@ -1,6 +1,7 @@
 // The info about a tile of queries that the producer passes to the consumer warpgroups.
 #pragma once
 
+#include "common/block_lists.cuh"
 #include "common/split_keys.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/tma.cuh"
@@ -118,8 +119,39 @@ struct WorkTilePart : WorkTileInfo {
     }
 };
 
+// The same for a kernel whose tiles visit the blocks of lists. Blocks are positions in the list.
+struct WorkTileList : WorkTileInfo {
+    const int32_t* list;     // used only by the producer
+    int own_begin, own_end;  // the positions that a warpgroup's rows see
+    int group_shift;         // see BlockEntry::is_full()
+
+    FS_DEVICE static WorkTileList invalid() { return {WorkTileInfo::invalid(), nullptr, 0, 0, 0}; }
+
+    template <class Kernel>
+    FS_DEVICE WorkTileList of_warpgroup(int warpgroup) const {
+        const WorkTileInfo info = WorkTileInfo::of_warpgroup<Kernel>(warpgroup);
+        const int group = (info.first_row - first_row) / kWarpgroupRows;
+        return {info, list, list[1 + 2 * group], list[2 + 2 * group], 2 * group};
+    }
+    template <bool>
+    FS_DEVICE void store(uint32_t smem) const {
+        WorkTileInfo::store<false>(smem);
+        store_shared_16B(smem + 32, {unsigned(q_count), unsigned(own_begin), unsigned(own_end),
+                                     unsigned(group_shift)});
+    }
+    template <bool kHasCount>
+    FS_DEVICE static WorkTileList load(uint32_t smem, int q_count) {
+        const WorkTileInfo info = WorkTileInfo::load<kHasCount>(smem, q_count);
+        const uint4 own = load_shared_16B(smem + 32);
+        const auto uniform = [](uint32_t x) { return int(__shfl_sync(0xffffffffu, x, 0)); };
+        return {info, nullptr, uniform(own.y), uniform(own.z), uniform(own.w)};
+    }
+};
+
 template <class Kernel>
-using TileInfoOf = std::conditional_t<Kernel::splits_keys, WorkTilePart, WorkTileInfo>;
+using TileInfoOf =
+    std::conditional_t<Kernel::has_lists, WorkTileList,
+                       std::conditional_t<Kernel::splits_keys, WorkTilePart, WorkTileInfo>>;
 
 // The box of a tile's queries that begins at `row`.
 template <class Kernel>

@@ -3,6 +3,7 @@
 
 #include "sm90_forward/consumer.cuh"
 #include "sm90_forward/init_barriers.cuh"
+#include "wgmma/list_kernels.cuh"
 #include "wgmma/merge_kernel.cuh"
 #include "wgmma/producer.cuh"
 
@@ -10,7 +11,7 @@ namespace flashsmith {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_sm)
-    hopper_forward_kernel(const __grid_constant__ HopperForwardKernelArgs args) {
+    hopper_forward_kernel(const __grid_constant__ typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t smem = shared_address(shared_memory);
     if (thread_index() == 0) init_barriers<Kernel>(smem);

@@ -7,7 +7,7 @@ namespace flashsmith {
 
 template <class Kernel>
 __global__ void __launch_bounds__(kPartMergeThreads)
-    hopper_merge_kernel(const __grid_constant__ HopperForwardKernelArgs args) {
+    hopper_merge_kernel(const __grid_constant__ typename Kernel::Args args) {
     const ForwardKernelArgs& problem = args.problem;
     const MergeThread<Kernel> thread;
     const uint32_t tile = args.n_whole_tiles + thread.tile * Kernel::CFG.split_keys;

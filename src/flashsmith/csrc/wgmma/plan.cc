@@ -9,12 +9,18 @@
 
 #include "common/canonical_sizes.cuh"
 #include "host/forward_problem.h"
+#include "host/program_arguments.h"
 #include "sm90/copied_tensor.h"
 
 namespace flashsmith {
 namespace {
 
 constexpr int kArch = 90;
+// Where the arguments of a program begin, in bytes.
+constexpr size_t kProgramOffset = sizeof(HopperForwardKernelArgs);
+static_assert(sizeof(HopperProgramArgs) ==
+              (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *
+                  alignof(TensorMap));
 
 // The number of rows from a batch's first key to the next one's, if the tensor is viewed as one
 // sequence of rows. The strides of views of one tensor allow that.
@@ -163,13 +169,19 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
         require(p.d == config.d_head && p.seq_k % config.B_c == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole K/V tiles and d = d_head");
 
-    HopperForwardKernelArgs args;
+    HopperProgramArgs args;
     std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
+    const size_t argument_bytes = semantics.has_program() ? sizeof args : kProgramOffset;
     args.problem = forward_arguments(p, config.B_r, config.B_c);
     if (semantics.partial) {
         // Replaces the strides, which no kernel of this family reads.
         args.problem.k_batch_stride = rows_of_batches("k", p.k, p);
         args.problem.v_batch_stride = rows_of_batches("v", p.v, p);
+    }
+    if (semantics.has_program()) {
+        args.program = read_program(numbers);
+        scale_for_program(args.problem, args.program, semantics,
+                          p.softcap > 0 ? p.softcap : p.scale);
     }
     const int64_t at_once = int64_t{device.sm_count} * config.ctas_per_sm / config.cluster_size;
     const int64_t split_tiles = set_tiles(args, config, p, semantics, at_once);
@@ -185,10 +197,12 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
         .cluster = {static_cast<uint32_t>(config.cluster_size), 1, 1},
         .block = {static_cast<uint32_t>(config.n_threads()), 1, 1},
         .smem_bytes = static_cast<int>(config.smem_bytes()),
-        .argument_bytes = {bytes, bytes + sizeof args},
+        .argument_bytes = {bytes, bytes + argument_bytes},
         .addresses = forward_addresses(semantics, offsetof(Args, problem)),
         .tensor_maps = {},
     };
+    if (semantics.has_program())
+        add_program_addresses(launch.addresses, ForwardTensor::first_read, kProgramOffset);
     std::vector<Workspace> workspaces;
     if (config.schedule == Schedule::dynamic) {
         workspaces.push_back({"tile_counter", sizeof(uint32_t), Contents::kept_zero});
@@ -208,6 +222,10 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
     Plan plan{{std::move(launch)}, std::move(workspaces), forward_presence(semantics)};
     add_merge(plan, offsetof(Args, problem), split_tiles, config.split_keys, config.B_r,
               config.d_head);
+    if (semantics.program_masks)
+        add_lists(plan, 1,
+                  number_of_lists(semantics, p.batch, p.heads_q, args.tiles_per_head.divisor),
+                  args.problem.n_KV_blocks, kProgramOffset);
     return plan;
 }
 

@@ -15,12 +15,12 @@ struct Producer {
     static constexpr bool kPacked = SEMANTICS.packed;
     static constexpr bool kPacksKeys = packs_keys(SEMANTICS);
 
-    const HopperForwardKernelArgs& args;
+    const typename Kernel::Args& args;
     const uint32_t smem;
     TilePipeline<Kernel::Q_slots, Kernel::Q_tile_bytes> Q;
     TilePipeline<CFG.kv_stages, Kernel::KV_tile_bytes, CFG.cluster_size> K, V;
 
-    FS_DEVICE Producer(const HopperForwardKernelArgs& args, uint32_t smem)
+    FS_DEVICE Producer(const typename Kernel::Args& args, uint32_t smem)
         : args(args),
           smem(smem),
           Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
@@ -33,6 +33,10 @@ struct Producer {
         prefetch_maps();
         TileScheduler<Kernel> scheduler(args, smem);
         for (TileInfo tile = scheduler.find_tile(); tile.is_valid(); tile = scheduler.find_tile()) {
+            if constexpr (Kernel::has_lists) {
+                load_listed_blocks(tile, scheduler);
+                continue;
+            }
             // Canonical kernels start with the first block, others with the last.
             constexpr int kNext = Kernel::canonical ? 1 : -1;
             int block = Kernel::canonical ? tile.block_begin : tile.block_end - 1;
@@ -56,6 +60,33 @@ struct Producer {
     }
 
   private:
+    // The same for the blocks of a list. An entry is requested while the block before it waits for
+    // a free stage.
+    FS_DEVICE void load_listed_blocks(const TileInfo& tile, TileScheduler<Kernel>& scheduler) {
+        const int32_t* const entries = tile.list + kBlockListHeader;
+        int i = tile.block_end - 1;
+        BlockEntry entry{i >= 0 ? entries[i] : 0}, next{i >= 1 ? entries[i - 1] : 0};
+        if (i >= 0) load_K(tile, entry);
+        load_Q(tile);
+#pragma unroll 1
+        for (; i > 0; --i) {
+            const BlockEntry after{i >= 2 ? entries[i - 2] : 0};
+            load_K(tile, next);
+            load(V, &args.v, tile, entry.block());
+            entry = next;
+            next = after;
+        }
+        scheduler.prefetch_tile();
+        if (i == 0) load(V, &args.v, tile, entry.block());
+        scheduler.advance();
+    }
+    // The entry is in shared memory before K's full barrier completes.
+    FS_DEVICE void load_K(const TileInfo& tile, BlockEntry entry) {
+        K.producer_wait();
+        store_shared_4B(smem + Kernel::entry_offset + 4 * K.state.stage(), entry.bits);
+        load(K, &args.k, tile, entry.block());
+    }
+
     // Loads one Q slot per warpgroup, together with the tile's info.
     FS_DEVICE void load_Q(const TileInfo& tile) {
 #pragma unroll 1

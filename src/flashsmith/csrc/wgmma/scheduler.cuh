@@ -6,6 +6,13 @@
 
 namespace flashsmith {
 
+// The lists of a call's tiles.
+template <class Kernel>
+FS_DEVICE BlockLists<Kernel::SEMANTICS> block_lists(const typename Kernel::Args& args) {
+    return {args.problem, args.program.lists, args.tiles_per_head.divisor,
+            args.problem.n_KV_blocks};
+}
+
 // Hands out the tiles of one CTA, one after another. The CTAs of a cluster have neighbouring tiles
 // of one head, which count as one here. They go through the same K/V blocks: those that any of them
 // sees. The first CTA prefetches the next tile's number and broadcasts it. Tiles that would keep a
@@ -21,14 +28,14 @@ struct TileScheduler {
     static constexpr bool kSplits = splits_last_tiles(CFG, SEMANTICS);
     static constexpr bool kKeepsShortTilesBack = keeps_short_tiles_back(CFG, SEMANTICS);
 
-    const HopperForwardKernelArgs& args;
+    const typename Kernel::Args& args;
     const uint32_t smem;
     const uint32_t rank = kCtas > 1 ? cluster_rank() : 0;
     uint32_t tile = blockIdx.x / kCtas;
     uint32_t prefetched = 0;  // dynamic: the counter's value, which may still be in flight
     PipelineState<1> broadcast_state;
 
-    FS_DEVICE TileScheduler(const HopperForwardKernelArgs& args, uint32_t smem)
+    FS_DEVICE TileScheduler(const typename Kernel::Args& args, uint32_t smem)
         : args(args), smem(smem) {}
 
     // The first tile from here on that has rows, or TileInfo::invalid() if there is none.
@@ -133,13 +140,24 @@ struct TileScheduler {
             .k_first = int(k.first),
             .head_k = Kernel::packs_gqa ? head : int(quotient(head, args.heads_per_kv_head)),
         };
-        if constexpr (Kernel::splits_keys)
+        if constexpr (Kernel::has_lists)
+            return with_list(info, batch, head, tile_of_head);
+        else if constexpr (Kernel::splits_keys)
             return {info, part_row};
         else
             return info;
     }
 
   private:
+    // The tile whose blocks are the positions in its list.
+    FS_DEVICE WorkTileList with_list(WorkTileInfo info, int batch, int head,
+                                     int tile_of_head) const {
+        const int32_t* const list = block_lists<Kernel>(args).list(batch, head, tile_of_head);
+        info.block_begin = 0;
+        info.block_end = list[0];
+        return {info, list, 0, 0, 0};
+    }
+
     // Sends the number from the first CTA to the second, through the second's full and the first's
     // empty barrier.
     FS_DEVICE void broadcast() {

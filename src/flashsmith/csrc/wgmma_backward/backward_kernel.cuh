@@ -3,6 +3,8 @@
 //
 //     prepare        statistics of the rows
 //     gaps           packed: zeros outside of sequences
+//     list_blocks    with the mask of a program: which blocks of queries each block of keys visits
+//     compact_lists
 //     main           dk and dv, and what each block of keys adds to dq
 //     finish         dq, rounded from its sums
 //     sinks          dsinks
@@ -11,6 +13,7 @@
 #include "backward/rows_kernels.cuh"
 #include "wgmma_backward/consumer.cuh"
 #include "wgmma_backward/finish_kernel.cuh"
+#include "wgmma_backward/list_kernels.cuh"
 #include "wgmma_backward/producer.cuh"
 #include "wgmma_backward/split_consumer.cuh"
 
@@ -33,7 +36,7 @@ FS_DEVICE void init_backward_barriers(uint32_t smem) {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
-    hopper_backward_kernel(const __grid_constant__ HopperBackwardKernelArgs args) {
+    hopper_backward_kernel(const __grid_constant__ typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t smem = shared_address(shared_memory);
     if constexpr (!Kernel::CFG.persistent)
@@ -55,7 +58,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
         set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
         using Consumer = std::conditional_t<Kernel::CFG.split_roles, SplitBackwardConsumer<Kernel>,
                                             BackwardConsumer<Kernel>>;
-        Consumer(args.problem, smem, warpgroup - 1).run();
+        Consumer(args, smem, warpgroup - 1).run();
     }
 }
 

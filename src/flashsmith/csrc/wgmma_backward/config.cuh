@@ -7,6 +7,7 @@
 
 #include "backward/args.cuh"
 #include "common/constants.cuh"
+#include "common/program_args.cuh"
 
 namespace flashsmith {
 
@@ -100,6 +101,17 @@ struct HopperBackwardKernelArgs {
     uint32_t* key_block_counter;  // persistent: 0 before and after a launch
     uint32_t n_key_blocks;        // over all heads; packed: including nonexistent ones
 };
+
+// The same for kernels of a program.
+struct HopperBackwardProgramArgs : HopperBackwardKernelArgs {
+    ProgramArgs program;
+};
+
+// Whether blocks of keys visit the blocks of queries of lists, not of a range, under the mask of a
+// program. Turns in a fixed order are known for ranges only, and split roles pass P on in fp32.
+constexpr bool walks_lists(const WgmmaBackwardKernelConfig& config, const Semantics& semantics) {
+    return semantics.program_masks && !config.ordered_dq && !config.split_roles;
+}
 
 using hopper_backward_kernel_fn = void (*)(const HopperBackwardKernelArgs);
 

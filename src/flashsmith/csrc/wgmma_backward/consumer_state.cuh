@@ -5,6 +5,7 @@
 #include "common/opaque.cuh"
 #include "sm90/warpgroup_order.cuh"
 #include "wgmma_backward/ds_stages.cuh"
+#include "wgmma_backward/listed_steps.cuh"
 
 namespace flashsmith {
 
@@ -34,6 +35,7 @@ struct ConsumerState {
 
     // ---- state ----
 
+    const typename Kernel::Args& launch_args;
     const BackwardKernelArgs& args;
     const uint32_t smem;
     const int warpgroup, warp, lane;
@@ -47,6 +49,11 @@ struct ConsumerState {
     // With ordered_dq, the heads of a block follow each other. These are the number of heads, the
     // next head, and the head of the last dq. dq_block is not used then.
     int n_heads, head, dq_head, direction;
+    int batch, first_head;  // for programs; the current head is first_head + head
+    // With lists: the entry of the current block, and the sums of this lane in block 0 of the first
+    // head.
+    BlockEntry entry;
+    float* first_sums;
     uint32_t odd_turns = 0;  // parity of this warpgroup's turns in that order
 
     TilePipeline<1, Kernel::KV_tile_bytes> K, V;
@@ -60,13 +67,14 @@ struct ConsumerState {
     typename Kernel::Gradient dk, dv;
     typename Kernel::dQ_t dq;
 
-    FS_DEVICE ConsumerState(const BackwardKernelArgs& args, uint32_t smem, int warpgroup)
-        : args(args),
+    FS_DEVICE ConsumerState(const typename Kernel::Args& args, uint32_t smem, int warpgroup)
+        : launch_args(args),
+          args(args.problem),
           smem(smem),
           warpgroup(warpgroup),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
           lane(lane_index()),
-          key_mask(args, 0, 0),
+          key_mask(args.problem, 0, 0),
           K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
           V(smem + Kernel::V_offset, smem + Kernel::V_barriers),
           Q(smem + Kernel::Q_offset, smem + Kernel::Q_barriers),
@@ -82,16 +90,34 @@ struct ConsumerState {
     // Waits until the queries of the next block have arrived.
     FS_DEVICE void await_queries() {
         Q.consumer_wait();
+        if constexpr (Kernel::has_lists) {
+            const auto step =
+                ListedStep::load(smem + Kernel::Q_entries + 8 * Q.state.stage(), lane);
+            entry = step.entry;
+            block = entry.block();
+            head = step.head;
+        }
         zero_unattended_rows();
     }
     FS_DEVICE void begin_S() { start_scores(S, Kernel::K_offset, Q.tile()); }
     FS_DEVICE void begin_dP() { start_scores(dP, Kernel::V_offset, d_o.tile()); }
 
+    // Whether some element of the current block is masked. Without lists a mask of a program is
+    // evaluated in every block.
+    FS_DEVICE bool needs_mask() const {
+        if constexpr (Kernel::has_lists) return !entry.is_full(2 * warpgroup);
+        return blocks.needs_mask(block);
+    }
+
     FS_DEVICE void advance_block() {
+        if constexpr (Kernel::has_lists) return;  // the next one arrives with Q
         if constexpr (CFG.ordered_dq) {
             if (++head == n_heads) head = 0, block += direction;
         } else {
-            if (++block == blocks.end) block = blocks.begin;
+            if (++block == blocks.end) {
+                block = blocks.begin;
+                if constexpr (Kernel::has_program) ++head;
+            }
         }
     }
 

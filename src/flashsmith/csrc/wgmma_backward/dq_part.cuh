@@ -40,12 +40,23 @@ struct dQPart : ConsumerScores<Kernel> {
         blocks = keys.blocks;
         key_mask = BackwardKeyMask<SEMANTICS>(args, keys.q.count, keys.k.count);
         block = keys.first_step().block;
+        if constexpr (Kernel::has_lists) blocks = {0, 0, 0, 0};
         dq_block = blocks.begin - 1;
         n_heads = keys.n_heads;
         direction = keys.direction;
         head = 0;
+        if constexpr (Kernel::has_program) {
+            this->batch = keys.batch;
+            this->first_head = keys.first_head;
+        }
         dq_head = -1;
         rounds_until_dq = warpgroup;
+        if constexpr (Kernel::has_lists) {
+            if constexpr (!CFG.without_dq)
+                this->first_sums = sums_of_lane(
+                    first_statistic<SEMANTICS>(args, keys.batch, keys.first_head, keys.q.first));
+            return ListedSteps<Kernel>(this->launch_args, keys).n_steps();
+        }
         if constexpr (!CFG.without_dq) dq_sums = first_dq_sums(keys);
         return keys.n_steps();
     }
@@ -85,6 +96,7 @@ struct dQPart : ConsumerScores<Kernel> {
     template <int kBehind = 0>
     FS_DEVICE void finish_dq() {
         wgmma_wait<kBehind>(dq);
+        if constexpr (Kernel::has_lists) find_dq_sums();
         stages.release(lane);
         advance_dq_sums();
         if constexpr (!kSumsBesideScores) add_dq();
@@ -129,12 +141,23 @@ struct dQPart : ConsumerScores<Kernel> {
     // The sums of a block are stored part by part, so that a warp adds to 512 contiguous bytes. The
     // address begins one step too early, because it is advanced before each use.
     FS_DEVICE float* first_dq_sums(const Keys& keys) const {
-        const int part = this->part();
         const int64_t step = CFG.ordered_dq ? args.statistics_head_stride : Kernel::B_r;
-        return args.dq_sums + Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - step) +
-               part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
+        return sums_of_lane(keys.statistic(args, keys.first_step()) - step);
+    }
+    FS_DEVICE float* sums_of_lane(int64_t statistic) const {
+        return args.dq_sums + Kernel::first_dq_sum(statistic) + this->part() * Kernel::part_sums +
+               (warp * Kernel::warp_lanes + lane) * 4;
+    }
+    // With lists, a stage of dS has its step.
+    FS_DEVICE void find_dq_sums() {
+        const auto step =
+            ListedStep::load(smem + Kernel::dS_entries + 8 * stages.read.stage(), lane);
+        dq_block = step.entry.block();
+        dq_sums = this->first_sums + Kernel::first_dq_sum(step.head * args.statistics_head_stride +
+                                                          dq_block * Kernel::B_r);
     }
     FS_DEVICE void advance_dq_sums() {
+        if constexpr (Kernel::has_lists) return;
         constexpr int kBlock = Kernel::dq_block_floats;
         if constexpr (CFG.ordered_dq) {
             const int64_t head_sums = Kernel::first_dq_sum(args.statistics_head_stride);

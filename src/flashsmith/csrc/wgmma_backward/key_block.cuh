@@ -79,6 +79,10 @@ struct KeyBlock {
     FS_DEVICE Step first_step() const {
         return {first_head, kOrdered && direction < 0 ? blocks.end - 1 : blocks.begin};
     }
+    template <class ListedStep>
+    FS_DEVICE Step step_of(const ListedStep& listed) const {
+        return {first_head + listed.head, listed.entry.block()};
+    }
     FS_DEVICE void advance(Step& step) const {
         if constexpr (kOrdered) {
             if (++step.head == first_head + n_heads)

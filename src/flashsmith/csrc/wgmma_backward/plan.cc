@@ -13,9 +13,52 @@ namespace {
 constexpr int kArch = 90;
 constexpr uint32_t kRowsThreads = 256;
 
-// The kernels of a config, in the order of the family's templates. With without_dq there is no
-// finish.
-enum Kernel : size_t { main_kernel, finish, prepare, gaps, sinks_kernel };
+// Where the arguments of a program are. offsetof() is not defined for a derived struct.
+constexpr size_t kProgramOffset = sizeof(HopperBackwardKernelArgs);
+static_assert(sizeof(HopperBackwardProgramArgs) ==
+              (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *
+                  alignof(TensorMap));
+
+// The kernels of a config, in the order of the family's templates; without_dq has no finish.
+enum Kernel : size_t {
+    main_kernel,
+    finish,
+    prepare,
+    gaps,
+    sinks_kernel,
+    list_blocks,
+    compact_lists,
+};
+
+// Adds the two launches that write the lists of blocks of queries, before the main one, which is
+// the last launch so far, and the lists' workspace.
+void add_lists(Plan& plan, const WgmmaBackwardKernelConfig& config, const ForwardProblem& p,
+               const Semantics& semantics) {
+    const int64_t rows = blocks_of(p.seq_q, config.B_r);
+    const int64_t lists = (semantics.mask_by_batch || semantics.packed ? p.batch : 1) *
+                          (semantics.mask_by_head ? p.heads_q : 1) * blocks_of(p.seq_k, config.B_c);
+    Launch main = plan.launches.back();
+    plan.launches.pop_back();
+    main.addresses.push_back(
+        {kProgramOffset + offsetof(ProgramArgs, lists), in_workspace(plan.workspaces.size())});
+    plan.workspaces.push_back(
+        {"block_lists", static_cast<size_t>(lists * (kBlockListHeader + rows)) * sizeof(int32_t),
+         Contents::undefined});
+    const auto add = [&](Kernel kernel, int64_t warps) {
+        const int64_t ctas = blocks_of(warps, kListThreads / kWarpSize);
+        require(ctas <= INT_MAX, "program: its lists of blocks are too many; split the batch");
+        Launch launch = main;
+        launch.kernel = kernel - config.without_dq;
+        launch.grid = {static_cast<uint32_t>(ctas), 1, 1};
+        launch.block = {kListThreads, 1, 1};
+        launch.smem_bytes = 0;
+        launch.tensor_maps = {};
+        plan.launches.push_back(std::move(launch));
+    };
+    add(list_blocks, lists * rows);
+    add(compact_lists, lists);
+    plan.launches.push_back(std::move(main));
+}
 
 std::vector<TensorMapSpec> tensor_maps(const WgmmaBackwardKernelConfig& config,
                                        const ForwardProblem& p, const BackwardKernelArgs& args) {
@@ -43,7 +86,7 @@ std::vector<TensorMapSpec> tensor_maps(const WgmmaBackwardKernelConfig& config,
 
 Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                    const DeviceSpec& device, const Semantics& semantics) {
-    auto [p, args] = read_backward_problem(numbers, tensors);
+    auto [p, args, program] = read_backward_problem(numbers, tensors, semantics);
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
     check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, kStatisticsRows);
@@ -88,9 +131,10 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
     const bool has_keys = p.packed ? p.total_k > 0 : p.seq_k > 0;
     if (has_keys && (tensors[dq] != 0 || tensors[dk] != 0 || tensors[dv] != 0)) {
         using Args = HopperBackwardKernelArgs;
-        Args main_args;
+        HopperBackwardProgramArgs main_args;
         std::memset(&main_args, 0, sizeof main_args);  // including padding: equal plans have equal
                                                        // bytes
+        main_args.program = program;
         main_args.problem = args;
         const int64_t blocks = heads_k * blocks_of(p.seq_k, config.B_c);
         require(blocks <= INT_MAX, "batch x heads x blocks must stay within 2^31 - 1");
@@ -100,15 +144,19 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
         Launch& launch = plan.launches.back();
         launch.smem_bytes = static_cast<int>(config.smem_bytes());
         const auto* argument = reinterpret_cast<const uint8_t*>(&main_args);
-        launch.argument_bytes = {argument, argument + sizeof main_args};
+        launch.argument_bytes = {
+            argument, argument + (semantics.has_program() ? sizeof main_args : sizeof(Args))};
         for (AddressPatch& patch : launch.addresses)
             patch.argument_offset += offsetof(Args, problem);
+        if (semantics.has_program())
+            add_program_addresses(launch.addresses, first_read, kProgramOffset);
         if (config.persistent) {
             launch.addresses.push_back(
                 {offsetof(Args, key_block_counter), in_workspace(plan.workspaces.size())});
             plan.workspaces.push_back({"key_block_counter", sizeof(uint32_t), Contents::kept_zero});
         }
         launch.tensor_maps = tensor_maps(config, p, args);
+        if (walks_lists(config, semantics)) add_lists(plan, config, p, semantics);
     }
     if (tensors[dq] != 0)
         add(finish, heads_q * blocks_of(p.seq_q, config.B_r),

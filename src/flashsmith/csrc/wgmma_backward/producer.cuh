@@ -4,7 +4,7 @@
 
 #include "sm90/pipeline.cuh"
 #include "sm90/tma.cuh"
-#include "wgmma_backward/key_block.cuh"
+#include "wgmma_backward/listed_steps.cuh"
 
 namespace flashsmith {
 
@@ -22,13 +22,13 @@ struct BackwardProducer {
     static constexpr WgmmaBackwardKernelConfig CFG = Kernel::CFG;
     static constexpr bool kPacked = Kernel::SEMANTICS.packed;
 
-    const HopperBackwardKernelArgs& args;
+    const typename Kernel::Args& args;
     const uint32_t smem;
     TilePipeline<1, Kernel::KV_tile_bytes> K, V;
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
     TilePipeline<CFG.do_stages, Kernel::Q_tile_bytes> d_o;
 
-    FS_DEVICE BackwardProducer(const HopperBackwardKernelArgs& args, uint32_t smem)
+    FS_DEVICE BackwardProducer(const typename Kernel::Args& args, uint32_t smem)
         : args(args),
           smem(smem),
           K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
@@ -58,6 +58,7 @@ struct BackwardProducer {
     // the result is the value of the counter. This takes some time, but if it came too early, a CTA
     // could have two blocks while others have none.
     FS_DEVICE uint32_t load(uint32_t number) {
+        if constexpr (Kernel::has_lists) return load_listed(number);
         const KeyBlock<Kernel> keys(args.problem, number);
         if (CFG.persistent && !keys.exists()) return request();
         int n_steps = keys.n_steps();
@@ -84,6 +85,48 @@ struct BackwardProducer {
             load_do(keys, step);
         }
         return next;
+    }
+
+    // The same for a block of keys that visits the blocks of queries of lists.
+    FS_DEVICE uint32_t load_listed(uint32_t number) {
+        const KeyBlock<Kernel> keys(args.problem, number);
+        if (CFG.persistent && !keys.exists()) return request();
+        ListedSteps<Kernel> steps(args, keys);
+        int n_steps = steps.n_steps();
+        uint32_t next = 0;
+        if (n_steps == 0) {
+            if constexpr (CFG.persistent) {
+                next = request();
+                send_number(number);
+                mbarrier_arrive(K.full());
+                K.state.advance();
+            }
+            return next;
+        }
+        steps.begin();
+        if (n_steps == 1) next = request();
+        load_Q(keys, steps.now);
+        if constexpr (CFG.persistent) send_number(number);
+        load_keys(K, &args.k, keys);
+        load_do(keys, steps.now);
+        load_keys(V, &args.v, keys);
+#pragma unroll 1
+        while (--n_steps > 0) {
+            steps.advance();
+            if (n_steps == 1) next = request();
+            load_Q(keys, steps.now);
+            load_do(keys, steps.now);
+        }
+        return next;
+    }
+    FS_DEVICE void load_Q(const KeyBlock<Kernel>& keys, const ListedStep& step) {
+        // The entry is in shared memory before Q's full barrier completes.
+        Q.producer_wait();
+        step.store(smem + Kernel::Q_entries + 8 * Q.state.stage());
+        load_Q(keys, keys.step_of(step));
+    }
+    FS_DEVICE void load_do(const KeyBlock<Kernel>& keys, const ListedStep& step) {
+        load_do(keys, keys.step_of(step));
     }
 
     FS_DEVICE uint32_t request() const {

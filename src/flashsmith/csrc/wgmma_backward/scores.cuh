@@ -2,7 +2,7 @@
 // rounded.
 #pragma once
 
-#include "common/changed_scores.cuh"
+#include "backward/program_scores.cuh"
 #include "common/softmax.cuh"
 #include "wgmma_backward/consumer_state.cuh"
 
@@ -21,12 +21,12 @@ struct ConsumerScores : ConsumerState<Kernel> {
 
     using Base::Base;
 
-    // If there are enough registers, the statistics are loaded during the GEMM for which the
-    // warpgroup waits. However, the instructions of the GEMM come before these loads in the queue.
-    // So with early_rows, the statistics for kTilesFirst tiles of S are loaded before it, and those
-    // for D too when still more are free. With a softcap there are none: P is live besides
-    // S, and tanh needs some.
-    static constexpr bool kRowsMayWait = kSumsBesideScores || !SEMANTICS.changes_scores;
+    // If registers are left, the statistics are loaded during the product that is waited for. The
+    // product's instructions precede these loads in the queue, however. With early_rows, the
+    // statistics of kTilesFirst tiles of S are therefore loaded before it, and D's as well if there
+    // are still more registers. A softcap leaves no registers: P is live in addition to S, and tanh
+    // takes some.
+    static constexpr bool kRowsMayWait = kSumsBesideScores || !Kernel::changes_scores;
     static constexpr bool kLoadsRowsEarly =
         kRowsMayWait &&
         Kernel::d_head + Kernel::B_r + Kernel::B_r / 4 + 24 <= CFG.consumer_registers;
@@ -42,12 +42,12 @@ struct ConsumerScores : ConsumerState<Kernel> {
                                           (8 * n + lane % 4 * 2) * 4);
     }
 
-    // With a softcap, S is no longer P after exponentiate().
+    // With a softcap or a score function S no longer holds P after exponentiate().
     static constexpr bool kRoundsPEarly =
-        CFG.order != StepOrder::scores_together || SEMANTICS.changes_scores;
+        CFG.order != StepOrder::scores_together || Kernel::changes_scores;
 
-    // Turns S into P. With a softcap, S becomes P times 1 - tanh^2, the derivative of the cap. P is
-    // 0 if the query does not see the key.
+    // S becomes P. With a softcap it becomes P times 1 - tanh^2, the gradient of the cap, and with
+    // a score function also times its slope. P is 0 where a query does not see a key.
     FS_DEVICE void exponentiate() {
         RowPairs lse;
         load_rows(lse, Kernel::lse_offset, Q.state.stage());
@@ -61,15 +61,39 @@ struct ConsumerScores : ConsumerState<Kernel> {
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 p[0][n][e] = exp2_approx(
-                    fmaf(S[0][n][e], args.scale_log2, e % 2 == 0 ? -lse[n].x : -lse[n].y));
+                    fmaf(changed(n, e), args.scale_log2, e % 2 == 0 ? -lse[n].x : -lse[n].y));
         }
         if constexpr (Kernel::masked)
-            if (blocks.needs_mask(block)) mask(p);
+            if (this->needs_mask()) mask(p);
+        if constexpr (SEMANTICS.program_masks)
+            if (!Kernel::has_lists || this->needs_mask())
+                program().hide(p, query_of_lane(), key_of_lane());
         if constexpr (kRoundsPEarly) round(P, p);
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) S[0][n][e] = times_slope<SEMANTICS>(p[0][n][e], S[0][n][e]);
+            for (int e = 0; e < 4; ++e)
+                S[0][n][e] = BackwardProgram<SEMANTICS>::gradient(p[0][n][e], S[0][n][e]);
+    }
+
+    // The score that enters the softmax. With a score function S becomes the function's slope.
+    FS_DEVICE float changed(int n, int e) {
+        if constexpr (Kernel::has_program)
+            return program().change(S[0][n][e], query_of_lane()(0, n, e), key_of_lane()(0, n, e));
+        else
+            return S[0][n][e];
+    }
+    FS_DEVICE BackwardProgram<SEMANTICS> program() const {
+        return {this->launch_args.program, this->batch, this->first_head + this->head,
+                key_mask.seq_q, key_mask.seq_k};
+    }
+    FS_DEVICE auto query_of_lane() const {
+        const int first = block * Kernel::B_r + lane % 4 * 2;
+        return [first](int, int n, int e) { return first + 8 * n + e % 2; };
+    }
+    FS_DEVICE auto key_of_lane() const {
+        const int first = first_key + warp * kWarpRows + lane / 4;
+        return [first](int, int, int e) { return first + 8 * (e / 2); };
     }
 
     // ptxas moves exponentials below a wait for wgmma, but not beyond the end of a basic block.
@@ -89,9 +113,16 @@ struct ConsumerScores : ConsumerState<Kernel> {
             for (int e = 0; e < 4; ++e)
                 dP[0][n][e] = S[0][n][e] * (dP[0][n][e] - (e % 2 == 0 ? D[n].x : D[n].y));
         }
-        // Masked dP is undefined and may be NaN.
-        if constexpr (Kernel::masked)
-            if (blocks.needs_mask(block)) mask(dP);
+        // Masked dP is undefined and may be NaN. Where a program hides keys, S is 0.
+        if constexpr (SEMANTICS.program_masks) {
+#pragma unroll
+            for (int n = 0; n < Kernel::B_r / 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (S[0][n][e] == 0.0f) dP[0][n][e] = 0.0f;
+        } else if constexpr (Kernel::masked) {
+            if (this->needs_mask()) mask(dP);
+        }
         if constexpr (!kRoundsPEarly) round(P, S);
         round(dS, dP);
     }
@@ -147,6 +178,10 @@ struct ConsumerScores : ConsumerState<Kernel> {
             using KeysPanel = typename Kernel::KeysPanel;
             const uint32_t panel =
                 stages.acquire() + this->first_row() / kWarpgroupRows * Kernel::dS_panel_bytes;
+            if constexpr (Kernel::has_lists)
+                if (this->warpgroup == 0 && warp == 0 && lane == 0)
+                    ListedStep{this->entry, this->head}.store(smem + Kernel::dS_entries +
+                                                              8 * stages.written.stage());
             const int query = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;
             const uint32_t place = panel + KeysPanel::offset(query, chunk);
 #pragma unroll

@@ -18,6 +18,12 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr WgmmaBackwardKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
+    static constexpr bool has_program = SEMANTICS.has_program();
+    static constexpr bool has_lists = walks_lists(CFG, SEMANTICS);
+    // Whether P and the scores that it was computed from differ in more than the exponential.
+    static constexpr bool changes_scores = SEMANTICS.changes_scores || SEMANTICS.program_scores;
+    using Args =
+        std::conditional_t<has_program, HopperBackwardProgramArgs, HopperBackwardKernelArgs>;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
     static constexpr int d_head = CFG.d_head;
@@ -116,6 +122,10 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int rows_barrier = number_offset;
     static constexpr int order_barriers = number_offset + 16;
     static_assert(order_barriers + 16 * n_warpgroups * CFG.ordered_dq <= CFG.smem_bytes());
+    // With lists: the entry and the head of each stage of Q and of dS, 8 bytes each.
+    static constexpr int Q_entries = order_barriers;
+    static constexpr int dS_entries = Q_entries + 8 * CFG.q_stages;
+    static_assert(!has_lists || dS_entries + 8 * CFG.ds_stages <= CFG.smem_bytes());
 
     // What the constants above and the kernel assume. `flashsmith explain` lists all rules with
     // their reasons.

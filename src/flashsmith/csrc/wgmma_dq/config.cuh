@@ -7,6 +7,7 @@
 
 #include "backward/args.cuh"
 #include "common/constants.cuh"
+#include "common/program_args.cuh"
 
 namespace flashsmith {
 
@@ -42,6 +43,11 @@ struct WgmmaDqKernelConfig {
 struct HopperDqKernelArgs {
     TensorMap q, k, v, d_o;
     BackwardKernelArgs problem;
+};
+
+// The same for kernels of a program.
+struct HopperDqProgramArgs : HopperDqKernelArgs {
+    ProgramArgs program;
 };
 
 using hopper_dq_kernel_fn = void (*)(const HopperDqKernelArgs);

@@ -5,9 +5,9 @@
 // keys.
 #pragma once
 
+#include "backward/program_scores.cuh"
 #include "backward/store_gradient.cuh"
 #include "common/accumulators.cuh"
-#include "common/changed_scores.cuh"
 #include "common/opaque.cuh"
 #include "common/softmax.cuh"
 #include "sm90/pipeline.cuh"
@@ -17,7 +17,7 @@
 namespace flashsmith {
 
 template <class Kernel>
-struct DqConsumer {
+struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
     static_assert(Kernel::valid_config());
     static constexpr WgmmaDqKernelConfig CFG = Kernel::CFG;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
@@ -41,9 +41,10 @@ struct DqConsumer {
     typename Kernel::Rounded dS;
     typename Kernel::dQ_t dq;
 
-    FS_DEVICE DqConsumer(const BackwardKernelArgs& args, uint32_t smem,
+    FS_DEVICE DqConsumer(const typename Kernel::Args& args, uint32_t smem,
                          const QueryBlock<Kernel>& tile, int warpgroup)
-        : args(args),
+        : ProgramOfLaunch<Kernel::has_program>(args),
+          args(args.problem),
           smem(smem),
           tile(tile),
           warpgroup(warpgroup),
@@ -177,19 +178,36 @@ struct DqConsumer {
         }
     }
 
-    // Turns S into P. With a softcap, S becomes P times 1 - tanh^2, the derivative of the cap.
+    // S becomes P. With a softcap it becomes P times 1 - tanh^2, the gradient of the cap, and with
+    // a score function also times its slope.
     FS_DEVICE void exponentiate() {
         change_scores<SEMANTICS>(S, args.score_argument);
 #pragma unroll
         for (int n = 0; n < Kernel::B_c / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float p = exp2_approx(fmaf(S[0][n][e], args.scale_log2, -lse[e / 2]));
-                S[0][n][e] = times_slope<SEMANTICS>(p, S[0][n][e]);
+                float score = S[0][n][e];
+                // With a score function S becomes the function's slope.
+                if constexpr (Kernel::has_program)
+                    score = program().change(S[0][n][e], query_of_lane()(0, n, e),
+                                             key_of_lane()(0, n, e));
+                const float p = exp2_approx(fmaf(score, args.scale_log2, -lse[e / 2]));
+                S[0][n][e] = BackwardProgram<SEMANTICS>::gradient(p, S[0][n][e]);
             }
     }
 
-    // dS = P (dP - D), rounded. Where they are masked, P and dP are undefined and may be NaN.
+    FS_DEVICE BackwardProgram<SEMANTICS> program() const {
+        return {this->program_args, tile.batch, tile.head, tile.q.count, tile.k.count};
+    }
+    FS_DEVICE auto query_of_lane() const {
+        return [first = row](int, int, int e) { return first + 8 * (e / 2); };
+    }
+    FS_DEVICE auto key_of_lane() const {
+        const int first = block * Kernel::B_c + lane % 4 * 2;
+        return [first](int, int n, int e) { return first + 8 * n + e % 2; };
+    }
+
+    // dS = P (dP - D), rounded. Where masked, P and dP are undefined and may be NaN.
     FS_DEVICE void compute_dS() {
 #pragma unroll
         for (int n = 0; n < Kernel::B_c / 8; ++n)
@@ -197,6 +215,7 @@ struct DqConsumer {
             for (int e = 0; e < 4; ++e) dP[0][n][e] = S[0][n][e] * (dP[0][n][e] - D[e / 2]);
         if constexpr (Kernel::masked)
             if (tile.blocks.needs_mask(block)) mask();
+        if constexpr (Kernel::has_program) program().hide(dP, query_of_lane(), key_of_lane());
 #pragma unroll
         for (int step = 0; step < Kernel::key_steps; ++step)
             pack_fragment<value_t>(dS[step], dP[0][2 * step], dP[0][2 * step + 1]);

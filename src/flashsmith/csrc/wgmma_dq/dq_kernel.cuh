@@ -25,7 +25,7 @@ FS_DEVICE void init_dq_barriers(uint32_t smem) {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
-    hopper_dq_kernel(const __grid_constant__ HopperDqKernelArgs args) {
+    hopper_dq_kernel(const __grid_constant__ typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t smem = shared_address(shared_memory);
     const QueryBlock<Kernel> tile(args.problem, block_index());
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
         if (thread_index() == 0) DqProducer<Kernel>(args, smem, tile).run();
     } else {
         set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
-        DqConsumer<Kernel>(args.problem, smem, tile, warpgroup - 1).run();
+        DqConsumer<Kernel>(args, smem, tile, warpgroup - 1).run();
     }
 }
 

@@ -12,6 +12,12 @@ namespace {
 constexpr int kArch = 90;
 constexpr uint32_t kRowsThreads = 256;
 
+// Where the arguments of a program are. offsetof() is not defined for a derived struct.
+constexpr size_t kProgramOffset = sizeof(HopperDqKernelArgs);
+static_assert(sizeof(HopperDqProgramArgs) ==
+              (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *
+                  alignof(TensorMap));
+
 // The kernels of a config, in the order of the family's templates.
 enum Kernel : size_t { main_kernel, prepare, gaps, sinks_kernel };
 
@@ -41,7 +47,7 @@ std::vector<TensorMapSpec> tensor_maps(const WgmmaDqKernelConfig& config, const 
 
 Plan plan_dq(const WgmmaDqKernelConfig& config, NumberReader& numbers, Tensors tensors,
              const DeviceSpec& device, const Semantics& semantics) {
-    auto [p, args] = read_backward_problem(numbers, tensors);
+    auto [p, args, program] = read_backward_problem(numbers, tensors, semantics);
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
     check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, kStatisticsRows);
@@ -79,18 +85,22 @@ Plan plan_dq(const WgmmaDqKernelConfig& config, NumberReader& numbers, Tensors t
         add(gaps, blocks_of(p.total_q + p.total_k, kRowsThreads / kWarpSize), kRowsThreads);
     if (tensors[dq] != 0) {
         using Args = HopperDqKernelArgs;
-        Args main_args;
+        HopperDqProgramArgs main_args;
         std::memset(&main_args, 0, sizeof main_args);  // including padding: equal plans have equal
                                                        // bytes
+        main_args.program = program;
         main_args.problem = args;
         add(main_kernel, heads_q * blocks_of(p.seq_q, config.B_r),
             static_cast<uint32_t>(config.n_threads()));
         Launch& launch = plan.launches.back();
         launch.smem_bytes = static_cast<int>(config.smem_bytes());
         const auto* argument = reinterpret_cast<const uint8_t*>(&main_args);
-        launch.argument_bytes = {argument, argument + sizeof main_args};
+        launch.argument_bytes = {
+            argument, argument + (semantics.has_program() ? sizeof main_args : sizeof(Args))};
         for (AddressPatch& patch : launch.addresses)
             patch.argument_offset += offsetof(Args, problem);
+        if (semantics.has_program())
+            add_program_addresses(launch.addresses, first_read, kProgramOffset);
         launch.tensor_maps = tensor_maps(config, p, args);
     }
     if (wants_sinks) add(sinks_kernel, p.heads_q, kRowsThreads);

@@ -18,6 +18,8 @@ struct StaticHopperDqKernelConfig {
     static constexpr WgmmaDqKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
+    static constexpr bool has_program = SEMANTICS.has_program();
+    using Args = std::conditional_t<has_program, HopperDqProgramArgs, HopperDqKernelArgs>;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
     static constexpr int d_head = CFG.d_head;

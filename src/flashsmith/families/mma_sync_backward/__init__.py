@@ -14,6 +14,7 @@ from flashsmith.families.mma_sync_backward import cost, describe, rules, search_
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ
 
@@ -76,6 +77,11 @@ class MmaSyncBackwardFamily(Family):
         return sets.candidates(dtype, min(d_heads), self.roomiest_device)
 
     has_cost_model = True
+
+    def adapt_to_program(
+        self, cfg: FlashBackwardKernelConfig, semantics: Semantics
+    ) -> FlashBackwardKernelConfig:
+        return cfg
 
     def compile_cost(self, cfg: FlashBackwardKernelConfig) -> float:
         return cost.compile_cost(cfg)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from flashsmith.families.block_lists import has_lists, list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
@@ -65,6 +66,11 @@ class WgmmaFamily(WarpgroupFamily):
 
     def kernel_templates(self, cfg: WgmmaForwardKernelConfig) -> Mapping[str, str]:
         return with_merge(super().kernel_templates(cfg), cfg.split_keys, "hopper_merge_kernel")
+
+    def program_templates(
+        self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
+    ) -> Mapping[str, str]:
+        return list_templates(semantics, "hopper")
 
     def shipped(self) -> Sequence[tuple[WgmmaForwardKernelConfig, Semantics]]:
         # Plain and causal attention on whole tiles, for which these configs were chosen.
@@ -125,6 +131,19 @@ class WgmmaFamily(WarpgroupFamily):
             semantics.key_mask.takes_limits and not semantics.score.is_plain
         )
         return replace(cfg, register_Q=0) if spills and cfg.d_head > 128 else cfg
+
+    def adapt_to_program(
+        self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
+    ) -> WgmmaForwardKernelConfig:
+        # A stale maximum recomputes scores, which would compile the program twice. With three
+        # warpgroups, functions have no registers for longer tiles or for code of short blocks.
+        adapted = replace(cfg, stale_max=False, canonical=0, short_block=0)
+        if cfg.n_warpgroups > 2 and cfg.B_c > 128:
+            adapted = replace(adapted, B_c=128)
+        # A list has the blocks of one CTA's rows of one head.
+        if has_lists(semantics):
+            adapted = replace(adapted, cluster_size=1, split_keys=0, pack_gqa=False)
+        return adapted
 
     def canonical(self, cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> Any:
         return sets.canonical(cfg, device)

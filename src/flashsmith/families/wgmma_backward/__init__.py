@@ -62,6 +62,15 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
             "sinks": "backward_sinks_kernel",
         }
 
+    def program_templates(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
+        program = semantics.caller_program
+        if program is None or program.mask is None or cfg.ordered_dq or cfg.split_roles:
+            return {}
+        return {
+            "list_blocks": "hopper_backward_list_blocks_kernel",
+            "compact_lists": "hopper_backward_compact_lists_kernel",
+        }
+
     def candidates(
         self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
     ) -> Sequence[WgmmaBackwardKernelConfig]:
@@ -94,8 +103,13 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     def adapt_to_registers(
         self, cfg: WgmmaBackwardKernelConfig, semantics: Semantics
     ) -> WgmmaBackwardKernelConfig:
-        # With a softcap, kernels with 128 queries per step spill 900 to 1,300 bytes per thread.
-        if semantics.score.is_plain or rules.holds_p_beside_s(cfg):
+        return cfg if semantics.score.is_plain else self._with_p_beside_s(cfg)
+
+    @staticmethod
+    def _with_p_beside_s(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
+        """The config with registers for P in addition to the scores."""
+        # Kernels with 128 queries per step spill 900 to 1,300 bytes per thread with a softcap.
+        if rules.holds_p_beside_s(cfg):
             return cfg
         producer, consumer = sets.registers(2, cfg.persistent, cfg.ordered_dq)
         return replace(
@@ -107,6 +121,16 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
             consumer_registers=consumer,
             pingpong=True,
         )
+
+    def adapt_to_program(
+        self, cfg: WgmmaBackwardKernelConfig, semantics: Semantics
+    ) -> WgmmaBackwardKernelConfig:
+        # Unless a score function's slope is constant, P and the slope are live together.
+        program = semantics.caller_program
+        slope = None if program is None else program.slope
+        if slope is None or slope.function == "constant":
+            return cfg
+        return self._with_p_beside_s(cfg)
 
     def compile_cost(self, cfg: WgmmaBackwardKernelConfig) -> float:
         return cost.COMPILE_COST

@@ -15,6 +15,7 @@ from flashsmith.families.warpgroups import WarpgroupBackwardFamily
 from flashsmith.families.wgmma_dq import cost, describe, rules, search_space, sets
 from flashsmith.families.wgmma_dq.config import D_HEADS, WgmmaDqKernelConfig
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.sizes import ONLY_DQ
 
@@ -82,6 +83,11 @@ class WgmmaDqFamily(WarpgroupBackwardFamily):
 
     def moves(self, cfg: WgmmaDqKernelConfig) -> Iterable[WgmmaDqKernelConfig]:
         return search_space.moves(cfg)
+
+    def adapt_to_program(
+        self, cfg: WgmmaDqKernelConfig, semantics: Semantics
+    ) -> WgmmaDqKernelConfig:
+        return cfg
 
     def compile_cost(self, cfg: WgmmaDqKernelConfig) -> float:
         return cost.COMPILE_COST

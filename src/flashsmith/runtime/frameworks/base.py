@@ -31,6 +31,10 @@ NUMPY_DTYPES = {
     "float16": np.dtype(np.float16),
     "bfloat16": _BFLOAT16,
     "float32": np.dtype(np.float32),
+    "bool": np.dtype(np.bool_),
+    "uint8": np.dtype(np.uint8),
+    "int8": np.dtype(np.int8),
+    "int16": np.dtype(np.int16),
     "int32": np.dtype(np.int32),
     "int64": np.dtype(np.int64),
 }

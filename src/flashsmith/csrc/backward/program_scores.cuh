@@ -1,0 +1,80 @@
+// Applies struct Program of the library's semantics.cuh to a tile of scores that a backward pass
+// recomputes.
+#pragma once
+
+#include "common/changed_scores.cuh"
+#include "common/program_scores.cuh"
+
+namespace flashsmith {
+
+// The program's arguments of a launch, as a base class that is empty without a program.
+template <bool kHasProgram>
+struct ProgramOfLaunch {
+    const ProgramArgs& program_args;
+
+    template <class Args>
+    FS_DEVICE explicit ProgramOfLaunch(const Args& args) : program_args(args.program) {}
+};
+template <>
+struct ProgramOfLaunch<false> {
+    template <class Args>
+    FS_DEVICE explicit ProgramOfLaunch(const Args&) {}
+};
+
+// The functions of a program for the scores of one head of a sequence. Tiles have any shape: in the
+// functions below, `query(m, n, e)` and `key(m, n, e)` are an element's positions in the sequence.
+template <Semantics SEMANTICS>
+struct BackwardProgram {
+    const ProgramArgs& args;
+    int batch, head, seq_q, seq_k;
+
+    // Returns the new score. The old one, raw or the tanh of a softcap, is replaced by the slope
+    // of the whole change. Without a score function it returns the old one, which stays.
+    FS_DEVICE float change(float& score, int q, int k) const {
+        if constexpr (!SEMANTICS.program_scores) return score;
+        const float changed =
+            ProgramOf<SEMANTICS>::change(args, score, batch, head, q, k, seq_q, seq_k);
+        const float slope =
+            ProgramOf<SEMANTICS>::slope(args, score, batch, head, q, k, seq_q, seq_k);
+        score = times_slope<SEMANTICS>(slope, score);
+        return changed;
+    }
+
+    // P times the slope that change() left. Where P is 0, a slope may be infinite or NaN.
+    FS_DEVICE static float gradient(float p, float slope) {
+        if constexpr (SEMANTICS.program_scores) return p == 0.0f ? 0.0f : p * slope;
+        return times_slope<SEMANTICS>(p, slope);
+    }
+
+    // Zeroes elements of keys that the program hides. The mask is evaluated in a loop that yields
+    // bits, because unrolled code would hold all that it reads in registers, in addition to scores.
+    template <int kMTiles, int kNTiles, class Query, class Key>
+    FS_DEVICE void hide(float (&x)[kMTiles][kNTiles][4], const Query& query, const Key& key) const {
+        if constexpr (SEMANTICS.program_masks) {
+            constexpr int kTiles = kMTiles * kNTiles, kTilesOfWord = 8;  // four bits each
+#pragma unroll
+            for (int word = 0; word < kTiles; word += kTilesOfWord) {
+                const int tiles = kTiles - word < kTilesOfWord ? kTiles - word : kTilesOfWord;
+                uint32_t seen = 0;
+#pragma unroll 2
+                for (int i = 0; i < tiles; ++i) {
+                    const int m = (word + i) / kNTiles, n = (word + i) % kNTiles;
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const bool sees = ProgramOf<SEMANTICS>::sees(
+                            args, batch, head, query(m, n, e), key(m, n, e), seq_q, seq_k);
+                        seen |= uint32_t{sees} << (4 * i + e);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < kTilesOfWord; ++i)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        if (word + i < kTiles && (seen >> (4 * i + e) & 1) == 0)
+                            x[(word + i) / kNTiles][(word + i) % kNTiles][e] = 0.0f;
+            }
+        }
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,198 @@
+"""Gradients of the float tensors that a score function reads.
+
+They are sums of dS over all elements that read the same value: dS = P (dP - D), times the
+derivative of the new score with respect to the read. PyTorch's operations compute it for blocks of
+rows in fp32 and float64. Their order is fixed, so the bits repeat: dimensions that no index depends
+on are summed first, and the rest is added by index in PyTorch's deterministic way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from flashsmith.semantics.derivatives import derivative
+from flashsmith.semantics.program import BoundProgram
+from flashsmith.semantics.signature import ForwardOptions, check_mask
+from flashsmith.semantics.typed import Typed
+
+# The most elements of a block's scores. About ten float64 arrays of that size exist at once.
+MOST_SCORES = 2**24
+
+
+class Saved(NamedTuple):
+    """The tensors of a backward pass, as attention() has them."""
+
+    do: Any
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any
+    dlse: Any
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+
+
+def captured_gradients(
+    saved: Saved, options: ForwardOptions, program: BoundProgram, needs: Sequence[bool]
+) -> list[Any]:
+    """The gradients of the program's tensors, None where not needed, in the tensors' dtypes."""
+    score = program.program.score
+    places = {read.name: i for i, read in enumerate(program.program.reads)}
+    sums: dict[int, torch.Tensor] = {
+        i: torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device)
+        for i, (tensor, need) in enumerate(zip(program.tensors, needs, strict=True))
+        if need
+    }
+    nodes = [
+        (places[it.operands[0]], it)
+        for it in (() if score is None else score.parts())
+        if it.function == "read" and places[it.operands[0]] in sums
+    ]
+    if score is not None and nodes:
+        slopes = [(place, node, derivative(score, node)) for place, node in nodes]
+        with _deterministic():
+            for sequence in _sequences(saved, options):
+                for block in sequence.blocks(options, program):
+                    for place, node, slope in slopes:
+                        _add(sums[place], block, node, slope)
+    found: list[Any] = [None] * len(program.tensors)
+    for i, total in sums.items():
+        found[i] = total.to(program.tensors[i].dtype)
+    return found
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Lets PyTorch add by index in a fixed order."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+class _Block(NamedTuple):
+    """dS of some rows and all keys of a sequence, (heads, rows, keys), and what expressions read
+    there."""
+
+    d_scores: torch.Tensor
+    values: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+
+
+class _Sequence(NamedTuple):
+    """One sequence: its number, and its tensors with heads first; statistics are (heads, rows)."""
+
+    number: int
+    do: Any
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any
+    dlse: Any
+
+    def blocks(self, options: ForwardOptions, program: BoundProgram) -> Iterator[_Block]:
+        heads, seq_q, _ = self.q.shape
+        rows = max(1, MOST_SCORES // max(1, heads * self.k.shape[1]))
+        for first in range(0, seq_q, rows):
+            yield self._block(slice(first, min(first + rows, seq_q)), options, program)
+
+    def _block(self, rows: slice, options: ForwardOptions, program: BoundProgram) -> _Block:
+        (heads, seq_q, d), seq_k = self.q.shape, self.k.shape[1]
+        group = heads // self.k.shape[0]
+        on = {"device": self.q.device}
+        q = torch.arange(rows.start, rows.stop, **on)[:, None]
+        k = torch.arange(seq_k, **on)
+        values: dict[str, Any] = {
+            "b": torch.tensor(self.number, **on),
+            "h": torch.arange(heads, **on)[:, None, None],
+            "q": q,
+            "k": k,
+            "seq_q": torch.tensor(seq_q, **on),
+            "seq_k": torch.tensor(seq_k, **on),
+        }
+        its = program.program
+        values |= {it.name: x for it, x in zip(its.numbers, program.numbers, strict=True)}
+        tensors = {it.name: x.detach() for it, x in zip(its.reads, program.tensors, strict=True)}
+        keys, own_v = (x.repeat_interleave(group, 0).float() for x in (self.k, self.v))
+        do, own_q = self.do[:, rows].float(), self.q[:, rows].float()
+        scale, cap = options.scale, float(options.softcap)
+        scores = (own_q @ keys.mT).double() * (d**-0.5 if scale is None else float(scale))
+        values["score"] = cap * torch.tanh(scores / cap) if cap > 0 else scores
+        assert its.score is not None
+        limits = check_mask(options.causal, options.window)
+        at = q + (seq_k - seq_q)
+        seen = (k >= at - limits.left) & (k <= at + limits.right)
+        if its.mask is not None:
+            seen = seen & its.mask.evaluate(values, tensors, torch)
+        lse = self.lse[:, rows, None].double()
+        seen = seen & (lse != -torch.inf)
+        d_row = torch.where(self.o[:, rows] == 0, 0, do.double() * self.o[:, rows].double()).sum(-1)
+        if self.dlse is not None:
+            d_row = d_row - self.dlse[:, rows].double()
+        weights = torch.exp(its.score.evaluate(values, tensors, torch) - lse)
+        d_scores = weights * ((do @ own_v.mT).double() - d_row[..., None])
+        seen = seen & (weights != 0)
+        return _Block(torch.where(seen, d_scores, 0), values, tensors)
+
+
+def _sequences(saved: Saved, options: ForwardOptions) -> Iterator[_Sequence]:
+    def heads_first(x: Any, rows: Any) -> Any:
+        return x[rows].transpose(0, 1)
+
+    queries, keys = (saved.do, saved.q, saved.o), (saved.k, saved.v)
+    if saved.cu_seqlens_q is None:
+        for b in range(saved.q.shape[0]):
+            (do, q, o), (k, v) = ([heads_first(x, b) for x in it] for it in (queries, keys))
+            dlse = None if saved.dlse is None else saved.dlse[b]
+            yield _Sequence(b, do, q, k, v, o, saved.lse[b], dlse)
+        return
+    parts = zip(
+        pairwise(saved.cu_seqlens_q.tolist()), pairwise(saved.cu_seqlens_k.tolist()), strict=True
+    )
+    for b, ((q0, q1), (k0, k1)) in enumerate(parts):
+        rows, its_keys = slice(q0, min(q1, _end(q0, options.max_seqlen_q))), slice(k0, k1)
+        its_keys = slice(k0, min(k1, _end(k0, options.max_seqlen_k)))
+        do, q, o = (heads_first(x, rows) for x in queries)
+        k, v = (heads_first(x, its_keys) for x in keys)
+        dlse = None if saved.dlse is None else saved.dlse[:, rows]
+        yield _Sequence(b, do, q, k, v, o, saved.lse[:, rows], dlse)
+
+
+def _end(first: int, length: int | None) -> int:
+    return 2**62 if length is None else first + length
+
+
+def _add(total: torch.Tensor, block: _Block, node: Typed, slope: Typed) -> None:
+    """Adds to ``total`` what a block's elements give the values that ``node`` reads."""
+    factor = slope.evaluate(block.values, block.tensors, torch)
+    # A hidden element's derivative may be NaN.
+    parts = torch.where(block.d_scores == 0, 0, block.d_scores * factor)
+    indices = [
+        _wrapped(it, block, size) for it, size in zip(node.operands[2:], total.shape, strict=True)
+    ]
+    for dim in range(3):
+        if all(it.shape[dim] == 1 for it in indices):
+            parts = parts.sum(dim, keepdim=True)
+    if not indices:
+        total += parts.reshape(())
+        return
+    places = tuple(it.expand(parts.shape) for it in indices)
+    total.index_put_(places, parts, accumulate=True)
+
+
+def _wrapped(index: Typed, block: _Block, size: int) -> torch.Tensor:
+    """An index as kernels read it, with three dimensions: a negative one counts from the end, and
+    others are clamped to the tensor."""
+    found = index.evaluate(block.values, block.tensors, torch)
+    found = torch.where(found < 0, found + size, found).clamp(0, size - 1)
+    return found.reshape((1,) * (3 - found.dim()) + tuple(found.shape))

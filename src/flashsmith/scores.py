@@ -1,0 +1,120 @@
+"""Scores as values: ALiBi, relative-position tables, T5, distances, softcap and bias tensors.
+
+A value is a score function (score, b, h, q_idx, kv_idx) for ``attention(score_mod=...)`` and
+``flex_attention``. ``a + b`` applies a, then b. Tensors and numbers are data: new ones never
+compile. Distances count from q_idx; give ``positions='end'`` where seq_q and seq_k differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flashsmith.errors import ArgumentError
+from flashsmith.tracing import table_function
+
+__all__ = ["ScoreValue", "alibi", "bias", "relative", "softcap", "squared_distance", "t5"]
+
+
+class ScoreValue:
+    """A change of scores: a function (score, b, h, q_idx, kv_idx) that gives the new score."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return self.function(score, b, h, q_idx, kv_idx)
+
+    def __add__(self, other: Callable[..., Any]) -> ScoreValue:
+        one = self.function
+        return ScoreValue(lambda s, b, h, q, k: other(one(s, b, h, q, k), b, h, q, k))
+
+
+def alibi(slopes: Any) -> ScoreValue:
+    """score - slope |q - k|, with a slope for each query head: (heads,) or (batch, heads)."""
+    if _rank("slopes", slopes, (1, 2), "(heads,) or (batch, heads)") == 1:
+        return ScoreValue(lambda s, b, h, q, k: s - slopes[h] * abs(q - k))
+    return ScoreValue(lambda s, b, h, q, k: s - slopes[b, h] * abs(q - k))
+
+
+def relative(table: Any, center: int) -> ScoreValue:
+    """score + table[h, center + k - q], for any function of k - q.
+
+    Args:
+        table: (heads, n) or (n,) of floats. Keys further away read the nearest element.
+        center: the index of the element for k = q.
+    """
+    last = int(table.shape[-1]) - 1
+    if _rank("table", table, (1, 2), "(heads, n) or (n,)") == 1:
+        return ScoreValue(lambda s, b, h, q, k: s + table[_within(k - q + center, last)])
+    return ScoreValue(lambda s, b, h, q, k: s + table[h, _within(k - q + center, last)])
+
+
+def _within(index: Any, last: Any) -> Any:
+    """The index clamped to 0 and last, in the order that shows it not to be negative."""
+    return index.clip(max=last).clip(min=0)
+
+
+def t5(table: Any, *, bidirectional: bool, max_distance: int = 128) -> ScoreValue:
+    """T5's relative position bias.
+
+    Args:
+        table: (buckets, heads) of floats, the model's embedding.
+        bidirectional: whether keys after the query have buckets of their own, as in encoders.
+        max_distance: keys at least this far away share the last bucket.
+
+    Raises ArgumentError for another rank.
+    """
+    _rank("table", table, (2,), "(buckets, heads)")
+    distances = np.arange(-max_distance, max_distance + 1)
+    buckets = _t5_buckets(distances, int(table.shape[0]), bidirectional, max_distance)
+    return relative(table[buckets].T, max_distance)
+
+
+def _t5_buckets(
+    distances: np.ndarray, n_buckets: int, bidirectional: bool, max_distance: int
+) -> np.ndarray:
+    """The bucket of each distance k - q, as in T5: exact for near keys, then logarithmic."""
+    offset = np.zeros_like(distances)
+    if bidirectional:
+        n_buckets //= 2
+        offset = np.where(distances > 0, n_buckets, 0)
+        distances = np.abs(distances)
+    else:
+        distances = np.maximum(-distances, 0)
+    n_exact = n_buckets // 2
+    # In fp32, as the model computes it: in another precision some distances have other buckets.
+    far = np.log(np.maximum(distances, 1).astype(np.float32) / np.float32(n_exact))
+    far = far / np.float32(np.log(max_distance / n_exact)) * np.float32(n_buckets - n_exact)
+    far = np.minimum(n_exact + far.astype(np.int64), n_buckets - 1)
+    found: np.ndarray = offset + np.where(distances < n_exact, distances, far)
+    return found
+
+
+def squared_distance(strength: Any) -> ScoreValue:
+    """score - strength (q - k)^2; strength is a number or (heads,)."""
+    if len(getattr(strength, "shape", ())) == 1:
+        return ScoreValue(lambda s, b, h, q, k: s - strength[h] * ((q - k) * (q - k)))
+    return ScoreValue(lambda s, b, h, q, k: s - strength * ((q - k) * (q - k)))
+
+
+def softcap(cap: float) -> ScoreValue:
+    """cap tanh(score / cap), like attention's own softcap, which is quicker."""
+    return ScoreValue(lambda s, b, h, q, k: cap * (s / cap).tanh())
+
+
+def bias(tensor: Any) -> ScoreValue:
+    """score + tensor[b, h, q, k], for a float tensor (batch or 1, heads or 1, seq_q, seq_k) or one
+    without leading dimensions."""
+    _rank("tensor", tensor, (2, 3, 4), "(batch or 1, heads or 1, seq_q, seq_k)")
+    at = table_function(tensor)
+    return ScoreValue(lambda s, b, h, q, k: s + at(b, h, q, k))
+
+
+def _rank(name: str, tensor: Any, ranks: tuple[int, ...], allowed: str) -> int:
+    shape = tuple(getattr(tensor, "shape", ()))
+    if len(shape) not in ranks:
+        raise ArgumentError(f"{name}: shape {shape}; give a tensor {allowed}")
+    return len(shape)

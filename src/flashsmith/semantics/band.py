@@ -1,0 +1,131 @@
+"""Bands: masks of which a row sees the keys from its index - left to its index + right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from flashsmith.semantics.program import K, Q
+from flashsmith.semantics.typed import BOOL, INT, Typed
+
+# Sums with larger constants may overflow an int32, and then their masks are no bands.
+_MOST = 2**28
+
+
+class _Linear(NamedTuple):
+    """A sum: the coefficients of symbols, by name, and a constant."""
+
+    of: Mapping[str, int]
+    constant: int
+
+    def plus(self, other: _Linear, factor: int = 1) -> _Linear:
+        names = {**self.of, **other.of}
+        of = {it: self.of.get(it, 0) + factor * other.of.get(it, 0) for it in names}
+        total = self.constant + factor * other.constant
+        return _Linear({it: n for it, n in of.items() if n}, total)
+
+    def value(self, numbers: Mapping[str, int]) -> int:
+        return self.constant + sum(n * numbers[name] for name, n in self.of.items())
+
+
+class Band(NamedTuple):
+    """The lowest of ``left`` and the lowest of ``right`` are the limits, each a sum of a call's
+    numbers; without one, the side has no limit."""
+
+    left: tuple[_Linear, ...]
+    right: tuple[_Linear, ...]
+
+    def limits(self, numbers: Mapping[str, int]) -> tuple[int | None, int | None] | None:
+        """How many keys before and after its own index a row sees, in a call with these numbers.
+
+        None if a number is so large that the mask's own arithmetic may overflow.
+        """
+        if any(abs(value) > _MOST for value in numbers.values()):
+            return None
+        left, right = (
+            min((it.value(numbers) for it in side), default=None)
+            for side in (self.left, self.right)
+        )
+        return left, right
+
+
+def band_of(mask: Typed) -> Band | None:
+    """The band that a mask is, for any lengths and numbers; None if that is not known.
+
+    Known are conjunctions of comparisons of sums of q, k and int numbers, in which q and k have the
+    factors 1 and -1, and of comparisons of abs(q - k).
+    """
+    left: list[_Linear] = []
+    right: list[_Linear] = []
+    todo = [mask]
+    while todo:
+        it = todo.pop()
+        if it.function == "and" and it.dtype == BOOL:
+            todo.extend(it.arguments)
+        elif it.function == "constant" and it.operands[0] is True:
+            continue
+        elif it.function in ("less", "less_equal"):
+            if not _add_comparison(it, left, right):
+                return None
+        else:
+            return None
+    return Band(tuple(left), tuple(right))
+
+
+def _add_comparison(it: Typed, left: list[_Linear], right: list[_Linear]) -> bool:
+    """Adds the limit of one comparison; whether it is one."""
+    low, high = it.arguments
+    strict = int(it.function == "less")
+    if low.function == "abs" and low.dtype == INT:
+        found = [_side(inner, high, strict) for inner in _both_signs(low.arguments[0])]
+    else:
+        found = [_side(_linear(low), high, strict)]
+    for side in found:
+        if side is None:
+            return False
+        (left if side[0] == "left" else right).append(side[1])
+    return True
+
+
+def _both_signs(it: Typed) -> list[_Linear | None]:
+    own = _linear(it)
+    return [own, None if own is None else _Linear({}, 0).plus(own, -1)]
+
+
+def _side(low: _Linear | None, high: Typed, strict: int) -> tuple[str, _Linear] | None:
+    """The limit that low <= high, or low < high, sets."""
+    own = _linear(high)
+    if low is None or own is None:
+        return None
+    rest = own.plus(low, -1).plus(_Linear({}, -strict))  # 0 <= rest
+    factors = rest.of.get("q", 0), rest.of.get("k", 0)
+    limit = _Linear({name: n for name, n in rest.of.items() if name not in "qk"}, rest.constant)
+    if factors == (1, -1):  # k <= q + limit
+        return "right", limit
+    if factors == (-1, 1):  # k >= q - limit
+        return "left", limit
+    return None
+
+
+def _linear(it: Typed) -> _Linear | None:
+    """A sum of int32 symbols and constants; None for other expressions."""
+    if it.dtype != INT:
+        return None
+    if it.function == "constant":
+        return _Linear({}, it.operands[0]) if abs(it.operands[0]) <= _MOST else None
+    if it.function == "symbol":
+        is_usable = it in (Q, K) or str(it.operands[0]).startswith("number")
+        return _Linear({it.operands[0]: 1}, 0) if is_usable else None
+    if it.function not in ("add", "subtract", "negative"):
+        return None
+    parts = [_linear(part) for part in it.arguments]
+    if any(part is None for part in parts):
+        return None
+    total = _Linear({}, 0)
+    for part, factor in zip(parts, _FACTORS[it.function], strict=True):
+        assert part is not None
+        total = total.plus(part, factor)
+    return total
+
+
+_FACTORS = {"add": (1, 1), "subtract": (1, -1), "negative": (-1,)}

@@ -1,0 +1,246 @@
+"""Programs, as values: a score function and a mask function that kernels compute per element."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.semantics.derivatives import derivative
+from flashsmith.semantics.typed import BOOL, FLOAT, INT, Typed, all_parts, cast, read, typed_symbol
+from flashsmith.semantics.typed_text import canonical, parse_canonical
+
+# The scaled score; the indices of the sequence, the query head, the query and the key; and the
+# lengths of the sequence. q counts from the sequence's first query, k from its first key.
+SCORE = typed_symbol("score", FLOAT)
+B, H, Q, K, SEQ_Q, SEQ_K = INDICES = tuple(
+    typed_symbol(name, INT) for name in ("b", "h", "q", "k", "seq_q", "seq_k")
+)
+_SYMBOLS = tuple(it.operands[0] for it in (SCORE, *INDICES))
+MOST_READS, MOST_NUMBERS, MOST_RANK = 8, 16, 4
+# A larger function would take minutes to compile, and its kernels would spill.
+MOST_PARTS = 2000
+PREFIX = "program_"
+
+
+def is_uniform(it: Typed) -> bool:
+    """Whether the value is the same in the whole call: an expression of numbers and constants."""
+    varying = (SCORE, *INDICES)
+    return all(part not in varying and part.function != "read" for part in it.parts())
+
+
+class Read(NamedTuple):
+    """A tensor that a program reads: its name, element type and number of dimensions."""
+
+    name: str
+    dtype: str
+    rank: int
+
+
+class Number(NamedTuple):
+    """A number that a call passes: 'int' (an int32) or 'float' (an fp32)."""
+
+    name: str
+    kind: str
+
+
+class Program(str):
+    """A score function and a mask function, as expressions.
+
+    A Program is a str: its name, which is 'program_' and 12 hexadecimal digits of the hash of its
+    text. Equal functions have equal names, whatever their captured variables are called. Use
+    program_of() to make one.
+
+    score: the score that enters the softmax, an expression of SCORE (scaled, in natural units), the
+        INDICES, numbers and reads; None leaves scores as they are.
+    mask: whether the row q sees the key k; None hides none.
+    reads: the tensors, named 'read0', 'read1', ... in the order in which the text has them.
+    numbers: the numbers of a call, named 'number0', ... in that order.
+    """
+
+    __slots__ = ("mask", "numbers", "reads", "score", "text")
+
+    score: Typed | None
+    mask: Typed | None
+    reads: tuple[Read, ...]
+    numbers: tuple[Number, ...]
+    text: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return parse_program, (self.text,)
+
+    @property
+    def slope(self) -> Typed | None:
+        """The derivative of the score function with respect to the score."""
+        return None if self.score is None else derivative(self.score, SCORE, is_uniform)
+
+    @property
+    def dims_by_key(self) -> frozenset[tuple[str, int]]:
+        """The dimensions of tensors whose indices depend on the key: kernels read their strides as
+        int32."""
+        return frozenset(
+            (it.operands[0], dim)
+            for it in all_parts([self.score, self.mask])
+            if it.function == "read"
+            for dim, index in enumerate(it.arguments)
+            if K in index.parts()
+        )
+
+    @property
+    def mask_reads_batch(self) -> bool:
+        """Whether the mask depends on the sequence."""
+        return not self._mask_symbols.isdisjoint(("b", "seq_q", "seq_k"))
+
+    @property
+    def mask_reads_head(self) -> bool:
+        """Whether the mask depends on the query head."""
+        return "h" in self._mask_symbols
+
+    @property
+    def _mask_symbols(self) -> frozenset[str]:
+        return frozenset(() if self.mask is None else self.mask.symbols())
+
+
+class BoundProgram(NamedTuple):
+    """A program with the tensors and numbers of one call, in the program's order.
+
+    names: what messages call the tensors.
+    """
+
+    program: Program
+    tensors: tuple[Any, ...] = ()
+    numbers: tuple[int | float, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+class Renamed(NamedTuple):
+    """A program, and the old names of its reads and numbers in the program's order."""
+
+    program: Program
+    reads: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+
+def program_of(score: Typed | None, mask: Typed | None) -> Renamed:
+    """The program of a score and a mask expression, whose reads and numbers may have any names.
+
+    Raises:
+        ArgumentError: there is neither function, or the program has too many tensors, numbers,
+        dimensions or parts.
+    """
+    roots = _roots(score, mask)
+    reads: dict[str, Read] = {}
+    numbers: dict[str, str] = {}
+    for it in all_parts(roots.values()):
+        if it.function == "read":
+            old, dtype, *indices = it.operands
+            new = Read(f"read{len(reads)}", dtype, len(indices))
+            if reads.setdefault(old, new)[1:] != new[1:]:
+                raise ArgumentError(
+                    f"tensor {quoted(old)}: read as {reads[old].dtype} with {reads[old].rank} "
+                    f"indices and as {dtype} with {len(indices)}; read it in one way"
+                )
+        elif it.function == "symbol" and it.operands[0] not in _SYMBOLS:
+            numbers.setdefault(it.operands[0], it.dtype)
+    _check_size(roots, reads, numbers)
+    others = {
+        typed_symbol(old, dtype): typed_symbol(f"number{i}", dtype)
+        for i, (old, dtype) in enumerate(numbers.items())
+    }
+    names = {old: it.name for old, it in reads.items()}
+    roots = {name: _renamed(root, names, others) for name, root in roots.items()}
+    return Renamed(_made(roots), tuple(reads), tuple(numbers))
+
+
+def _roots(score: Typed | None, mask: Typed | None) -> dict[str, Typed]:
+    if score is None and mask is None:
+        raise ArgumentError("program: give a score function, a mask function, or both")
+    if mask is not None and SCORE in mask.parts():
+        raise ArgumentError("mask: it reads the score; a mask is a function of indices and tensors")
+    roots = {} if score is None else {"score": cast(score, FLOAT)}
+    return roots if mask is None else {**roots, "mask": cast(mask, BOOL)}
+
+
+def _check_size(
+    roots: Mapping[str, Typed], reads: Mapping[str, Read], numbers: Mapping[str, str]
+) -> None:
+    ranks = [it.rank for it in reads.values()]
+    n_parts = sum(1 for _ in all_parts(roots.values()))
+    for what, found, most in (
+        ("tensors", len(reads), MOST_READS),
+        ("numbers", len(numbers), MOST_NUMBERS),
+        ("dimensions of a tensor", max(ranks, default=0), MOST_RANK),
+        ("operations", n_parts, MOST_PARTS),
+    ):
+        if found > most:
+            raise ArgumentError(
+                f"program: {found} {what}; at most {most}. Combine tensors or precompute a part "
+                "as a tensor"
+            )
+
+
+def _renamed(root: Typed, names: Mapping[str, str], others: dict[Typed, Typed]) -> Typed:
+    for it in root.parts():
+        if it.function == "read":
+            old, dtype, *indices = it.operands
+            others[it] = read(names[old], dtype, *(index.replace(others) for index in indices))
+    return root.replace(others)
+
+
+def parse_program(text: str) -> Program:
+    """The program whose ``text`` is this. Raises ArgumentError for any other text."""
+    roots = parse_canonical(text)
+    if not roots or not roots.keys() <= {"score", "mask"}:
+        raise ArgumentError(f"program={quoted(text)}: it has neither a score nor a mask")
+    found = program_of(roots.get("score"), roots.get("mask")).program
+    if found.text != text:
+        raise ArgumentError(f"program={quoted(text)}: not the text of a program; trace it again")
+    return found
+
+
+_KNOWN: dict[str, Program] = {}
+
+
+def _made(roots: Mapping[str, Typed]) -> Program:
+    text = canonical(roots)
+    name = PREFIX + hashlib.sha256(text.encode()).hexdigest()[:12]
+    known = _KNOWN.get(name)
+    if known is not None and known.text == text:
+        return known
+    made = Program(name)
+    made.text = text
+    made.score, made.mask = roots.get("score"), roots.get("mask")
+    reads, numbers = {}, {}
+    for it in all_parts(roots.values()):
+        if it.function == "read":
+            reads[it.operands[0]] = Read(it.operands[0], it.operands[1], len(it.operands) - 2)
+        elif it.function == "symbol" and it.operands[0] not in _SYMBOLS:
+            kind = "float" if it.dtype == FLOAT else "int"
+            numbers[it.operands[0]] = Number(it.operands[0], kind)
+    made.reads, made.numbers = tuple(reads.values()), tuple(numbers.values())
+    return _KNOWN.setdefault(name, made)
+
+
+def known_programs() -> tuple[Program, ...]:
+    """The programs that this process has made."""
+    return tuple(_KNOWN.values())
+
+
+def program_named(program: str) -> Program | str:
+    """The given Program, the known one of that name, the one with that text, or '' for ''.
+
+    Raises ArgumentError for any other text.
+    """
+    if isinstance(program, Program) or program == "":
+        return program
+    if isinstance(program, str):
+        if program in _KNOWN:
+            return _KNOWN[program]
+        if "\n" in program:
+            return parse_program(program)
+    raise ArgumentError(
+        f"program={quoted(program)}: no program of this process has that name; trace the function "
+        "first"
+    )

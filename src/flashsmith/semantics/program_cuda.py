@@ -1,0 +1,260 @@
+"""CUDA C++ for programs: the struct Program that a library's kernels call for each score."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from flashsmith.semantics.program import INDICES, SCORE, K, Program, Q, is_uniform
+from flashsmith.semantics.ranges import factors_of_indices, is_not_negative
+from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, all_parts, typed_constant
+
+INCLUDE = '#include "common/program.cuh"\n'
+_TYPES = {BOOL: "bool", INT: "int", LONG: "int64_t", FLOAT: "float"}
+_ELEMENTS = {
+    "bool": "bool",
+    "uint8": "uint8_t",
+    "int8": "int8_t",
+    "int16": "int16_t",
+    "int32": "int32_t",
+    "int64": "int64_t",
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float32": "float",
+}
+# Operators that C++ has. Others are functions of namespace program.
+_FLOAT_INFIX = {"add": "+", "subtract": "-", "multiply": "*"}
+_INFIX = {
+    "less": "<",
+    "less_equal": "<=",
+    "equal": "==",
+    "not_equal": "!=",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}
+_INDEX_ARGUMENTS = "int b, int h, Place row, Place key, int seq_q, int seq_k"
+# Arguments that a function computes where it needs them.
+_LOCALS = {
+    "score": "const float score = raw * args.scale;",
+    "q": "const int q = row.base + row.column;",
+    "k": "const int k = key.base + key.column;",
+}
+_TWICE_LOG2_E = typed_constant(2 * math.log2(math.e))
+
+
+def program_struct(program: Program) -> str:
+    """The text of struct Program; csrc/common/program.cuh says what each function means."""
+    comment = "".join(
+        f"//   {name}: {line}\n"
+        for name, it in (("score", program.score), ("mask", program.mask))
+        if it is not None
+        for line in [str(it)]
+    )
+    return f"""\
+// {program}
+{comment}struct Program {{
+    using Place = program::Place;
+
+{_function("float", "change", program, program.score, "raw * args.scale")}
+{_function("float", "slope", program, program.slope, "1.0f")}
+{_function("bool", "sees", program, program.mask, "true")}}};
+"""
+
+
+def _function(result: str, name: str, program: Program, root: Typed | None, otherwise: str) -> str:
+    raw = "" if result == "bool" else "float raw, "
+    head = f"{result} {name}(const ProgramArgs& args, {raw}{_INDEX_ARGUMENTS}) {{\n"
+    lines, value = ([], otherwise) if root is None else _Printer(program).statements(root)
+    body = "".join(f"        {line}\n" for line in [*lines, f"return {value};"])
+    return f"    FS_DEVICE static {head}{body}    }}\n"
+
+
+class _Printer:
+    """Prints one function of a program."""
+
+    def __init__(self, program: Program) -> None:
+        self._reads = [it.name for it in program.reads]
+        self._numbers = [it.name for it in program.numbers]
+        self._texts: dict[Typed, str] = {}
+        self._used: set[str] = set()
+
+    def statements(self, root: Typed) -> tuple[list[str], str]:
+        """Definitions of the parts that are used more than once, and the root's value."""
+        uses: dict[Typed, int] = {}
+        for it in all_parts([root]):
+            for part in it.arguments:
+                uses[part] = uses.get(part, 0) + 1
+        lines: list[str] = []
+        for it in all_parts([root]):
+            text = self._text(it)
+            is_leaf = it.function == "constant" or it in (SCORE, *INDICES)
+            if uses.get(it, 0) > 1 and not is_leaf:
+                name = f"x{len(lines)}"
+                lines.append(f"const {_TYPES[it.dtype]} {name} = {text};")
+                text = name
+            self._texts[it] = text
+        value = self._texts[root]
+        whole = " ".join([*lines, value])
+        names = [name for name in _LOCALS if re.search(rf"\b{name}\b", whole)]
+        return [_LOCALS[name] for name in names] + lines, value
+
+    def _text(self, it: Typed) -> str:
+        if it.function == "symbol":
+            return self._symbol(it)
+        if it.function == "constant":
+            return _literal(it)
+        parts = [self._texts[part] for part in it.arguments]
+        if it.function == "read":
+            return self._read(it, parts)
+        if it.function == "cast":
+            return self._split_cast(it) or f"program::cast<{_TYPES[it.dtype]}>({parts[0]})"
+        if it.function == "where":
+            return f"({parts[0]} ? {parts[1]} : {parts[2]})"
+        if it.dtype == FLOAT and (found := self._float(it, parts)):
+            return found
+        if it.function in _INFIX:
+            return f"({parts[0]} {_INFIX[it.function]} {parts[1]})"
+        if it.function == "not":
+            return f"({'!' if it.dtype == BOOL else '~'}{parts[0]})"
+        return f"program::{it.function}({', '.join(parts)})"
+
+    def _float(self, it: Typed, parts: list[str]) -> str | None:
+        """Operators of floats that have a quicker form than a function of their name."""
+        if it.function == "negative":
+            return f"(-{parts[0]})"
+        if it.function == "tanh":
+            product, factor = self._product(it.arguments[0], _TWICE_LOG2_E)
+            return f"tanh_of_2log2e({product} * {factor})"
+        if it.function == "multiply" and (found := self._step(it)):
+            return found
+        if it.function in ("multiply", "divide") and self._factor_of(it) is not None:
+            product, factor = self._product(it)
+            return f"({product} * {factor})"
+        if it.function in _FLOAT_INFIX:
+            return f"({parts[0]} {_FLOAT_INFIX[it.function]} {parts[1]})"
+        return None
+
+    def _factor_of(self, it: Typed) -> tuple[Typed, str] | None:
+        """The operand and the text of the factor of a product with, or a quotient by, a value that
+        is the same in the whole call."""
+        if it.function == "multiply":
+            for one, other in (it.arguments, it.arguments[::-1]):
+                if is_uniform(other) and not is_uniform(one):
+                    return one, self._texts[other]
+        if it.function == "divide" and is_uniform(it.arguments[1]):
+            one, other = it.arguments
+            # A division takes about ten instructions; the product is off by one rounding more.
+            is_constant = other.function == "constant"
+            return one, _reciprocal(
+                other
+            ) if is_constant else f"program::inverse({self._texts[other]})"
+        return None
+
+    def _product(self, it: Typed, *more: Typed) -> tuple[str, str]:
+        """A value times constants, as a varying text and one factor that the compiler computes once
+        per thread."""
+        factors = [_literal(factor) for factor in more]
+        found = self._factor_of(it) if it.function in ("multiply", "divide") else None
+        if found is not None:
+            it, factor = found
+            factors.insert(0, factor)
+        varying = self._texts[it]
+        if it is SCORE:
+            varying = "raw"
+            factors.insert(0, "args.scale")
+        text = factors[0]
+        for factor in factors[1:]:
+            text = f"({text} * {factor})"
+        return varying, text
+
+    def _symbol(self, it: Typed) -> str:
+        name = str(it.operands[0])
+        if name not in self._numbers:
+            return name
+        place = self._numbers.index(name)
+        return f"program::number<{_TYPES[it.dtype]}>(args.numbers[{place}])"
+
+    def _read(self, it: Typed, parts: list[str]) -> str:
+        place = self._reads.index(it.operands[0])
+        indices = []
+        for index, text in zip(it.arguments, parts, strict=True):
+            if index.dtype == INT:
+                counts = _bool(is_not_negative(index))
+                narrow = _bool(K in index.parts())
+                indices.append(f"program::Index<{counts}, {narrow}>{{{text}}}")
+            else:
+                indices.append(f"program::LongIndex{{{text}}}")
+        arguments = ", ".join([f"args.reads[{place}]", *indices])
+        return f"program::read<{_TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
+
+    def _step(self, it: Typed) -> str | None:
+        """The product of a sum of q and k, as a float, with a value that does not depend on the
+        key: a product that many elements share, plus one with a constant."""
+        for one, other in (it.arguments, it.arguments[::-1]):
+            if one.function == "cast" and K not in other.parts() and SCORE not in other.parts():
+                parts = self._parts_of_sum(one, one.arguments[0])
+                if parts is not None:
+                    factor = self._texts[other]
+                    return f"fmaf({factor}, {parts[1]}, ({factor} * {parts[0]}))"
+        return None
+
+    def _split_cast(self, it: Typed) -> str | None:
+        """A sum of q and k as a float: the float of its value at the tile's own indices, which many
+        elements share, plus that of the rest, which is known to the compiler."""
+        (inner,) = it.arguments
+        is_abs = inner.function == "abs"
+        parts = self._parts_of_sum(it, inner.arguments[0] if is_abs else inner)
+        if parts is None:
+            return None
+        text = f"({parts[0]} + {parts[1]})"
+        return f"program::abs{text}" if is_abs else text
+
+    def _parts_of_sum(self, it: Typed, inner: Typed) -> tuple[str, str] | None:
+        """The two floats whose sum is an int sum of q and k; None for other casts."""
+        if it.dtype != FLOAT or inner.dtype != INT:
+            return None
+        factors = factors_of_indices(inner)
+        if factors is None or factors == (0, 0):
+            return None
+        rest = " + ".join(
+            f"({factor}) * {name}.column"
+            for factor, name in zip(factors, ("row", "key"), strict=True)
+            if factor
+        )
+        return f"program::cast<float>({self._base(inner)})", f"program::cast<float>({rest})"
+
+    def _base(self, it: Typed) -> str:
+        """A sum at the tile's own indices."""
+        if it is Q:
+            return "row.base"
+        if it is K:
+            return "key.base"
+        if it.function in ("add", "subtract", "negative"):
+            return f"program::{it.function}({', '.join(map(self._base, it.arguments))})"
+        return self._texts[it]
+
+
+def _literal(it: Typed) -> str:
+    (value,) = it.operands
+    if it.dtype == BOOL:
+        return _bool(value)
+    if it.dtype == FLOAT:
+        if math.isnan(value):
+            return "NAN"
+        if math.isinf(value) or abs(value) >= 2.0**128 * (1 - 2.0**-25):
+            return "INFINITY" if value > 0 else "(-INFINITY)"
+        return f"{value!r}f" if math.copysign(1, value) > 0 else f"({value!r}f)"
+    if it.dtype == LONG:
+        return f"int64_t({value}LL)" if value != -(2**63) else "INT64_MIN"
+    return f"({value})" if value < 0 else str(value)
+
+
+def _reciprocal(it: Typed) -> str:
+    (value,) = it.operands
+    inverse = 1.0 / value if value else math.copysign(math.inf, value)
+    return _literal(typed_constant(inverse))
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,234 @@
+"""Binds the score and mask functions of one call: what kernels compute, and with which values."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+from flashsmith.semantics.band import Band, band_of
+from flashsmith.semantics.program import SEQ_K, SEQ_Q, BoundProgram, Program, Q, program_of
+from flashsmith.semantics.typed import Typed
+from flashsmith.tracing.captures import Constant, Watch, is_array, is_unchanged
+from flashsmith.tracing.tracer import watched_trace
+
+Function = Callable[..., Any]
+POSITIONS = ("start", "end")
+
+
+class BoundFunctions(NamedTuple):
+    """What a call's functions come to: a program, and limits of a window that hide keys as well.
+
+    program: None if the window expresses the functions.
+    left, right: how many keys before and after its own position, aligned to the bottom right, a row
+        sees; None for no limit.
+    """
+
+    program: BoundProgram | None
+    left: int | None = None
+    right: int | None = None
+
+
+def bind(
+    score_mod: Function | None,
+    masks: tuple[Any, ...],
+    lengths: tuple[int, int] | None = None,
+    positions: str = "start",
+) -> BoundFunctions:
+    """Traces a call's functions. ``masks`` are functions, bool tensors or None, and hide keys
+    together. ``lengths`` are seq_q and seq_k where all sequences of the call have them.
+
+    ``positions`` is 'start' if q_idx counts from the sequence's first query, and 'end' if the last
+    query is at the last key: then q_idx is larger by seq_k - seq_q.
+
+    Raises ArgumentError for other values, and TraceError as trace() does.
+    """
+    given = (score_mod, *masks)
+    key = (*map(id, given), lengths, positions)
+    known = _RECENT.get(key)
+    if known is not None and known.still_holds(given):
+        return known.found
+    found, watch = _bound(score_mod, masks, lengths, positions)
+    if watch:
+        _remember(key, given, watch, found)
+    return found
+
+
+class _Recent(NamedTuple):
+    """The result of a call with the same functions."""
+
+    given: tuple[weakref.ref[Any] | None, ...]
+    watch: tuple[Watch, ...]
+    found: BoundFunctions
+
+    def still_holds(self, given: tuple[Any, ...]) -> bool:
+        """Whether these are the functions, and they still capture the same objects."""
+        for known, it in zip(self.given, given, strict=True):
+            if (None if known is None else known()) is not it:
+                return False
+        return is_unchanged(self.watch)
+
+
+_RECENT: dict[Any, _Recent] = {}
+_MOST_RECENT = 512
+
+
+def _remember(
+    key: Any, given: tuple[Any, ...], watch: tuple[Watch, ...], found: BoundFunctions
+) -> None:
+    """Keeps a result for as long as its functions exist."""
+
+    # As a default: at the end of the process, modules lose their globals first.
+    def forget(_: Any, recent: dict[Any, _Recent] = _RECENT) -> None:
+        recent.pop(key, None)
+
+    try:
+        refs = tuple(None if it is None else weakref.ref(it, forget) for it in given)
+    except TypeError:  # an object without weak references
+        return
+    if len(_RECENT) >= _MOST_RECENT:
+        _RECENT.clear()
+    _RECENT[key] = _Recent(refs, watch, found)
+
+
+def _bound(
+    score_mod: Function | None,
+    masks: tuple[Any, ...],
+    lengths: tuple[int, int] | None,
+    positions: str,
+) -> tuple[BoundFunctions, tuple[Watch, ...]]:
+    """bind(), and what its result depends on."""
+    if positions not in POSITIONS:
+        raise ArgumentError(
+            f"positions={quoted(positions)}: give 'start' (q_idx counts from the first query) or "
+            "'end' (the last query is at the last key)"
+        )
+    functions = [mask_function(mask) for mask in masks if mask is not None]
+    if score_mod is None and not functions:
+        return BoundFunctions(None), ()
+    mask = functions[0] if len(functions) == 1 else all_of(*functions) if functions else None
+    bound, watch = watched_trace(score_mod, mask)
+    offset = 0 if positions == "end" else None if lengths is None else lengths[1] - lengths[0]
+    limits = _limits(bound, offset)
+    if limits is not None:
+        rest = _without_mask(bound)
+        return BoundFunctions(_placed(rest, positions), *limits), watch
+    return BoundFunctions(_placed(bound, positions)), watch
+
+
+def mask_function(mask: Any) -> Function:
+    """A mask as a function: a function itself, or a bool tensor (b or 1, h or 1, q, k), of which
+    leading dimensions may be missing."""
+    if is_array(mask):
+        return bool_table(mask)
+    if not callable(mask):
+        raise ArgumentError(
+            f"mask={quoted(mask)}: give a function (b, h, q_idx, kv_idx), a value of "
+            "flashsmith.masks, a bool tensor or a BlockMask"
+        )
+    return mask
+
+
+def bool_table(table: Any) -> Function:
+    """The mask of a bool tensor (b or 1, h or 1, q, k), (h or 1, q, k) or (q, k)."""
+    rank = len(table.shape)
+    if not 2 <= rank <= 4 or "bool" not in str(table.dtype):
+        raise ArgumentError(
+            f"mask: a tensor of shape {tuple(table.shape)} and dtype {table.dtype}; give a bool "
+            "tensor (batch or 1, heads or 1, seq_q, seq_k), True where a query sees the key"
+        )
+    return table_function(table)
+
+
+def table_function(table: Any) -> Function:
+    """A function (b, h, x, y) that reads a tensor (b or 1, h or 1, x, y), of which leading
+    dimensions may be missing."""
+    rank, sizes = len(table.shape), tuple(table.shape)
+    if rank == 2:
+        return lambda b, h, x, y: table[x, y]
+    # A size of 1 is broadcast. Programs clamp indices, but PyTorch's functions do not.
+    zero = Constant(0)
+    if rank == 3:
+        if sizes[0] == 1:
+            return lambda b, h, x, y: table[zero, x, y]
+        return lambda b, h, x, y: table[h, x, y]
+    if sizes[:2] == (1, 1):
+        return lambda b, h, x, y: table[zero, zero, x, y]
+    if sizes[0] == 1:
+        return lambda b, h, x, y: table[zero, h, x, y]
+    if sizes[1] == 1:
+        return lambda b, h, x, y: table[b, zero, x, y]
+    return lambda b, h, x, y: table[b, h, x, y]
+
+
+def all_of(*functions: Function) -> Function:
+    """The mask of keys that all these masks show."""
+
+    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        seen = functions[0](b, h, q_idx, kv_idx)
+        for function in functions[1:]:
+            seen = seen & function(b, h, q_idx, kv_idx)
+        return seen
+
+    return mask
+
+
+@lru_cache(maxsize=1024)
+def _known_band(mask: Typed) -> Band | None:
+    return band_of(mask)
+
+
+def _limits(bound: BoundProgram, offset: int | None) -> tuple[int | None, int | None] | None:
+    """The window that the mask is, in positions aligned to the bottom right; None if it is none.
+
+    ``offset`` is the position of the first query.
+    """
+    mask = bound.program.mask
+    band = None if mask is None or offset is None else _known_band(mask)
+    if band is None or offset is None:
+        return None
+    numbers = zip(bound.program.numbers, bound.numbers, strict=True)
+    limits = band.limits({it.name: int(n) for it, n in numbers if it.kind == "int"})
+    if limits is None:
+        return None
+    left, right = limits
+    left = None if left is None else left + offset
+    right = None if right is None else right - offset
+    # Kernels of windows need limits of at least 0: then each row sees at least its own position.
+    if (left is not None and left < 0) or (right is not None and right < 0):
+        return None
+    return left, right
+
+
+def _without_mask(bound: BoundProgram) -> BoundProgram | None:
+    if bound.program.score is None:
+        return None
+    return _rebound(bound, bound.program.score, None)
+
+
+def _placed(bound: BoundProgram | None, positions: str) -> BoundProgram | None:
+    """The program with q_idx as the position."""
+    if bound is None or positions == "start":
+        return bound
+    program = bound.program
+    place = {Q: Q + (SEQ_K - SEQ_Q)}
+    score, mask = (None if it is None else it.replace(place) for it in _both(program))
+    return _rebound(bound, score, mask)
+
+
+def _both(program: Program) -> tuple[Any, Any]:
+    return program.score, program.mask
+
+
+def _rebound(bound: BoundProgram, score: Typed | None, mask: Typed | None) -> BoundProgram:
+    """Another program of some of the same tensors and numbers."""
+    program, reads, numbers = program_of(score, mask)
+    old = bound.program
+    tensors = dict(zip([it.name for it in old.reads], bound.tensors, strict=True))
+    values = dict(zip([it.name for it in old.numbers], bound.numbers, strict=True))
+    return BoundProgram(
+        program, tuple(tensors[it] for it in reads), tuple(values[it] for it in numbers)
+    )

@@ -1,0 +1,281 @@
+"""What functions capture: the numbers and tensors in their cells, globals, defaults and attributes.
+
+Captures are found without calling the function. Their structure is a key: functions that differ
+only in the values of captured numbers and tensors have the same key, and so the same trace.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Deeper or longer structures are opaque: their functions are traced in every call.
+_DEEPEST, _LONGEST = 12, 256
+_CONSTANTS = (
+    type(None),
+    bool,
+    str,
+    bytes,
+    complex,
+    type,
+    ModuleType,
+    BuiltinFunctionType,
+    type(Ellipsis),
+)
+_FRAMEWORKS = ("torch", "numpy", "jax", "functools", "math", "builtins", "typing")
+
+
+class Constant(int):
+    """A captured int that is compiled in, for divisors and for indices of columns."""
+
+
+class Leaf(NamedTuple):
+    """A captured value that may change from call to call: 'int', 'float' or 'array'."""
+
+    kind: str
+    value: Any
+
+
+# Reads what a function, an object or a list holds now, and what it held when it was scanned.
+Watch = tuple[Callable[[], "list[Any]"], "list[Any]"]
+
+
+class Captures(NamedTuple):
+    """The leaves of a value in a fixed order, a key for everything else, and whether the key is
+    complete: whether values of one key differ in leaves only. ``watch`` has all that may change."""
+
+    key: Any
+    leaves: tuple[Leaf, ...]
+    is_complete: bool
+    watch: tuple[Watch, ...]
+
+
+class _Shape(NamedTuple):
+    """A value that holds others: what identifies it, its children, how to build another, and how to
+    read its children again if they may change."""
+
+    tag: Any
+    children: list[Any]
+    build: Callable[[list[Any]], Any]
+    current: Callable[[], list[Any]] | None = None
+
+
+def is_unchanged(watch: tuple[Watch, ...]) -> bool:
+    """Whether everything that was captured is still the same object."""
+    for current, before in watch:
+        now = current()
+        if len(now) != len(before):
+            return False
+        for new, old in zip(now, before, strict=True):
+            if new is not old:
+                return False
+    return True
+
+
+def captures_of(value: Any) -> Captures:
+    """What a function, or a tuple of functions, captures."""
+    scan = _Scan()
+    key = scan.key_of(value, 0)
+    return Captures(key, tuple(scan.leaves), scan.is_complete, tuple(scan.watch))
+
+
+class _Scan:
+    def __init__(self) -> None:
+        self.leaves: list[Leaf] = []
+        self.is_complete = True
+        self.watch: list[Watch] = []
+        self._seen: dict[int, int] = {}
+
+    def key_of(self, value: Any, depth: int) -> Any:
+        leaf = leaf_of(value)
+        if leaf is not None:
+            self.leaves.append(leaf)
+            return (leaf.kind, *_array_key(leaf.value)) if leaf.kind == "array" else leaf.kind
+        if isinstance(value, int | float):
+            return type(value), value
+        if isinstance(value, _CONSTANTS):
+            return type(value), value
+        if id(value) in self._seen:
+            return "again", self._seen[id(value)]
+        shape = _shape_of(value) if depth < _DEEPEST else None
+        if shape is None:
+            if not _is_constant(value):
+                self.is_complete = False
+                return "opaque"
+            return "constant", value
+        self._seen[id(value)] = len(self._seen)
+        if shape.current is not None:
+            self.watch.append((shape.current, shape.children))
+        return shape.tag, tuple([self.key_of(child, depth + 1) for child in shape.children])
+
+
+def rebuilt(value: Any, replacements: Iterator[Any]) -> Any:
+    """The value with its leaves replaced, in their order; functions are copies with new cells."""
+    return _rebuilt(value, replacements, {}, 0)
+
+
+def _rebuilt(value: Any, replacements: Iterator[Any], done: dict[int, Any], depth: int) -> Any:
+    if leaf_of(value) is not None:
+        return next(replacements)
+    if isinstance(value, (int, float, *_CONSTANTS)):
+        return value
+    if id(value) in done:
+        return done[id(value)]
+    shape = _shape_of(value) if depth < _DEEPEST else None
+    if shape is None:
+        return value
+    done[id(value)] = value  # for a function that captures itself
+    children = [_rebuilt(child, replacements, done, depth + 1) for child in shape.children]
+    is_same = all(new is old for new, old in zip(children, shape.children, strict=True))
+    done[id(value)] = value if is_same else shape.build(children)
+    return done[id(value)]
+
+
+def leaf_of(value: Any) -> Leaf | None:
+    """The value as a leaf, or None."""
+    kind = type(value)
+    if kind is int or kind is float:
+        return Leaf("float", value) if kind is float else _int_leaf(value)
+    if isinstance(value, np.bool_):
+        return None
+    if isinstance(value, np.integer):
+        return _int_leaf(int(value))
+    if isinstance(value, np.floating):
+        return Leaf("float", float(value))
+    return Leaf("array", value) if is_array(value) else None
+
+
+def _int_leaf(value: int) -> Leaf | None:
+    # Larger ints are constants: a call's numbers are int32.
+    return Leaf("int", value) if -(2**31) <= value < 2**31 else None
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is PyTorch's tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array of PyTorch, NumPy or JAX."""
+    if isinstance(value, np.ndarray) or is_tensor(value):
+        return True
+    return type(value).__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(value, "dtype")
+
+
+def _array_key(value: Any) -> tuple[Any, ...]:
+    rank = len(value.shape)
+    if rank:
+        return type(value), str(value.dtype), rank
+    # A tensor that requires grad is read; others on the host are numbers.
+    needs_grad = bool(getattr(value, "requires_grad", False))
+    return type(value), str(value.dtype), str(getattr(value, "device", "")), needs_grad
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether it is an immutable object of a framework, such as a dtype or a function."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in _FRAMEWORKS and kind.__name__ in (
+        *("dtype", "device", "layout", "builtin_function_or_method", "method_descriptor"),
+        *("OpOverload", "OpOverloadPacket", "ufunc", "_ArrayFunctionDispatcher"),
+    ):
+        return True
+    return isinstance(value, FunctionType)
+
+
+def _shape_of(value: Any) -> _Shape | None:
+    if isinstance(value, FunctionType):
+        return _function_shape(value)
+    if isinstance(value, MethodType):
+        return _Shape("method", [value.__func__, value.__self__], lambda it: MethodType(*it))
+    if isinstance(value, partial):
+        names, n = tuple(value.keywords), len(value.args)
+        return _Shape(
+            ("partial", names, n),
+            [value.func, *value.args, *value.keywords.values()],
+            lambda it: partial(it[0], *it[1 : n + 1], **dict(zip(names, it[n + 1 :], strict=True))),
+        )
+    if type(value) in (tuple, list) and len(value) <= _LONGEST:
+        current = (lambda: list(value)) if type(value) is list else None
+        return _Shape((type(value), len(value)), list(value), type(value), current)
+    if type(value) is dict and len(value) <= _LONGEST and all(type(it) is str for it in value):
+        names = tuple(value)
+        current = lambda: list(value.values())  # noqa: E731
+        return _Shape((dict, names), list(value.values()), _dict_of(names), current)
+    return _instance_shape(value)
+
+
+def _dict_of(names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
+    return lambda values: dict(zip(names, values, strict=True))
+
+
+def _instance_shape(value: Any) -> _Shape | None:
+    """An object of a plain class, such as a callable with numbers and tensors as attributes."""
+    kind = type(value)
+    own = getattr(value, "__dict__", None)
+    if type(own) is not dict or kind.__module__.partition(".")[0] in (*_FRAMEWORKS, "jaxlib"):
+        return None
+    if any("__slots__" in vars(base) for base in kind.__mro__[:-1]) or len(own) > _LONGEST:
+        return None
+    names = tuple(own)
+
+    def build(values: list[Any]) -> Any:
+        made = object.__new__(kind)
+        made.__dict__.update(zip(names, values, strict=True))
+        return made
+
+    return _Shape(("instance", kind, names), list(own.values()), build, lambda: list(own.values()))
+
+
+def _function_shape(function: FunctionType) -> _Shape | None:
+    is_framework = (function.__module__ or "").partition(".")[0] in _FRAMEWORKS
+    cells = [] if function.__closure__ is None else _contents(function.__closure__)
+    if cells is None or (is_framework and not cells):
+        return None
+    code = function.__code__
+    names = () if is_framework else _globals_of(code, function.__globals__)
+    defaults, only = function.__defaults__ or (), function.__kwdefaults__ or {}
+    counts = len(defaults), len(only), len(cells)
+    closure, scope_now = function.__closure__ or (), function.__globals__
+
+    def current() -> list[Any]:
+        # It must not refer to the function, whose results are kept for as long as it exists.
+        held = [*defaults, *only.values(), *(cell.cell_contents for cell in closure)]
+        return held + [scope_now.get(name) for name in names]
+
+    def build(values: list[Any]) -> FunctionType:
+        at = [0, counts[0], sum(counts[:2]), sum(counts)]
+        scope = {**function.__globals__, **dict(zip(names, values[at[3] :], strict=True))}
+        cells = tuple(_cell(it) for it in values[at[2] : at[3]])
+        made = FunctionType(code, scope, function.__name__, tuple(values[: at[1]]), cells)
+        made.__kwdefaults__ = dict(zip(only, values[at[1] : at[2]], strict=True)) or None
+        return made
+
+    return _Shape((code, tuple(only), counts, names), current(), build, current)
+
+
+def _contents(closure: tuple[Any, ...]) -> list[Any] | None:
+    try:
+        return [cell.cell_contents for cell in closure]
+    except ValueError:  # a cell that has no value yet
+        return None
+
+
+def _cell(value: Any) -> Any:
+    return (lambda: value).__closure__[0]  # type: ignore[index]
+
+
+def _globals_of(code: CodeType, scope: dict[str, Any]) -> tuple[str, ...]:
+    """The names of globals that code, and the functions defined in it, may read."""
+    found: dict[str, None] = {}
+    todo = [code]
+    while todo:
+        it = todo.pop()
+        found.update((name, None) for name in it.co_names if name in scope)
+        todo.extend(inner for inner in it.co_consts if isinstance(inner, CodeType))
+    return tuple(sorted(found))

@@ -1,0 +1,78 @@
+"""Gradients with score and mask functions, proven in the emulator with all checks on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from program_calls import PROGRAMS, Call
+from program_gradients import wrong_gradients
+
+from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+
+# wgmma_backward with one block of keys after another, with dq in a fixed order, and with wide
+# heads; wgmma_dq; and both ways to sum dq in mma_sync_backward.
+PERSISTENT, ORDERED, WIDE, DQ, ATOMICS, TWO_KERNELS = (
+    parse_kernel_name_into_config(text)
+    for text in (
+        "(FP16, 64, 64, 192, 3): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_32_160"
+        "+scores_together+lagged_dq+persistent",
+        "(BF16, 64, 128, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_40_232"
+        "+scores_together+lagged_dq+persistent+sums_under_dk+ordered_dq+early_rows",
+        "(BF16, 256, 64, 64, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
+        "+split_roles+wide_stores+early_rows",
+        "(FP16, 64, 128, 128, 2): tma_dq+k_stages_3+v_stages_3+regs_24_240+late_dq+pingpong",
+        "(FP16, 64, 32, 128, 4): backward+stages_2+dq_atomics",
+        "(BF16, 64, 64, 64, 4): backward+columns_2+stages_2",
+    )
+)
+LENS = {"lens_q": (70, 0, 1, 200), "lens_k": (75, 9, 0, 190)}
+CALLS = {
+    "dense": Call(),
+    "window": Call(window=(40, 7), seq_q=90),
+    "softcap": Call(softcap=1.5, seq_q=90, batch=1),
+    "packed": Call(**LENS),
+    "packed causal": Call(**LENS, causal=True),
+    "no keys": Call(seq_q=10, seq_k=0),
+    "many heads": Call(batch=1, seq_q=70, seq_k=330, heads_q=6, heads_k=1, d=64),
+    "wide": Call(batch=1, d=232, causal=True),
+}
+
+
+def prove(cfg: KernelConfig, name: str, call: Call, **how: object) -> None:
+    made = PROGRAMS[name](call, np.random.default_rng(3))
+    assert wrong_gradients(cfg, call, made, sm_count=3, **how) == ""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program(name: str) -> None:
+    prove(PERSISTENT, name, CALLS["dense"])
+
+
+@pytest.mark.parametrize("name", [it for it in CALLS if it not in ("dense", "no keys", "wide")])
+def test_every_kind_of_call(name: str) -> None:
+    prove(PERSISTENT, "alibi_in_documents", CALLS[name], sinks=True, dlse=True)
+
+
+@pytest.mark.parametrize("name", ["alibi_in_documents", "capped"])
+def test_dq_in_a_fixed_order(name: str) -> None:
+    prove(ORDERED, name, CALLS["many heads"])
+
+
+@pytest.mark.parametrize("name", ["alibi_in_documents", "capped"])
+def test_wide_heads(name: str) -> None:
+    prove(WIDE, name, CALLS["wide"])
+
+
+@pytest.mark.parametrize("name", ["alibi_in_documents", "capped"])
+def test_dq_alone(name: str) -> None:
+    prove(DQ, name, CALLS["packed"], needs=(True, False, False, False))
+
+
+@pytest.mark.parametrize("cfg", [ATOMICS, TWO_KERNELS], ids=["atomics", "two_kernels"])
+@pytest.mark.parametrize("name", ["alibi_in_documents", "capped", "documents"])
+def test_mma_sync(cfg: KernelConfig, name: str) -> None:
+    prove(cfg, name, CALLS["packed causal"], arch=80)
+
+
+def test_rows_without_keys() -> None:
+    prove(PERSISTENT, "scattered", CALLS["no keys"])

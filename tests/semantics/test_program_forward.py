@@ -1,0 +1,96 @@
+"""Score and mask functions in the forward pass, proven in the emulator with all checks on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from program_calls import PROGRAMS, Call, wrong
+
+from flashsmith.families import KernelConfig, parse_kernel_name_into_config
+
+# Uneven lengths; lists by one, two and three warpgroups; both ways to store O; GEMMs that overlap
+# the softmax, and GEMMs in turns.
+TURNS, OVERLAP, DIRECT = CONFIGS = tuple(
+    parse_kernel_name_into_config(text)
+    for text in (
+        "(FP16, 64, 192, 32, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+        "+longest_first+rescale_8",
+        "(BF16, 64, 128, 48, 2wg): tma+stages_3+q_buffers_1+regs_24_240+overlap+pingpong_exp"
+        "+static_persistent+separate_O",
+        "(FP16, 64, 64, 64, 1wg): tma+stages_1+q_buffers_2+regs_24_240+direct_O",
+    )
+)
+PACKED = Call(lens_q=(70, 0, 1, 200), lens_k=(75, 9, 0, 190))
+CALLS = {
+    "dense": Call(),
+    "causal": Call(causal=True),
+    "window": Call(window=(40, 7), seq_q=90),
+    "softcap": Call(softcap=1.5, seq_q=90, batch=1),
+    "packed": PACKED,
+    "packed causal": Call(lens_q=PACKED.lens_q, lens_k=PACKED.lens_k, causal=True),
+    "no keys": Call(seq_q=10, seq_k=0),
+    "many heads": Call(batch=1, seq_q=70, seq_k=330, heads_q=6, heads_k=1, d=64),
+}
+
+
+def prove(cfg: KernelConfig, name: str, call: Call, *, sinks: bool = False) -> None:
+    made = PROGRAMS[name](call, np.random.default_rng(3))
+    assert wrong(cfg, call, made, sinks=sinks, sm_count=3) == ""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program(name: str) -> None:
+    prove(TURNS, name, CALLS["dense"])
+
+
+@pytest.mark.parametrize("name", [it for it in CALLS if it not in ("dense", "no keys")])
+def test_every_kind_of_call(name: str) -> None:
+    prove(TURNS, "alibi_in_documents", CALLS[name])
+
+
+@pytest.mark.parametrize("cfg", [OVERLAP, DIRECT], ids=["overlap", "direct_O"])
+@pytest.mark.parametrize("name", ["packed causal", "many heads"])
+def test_every_way_to_walk_lists(cfg: KernelConfig, name: str) -> None:
+    prove(cfg, "alibi_in_documents", CALLS[name], sinks=True)
+
+
+# One stage, with trimmed masks, and with a ring.
+MMA_SYNC = tuple(
+    parse_kernel_name_into_config(text)
+    for text in (
+        "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
+        "(FP16, 64, 64, 32, 4): load_4_4_2_tiles+opt_softmax+lazy_rescale+trim",
+        "(FP16, 64, 128, 128, 4): async+eager+swizzled+load_2_2_4_tiles+opt_softmax+stages_2+trim"
+        "+l2_16",
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "name", "call"),
+    [
+        (MMA_SYNC[0], "alibi_in_documents", "packed causal"),
+        (MMA_SYNC[1], "blocks", "dense"),
+        (MMA_SYNC[1], "capped", "softcap"),
+        (MMA_SYNC[2], "alibi_in_documents", "many heads"),
+    ],
+    ids=["one stage", "trim", "score", "ring"],
+)
+def test_the_mma_sync_family(cfg: KernelConfig, name: str, call: str) -> None:
+    made = PROGRAMS[name](CALLS[call], np.random.default_rng(3))
+    assert wrong(cfg, CALLS[call], made, arch=80) == ""
+
+
+def test_rows_without_keys() -> None:
+    prove(TURNS, "scattered", CALLS["no keys"])
+
+
+def test_new_values_need_no_new_kernel() -> None:
+    """Other lengths, numbers and tensors give the same program."""
+    made = [
+        PROGRAMS[name](call, np.random.default_rng(seed)).program
+        for seed, call in enumerate((CALLS["dense"], CALLS["packed"]))
+        for name in ("squared", "blocks")
+    ]
+    assert made[:2] == made[2:]
+    assert made[0] is made[2]

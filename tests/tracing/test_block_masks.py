@@ -1,0 +1,123 @@
+"""BlockMasks as functions: the lists' rule, garbage behind counts, broadcast, changes in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
+
+from flashsmith.errors import ArgumentError
+from flashsmith.tracing import trace
+from flashsmith.tracing.block_masks import is_block_mask, mask_of_blocks
+
+BLOCK, ROWS, COLUMNS = 16, 5, 6
+LENGTHS = ROWS * BLOCK - 3, COLUMNS * BLOCK - 5
+
+
+def odd(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (q + k) % 3 == 0
+
+
+def lists_of(states: np.ndarray, garbage: bool) -> list[torch.Tensor]:
+    """kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices of a table of states."""
+    draw = np.random.default_rng(5)
+    lists = []
+    for state in (1, 2):
+        counts = (states == state).sum(-1)
+        behind = 2**31 - 1 if garbage else 1
+        indices = draw.integers(-behind, behind, states.shape) if garbage else 0 * states
+        for place in np.ndindex(*states.shape[:-1]):
+            found = draw.permutation(np.flatnonzero(states[place] == state))
+            indices[place][: len(found)] = found
+        lists += [torch.tensor(counts, dtype=torch.int32), torch.tensor(indices).int()]
+    return lists
+
+
+def block_mask(states: np.ndarray, garbage: bool = True) -> BlockMask:
+    return BlockMask(
+        LENGTHS, *lists_of(states, garbage), None, None, None, None, (BLOCK, BLOCK), odd
+    )
+
+
+def values_of(function: Callable[..., Any], batch: int, heads: int) -> np.ndarray:
+    bound = trace(None, function)
+    program = bound.program
+    assert program.mask is not None
+    values: dict[str, Any] = {
+        "b": np.arange(batch)[:, None, None, None],
+        "h": np.arange(heads)[:, None, None],
+        "q": np.arange(LENGTHS[0])[:, None],
+        "k": np.arange(LENGTHS[1]),
+    }
+    values |= {it.name: n for it, n in zip(program.numbers, bound.numbers, strict=True)}
+    tensors = {it.name: t for it, t in zip(program.reads, bound.tensors, strict=True)}
+    found = program.mask.evaluate(values, tensors)
+    return np.broadcast_to(found, (batch, heads, *LENGTHS))
+
+
+def expected(states: np.ndarray, batch: int, heads: int) -> np.ndarray:
+    wide = np.repeat(np.repeat(states, BLOCK, -2), BLOCK, -1)[..., : LENGTHS[0], : LENGTHS[1]]
+    q, k = np.arange(LENGTHS[0])[:, None], np.arange(LENGTHS[1])
+    seen = (wide == 2) | ((wide == 1) & ((q + k) % 3 == 0))
+    return np.broadcast_to(seen, (batch, heads, *LENGTHS))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize("kind", ["random", "empty rows", "one block", "nothing", "all full"])
+def test_lists_with_garbage_behind_the_counts(shape: tuple[int, int], kind: str) -> None:
+    states = np.random.default_rng(3).integers(0, 3, (*shape, ROWS, COLUMNS))
+    if kind == "empty rows":
+        states[..., ::2, :] = 0
+    elif kind == "one block":
+        states = 0 * states
+        states[..., 3, 4] = 1
+    elif kind in ("nothing", "all full"):
+        states = 0 * states + 2 * (kind == "all full")
+    found = values_of(mask_of_blocks(block_mask(states), LENGTHS), 2, 3)
+    np.testing.assert_array_equal(found, expected(states, 2, 3))
+
+
+def test_a_list_without_full_blocks() -> None:
+    made = create_block_mask(
+        odd, None, None, *LENGTHS, device="cpu", BLOCK_SIZE=BLOCK, separate_full_blocks=False
+    )
+    assert made.full_kv_indices is None
+    q, k = np.arange(LENGTHS[0])[:, None], np.arange(LENGTHS[1])
+    np.testing.assert_array_equal(
+        values_of(mask_of_blocks(made, LENGTHS), 1, 1)[0, 0], (q + k) % 3 == 0
+    )
+
+
+def test_a_change_in_place_is_seen() -> None:
+    states = np.ones((1, 1, ROWS, COLUMNS), int)
+    made = block_mask(states, garbage=False)
+    np.testing.assert_array_equal(
+        values_of(mask_of_blocks(made, LENGTHS), 1, 1), expected(states, 1, 1)
+    )
+    first = trace(None, mask_of_blocks(made, LENGTHS))
+    assert trace(None, mask_of_blocks(made, LENGTHS)).tensors[0] is first.tensors[0]
+    made.kv_num_blocks[0, 0, 2] = 0
+    states[0, 0, 2] = 0
+    np.testing.assert_array_equal(
+        values_of(mask_of_blocks(made, LENGTHS), 1, 1), expected(states, 1, 1)
+    )
+    assert trace(None, mask_of_blocks(made, LENGTHS)).program is first.program
+
+
+def test_other_lengths_are_refused() -> None:
+    made = block_mask(np.ones((1, 1, ROWS, COLUMNS), int))
+    with pytest.raises(ArgumentError, match="block_mask: made for 77 queries and 91 keys"):
+        mask_of_blocks(made, (77, 92))
+
+
+def test_the_mask_of_no_lists_hides_nothing() -> None:
+    from torch.nn.attention.flex_attention import _create_empty_block_mask
+
+    made = _create_empty_block_mask(torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8))
+    assert mask_of_blocks(made, (8, 8)) is noop_mask
+    assert is_block_mask(made)
+    assert not is_block_mask(odd)
