@@ -29,8 +29,8 @@ MISTAKES = (
     (
         "the slope at the new score",
         _PROGRAM,
-        "::slope(args, x,",
-        "::slope(args, changed,",
+        "::slope(args, raw,",
+        "::slope(args, changed / args.scale,",
         "capped",
     ),
     (

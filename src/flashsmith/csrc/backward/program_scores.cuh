@@ -30,12 +30,12 @@ struct BackwardProgram {
 
     // Returns the new score. The old one, raw or the tanh of a softcap, is replaced by the slope
     // of the whole change. Without a score function it returns the old one, which stays.
-    FS_DEVICE float change(float& score, int q, int k) const {
+    FS_DEVICE float change(float& score, program::Place q, program::Place k) const {
         if constexpr (!SEMANTICS.program_scores) return score;
-        const float x = score * args.scale;
+        const float raw = score;
         const float changed =
-            ProgramOf<SEMANTICS>::change(args, x, batch, head, q, k, seq_q, seq_k);
-        const float slope = ProgramOf<SEMANTICS>::slope(args, x, batch, head, q, k, seq_q, seq_k);
+            ProgramOf<SEMANTICS>::change(args, raw, batch, head, q, k, seq_q, seq_k);
+        const float slope = ProgramOf<SEMANTICS>::slope(args, raw, batch, head, q, k, seq_q, seq_k);
         score = times_slope<SEMANTICS>(slope, score);
         return changed;
     }

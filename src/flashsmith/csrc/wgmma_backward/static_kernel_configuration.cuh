@@ -121,7 +121,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int order_barriers = number_offset + 16;
     static_assert(order_barriers + 16 * n_warpgroups * CFG.ordered_dq <= CFG.smem_bytes());
     // With lists: the entry and the head of each stage of Q and of dS, 8 bytes each.
-    static constexpr int Q_entries = order_barriers;
+    static constexpr int Q_entries = order_barriers + 16 * n_warpgroups * CFG.ordered_dq;
     static constexpr int dS_entries = Q_entries + 8 * CFG.q_stages;
     static_assert(!has_lists || dS_entries + 8 * CFG.ds_stages <= CFG.smem_bytes());
 
