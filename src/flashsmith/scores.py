@@ -48,8 +48,13 @@ def relative(table: Any, center: int) -> ScoreValue:
     """
     last = int(table.shape[-1]) - 1
     if _rank("table", table, (1, 2), "(heads, n) or (n,)") == 1:
-        return ScoreValue(lambda s, b, h, q, k: s + table[(k - q + center).clip(0, last)])
-    return ScoreValue(lambda s, b, h, q, k: s + table[h, (k - q + center).clip(0, last)])
+        return ScoreValue(lambda s, b, h, q, k: s + table[_within(k - q + center, last)])
+    return ScoreValue(lambda s, b, h, q, k: s + table[h, _within(k - q + center, last)])
+
+
+def _within(index: Any, last: Any) -> Any:
+    """The index clamped to 0 and last, in the order that shows it not to be negative."""
+    return index.clip(max=last).clip(min=0)
 
 
 def t5(table: Any, *, bidirectional: bool, max_distance: int = 128) -> ScoreValue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,15 @@ def test_repeatable_gradients_are_asked_for_or_left_to_pytorchs_setting(
         assert asked["deterministic"] is passed
 
 
+def test_alibi_is_a_score_function_of_positions(asked: dict[str, Any]) -> None:
+    for call in (flash_attn_func, functools.partial(flash_attn_varlen_func, cu_seqlens_q=0)):
+        call("q", "k", "v", alibi_slopes=np.zeros(4, np.float32))
+        assert asked["positions"] == "end"
+        assert callable(asked["score_mod"])
+        call("q", "k", "v")
+        assert asked.get("score_mod") is None
+
+
 def test_probabilities_are_the_lse_and_nothing(asked: dict[str, Any]) -> None:
     assert flash_attn_func("q", "k", "v", return_attn_probs=True) == ("o", "lse", None)
     packed = flash_attn_varlen_func("q", "k", "v", 0, 0, 1, 1, return_attn_probs=True)
@@ -137,7 +147,7 @@ def test_probabilities_are_the_lse_and_nothing(asked: dict[str, Any]) -> None:
     ("arguments", "message"),
     [
         ({"dropout_p": 0.1}, r"dropout_p=0\.1: must be 0"),
-        ({"alibi_slopes": STARTS}, "alibi_slopes: not supported; must be None"),
+        ({"alibi_slopes": np.zeros((1, 2, 3))}, r"alibi_slopes: shape \(1, 2, 3\)"),
         ({"window_size": (-2, 0)},
          r"window_size=\(-2, 0\): a left side of -2 begins 2 keys after .* last 2 queries"),
         ({"window_size": (None, -107)},

@@ -147,8 +147,6 @@ def test_refused() -> None:
         call(q, q, q, lambda s, b, h, i, j: s + torch.dot(SLOPES[i], SLOPES[j]))
     with pytest.raises(ArgumentError, match="return_lse"):
         call(q, q, q, return_lse=True, return_aux=pytorch.AuxRequest(lse=True))
-    with pytest.raises(ArgumentError, match="requires grad"):
-        call(q.requires_grad_(), k, v, lambda s, b, h, i, j: s * 2, enable_gqa=True)
     with pytest.raises(ArgumentError, match="mask=3: give a function"):
         flashsmith.attention(*(it.transpose(1, 2) for it in draw()), mask=3)
     with pytest.raises(ArgumentError, match="positions='middle'"):
@@ -175,3 +173,19 @@ def test_sdpa_applies_mask_tensors(
     wide = mask if dtype is torch.bool else mask.float()
     expected = module.pytorch_sdpa(q.float(), k.float(), v.float(), wide)
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_alibi_of_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashsmith.integrations import flash_attn as module
+
+    q, k, v = (it.transpose(1, 2) for it in draw())
+    with_config = functools.partial(flashsmith.attention, config=CONFIG)
+    monkeypatch.setattr(module, "attention", with_config)
+    found = flashsmith.flash_attn_func(q, k, v, causal=True, alibi_slopes=SLOPES)
+    places = torch.arange(150)[:, None] + 51 - torch.arange(201)
+    wide = [it.transpose(1, 2).float() for it in (q, k, v)]
+    score = wide[0] @ wide[1].repeat_interleave(2, 1).transpose(2, 3) / 8
+    score = score - SLOPES[:, None, None] * places.abs()
+    score = score.masked_fill(places < 0, float("-inf"))
+    expected = score.softmax(-1) @ wide[2].repeat_interleave(2, 1)
+    torch.testing.assert_close(found.transpose(1, 2).float(), expected, rtol=2e-2, atol=2e-2)

@@ -106,7 +106,10 @@ class _Subclass(torch.Tensor):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"attn_mask": MASK.half().requires_grad_()}, "attn_mask: a mask tensor with gradients"),
+        (
+            {"attn_mask": MASK.half().requires_grad_()},
+            "attn_mask: a mask tensor that requires grad",
+        ),
         ({"attn_mask": MASK.half().as_subclass(_Subclass)}, "attn_mask: a _Subclass"),
         ({"scale": -0.5}, "scale: -0.5"),
     ],

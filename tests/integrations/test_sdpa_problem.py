@@ -143,7 +143,7 @@ def test_masks_that_broadcast_are_served(shape: tuple[int, ...], dtype: str) -> 
         ((20, 20), {"dtype": "float64"}, False, "attn_mask: dtype float64"),
         ((20, 20), {"kind": "nested tensor"}, False, "attn_mask: a nested tensor"),
         ((20, 20), {"device": "cuda:3"}, False, "attn_mask: on cuda:3"),
-        ((20, 20), {}, True, "attn_mask: a mask tensor with gradients"),
+        ((20, 20), {}, True, "attn_mask: a mask tensor that requires grad"),
     ],
 )
 def test_other_masks_are_left_to_pytorch(

@@ -54,6 +54,33 @@ def test_every_way_to_walk_lists(cfg: KernelConfig, name: str) -> None:
     prove(cfg, "alibi_in_documents", CALLS[name], sinks=True)
 
 
+# One stage, with trimmed masks, and with a ring.
+MMA_SYNC = tuple(
+    parse_kernel_name_into_config(text)
+    for text in (
+        "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
+        "(FP16, 64, 64, 32, 4): load_4_4_2_tiles+opt_softmax+lazy_rescale+trim",
+        "(FP16, 64, 128, 128, 4): async+eager+swizzled+load_2_2_4_tiles+opt_softmax+stages_2+trim"
+        "+l2_16",
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "name", "call"),
+    [
+        (MMA_SYNC[0], "alibi_in_documents", "packed causal"),
+        (MMA_SYNC[1], "blocks", "dense"),
+        (MMA_SYNC[1], "capped", "softcap"),
+        (MMA_SYNC[2], "alibi_in_documents", "many heads"),
+    ],
+    ids=["one stage", "trim", "score", "ring"],
+)
+def test_the_mma_sync_family(cfg: KernelConfig, name: str, call: str) -> None:
+    made = PROGRAMS[name](CALLS[call], np.random.default_rng(3))
+    assert wrong(cfg, CALLS[call], made, arch=80) == ""
+
+
 def test_rows_without_keys() -> None:
     prove(TURNS, "scattered", CALLS["no keys"])
 

@@ -33,7 +33,7 @@ import numpy as np
 from flashsmith.benchmark.rounds import AlternatingRounds, Contender, PooledFigure
 from flashsmith.benchmark.timing import Protocol
 from flashsmith.builder import library_for
-from flashsmith.chooser.choice import choose_config
+from flashsmith.chooser.choice import choose, choose_config
 from flashsmith.families import DeviceSpec, DType, Problem, Semantics, device_spec
 from flashsmith.runtime import ForwardOptions, query_gpu, run_call
 from flashsmith.tracing import BoundProgram, trace
@@ -147,10 +147,11 @@ class Kind:
     mask: str = "none"
     packed: bool = False
     softcap: bool = False
+    family: str | None = None
 
     def config(self, device: DeviceSpec) -> Any:
         """The config whose kernel `check` uses for all problems of this kind."""
-        return choose_config(self.problem(*CHECKED), device)
+        return choose_config(self.problem(*CHECKED), device, self.family)
 
     def problem(self, *sizes: int) -> Problem:
         """The problem of these sizes: batch, seq_q, seq_k, heads_q and heads_k."""
@@ -173,8 +174,11 @@ def checked_kinds() -> list[Kind]:
     dims = itertools.cycle((64, 128, 256, 128))
     dtypes = itertools.cycle((DType.BF16, DType.FP16, DType.BF16))
     kinds = [
-        Kind(name, next(dims), next(dtypes), next(masks), next(packed), softcap=name == "table")
-        for _ in range(3)
+        Kind(
+            *(name, next(dims), next(dtypes), next(masks), next(packed), name == "table"),
+            family="mma_sync" if turn == 3 else None,
+        )
+        for turn in range(4)
         for name in FUNCTIONS
     ]
     return list(dict.fromkeys(kinds))
@@ -208,7 +212,13 @@ def timed_cases() -> list[Case]:
     return cases
 
 
-def kernels(device: DeviceSpec) -> Iterator[tuple[Any, Semantics]]:
+def other_configs(case: Case, device: DeviceSpec) -> list[Any]:
+    """The configs that were not chosen for a case, the most promising first."""
+    sizes = case.batch, case.seq, case.seq, case.heads, case.heads_k
+    return [it.config for it in choose(case.kind.problem(*sizes), device).runners_up[:3]]
+
+
+def kernels(device: DeviceSpec, *, others: bool) -> Iterator[tuple[Any, Semantics]]:
     """The kernels of all checked kinds and timed cases, with what they are timed against."""
     for kind in checked_kinds():
         yield kind.config(device), kind.problem(*CHECKED).semantics
@@ -216,6 +226,8 @@ def kernels(device: DeviceSpec) -> Iterator[tuple[Any, Semantics]]:
         sizes = case.batch, case.seq, case.seq, case.heads, case.heads_k
         problem = case.kind.problem(*sizes)
         yield choose_config(problem, device), problem.semantics
+        if others:
+            yield from ((it, problem.semantics) for it in other_configs(case, device))
         without = Semantics(case.kind.mask, case.plain == "softcap")
         if case.plain == "packed":
             without = replace(without, packed=True, uneven=True)
@@ -225,8 +237,8 @@ def kernels(device: DeviceSpec) -> Iterator[tuple[Any, Semantics]]:
         yield config, plain.required_semantics(config)
 
 
-def build(device: DeviceSpec, jobs: int) -> int:
-    wanted = list(dict.fromkeys(kernels(device)))
+def build(device: DeviceSpec, jobs: int, *, others: bool) -> int:
+    wanted = list(dict.fromkeys(kernels(device, others=others)))
 
     def built(one: tuple[Any, Semantics]) -> str:
         config, semantics = one
@@ -362,6 +374,7 @@ class Timed:
 
     case: Case
     peer: bool
+    others: bool
     q: Any = field(init=False)
     k: Any = field(init=False)
     v: Any = field(init=False)
@@ -392,12 +405,11 @@ class Timed:
 
     # --- contenders ---
 
-    def ours(self) -> Callable[[], Any]:
-        # The front traces at every call, so the time of a call includes it.
+    def ours(self, config: Any = choose_config) -> Callable[[], Any]:
         causal = self.case.kind.mask == "causal"
         options = ForwardOptions(causal=causal, program=self.functions.bound())
         tensors = self.q, self.k, self.v, None
-        return lambda: run_call(choose_config, tensors, options, False, "out")
+        return lambda: run_call(config, tensors, options, False, "out")
 
     def plain(self) -> Callable[[], Any]:
         import torch
@@ -481,6 +493,9 @@ class Timed:
 
     def contenders(self) -> list[Contender]:
         made = {"function": (self.ours(), True), "plain": (self.plain(), False)}
+        if self.others:
+            for config in other_configs(self.case, query_gpu(0)):
+                made[str(config)] = self.ours(config), True
         if self.peer:
             made["FlexAttention"] = self.flex(), True
         return [
@@ -500,15 +515,15 @@ class Timed:
         return sum(n * n for n in lengths)
 
 
-def time_all(path: Path, rounds: int, *, peer: bool, only: str) -> int:
+def time_all(path: Path, rounds: int, *, peer: bool, others: bool, only: str) -> int:
     wrong = 0
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("case", "contender", "round", "ms", "tflops"))
         for case in timed_cases():
-            if only not in case.name:
+            if not any(it in case.name for it in only.split(",")):
                 continue
-            timed = Timed(case, peer)
+            timed = Timed(case, peer, others)
             flop = 4 * case.kind.d * case.heads * timed.pairs()
             alternating = AlternatingRounds(timed.contenders())
             for name, why in alternating.wrong.items():
@@ -533,7 +548,7 @@ def _say(case: Case, times: dict[str, list[float]], flop: int) -> None:
             ratio = PooledFigure.of([other / own for own, other in zip(ours, ms, strict=True)])
             share = f"  function is {ratio:.3f} times as fast"
         median = statistics.median(ms)
-        print(f"{case.name:24} {name:14} {median:.4f} ms {flop / median / 1e9:6.1f}{share}")
+        print(f"{case.name:22} {name:13} {median:.4f} ms {flop / median / 1e9:6.1f}{share}")
     sys.stdout.flush()
 
 
@@ -542,6 +557,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build", help="compile what the other commands need")
     building.add_argument("--jobs", type=int, default=2, help="libraries compiled at a time")
+    building.add_argument("--others", action="store_true", help="also for time --others")
     checked = commands.add_parser("check", help="compare random problems with float64")
     checked.add_argument("--problems", type=int, default=300)
     checked.add_argument("--seed", type=int, default=0)
@@ -549,13 +565,16 @@ def main() -> int:
     timed.add_argument("rows", type=Path, help="the CSV file to write")
     timed.add_argument("--rounds", type=int, default=7)
     timed.add_argument("--peer", action="store_true", help="with FlexAttention, max-autotune")
-    timed.add_argument("--only", default="", help="only cases whose name contains this")
+    timed.add_argument("--others", action="store_true", help="with up to three other configs")
+    timed.add_argument(
+        "--only", default="", help="only cases whose names contain one of these, joined by commas"
+    )
     args = parser.parse_args()
     if args.command == "build":
-        return build(device_spec(GPU), args.jobs)
+        return build(device_spec(GPU), args.jobs, others=args.others)
     if args.command == "check":
         return check(args.problems, args.seed)
-    return time_all(args.rows, args.rounds, peer=args.peer, only=args.only)
+    return time_all(args.rows, args.rounds, peer=args.peer, others=args.others, only=args.only)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from flashsmith.runtime.bits import cannot_keep, resolve_bits
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.option_values import in_dtype, plain_pair
 from flashsmith.runtime.tensors import Array, TensorT, check_beside
+from flashsmith.scores import alibi
 from flashsmith.semantics.signature import whole_number
 
 if TYPE_CHECKING:
@@ -100,16 +101,19 @@ def flash_attn_func(
             repeatable. False leaves it to torch.use_deterministic_algorithms.
         return_attn_probs: return (out, lse, None); the probabilities are never stored.
         bits: as for attention(); keyword-only, since FlashAttention has no such argument.
-        dropout_p, alibi_slopes: must be left at their defaults.
+        alibi_slopes: (heads,) or (batch, heads): scores become score - slope |i + seq_k - seq_q -
+            j|.
+        dropout_p: must be left at its default.
 
     Raises:
         ArgumentError: the named argument is unusable or not supported.
     """
-    _check_unsupported(dropout_p, alibi_slopes=alibi_slopes)
+    _check_unsupported(dropout_p)
     results = attention(
         q,
         k,
         v,
+        **_alibi(alibi_slopes),
         causal=causal,
         window=_window(window_size),
         softcap=softcap,
@@ -217,7 +221,8 @@ def flash_attn_varlen_func(
     Raises:
         ArgumentError: the named argument is unusable or not supported.
     """
-    _check_unsupported(dropout_p, alibi_slopes=alibi_slopes)
+    of_parts = block_table is not None or seqused_k is not None
+    _check_unsupported(dropout_p, alibi_slopes=alibi_slopes if of_parts else None)
     if block_table is not None:
         paged = attention_with_cache(
             q,
@@ -258,6 +263,7 @@ def flash_attn_varlen_func(
         o, lse = attention(q, k, v, **packed, partial=True, seqused_k=seqused_k)
         o = in_dtype(o, q.dtype)
         return (o, lse, None) if return_attn_probs else o
+    packed |= _alibi(alibi_slopes)
     results = attention(
         q, k, v, **packed, return_lse=return_attn_probs, deterministic=deterministic or None
     )
@@ -487,6 +493,16 @@ def _shape(name: str, tensor: Any, rank: int) -> tuple[int, ...]:
 def _in_words(tensor: Any) -> str:
     shape = getattr(tensor, "shape", None)
     return type(tensor).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
+
+
+def _alibi(slopes: Array | None) -> dict[str, Any]:
+    """attention()'s keywords for ALiBi, whose distances are those of the positions."""
+    if slopes is None:
+        return {}
+    shape = tuple(getattr(slopes, "shape", ()))
+    if len(shape) not in (1, 2):
+        raise ArgumentError(f"alibi_slopes: shape {shape}; give (heads,) or (batch, heads)")
+    return {"score_mod": alibi(slopes), "positions": "end"}
 
 
 def _check_unsupported(dropout_p: float, **tensors: Any) -> None:

@@ -56,7 +56,8 @@ class AttentionOfProgram(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, this: SavedCall, *tensors: Any) -> tuple[Any, Any, Any]:
-        o, lse, row_max = forward_directly(*tensors[:6], this)
+        q, k, v, sinks, cu_q, cu_k, *_ = tensors
+        o, lse, row_max = forward_directly(q, k, v, sinks, cu_q, cu_k, this)
         ctx.set_materialize_grads(False)
         if row_max is not None:
             ctx.mark_non_differentiable(row_max)

@@ -59,8 +59,8 @@ def sdpa(
 
     flashsmith's kernels also compute the gradients. Calls that they cannot serve fall back to
     PyTorch, with one FallbackWarning per reason. Examples are calls with dropout, a dtype other
-    than fp16 and bf16, a d that is above 256 or not a multiple of 8, and a mask tensor with
-    gradients or under torch.compile.
+    than fp16 and bf16, a d that is above 256 or not a multiple of 8, and a mask tensor that
+    requires grad, or any under torch.compile.
 
     Some calls fall back with any arguments. These are calls on the host without the emulator, and
     calls on sm_100 and later unless FLASHSMITH_UNTUNED is 1. Calls inside torch.jit.trace,
@@ -104,7 +104,7 @@ def sdpa(
         )
         reason = (why_not if tracing else known_why_not)(problem)
         if reason is None and attn_mask is not None:
-            reason = _why_not_mask(attn_mask, (query, key, value), problem)
+            reason = _why_not_mask(attn_mask, problem)
     if reason is None:
         reason = why_not_on(query.device, emulate)
     if reason is None:
@@ -151,8 +151,9 @@ def _name(dtype_or_device: Any) -> str:
     return str(dtype_or_device)
 
 
-def _why_not_mask(mask: Any, tensors: tuple[Any, ...], problem: SdpaProblem) -> Reason | None:
-    needs_grad = torch.is_grad_enabled() and any(it.requires_grad for it in (mask, *tensors))
+def _why_not_mask(mask: Any, problem: SdpaProblem) -> Reason | None:
+    # PyTorch computes a mask's gradients in less time.
+    needs_grad = torch.is_grad_enabled() and mask.requires_grad
     return why_not_mask(tensor_facts(mask, tracing=False), problem, needs_grad=needs_grad)
 
 

@@ -66,7 +66,7 @@ MASK_DTYPES = ("bool", "float16", "bfloat16", "float32")
 def why_not_mask(mask: TensorFacts, problem: SdpaProblem, *, needs_grad: bool) -> Reason | None:
     """The reason why the kernels cannot apply a mask tensor in ``problem``; None if they can.
 
-    ``needs_grad`` is whether autograd would need gradients through the call.
+    ``needs_grad`` is whether autograd would need the mask's gradient.
     """
     if problem.is_causal:
         return Reason("is_causal", "True with a mask tensor, which PyTorch refuses")
@@ -83,7 +83,9 @@ def why_not_mask(mask: TensorFacts, problem: SdpaProblem, *, needs_grad: bool) -
     if 0 in scores:
         return Reason("attn_mask", "a mask of no scores")
     if needs_grad:
-        return Reason("attn_mask", "a mask tensor with gradients, which the kernels do not compute")
+        return Reason(
+            "attn_mask", "a mask tensor that requires grad, whose gradient PyTorch computes faster"
+        )
     return None
 
 

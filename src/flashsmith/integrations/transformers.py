@@ -398,7 +398,7 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
     )
     reason = why_not(problem)
     if reason is None and call.pattern is not None:
-        needs_grad = _needs_gradients(call.query, call.key, call.value, call.pattern)
+        needs_grad = _needs_gradients(call.pattern)
         facts = tensor_facts(call.pattern, tracing)
         if why_not_mask(facts, problem, needs_grad=needs_grad) is not None:
             return _PATTERN

@@ -76,10 +76,11 @@ def _check_read(view: TensorView, rank: int) -> None:
 
 def _check_strides(view: TensorView, dims: Sequence[int]) -> None:
     for dim in dims:
-        if view.shape[dim] > 1 and not 0 <= view.strides[dim] <= _LONGEST:
+        bytes_apart = view.strides[dim] * view.element_size
+        if view.shape[dim] > 1 and not 0 <= bytes_apart <= _LONGEST:
             raise ArgumentError(
                 f"{view.name}: stride {view.strides[dim]} of dimension {dim}, which the key "
-                f"indexes; kernels read strides from 0 to {_LONGEST}: make it contiguous"
+                f"indexes; kernels take 0 to {_LONGEST} bytes there: make it contiguous"
             )
 
 

@@ -17,11 +17,14 @@ from flashsmith.semantics.typed import (
 _Slopes = list["Typed | None"]
 
 
-def derivative(expression: Typed, of: Typed) -> Typed:
+def derivative(
+    expression: Typed, of: Typed, is_uniform: Callable[[Typed], bool] = lambda it: False
+) -> Typed:
     """The derivative of a float expression with respect to ``of``, a symbol or a read.
 
     Where an operator has no derivative, it is PyTorch's: 0 for abs at 0, half of each for the
-    minimum and the maximum of equal values, 1 at the ends of a clamp, 0 for steps.
+    minimum and the maximum of equal values, 1 at the ends of a clamp, 0 for steps. Factors that are
+    ``is_uniform`` are multiplied with each other first.
     """
     slopes: dict[Typed, Typed | None] = {}
     for it in expression.parts():
@@ -33,9 +36,23 @@ def derivative(expression: Typed, of: Typed) -> Typed:
         if it.dtype != FLOAT or rule is None or all(slope is None for slope in own):
             slopes[it] = None
         else:
-            slopes[it] = rule(it, it.arguments, own)
+            found = rule(it, it.arguments, own)
+            slopes[it] = None if found is None else _grouped(found, is_uniform)
     found = slopes[expression]
     return typed_constant(0.0) if found is None else found
+
+
+def _grouped(it: Typed, is_uniform: Callable[[Typed], bool]) -> Typed:
+    """(x * a) * b as x * (a * b), where a and b are uniform and x is not."""
+    if it.function != "multiply":
+        return it
+    for one, last in (it.arguments, it.arguments[::-1]):
+        if one.function != "multiply" or not is_uniform(last):
+            continue
+        for x, inner in (one.arguments, one.arguments[::-1]):
+            if is_uniform(inner) and not is_uniform(x):
+                return x * (inner * last)
+    return it
 
 
 def _times(slope: Typed | None, factor: Typed) -> Typed | None:
@@ -45,14 +62,6 @@ def _times(slope: Typed | None, factor: Typed) -> Typed | None:
         return factor
     if slope.function == factor.function == "constant":
         return typed_constant(slope.operands[0] * factor.operands[0])
-    if factor.function == "constant" and slope.function in ("multiply", "divide"):
-        inner, last = slope.arguments
-        if last.function == "constant":
-            # Two constant factors in a row become one.
-            own, more = last.operands[0], factor.operands[0]
-            return _times(
-                inner, typed_constant(own * more if slope.function == "multiply" else more / own)
-            )
     return slope * factor
 
 

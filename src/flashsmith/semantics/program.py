@@ -25,6 +25,12 @@ MOST_PARTS = 2000
 PREFIX = "program_"
 
 
+def is_uniform(it: Typed) -> bool:
+    """Whether the value is the same in the whole call: an expression of numbers and constants."""
+    varying = (SCORE, *INDICES)
+    return all(part not in varying and part.function != "read" for part in it.parts())
+
+
 class Read(NamedTuple):
     """A tensor that a program reads: its name, element type and number of dimensions."""
 
@@ -68,7 +74,7 @@ class Program(str):
     @property
     def slope(self) -> Typed | None:
         """The derivative of the score function with respect to the score."""
-        return None if self.score is None else derivative(self.score, SCORE)
+        return None if self.score is None else derivative(self.score, SCORE, is_uniform)
 
     @property
     def dims_by_key(self) -> frozenset[tuple[str, int]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from flashsmith.semantics.program import INDICES, SCORE, K, Program, Q
-from flashsmith.semantics.ranges import factors_of_indices, is_not_negative, is_uniform
+from flashsmith.semantics.program import INDICES, SCORE, K, Program, Q, is_uniform
+from flashsmith.semantics.ranges import factors_of_indices, is_not_negative
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, all_parts, typed_constant
 
 INCLUDE = '#include "common/program.cuh"\n'
@@ -182,8 +182,9 @@ class _Printer:
             if index.dtype == INT:
                 counts = _bool(is_not_negative(index))
                 narrow = _bool(K in index.parts())
-                text = f"program::Index<{counts}, {narrow}>{{{text}}}"
-            indices.append(text)
+                indices.append(f"program::Index<{counts}, {narrow}>{{{text}}}")
+            else:
+                indices.append(f"program::LongIndex{{{text}}}")
         arguments = ", ".join([f"args.reads[{place}]", *indices])
         return f"program::read<{_TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
 

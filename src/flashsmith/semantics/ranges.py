@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from flashsmith.semantics.program import INDICES, SCORE, K, Q
-from flashsmith.semantics.typed import BOOL, INT, LONG, Typed
+from flashsmith.semantics.program import INDICES, K, Q, is_uniform
+from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, cast
 
-_VARYING = (SCORE, *INDICES)
 # Sums with larger constants may overflow an int32.
 _MOST = 2**28
-
-
-def is_uniform(it: Typed) -> bool:
-    """Whether the value is the same in the whole call: an expression of numbers and constants."""
-    return all(part not in _VARYING and part.function != "read" for part in it.parts())
 
 
 def is_not_negative(it: Typed) -> bool:
@@ -90,7 +84,11 @@ def number_expressions(roots: Iterable[Typed], dtypes: Collection[str]) -> list[
 
 
 def with_products(root: Typed) -> Typed:
-    """The expression with quotients by expressions of numbers as products with their inverses."""
+    """The expression with quotients by expressions of numbers as products with their inverses, and
+    with squares of distances, (q - k) * (q - k), as floats where they become floats.
+
+    An int32 square would wrap around from a distance of 46,341 on.
+    """
     made: dict[Typed, Typed] = {}
     for it in root.parts():
         own = it.replace({part: made[part] for part in it.arguments if made[part] is not part})
@@ -98,5 +96,14 @@ def with_products(root: Typed) -> Typed:
             over, under = own.arguments
             if not is_uniform(over):
                 own = over * (1.0 / under)
+        if own.function == "cast" and own.dtype == FLOAT and _is_square(own.arguments[0]):
+            (side, _) = own.arguments[0].arguments
+            own = cast(side, FLOAT) * cast(side, FLOAT)
         made[it] = own
     return made[root]
+
+
+def _is_square(it: Typed) -> bool:
+    if it.function != "multiply" or it.dtype != INT or it.arguments[0] is not it.arguments[1]:
+        return False
+    return factors_of_indices(it.arguments[0]) not in (None, (0, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -11,8 +12,8 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.band import Band, band_of
 from flashsmith.semantics.program import SEQ_K, SEQ_Q, BoundProgram, Program, Q, program_of
 from flashsmith.semantics.typed import Typed
-from flashsmith.tracing.captures import Constant, is_array
-from flashsmith.tracing.tracer import trace
+from flashsmith.tracing.captures import Constant, Watch, is_array, is_unchanged
+from flashsmith.tracing.tracer import watched_trace
 
 Function = Callable[..., Any]
 POSITIONS = ("start", "end")
@@ -45,6 +46,61 @@ def bind(
 
     Raises ArgumentError for other values, and TraceError as trace() does.
     """
+    given = (score_mod, *masks)
+    key = (*map(id, given), lengths, positions)
+    known = _RECENT.get(key)
+    if known is not None and known.still_holds(given):
+        return known.found
+    found, watch = _bound(score_mod, masks, lengths, positions)
+    if watch:
+        _remember(key, given, watch, found)
+    return found
+
+
+class _Recent(NamedTuple):
+    """The result of a call with the same functions."""
+
+    given: tuple[weakref.ref[Any] | None, ...]
+    watch: tuple[Watch, ...]
+    found: BoundFunctions
+
+    def still_holds(self, given: tuple[Any, ...]) -> bool:
+        """Whether these are the functions, and they still capture the same objects."""
+        for known, it in zip(self.given, given, strict=True):
+            if (None if known is None else known()) is not it:
+                return False
+        return is_unchanged(self.watch)
+
+
+_RECENT: dict[Any, _Recent] = {}
+_MOST_RECENT = 512
+
+
+def _remember(
+    key: Any, given: tuple[Any, ...], watch: tuple[Watch, ...], found: BoundFunctions
+) -> None:
+    """Keeps a result for as long as its functions exist."""
+
+    # As a default: at the end of the process, modules lose their globals first.
+    def forget(_: Any, recent: dict[Any, _Recent] = _RECENT) -> None:
+        recent.pop(key, None)
+
+    try:
+        refs = tuple(None if it is None else weakref.ref(it, forget) for it in given)
+    except TypeError:  # an object without weak references
+        return
+    if len(_RECENT) >= _MOST_RECENT:
+        _RECENT.clear()
+    _RECENT[key] = _Recent(refs, watch, found)
+
+
+def _bound(
+    score_mod: Function | None,
+    masks: tuple[Any, ...],
+    lengths: tuple[int, int] | None,
+    positions: str,
+) -> tuple[BoundFunctions, tuple[Watch, ...]]:
+    """bind(), and what its result depends on."""
     if positions not in POSITIONS:
         raise ArgumentError(
             f"positions={quoted(positions)}: give 'start' (q_idx counts from the first query) or "
@@ -52,15 +108,15 @@ def bind(
         )
     functions = [mask_function(mask) for mask in masks if mask is not None]
     if score_mod is None and not functions:
-        return BoundFunctions(None)
+        return BoundFunctions(None), ()
     mask = functions[0] if len(functions) == 1 else all_of(*functions) if functions else None
-    bound = trace(score_mod, mask)
+    bound, watch = watched_trace(score_mod, mask)
     offset = 0 if positions == "end" else None if lengths is None else lengths[1] - lengths[0]
     limits = _limits(bound, offset)
     if limits is not None:
         rest = _without_mask(bound)
-        return BoundFunctions(_placed(rest, positions), *limits)
-    return BoundFunctions(_placed(bound, positions))
+        return BoundFunctions(_placed(rest, positions), *limits), watch
+    return BoundFunctions(_placed(bound, positions)), watch
 
 
 def mask_function(mask: Any) -> Function:

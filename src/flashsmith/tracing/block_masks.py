@@ -39,8 +39,7 @@ def mask_of_blocks(block_mask: Any, lengths: tuple[int, int] | None) -> Callable
             f"block_mask: made for {own[0]} queries and {own[1]} keys, and the call has "
             f"{lengths[0]} and {lengths[1]}; make one for these lengths"
         )
-    sizes = Constant(rows), Constant(columns)
-    return _function(_states(block_mask), block_mask.mask_mod, *sizes)
+    return _known_function(block_mask, rows, columns)
 
 
 def _function(states: Any, mask_mod: Callable[..., Any], rows: int, columns: int) -> Any:
@@ -56,27 +55,25 @@ def _function(states: Any, mask_mod: Callable[..., Any], rows: int, columns: int
 class _Known(NamedTuple):
     owner: weakref.ref[Any]
     versions: tuple[Any, ...]
-    states: Any
+    function: Callable[..., Any]
 
 
 _KNOWN: dict[int, _Known] = {}
 _KNOWN_LOCK = Lock()
 
 
-def _states(block_mask: Any) -> Any:
-    """The state of each block, as a uint8 tensor (b or 1, h or 1, q blocks, k blocks).
-
-    Kept until the BlockMask's tensors change.
-    """
+def _known_function(block_mask: Any, rows: int, columns: int) -> Callable[..., Any]:
+    """The function of a BlockMask, kept until its tensors or its function change."""
     lists = (
         *(block_mask.kv_num_blocks, block_mask.kv_indices),
         *(block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
     )
-    versions = tuple((id(it), getattr(it, "_version", 0)) for it in lists)
+    versions = (id(block_mask.mask_mod), *((id(it), getattr(it, "_version", 0)) for it in lists))
     known = _KNOWN.get(id(block_mask))
     if known is not None and known.owner() is block_mask and known.versions == versions:
-        return known.states
-    made = states_of_lists(*lists)
+        return known.function
+    sizes = Constant(rows), Constant(columns)
+    made = _function(states_of_lists(*lists), block_mask.mask_mod, *sizes)
     with _KNOWN_LOCK:
         for place in [it for it, old in _KNOWN.items() if old.owner() is None]:
             del _KNOWN[place]

@@ -41,34 +41,54 @@ class Leaf(NamedTuple):
     value: Any
 
 
+# Reads what a function, an object or a list holds now, and what it held when it was scanned.
+Watch = tuple[Callable[[], "list[Any]"], "list[Any]"]
+
+
 class Captures(NamedTuple):
     """The leaves of a value in a fixed order, a key for everything else, and whether the key is
-    complete: whether values of one key differ in leaves only."""
+    complete: whether values of one key differ in leaves only. ``watch`` has all that may change."""
 
     key: Any
     leaves: tuple[Leaf, ...]
     is_complete: bool
+    watch: tuple[Watch, ...]
 
 
 class _Shape(NamedTuple):
-    """A value that holds others: what identifies it, its children, and how to build another."""
+    """A value that holds others: what identifies it, its children, how to build another, and how to
+    read its children again if they may change."""
 
     tag: Any
     children: list[Any]
     build: Callable[[list[Any]], Any]
+    current: Callable[[], list[Any]] | None = None
+
+
+def is_unchanged(watch: tuple[Watch, ...]) -> bool:
+    """Whether everything that was captured is still the same object."""
+    for current, before in watch:
+        now = current()
+        if len(now) != len(before):
+            return False
+        for new, old in zip(now, before, strict=True):
+            if new is not old:
+                return False
+    return True
 
 
 def captures_of(value: Any) -> Captures:
     """What a function, or a tuple of functions, captures."""
     scan = _Scan()
     key = scan.key_of(value, 0)
-    return Captures(key, tuple(scan.leaves), scan.is_complete)
+    return Captures(key, tuple(scan.leaves), scan.is_complete, tuple(scan.watch))
 
 
 class _Scan:
     def __init__(self) -> None:
         self.leaves: list[Leaf] = []
         self.is_complete = True
+        self.watch: list[Watch] = []
         self._seen: dict[int, int] = {}
 
     def key_of(self, value: Any, depth: int) -> Any:
@@ -89,6 +109,8 @@ class _Scan:
                 return "opaque"
             return "constant", value
         self._seen[id(value)] = len(self._seen)
+        if shape.current is not None:
+            self.watch.append((shape.current, shape.children))
         return shape.tag, tuple([self.key_of(child, depth + 1) for child in shape.children])
 
 
@@ -148,8 +170,17 @@ def is_array(value: Any) -> bool:
 
 def _array_key(value: Any) -> tuple[Any, ...]:
     rank = len(value.shape)
-    where = str(getattr(value, "device", "")) if rank == 0 else ""
-    return type(value), str(value.dtype), rank, where
+    if rank:
+        return type(value), str(value.dtype), rank
+    return type(value), str(value.dtype), str(getattr(value, "device", "")), needs_gradient(value)
+
+
+def needs_gradient(tensor: Any) -> bool:
+    """Whether autograd wants a tensor's gradient now."""
+    if not getattr(tensor, "requires_grad", False):
+        return False
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.is_grad_enabled())
 
 
 def _is_constant(value: Any) -> bool:
@@ -176,9 +207,12 @@ def _shape_of(value: Any) -> _Shape | None:
             lambda it: partial(it[0], *it[1 : n + 1], **dict(zip(names, it[n + 1 :], strict=True))),
         )
     if type(value) in (tuple, list) and len(value) <= _LONGEST:
-        return _Shape((type(value), len(value)), list(value), type(value))
+        current = (lambda: list(value)) if type(value) is list else None
+        return _Shape((type(value), len(value)), list(value), type(value), current)
     if type(value) is dict and len(value) <= _LONGEST and all(type(it) is str for it in value):
-        return _Shape((dict, tuple(value)), list(value.values()), _dict_of(tuple(value)))
+        names = tuple(value)
+        current = lambda: list(value.values())  # noqa: E731
+        return _Shape((dict, names), list(value.values()), _dict_of(names), current)
     return _instance_shape(value)
 
 
@@ -201,7 +235,7 @@ def _instance_shape(value: Any) -> _Shape | None:
         made.__dict__.update(zip(names, values, strict=True))
         return made
 
-    return _Shape(("instance", kind, names), list(own.values()), build)
+    return _Shape(("instance", kind, names), list(own.values()), build, lambda: list(own.values()))
 
 
 def _function_shape(function: FunctionType) -> _Shape | None:
@@ -213,7 +247,12 @@ def _function_shape(function: FunctionType) -> _Shape | None:
     names = () if is_framework else _globals_of(code, function.__globals__)
     defaults, only = function.__defaults__ or (), function.__kwdefaults__ or {}
     counts = len(defaults), len(only), len(cells)
-    children = [*defaults, *only.values(), *cells, *(function.__globals__[it] for it in names)]
+    closure, scope_now = function.__closure__ or (), function.__globals__
+
+    def current() -> list[Any]:
+        # It must not refer to the function, whose results are kept for as long as it exists.
+        held = [*defaults, *only.values(), *(cell.cell_contents for cell in closure)]
+        return held + [scope_now.get(name) for name in names]
 
     def build(values: list[Any]) -> FunctionType:
         at = [0, counts[0], sum(counts[:2]), sum(counts)]
@@ -223,7 +262,7 @@ def _function_shape(function: FunctionType) -> _Shape | None:
         made.__kwdefaults__ = dict(zip(only, values[at[1] : at[2]], strict=True)) or None
         return made
 
-    return _Shape((code, tuple(only), counts, names), children, build)
+    return _Shape((code, tuple(only), counts, names), current(), build, current)
 
 
 def _contents(closure: tuple[Any, ...]) -> list[Any] | None:

@@ -26,7 +26,15 @@ from flashsmith.semantics.program import (
 )
 from flashsmith.semantics.ranges import number_expressions, with_products
 from flashsmith.semantics.typed import FLOAT, INT, Typed, as_typed, typed_symbol
-from flashsmith.tracing.captures import Captures, Leaf, captures_of, is_array, is_tensor, rebuilt
+from flashsmith.tracing.captures import (
+    Captures,
+    Leaf,
+    Watch,
+    captures_of,
+    is_array,
+    is_tensor,
+    rebuilt,
+)
 from flashsmith.tracing.refusals import NeedsValue, refuse
 from flashsmith.tracing.symbols import Captured, Symbol, read_expression
 from flashsmith.tracing.torch_functions import FUNCTIONS, REFUSED
@@ -111,6 +119,16 @@ _TRACES: dict[Any, list[Traced]] = {}
 _TRACES_LOCK = Lock()
 
 
+class Trace(NamedTuple):
+    """A program with the tensors and numbers of a call, and what they depend on.
+
+    ``watch`` is () if the program must be bound in each call.
+    """
+
+    bound: BoundProgram
+    watch: tuple[Watch, ...]
+
+
 def trace(score_mod: Function | None = None, mask_mod: Function | None = None) -> BoundProgram:
     """The program of a score function and a mask function, with the tensors and numbers that they
     capture now.
@@ -126,6 +144,11 @@ def trace(score_mod: Function | None = None, mask_mod: Function | None = None) -
         on an index. The message quotes the operation and its line.
         ArgumentError: there is no function, or one is not callable.
     """
+    return watched_trace(score_mod, mask_mod).bound
+
+
+def watched_trace(score_mod: Function | None, mask_mod: Function | None) -> Trace:
+    """trace(), and what its result depends on."""
     for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None and not callable(function):
             raise ArgumentError(f"{name}={quoted(function)}: give a function, or None for none")
@@ -134,14 +157,21 @@ def trace(score_mod: Function | None = None, mask_mod: Function | None = None) -
     if captures.is_complete:
         for known in _TRACES.get(captures.key, ()):
             if all(captures.leaves[i].value == value for i, value in known.frozen):
-                return known.bound(captures.leaves)
+                return Trace(known.bound(captures.leaves), _watch_of(captures))
     traced = _traced(functions, captures)
     if captures.is_complete and traced.is_reusable:
         with _TRACES_LOCK:
             if len(_TRACES) >= _MOST_TRACES:
                 _TRACES.clear()
             _TRACES.setdefault(captures.key, []).append(traced)
-    return traced.bound(captures.leaves)
+        return Trace(traced.bound(captures.leaves), _watch_of(captures))
+    return Trace(traced.bound(captures.leaves), ())
+
+
+def _watch_of(captures: Captures) -> tuple[Watch, ...]:
+    """What to watch; () if a captured tensor is a number, which may change in place."""
+    is_number = any(it.kind == "array" and not it.value.shape for it in captures.leaves)
+    return () if is_number else captures.watch
 
 
 def _traced(functions: tuple[Function | None, Function | None], captures: Captures) -> Traced:
@@ -150,7 +180,7 @@ def _traced(functions: tuple[Function | None, Function | None], captures: Captur
     numbers = frozenset(i for i, leaf in enumerate(captures.leaves) if leaf.kind != "array")
     frozen: frozenset[int] = frozenset()
     while True:
-        run = Trace(captures.leaves, frozen)
+        run = Tracing(captures.leaves, frozen)
         try:
             roots = run.roots(functions)
         except NeedsValue as needed:
@@ -171,7 +201,7 @@ def _traced(functions: tuple[Function | None, Function | None], captures: Captur
             return run.traced(roots)
 
 
-class Trace:
+class Tracing:
     """One call of functions with symbols: the tensors and numbers that they have read so far."""
 
     def __init__(self, leaves: tuple[Leaf, ...], frozen: frozenset[int]) -> None:
@@ -409,7 +439,7 @@ def _has_symbol(values: Any) -> bool:
     )
 
 
-def _torch_mode(trace: Trace) -> contextlib.AbstractContextManager[Any]:
+def _torch_mode(trace: Tracing) -> contextlib.AbstractContextManager[Any]:
     """Passes PyTorch's functions of symbols to the trace.
 
     A tensor indexed by a symbol, tensor[index], arrives here too: without a mode, PyTorch asks the

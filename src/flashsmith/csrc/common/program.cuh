@@ -45,29 +45,30 @@ FS_DEVICE T number(int32_t bits) {
     return static_cast<T>(bits);
 }
 
-// An index of a tensor. kCounts: it is not negative. kNarrow: the dimension's stride fits 31 bits,
-// so that one instruction multiplies by it.
+// An index of a tensor. kCounts: it is not negative. kNarrow: the dimension's stride in bytes fits
+// 31 bits, so that one instruction multiplies by it and adds the rest of the address.
 template <bool kCounts, bool kNarrow>
 struct Index {
+    static constexpr bool kIsNarrow = kNarrow;
     int value;
-};
 
-// The offset of an index in its dimension. A negative index counts from the end; others are clamped
-// to the tensor, because nothing outside it may be read.
-template <bool kCounts, bool kNarrow>
-FS_DEVICE int64_t offset_of(const ProgramRead& from, int dim, Index<kCounts, kNarrow> index) {
-    const int size = from.sizes[dim];
-    int inside = index.value;
-    if constexpr (!kCounts) inside = max(inside < 0 ? inside + size : inside, 0);
-    inside = min(inside, size - 1);
-    if constexpr (kNarrow)
-        return static_cast<int64_t>(inside) * static_cast<int32_t>(from.strides[dim]);
-    return inside * from.strides[dim];
-}
-FS_DEVICE int64_t offset_of(const ProgramRead& from, int dim, int64_t index) {
-    const int64_t size = from.sizes[dim], counted = index < 0 ? index + size : index;
-    return min(max(counted, int64_t(0)), size - 1) * from.strides[dim];
-}
+    // A negative index counts from the end; others are clamped to the tensor, because nothing
+    // outside it may be read.
+    FS_DEVICE int inside(int size) const {
+        int found = value;
+        if constexpr (!kCounts) found = max(found < 0 ? found + size : found, 0);
+        return min(found, size - 1);
+    }
+};
+struct LongIndex {
+    static constexpr bool kIsNarrow = false;
+    int64_t value;
+
+    FS_DEVICE int inside(int size) const {
+        const int64_t counted = value < 0 ? value + size : value;
+        return static_cast<int>(min(max(counted, int64_t(0)), int64_t(size - 1)));
+    }
+};
 
 template <typename Element>
 FS_DEVICE Element load(const void* address) {
@@ -88,10 +89,19 @@ FS_DEVICE Element load(const void* address) {
 // The element at these indices, as a bool, int, int64_t or float.
 template <typename T, typename Element, typename... Index>
 FS_DEVICE T read(const ProgramRead& from, Index... index) {
-    int64_t offset = 0;
+    const char* address = static_cast<const char*>(from.address);
+    // The dimensions that the key does not index come first: they are the same for many elements.
+    const auto add = [&]<typename One>(int dim, One one, bool narrow) {
+        if (One::kIsNarrow != narrow) return;
+        const int64_t bytes = from.strides[dim] * int64_t(sizeof(Element));
+        const int inside = one.inside(from.sizes[dim]);
+        address += One::kIsNarrow ? int64_t(inside) * static_cast<int32_t>(bytes) : inside * bytes;
+    };
     int dim = 0;
-    ((offset += offset_of(from, dim++, index)), ...);
-    return static_cast<T>(load<Element>(static_cast<const Element*>(from.address) + offset));
+    (add(dim++, index, false), ...);
+    dim = 0;
+    (add(dim++, index, true), ...);
+    return static_cast<T>(load<Element>(address));
 }
 
 // ---- arithmetic ---------------------------------------------------------------------------------

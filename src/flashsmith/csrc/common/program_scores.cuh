@@ -49,33 +49,36 @@ FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const Pro
 // Sets the scores of keys that the program hides to -inf. They are selected: a hidden score may be
 // NaN. The mask is evaluated in a loop that yields bits, because unrolled code would hold all that
 // it reads in registers, together with the scores.
-template <Semantics SEMANTICS, int kNTiles, class Row, class Head>
-FS_DEVICE void hide_by_program(float (&scores)[1][kNTiles][4], const ProgramArgs& args,
+template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Row, class Head>
+FS_DEVICE void hide_by_program(float (&scores)[kMTiles][kNTiles][4], const ProgramArgs& args,
                                const ProgramSequence& of, int lane, const Row& row,
                                const Head& head, int first_key) {
     if constexpr (SEMANTICS.program_masks) {
         constexpr int kTilesOfWord = 8;  // four bits each
         const int first_column = first_key + lane % 4 * 2;
-        const int q[2] = {row(0, 0), row(0, 1)}, h[2] = {head(0, 0), head(0, 1)};
 #pragma unroll
-        for (int word = 0; word < kNTiles; word += kTilesOfWord) {
-            const int tiles = kNTiles - word < kTilesOfWord ? kNTiles - word : kTilesOfWord;
-            uint32_t seen = 0;
+        for (int m = 0; m < kMTiles; ++m) {
+            const int q[2] = {row(m, 0), row(m, 1)}, h[2] = {head(m, 0), head(m, 1)};
+#pragma unroll
+            for (int word = 0; word < kNTiles; word += kTilesOfWord) {
+                const int tiles = kNTiles - word < kTilesOfWord ? kNTiles - word : kTilesOfWord;
+                uint32_t seen = 0;
 #pragma unroll 2
-            for (int n = 0; n < tiles; ++n)
+                for (int n = 0; n < tiles; ++n)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const int k = first_column + 8 * (word + n) + e % 2;
-                    const bool sees = ProgramOf<SEMANTICS>::sees(args, of.batch, h[e / 2], q[e / 2],
-                                                                 k, of.seq_q, of.seq_k);
-                    seen |= uint32_t{sees} << (4 * n + e);
-                }
+                    for (int e = 0; e < 4; ++e) {
+                        const int k = first_column + 8 * (word + n) + e % 2;
+                        const bool sees = ProgramOf<SEMANTICS>::sees(
+                            args, of.batch, h[e / 2], q[e / 2], k, of.seq_q, of.seq_k);
+                        seen |= uint32_t{sees} << (4 * n + e);
+                    }
 #pragma unroll
-            for (int n = 0; n < kTilesOfWord; ++n)
+                for (int n = 0; n < kTilesOfWord; ++n)
 #pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (word + n < kNTiles && (seen >> (4 * n + e) & 1) == 0)
-                        scores[0][word + n][e] = -INFINITY;
+                    for (int e = 0; e < 4; ++e)
+                        if (word + n < kNTiles && (seen >> (4 * n + e) & 1) == 0)
+                            scores[m][word + n][e] = -INFINITY;
+            }
         }
     }
 }

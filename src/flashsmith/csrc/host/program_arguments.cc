@@ -53,4 +53,35 @@ void add_program_addresses(std::vector<AddressPatch>& patches, size_t first_tens
                            in_tensor(first_tensor + i)});
 }
 
+int64_t number_of_lists(const Semantics& semantics, int64_t batch, int64_t heads_q,
+                        int64_t tiles_per_head) {
+    const bool by_batch = semantics.mask_by_batch || semantics.packed;
+    return (by_batch ? batch : 1) * (semantics.mask_by_head ? heads_q : 1) * tiles_per_head;
+}
+
+void add_lists(Plan& plan, size_t first_kernel, int64_t lists, int64_t n_blocks, size_t offset) {
+    Launch& main = plan.launches.front();
+    main.addresses.push_back(
+        {offset + offsetof(ProgramArgs, lists), in_workspace(plan.workspaces.size())});
+    plan.workspaces.push_back(
+        {"block_lists",
+         static_cast<size_t>(lists * (kBlockListHeader + n_blocks)) * sizeof(int32_t),
+         Contents::undefined});
+    const auto helper = [&](size_t kernel, int64_t warps) {
+        constexpr int kWarps = kListThreads / kWarpSize;
+        const int64_t ctas = main.is_empty() ? 0 : (warps + kWarps - 1) / kWarps;
+        require(ctas <= INT_MAX, "program: it needs too many lists of blocks; split the batch");
+        Launch launch = main;
+        launch.kernel = kernel;
+        launch.grid = {static_cast<uint32_t>(ctas), 1, 1};
+        launch.cluster = {1, 1, 1};
+        launch.block = {kListThreads, 1, 1};
+        launch.smem_bytes = 0;
+        launch.tensor_maps = {};
+        return launch;
+    };
+    plan.launches.insert(plan.launches.begin(),
+                         {helper(first_kernel, lists * n_blocks), helper(first_kernel + 1, lists)});
+}
+
 }  // namespace flashsmith

@@ -6,6 +6,7 @@
 
 #include "common/constants.cuh"
 #include "common/forward_args.cuh"
+#include "common/program_args.cuh"
 
 namespace flashsmith {
 
@@ -57,6 +58,11 @@ struct FlashForwardKernelConfig {
     constexpr int num_ctas_per_sm(int max_smem_bytes, int registers = 0) const {
         return ctas_that_fit(smem_bytes(), n_threads(), max_smem_bytes, registers);
     }
+};
+
+// The arguments of kernels of a program.
+struct ForwardProgramArgs : ForwardKernelArgs {
+    ProgramArgs program;
 };
 
 using forward_kernel_fn = void (*)(const ForwardKernelArgs);

@@ -1,6 +1,7 @@
 // The FlashAttention-2 forward pass on mma.sync: one CTA computes one Q block of one head.
 #pragma once
 
+#include "common/block_lists.cuh"
 #include "common/changed_scores.cuh"
 #include "common/split_keys.cuh"
 #include "mma_sync/static_kernel_configuration.cuh"
@@ -72,6 +73,12 @@ struct TileCoord {
     }
 };
 
+// The lists of a call's Q blocks.
+template <class Kernel>
+FS_DEVICE BlockLists<Kernel::SEMANTICS> block_lists(const typename Kernel::Args& args) {
+    return {args, args.program.lists, static_cast<uint32_t>(args.n_Q_blocks), args.n_KV_blocks};
+}
+
 // A CTA's view of its problem, with the steps of its loop in execution order.
 template <class Kernel>
 struct ForwardBlock {
@@ -80,11 +87,12 @@ struct ForwardBlock {
     using value_t = typename Kernel::value_t;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
 
-    const ForwardKernelArgs& args;
+    const typename Kernel::Args& args;
     const char *q, *k, *v;  // the Q block, and the first K and V rows of this sequence and head
     uint32_t smem;
     int Q_rows, K_rows;  // rows of q and k from these addresses on
     KeyMask<SEMANTICS> visible;
+    const int32_t* list;  // with lists: that of the Q block, in which blocks are positions
 
     typename Kernel::Q_t Q;
     typename Kernel::K_t K;
@@ -92,7 +100,7 @@ struct ForwardBlock {
     typename Kernel::Softmax softmax;
     typename Kernel::O_accum_t O = {};
 
-    FS_DEVICE ForwardBlock(const ForwardKernelArgs& args, uint32_t smem,
+    FS_DEVICE ForwardBlock(const typename Kernel::Args& args, uint32_t smem,
                            const TileCoord<Kernel>& at)
         : args(args),
           smem(smem),
@@ -103,6 +111,8 @@ struct ForwardBlock {
           K(smem + Kernel::K_offset, at.lane),
           V(smem + Kernel::V_offset, at.lane),
           softmax(args.scale_log2) {
+        if constexpr (Kernel::has_lists)
+            list = block_lists<Kernel>(args).list(at.batch, at.head, at.Q_block);
         const int head_k = Kernel::packs_gqa ? at.head : at.head / (args.heads_q / args.heads_k);
         q = origin(args.q, at.batch * args.q_batch_stride + at.head_of(0) * args.q_head_stride +
                                (at.q.first + first_even_row(at)) * args.q_seq_stride);
@@ -119,13 +129,15 @@ struct ForwardBlock {
             smem + Kernel::Q_offset, q,
             query_rows(args.q_seq_stride, args.q_head_stride, sizeof(value_t)), Q_rows);
     }
-    FS_DEVICE void start_K(int block, uint32_t stage = 0) {
+    FS_DEVICE void start_K(int position, uint32_t stage = 0) {
+        const int block = block_at(position);
         start_copy<typename Kernel::CopyKV>(
             smem + Kernel::K_offset + stage,
             k + row_bytes(int64_t{block} * Kernel::B_c, args.k_seq_stride),
             row_bytes(1, args.k_seq_stride), K_rows - block * Kernel::B_c);
     }
-    FS_DEVICE void start_V(int block, uint32_t stage = 0) {
+    FS_DEVICE void start_V(int position, uint32_t stage = 0) {
+        const int block = block_at(position);
         start_copy<typename Kernel::CopyKV>(
             smem + Kernel::V_offset + stage,
             v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride),
@@ -146,6 +158,18 @@ struct ForwardBlock {
     FS_DEVICE void finish_copies() {
         wait_for_copies<kPending>();
         __syncthreads();
+    }
+
+    // ---- lists ----
+
+    FS_DEVICE BlockEntry entry(int position) const { return {list[kBlockListHeader + position]}; }
+    FS_DEVICE int block_at(int position) const {
+        if constexpr (Kernel::has_lists) return entry(position).block();
+        return position;
+    }
+    FS_DEVICE bool needs_mask(int position, const BlockRange& blocks) const {
+        if constexpr (Kernel::has_lists) return !entry(position).is_full(0);
+        return blocks.needs_mask(position);
     }
 
     // ---- the algorithm ----
@@ -205,21 +229,41 @@ struct ForwardBlock {
     }
     // Turns a block's scores into probabilities. kMask: the block may be partly masked.
     template <bool kMask, bool kFirst>
-    FS_DEVICE void compute_probabilities(typename Kernel::S_accum_t& S, int block,
+    FS_DEVICE void compute_probabilities(typename Kernel::S_accum_t& S, int position,
                                          const BlockRange& blocks) {
         change_scores<SEMANTICS>(S, args.score_argument);
+        const int first_key = block_at(position) * Kernel::B_c;
+        if constexpr (Kernel::has_program)
+            with_coordinates([&](const auto&... at) {
+                change_by_program<SEMANTICS>(S, args.program, at..., first_key);
+            });
         if constexpr (Kernel::masked && kMask)
-            if (Kernel::trim_masks || blocks.needs_mask(block)) {
+            if (Kernel::trim_masks || needs_mask(position, blocks)) {
                 const TileCoord<Kernel> at(args);
                 const auto row = [&](int m, int r) {
                     return at.token(at.first_row() + at.lane_row(m, r));
                 };
-                visible.mask(S, at.lane, row, block * Kernel::B_c);
+                visible.mask(S, at.lane, row, first_key);
+                if constexpr (Kernel::has_lists)
+                    with_coordinates([&](const auto&... at) {
+                        hide_by_program<SEMANTICS>(S, args.program, at..., first_key);
+                    });
             }
         if constexpr (Kernel::canonical)
             softmax.update(S, O);
         else
             softmax.template update<kFirst>(S, O);
+    }
+
+    // Calls a function with what a program needs to know of this lane's scores.
+    template <class Function>
+    FS_DEVICE void with_coordinates(const Function& function) const {
+        const TileCoord<Kernel> at(args);
+        const auto tile_row = [&](int m, int r) { return at.first_row() + at.lane_row(m, r); };
+        function(
+            ProgramSequence{at.batch, at.q.count, at.k.count}, at.lane,
+            [&](int m, int r) { return at.token(tile_row(m, r)); },
+            [&](int m, int r) { return at.head_of(tile_row(m, r)); });
     }
 
     // ---- chunks, in canonical kernels ----
@@ -276,6 +320,7 @@ struct ForwardBlock {
     }
     // Whether some row of this warp sees a key of the block.
     FS_DEVICE bool sees(int block) const {
+        if constexpr (Kernel::has_lists) return true;
         const TileCoord<Kernel> at(args);
         const int row = at.first_row() + at.warp_row();
         return visible.keys(at.token(row)).first < (block + 1) * Kernel::B_c &&
@@ -367,6 +412,7 @@ struct ForwardBlock {
 
     // K/V blocks visible to some row of the Q block.
     FS_DEVICE BlockRange visible_blocks() const {
+        if constexpr (Kernel::has_lists) return {0, list[0], 0, 0};
         const TileCoord<Kernel> at(args);
         const int first = at.first_row();
         if constexpr (!Kernel::packs_gqa) return visible.blocks(first, Kernel::B_r, Kernel::B_c);
@@ -408,7 +454,7 @@ struct ForwardBlock {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas_per_sm)
-    flash_forward_kernel(const ForwardKernelArgs args) {
+    flash_forward_kernel(const typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const TileCoord<Kernel> at(args);
     // In a packed batch, every sequence has as many Q blocks as the longest one needs.
@@ -416,10 +462,42 @@ __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas_per_sm)
     ForwardBlock<Kernel>(args, shared_address(shared_memory), at).run();
 }
 
+// Write the lists of K/V blocks before the main kernel: see common/block_lists.cuh.
+template <class Kernel>
+__global__ void __launch_bounds__(kListThreads)
+    flash_list_blocks_kernel(const typename Kernel::Args args) {
+    constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    const auto lists = block_lists<Kernel>(args);
+    const int64_t warp = warp_of_lists();
+    const int64_t index = warp / args.n_KV_blocks;
+    if (index >= lists.count()) return;
+    const int block = static_cast<int>(warp % args.n_KV_blocks);
+    const auto [batch, head, Q_block] = lists.tile_of(index);
+    const SequenceRows q =
+        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
+    const SequenceRows k = key_rows<SEMANTICS>(args, batch);
+    const int first_row = Q_block * Kernel::B_r, row_end = min(first_row + Kernel::B_r, q.count);
+    const BlockRange range = KeyMask<SEMANTICS>(args, q.count, k.count)
+                                 .blocks(first_row, row_end - first_row, Kernel::B_c);
+    uint32_t bits = 0;
+    if (first_row < row_end && block >= range.begin && block < range.end)
+        bits = bits_of_keys<SEMANTICS, 1, Kernel::B_r, Kernel::B_c>(
+            args, args.program, {batch, q.count, k.count}, head, first_row, row_end,
+            block * Kernel::B_c);
+    if (lane_index() == 0) lists.list(index)[kBlockListHeader + block] = static_cast<int>(bits);
+}
+template <class Kernel>
+__global__ void __launch_bounds__(kListThreads)
+    flash_compact_lists_kernel(const typename Kernel::Args args) {
+    const auto lists = block_lists<Kernel>(args);
+    const int64_t index = warp_of_lists();
+    if (index < lists.count()) compact_list<1>(lists.list(index), args.n_KV_blocks);
+}
+
 // The second launch of kernels that split keys: merges the parts of split tiles.
 template <class Kernel>
 __global__ void __launch_bounds__(kPartMergeThreads)
-    flash_merge_kernel(const ForwardKernelArgs args) {
+    flash_merge_kernel(const typename Kernel::Args args) {
     const MergeThread<Kernel> thread;
     if (thread.tile * Kernel::CFG.split_keys * Kernel::B_r >= args.part_rows) return;
     const TileCoord<Kernel> at(args, args.n_whole_tiles + thread.tile);

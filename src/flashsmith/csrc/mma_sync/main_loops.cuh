@@ -37,7 +37,7 @@ struct SingleStageLoop {
         }
         if constexpr (Kernel::optimized_softmax) step<true, true>(b, block--, blocks);
         for (; block >= blocks.begin; --block) {
-            if (Kernel::trim_masks && !blocks.needs_mask(block))
+            if (Kernel::trim_masks && !b.needs_mask(block, blocks))
                 step<false, false>(b, block, blocks);
             else
                 step<true, false>(b, block, blocks);
@@ -90,7 +90,7 @@ struct MultiStageLoop {
             b.template finish_copies<kAhead - 1>();  // the pair has arrived, and all
             start_copies(b, block - kAhead, blocks,
                          filled);  // warps are done with the last one, whose stage is refilled
-            if (Kernel::trim_masks && !blocks.needs_mask(block))
+            if (Kernel::trim_masks && !b.needs_mask(block, blocks))
                 step<false>(b, block, blocks, now);
             else if (!Kernel::trim_masks || b.sees(block))
                 step<true>(b, block, blocks, now);
@@ -154,7 +154,7 @@ struct CanonicalLoop {
                 b.template finish_copies<kAhead - 1>();
                 start_copies(b, block + kAhead, blocks, filled);
             }
-            if (Kernel::trim_masks && !blocks.needs_mask(block))
+            if (Kernel::trim_masks && !b.needs_mask(block, blocks))
                 step<false>(b, block, blocks, now);
             else if (!Kernel::trim_masks || b.sees(block))
                 step<true>(b, block, blocks, now);
@@ -216,7 +216,8 @@ struct PingPongLoop {
         if (half == 1) order_arrive(half);
 
         for (; block > blocks.begin; --block) {
-            if (Kernel::trim_masks && !blocks.needs_mask(block) && !blocks.needs_mask(block - 1))
+            if (Kernel::trim_masks && !b.needs_mask(block, blocks) &&
+                !b.needs_mask(block - 1, blocks))
                 step<false, false>(b, S, half, block, blocks, now, filled);
             else
                 step<true, false>(b, S, half, block, blocks, now, filled);

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "common/canonical_sizes.cuh"
 #include "host/forward_problem.h"
+#include "host/program_arguments.h"
 
 namespace flashsmith {
 namespace {
@@ -43,7 +45,15 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
         require(p.d == config.d_head && rows.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&
                     p.seq_k > 0,
                 "uneven: this library's kernels want whole tiles and d = d_head");
-    ForwardKernelArgs args = forward_arguments(p, config.B_r, config.B_c);
+    ForwardProgramArgs args;
+    std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
+    static_cast<ForwardKernelArgs&>(args) = forward_arguments(p, config.B_r, config.B_c);
+    constexpr size_t kProgramOffset = sizeof(ForwardKernelArgs);
+    static_assert(sizeof args == kProgramOffset + sizeof(ProgramArgs));
+    if (semantics.has_program()) {
+        args.program = read_program(numbers);
+        scale_for_program(args, args.program, semantics, p.softcap > 0 ? p.softcap : p.scale);
+    }
     if (config.pack_gqa) args.n_Q_blocks = tiles_of(rows.seq_q, config.B_r);
     args.heads_per_group = heads_per_group(config, rows);
     int64_t blocks = p.batch * rows.heads_q * args.n_Q_blocks, split = 0;
@@ -63,12 +73,17 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
         .cluster = {1, 1, 1},
         .block = {static_cast<uint32_t>(config.n_threads()), 1, 1},
         .smem_bytes = config.smem_bytes(),
-        .argument_bytes = {bytes, bytes + sizeof args},
+        .argument_bytes = {bytes, bytes + (semantics.has_program() ? sizeof args : kProgramOffset)},
         .addresses = forward_addresses(semantics),
         .tensor_maps = {},
     };
+    if (semantics.has_program())
+        add_program_addresses(launch.addresses, ForwardTensor::first_read, kProgramOffset);
     Plan plan{{std::move(launch)}, {}, forward_presence(semantics)};
     add_merge(plan, 0, split, config.split_keys, config.B_r, config.d_head);
+    if (semantics.program_masks)
+        add_lists(plan, 1, number_of_lists(semantics, p.batch, p.heads_q, args.n_Q_blocks),
+                  args.n_KV_blocks, kProgramOffset);
     return plan;
 }
 

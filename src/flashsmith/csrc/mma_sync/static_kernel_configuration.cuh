@@ -34,6 +34,10 @@ struct StaticForwardKernelConfig {
     static constexpr FlashForwardKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
+    static constexpr bool has_program = SEMANTICS.has_program();
+    // Whether Q blocks visit the K/V blocks of lists, not of a range.
+    static constexpr bool has_lists = SEMANTICS.program_masks;
+    using Args = std::conditional_t<has_program, ForwardProgramArgs, ForwardKernelArgs>;
 
     using N = ForwardKernelTileShapes<CFG>;
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
@@ -116,6 +120,8 @@ struct StaticForwardKernelConfig {
         static_assert(
             !CFG.ping_pong || (CFG.kv_stages >= 3 && CFG.n_warps % 8 == 0),
             "ping_pong: halves of whole warpgroups, and a stage for each next to the next one");
+        static_assert(!has_lists || (!splits_keys && !packs_gqa && !canonical),
+                      "program: a list has the blocks of one Q block of one head");
         static_assert(!canonical || (CFG.canonical == kCanonicalVersion && optimized_softmax &&
                                      !CFG.lazy_rescale && !CFG.ping_pong && !splits_keys &&
                                      B_c == canonical_tile(d_head, kTargetArch)),

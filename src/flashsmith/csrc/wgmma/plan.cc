@@ -154,36 +154,6 @@ int64_t set_tiles(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfig&
     return config.split_keys > 0 ? split : 0;
 }
 
-// Adds the two launches that write the lists of K/V blocks, before the main one, and the lists'
-// workspace.
-void add_lists(Plan& plan, const HopperProgramArgs& args, const Semantics& semantics) {
-    const ForwardKernelArgs& p = args.problem;
-    const int64_t lists = int64_t{semantics.mask_by_batch || semantics.packed ? p.batch : 1} *
-                          (semantics.mask_by_head ? p.heads_q : 1) * args.tiles_per_head.divisor;
-    Launch& main = plan.launches.front();
-    main.addresses.push_back(
-        {kProgramOffset + offsetof(ProgramArgs, lists), in_workspace(plan.workspaces.size())});
-    plan.workspaces.push_back(
-        {"block_lists",
-         static_cast<size_t>(lists * (kBlockListHeader + p.n_KV_blocks)) * sizeof(int32_t),
-         Contents::undefined});
-    const auto helper = [&](size_t kernel, int64_t warps) {
-        Launch launch = main;
-        constexpr int kWarps = kListThreads / 32;
-        const int64_t ctas = (warps + kWarps - 1) / kWarps;
-        require(ctas <= INT_MAX, "program: its lists of K/V blocks are too many; split the batch");
-        launch.kernel = kernel;
-        launch.grid = {main.is_empty() ? 0 : static_cast<uint32_t>(ctas), 1, 1};
-        launch.cluster = {1, 1, 1};
-        launch.block = {kListThreads, 1, 1};
-        launch.smem_bytes = 0;
-        launch.tensor_maps = {};
-        return launch;
-    };
-    std::vector<Launch> launches = {helper(1, lists * p.n_KV_blocks), helper(2, lists), main};
-    plan.launches = std::move(launches);
-}
-
 }  // namespace
 
 Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
@@ -252,7 +222,10 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
     Plan plan{{std::move(launch)}, std::move(workspaces), forward_presence(semantics)};
     add_merge(plan, offsetof(Args, problem), split_tiles, config.split_keys, config.B_r,
               config.d_head);
-    if (semantics.program_masks) add_lists(plan, args, semantics);
+    if (semantics.program_masks)
+        add_lists(plan, 1,
+                  number_of_lists(semantics, p.batch, p.heads_q, args.tiles_per_head.divisor),
+                  args.problem.n_KV_blocks, kProgramOffset);
     return plan;
 }
 

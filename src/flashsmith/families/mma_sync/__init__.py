@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from flashsmith.families.block_lists import has_lists, list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
@@ -19,6 +20,7 @@ from flashsmith.families.pack_gqa import pack_variants
 from flashsmith.families.split_keys import merge_ms, split_variants, with_merge, with_parts
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 
 
@@ -65,6 +67,18 @@ class MmaSyncFamily(Family):
 
     def kernel_templates(self, cfg: FlashForwardKernelConfig) -> Mapping[str, str]:
         return with_merge(super().kernel_templates(cfg), cfg.split_keys, "flash_merge_kernel")
+
+    def program_templates(
+        self, cfg: FlashForwardKernelConfig, semantics: Semantics
+    ) -> Mapping[str, str]:
+        return list_templates(semantics, "flash")
+
+    def adapt_to_program(
+        self, cfg: FlashForwardKernelConfig, semantics: Semantics
+    ) -> FlashForwardKernelConfig:
+        adapted = replace(cfg, canonical=0)
+        # A list has the blocks of one Q block of one head.
+        return replace(adapted, split_keys=0, pack_gqa=False) if has_lists(semantics) else adapted
 
     def kernels_to_build(self) -> Sequence[FlashForwardKernelConfig]:
         return sets.get_autotuning_kernel_configs()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from flashsmith.families.block_lists import has_lists, list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
@@ -69,13 +70,7 @@ class WgmmaFamily(WarpgroupFamily):
     def program_templates(
         self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
     ) -> Mapping[str, str]:
-        program = semantics.caller_program
-        if program is None or program.mask is None:
-            return {}
-        return {
-            "list_blocks": "hopper_list_blocks_kernel",
-            "compact_lists": "hopper_compact_lists_kernel",
-        }
+        return list_templates(semantics, "hopper")
 
     def shipped(self) -> Sequence[tuple[WgmmaForwardKernelConfig, Semantics]]:
         # Plain and causal attention on whole tiles, for which these configs were chosen.
@@ -139,12 +134,14 @@ class WgmmaFamily(WarpgroupFamily):
     def adapt_to_program(
         self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
     ) -> WgmmaForwardKernelConfig:
-        # A stale maximum recomputes scores, which would compile the program twice. Lists of K/V
-        # blocks belong to one CTA's rows of one head.
-        adapted = replace(cfg, stale_max=False, canonical=0)
-        program = semantics.caller_program
-        if program is not None and program.mask is not None:
-            adapted = replace(adapted, cluster_size=1, split_keys=0, pack_gqa=False, short_block=0)
+        # A stale maximum recomputes scores, which would compile the program twice. With three
+        # warpgroups, functions have no registers for longer tiles or for code of short blocks.
+        adapted = replace(cfg, stale_max=False, canonical=0, short_block=0)
+        if cfg.n_warpgroups > 2 and cfg.B_c > 128:
+            adapted = replace(adapted, B_c=128)
+        # A list has the blocks of one CTA's rows of one head.
+        if has_lists(semantics):
+            adapted = replace(adapted, cluster_size=1, split_keys=0, pack_gqa=False)
         return adapted
 
     def canonical(self, cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> Any:

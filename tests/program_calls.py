@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from flashsmith.families import DType, KernelConfig, device_spec
 from flashsmith.runtime import run_forward
-from flashsmith.runtime.emulation import all_checks
+from flashsmith.runtime.emulation import Observer, all_checks
 from flashsmith.semantics.program import SCORE, B, BoundProgram, H, K, Q, program_of
 from flashsmith.semantics.typed import FLOAT, INT, Typed, apply, read, typed_symbol
 from flashsmith.verify.attention_semantics import Attention, offsets
@@ -120,6 +120,20 @@ def scattered(call: Call, draw: np.random.Generator) -> BoundProgram:
     return bound(None, apply("remainder", Q * 7 + K * 3, step) < 2, step=5)
 
 
+def everything(call: Call, draw: np.random.Generator) -> BoundProgram:
+    """Visible blocks of 64 x 32 that depend on sequence and head; one head sees some elements only.
+    So there are full, partial and absent blocks, and rows that see none."""
+    tiles = (-(-n // size) for n, size in zip(call.longest, (64, 32), strict=True))
+    shape = call.sequences, call.heads_q, *tiles
+    table = draw.random(shape) < 0.5
+    table[0, 0, 1] = False
+    block = read("table", "bool", B, H, apply("floor_divide", Q, 64), apply("floor_divide", K, 32))
+    element = apply("remainder", Q + K, 7).equals(0)
+    slopes = draw.uniform(-0.1, 0.4, call.heads_q).astype(np.float32)
+    mask = block & ((H >= 1) | apply("not", element))
+    return bound(SCORE + read("slopes", "float32", H) * (K - Q), mask, table=table, slopes=slopes)
+
+
 def minus_infinity(call: Call, draw: np.random.Generator) -> BoundProgram:
     """A score function that hides keys by -inf, whole rows among them."""
     table = np.where(draw.random(call.longest) < 0.3, -np.inf, 0).astype(np.float32)
@@ -131,7 +145,7 @@ PROGRAMS: dict[str, Make] = {
     it.__name__: it
     for it in (
         *(alibi, squared, capped, documents, alibi_in_documents),
-        *(blocks, widths, scattered, minus_infinity),
+        *(blocks, widths, scattered, everything, minus_infinity),
     )
 }
 
@@ -165,9 +179,9 @@ def wrong(
     seed: int = 0,
     sinks: bool = False,
     checks: bool = True,
+    observers: Sequence[Observer] = (),
     arch: int = 90,
     sm_count: int | None = None,
-    run: Callable[..., Any] = run_forward,
 ) -> str:
     """What is wrong with the kernel's outputs, which are NaN before; '' if nothing is."""
     draw = np.random.default_rng(seed + 1000)
@@ -176,9 +190,9 @@ def wrong(
     if call.lens_q is not None and call.lens_k is not None:
         packed = {"cu_seqlens_q": offsets(call.lens_q), "cu_seqlens_k": offsets(call.lens_k)}
     options = {"causal": call.causal, "window": call.window, "softcap": call.softcap}
-    observers = all_checks() if checks else ()
+    watching = [*(all_checks() if checks else ()), *observers]
     device = device_spec(arch)
-    result = run(
+    result = run_forward(
         *(cfg, q, k, v),
         program=made,
         return_lse=True,
@@ -186,7 +200,7 @@ def wrong(
         sinks=logits,
         poisoned=True,
         arch=device if sm_count is None else replace(device, sm_count=sm_count),
-        observers=observers,
+        observers=watching,
         **options,
         **packed,
     )

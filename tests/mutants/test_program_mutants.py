@@ -1,0 +1,156 @@
+"""Mistakes in kernels of score and mask functions: in the lists of blocks, in the code that walks
+them, in masks, and in plans. All must be caught."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from operation_victims import SourcePatch, StopAtFinding, patched_modules
+from program_calls import PROGRAMS, BoundProgram, Call, wrong
+
+from flashsmith.errors import EmulatorError
+from flashsmith.families import KernelConfig, Semantics
+from flashsmith.families import parse_kernel_name_into_config as config
+from flashsmith.runtime.launch_plan import LaunchPlan
+from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
+from ptxlab.checks import all_checks
+
+CALL = Call(batch=2, seq_q=330, seq_k=140, heads_q=2, heads_k=1, d=56)
+
+
+class Victim:
+    """A config's kernel of the program `everything`, which the mistakes are made in."""
+
+    def __init__(self, cfg: KernelConfig) -> None:
+        self.config, self.arch = cfg, cfg.OLDEST_ARCH
+
+    @property
+    def bound(self) -> BoundProgram:
+        return PROGRAMS["everything"](CALL, np.random.default_rng(5))
+
+    @property
+    def semantics(self) -> Semantics:
+        return Semantics(uneven=True, program=self.bound.program)
+
+    @property
+    def kernel(self) -> LoadedKernel:
+        return loaded_kernels.get(self.config, self.arch, self.semantics)
+
+    def says(self, changed: LoadedKernel | None = None) -> str:
+        """What is wrong with a changed kernel's outputs, or what the emulator found."""
+        key = self.config, self.arch, self.semantics
+        checks = all_checks()
+        watching = [*checks, StopAtFinding(checks)]
+        with patch.dict(loaded_kernels.kernels, {key: changed or self.kernel}):
+            try:
+                return wrong(
+                    *(self.config, CALL, self.bound),
+                    checks=False,
+                    observers=watching,
+                    arch=self.arch,
+                    sm_count=3,
+                )
+            except EmulatorError as stopped:
+                return str(stopped)
+
+
+WGMMA = Victim(
+    config(
+        "(FP16, 64, 192, 32, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+        "+longest_first+rescale_8"
+    )
+)
+MMA_SYNC = Victim(
+    config("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+trim")
+)
+_LISTS, _SCORES = "common/block_lists.cuh", "common/program_scores.cuh"
+_PRODUCER, _CONSUMER = "wgmma/producer.cuh", "sm90_forward/consumer.cuh"
+_TILE, _MMA = "sm90_forward/work_tile.cuh", "mma_sync/forward_kernel.cuh"
+MISTAKES = (
+    SourcePatch("partial as full", _LISTS, "return BlockEntry::kSees;",
+                "return BlockEntry::kSees | BlockEntry::kSeesAll;"),
+    SourcePatch("full as absent", _LISTS,
+                "return any_lane(sees) ? BlockEntry::kSees | BlockEntry::kSeesAll : 0;",
+                "return 0;"),
+    SourcePatch("lists of the first sequence", _LISTS, "if constexpr (kByBatch) index = batch;",
+                "if constexpr (kByBatch) index = 0;"),
+    SourcePatch("lists of the first head", _LISTS, "index = index * problem.heads_q + head;",
+                "index = index * problem.heads_q;"),
+    SourcePatch("the first head's mask", _LISTS, "found.head = rest % problem.heads_q;",
+                "found.head = 0;"),
+    SourcePatch("an entry too late", _LISTS, "entries[count + __popc(present & before)]",
+                "entries[count + __popc(present & before) + 1]"),
+    SourcePatch("no barrier while a list is compacted", _LISTS,
+                "__syncwarp();\n        if (bits != 0)", "if (bits != 0)"),
+    SourcePatch("a group without its last block", _LISTS,
+                "end[g] = count + __popc(present & (highest - 1)) + 1;",
+                "end[g] = count + __popc(present & (highest - 1));"),
+    SourcePatch("a group without its first block", _LISTS,
+                "begin[g] = count + __popc(present & (lowest - 1));",
+                "begin[g] = count + __popc(present & (lowest - 1)) + 1;"),
+    SourcePatch("every eighth row", _LISTS, "const int q = min(row + i, row_end - 1);",
+                "const int q = row;"),
+    SourcePatch("the first group's blocks", _TILE, "list[1 + 2 * group], list[2 + 2 * group]",
+                "list[1], list[2]"),
+    SourcePatch("full for the first group", _CONSUMER, "!entry.is_full(tile.group_shift)",
+                "!entry.is_full(0)"),
+    SourcePatch("keys of a position", _CONSUMER, "return entry.block() * Kernel::B_c;",
+                "return block * Kernel::B_c;"),
+    SourcePatch("the entry before K has arrived", _CONSUMER,
+                "K.consumer_wait();\n        read_entry();",
+                "read_entry();\n        K.consumer_wait();"),
+    SourcePatch("V of the next block", _PRODUCER,
+                "load(V, &args.v, tile, entry.block());\n            entry = next;",
+                "load(V, &args.v, tile, next.block());\n            entry = next;"),
+    SourcePatch("an entry twice", _PRODUCER, "i >= 2 ? entries[i - 2] : 0",
+                "i >= 2 ? entries[i - 1] : 0"),
+    SourcePatch("the neighbour's element", _SCORES, "(seen >> (4 * n + e) & 1) == 0",
+                "(seen >> ((4 * n + e) ^ 1) & 1) == 0"),
+)  # fmt: skip
+OF_MMA_SYNC = (
+    SourcePatch("full blocks as partial ones, and the reverse", _MMA,
+                "return !entry(position).is_full(0);", "return entry(position).is_full(0);"),
+    SourcePatch("the next Q block's list", _MMA, ".list(at.batch, at.head, at.Q_block);",
+                ".list(at.batch, at.head, (at.Q_block + 1) % args.n_Q_blocks);"),
+    SourcePatch("the next entry", _MMA, "return {list[kBlockListHeader + position]};",
+                "return {list[kBlockListHeader - 1 + position]};"),
+)  # fmt: skip
+
+
+@cache
+def _is_right(victim: Victim) -> str:
+    return victim.says()
+
+
+def _caught(victim: Victim, changed: LoadedKernel) -> bool:
+    assert _is_right(victim) == ""
+    return victim.says(changed) != ""
+
+
+@pytest.mark.parametrize(
+    ("victim", "mistake"),
+    [*((WGMMA, it) for it in MISTAKES), *((MMA_SYNC, it) for it in OF_MMA_SYNC)],
+    ids=[*map(str, MISTAKES), *map(str, OF_MMA_SYNC)],
+)
+def test_mistakes_in_the_sources_are_caught(victim: Victim, mistake: SourcePatch) -> None:
+    changed = replace(victim.kernel)
+    changed.__dict__["modules"] = patched_modules(victim, mistake)  # type: ignore[arg-type]
+    assert _caught(victim, changed)
+
+
+@pytest.mark.parametrize("left_out", [0, 1], ids=["list_blocks", "compact_lists"])
+def test_a_list_that_nobody_wrote_is_caught(left_out: int) -> None:
+    kernel = WGMMA.kernel
+    changed = replace(kernel)
+
+    def plan(call: object) -> LaunchPlan:
+        whole = kernel.plan(call)  # type: ignore[arg-type]
+        launches = [it for i, it in enumerate(whole.launches) if i != left_out]
+        return replace(whole, launches=tuple(launches))
+
+    changed.__dict__["plan"] = plan
+    assert _caught(WGMMA, changed)
