@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "common/program_scores.cuh"
 #include "sm90/wgmma.cuh"
 #include "wgmma_backward/config.cuh"
 
@@ -21,7 +22,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr bool has_program = SEMANTICS.has_program();
     static constexpr bool has_lists = walks_lists(CFG, SEMANTICS);
     // Whether P and the scores that it was computed from differ in more than the exponential.
-    static constexpr bool changes_scores = SEMANTICS.changes_scores || SEMANTICS.program_scores;
+    static constexpr bool changes_scores = SEMANTICS.changes_scores || !kSlopeIsOne<SEMANTICS>;
     using Args =
         std::conditional_t<has_program, HopperBackwardProgramArgs, HopperBackwardKernelArgs>;
 
