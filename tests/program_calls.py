@@ -121,8 +121,8 @@ def scattered(call: Call, draw: np.random.Generator) -> BoundProgram:
 
 
 def everything(call: Call, draw: np.random.Generator) -> BoundProgram:
-    """Visible blocks of 64 x 32 that depend on sequence and head; one head sees some elements only.
-    So there are full, partial and absent blocks, and rows that see none."""
+    """Visible blocks of 64 x 32 that depend on sequence and head; one head sees some elements only,
+    and one row none. So there are full, partial and absent blocks, and rows without keys."""
     tiles = (-(-n // size) for n, size in zip(call.longest, (64, 32), strict=True))
     shape = call.sequences, call.heads_q, *tiles
     table = draw.random(shape) < 0.5
@@ -130,7 +130,7 @@ def everything(call: Call, draw: np.random.Generator) -> BoundProgram:
     block = read("table", "bool", B, H, apply("floor_divide", Q, 64), apply("floor_divide", K, 32))
     element = apply("remainder", Q + K, 7).equals(0)
     slopes = draw.uniform(-0.1, 0.4, call.heads_q).astype(np.float32)
-    mask = block & ((H >= 1) | apply("not", element))
+    mask = block & ((H >= 1) | apply("not", element)) & apply("not_equal", Q, 77)
     return bound(SCORE + read("slopes", "float32", H) * (K - Q), mask, table=table, slopes=slopes)
 
 

@@ -22,14 +22,15 @@ from flashsmith.integrations.torch_ops import (
 
 
 def attention_with_functions(
-    tensors: tuple[Any, Any, Any],
+    q: Any,
+    k: Any,
+    v: Any,
     functions: Mapping[str, Any],
     keywords: Mapping[str, Any],
-    without: Callable[..., Any],
+    attention: Callable[..., Any],
 ) -> Any:
     """attention() with ``functions``, its keywords that define a program, while autograd is
-    enabled. ``without`` is attention() for functions that come to a causal mask or a window."""
-    q, k, v = tensors
+    enabled. ``attention`` computes calls whose functions are a causal mask or a window."""
     lengths = None if keywords.get("cu_seqlens_q") is not None else lengths_of(q, k)
     program, causal, window = bound_functions(
         functions.get("score_mod"),
@@ -40,12 +41,12 @@ def attention_with_functions(
     )
     keywords = {**keywords, "causal": causal, "window": window}
     if program is None:
-        return without(q, k, v, **keywords)
+        return attention(q, k, v, **keywords)
     inputs = q, k, v, keywords.get("sinks"), *program.tensors
     if not any(getattr(it, "requires_grad", False) for it in inputs):
         return chooser.attention(q, k, v, **{**keywords, **functions})
-    this, saved, _ = saved_call(q, k, v, keywords, program)
-    return this.returned(*AttentionOfProgram.apply(this, *saved, *program.tensors))
+    this, tensors, _ = saved_call(q, k, v, keywords, program)
+    return this.returned(*AttentionOfProgram.apply(this, *tensors, *program.tensors))
 
 
 class AttentionOfProgram(torch.autograd.Function):

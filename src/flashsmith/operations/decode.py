@@ -19,7 +19,14 @@ from flashsmith.operations.forward import (
     mask_limits,
     scale_of,
 )
-from flashsmith.operations.operation import SEMANTIC_WORDS, Call, Operation, TensorSpec, packed_rows
+from flashsmith.operations.operation import (
+    SEMANTIC_WORDS,
+    Call,
+    Operation,
+    TensorSpec,
+    packed_rows,
+    program_numbers,
+)
 from flashsmith.printable import quoted
 from flashsmith.semantics.flop import visible_pairs
 from flashsmith.semantics.sizes import Sizes
@@ -83,7 +90,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
     Then come scale (None: 1/sqrt(d)), softcap, the window's limits, and three flags, 0 or 1:
     whether rotary pairs are neighbours, whether cos and sin are fp32, and whether the split is
-    free. The sizes and strides of an absent tensor are 0.
+    free. The numbers of a program are last. The sizes and strides of an absent tensor are 0.
 
     Raises ArgumentError if tensors do not fit each other, for an unknown split or dtype, and the
     errors of mask_limits().
@@ -108,6 +115,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         int(options["rotary_interleaved"]),
         int(check_rotary_dtype(options["rotary_dtype"]) is not None),
         SPLITS.index(check_split(options["split"])),
+        *program_numbers(call),
     )
 
 
@@ -213,4 +221,5 @@ DECODE = Operation(
         "split": "invariant",
     },
     has_canonical=True,
+    takes_programs=True,
 )

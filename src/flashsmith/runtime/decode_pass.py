@@ -14,8 +14,9 @@ from flashsmith.families.canonical import emulated_arch
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations.decode import DECODE, FREE, check_given, check_split
 from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks, mask_options
-from flashsmith.runtime.bits import resolve_bits
+from flashsmith.runtime.bits import cannot_keep, resolve_bits
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
+from flashsmith.runtime.forward_pass import read_names, with_reads
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.kernel_choice import (
     DEFAULT_EMULATED_ARCH,
@@ -26,6 +27,7 @@ from flashsmith.runtime.kernel_choice import (
 )
 from flashsmith.runtime.libraries import LoadedKernel
 from flashsmith.runtime.prepared_call import prepare
+from flashsmith.runtime.program_arguments import check_program_arguments
 from flashsmith.runtime.request import Request, check_operation
 from flashsmith.runtime.running_time import check_seconds, estimate_seconds
 from flashsmith.runtime.sequences import check_packing
@@ -75,6 +77,7 @@ class DecodeOptions(NamedTuple):
     split: Any = "invariant"
     return_lse: Any = False
     bits: Any = None
+    program: Any = None
 
 
 # The operation's names for the tensors of a decode_call, in order.
@@ -95,7 +98,8 @@ def run_decode(
     def run(remember: Remember) -> Any:
         return _run(config, tensors, options, emulate, remember)
 
-    return run_cached(decode_call(config, tensors, options, emulate), _NAMES, run)
+    asked = decode_call(config, tensors, options, emulate)
+    return run_cached(asked, (*_NAMES, *read_names(options)), run)
 
 
 def decode_call(
@@ -105,7 +109,8 @@ def decode_call(
     emulate: bool,
 ) -> Invocation:
     """The Invocation to cache this call under."""
-    return Invocation("decode", tuple(tensors), (*options, config, emulate))
+    name, options, reads = with_reads("decode", options)
+    return Invocation(name, (*tensors, *reads), (*options, config, emulate))
 
 
 def _run(
@@ -139,9 +144,7 @@ def _run(
         if not emulate:
             known = replace(problem, seq_k=longest)
             check_seconds(cfg, known, estimate_seconds(cfg, known))
-    request = check_operation(
-        problem, request.views, options=request.options, wanted=request.wanted
-    )
+    request = _with_own_checked(request)
 
     def find_kernel() -> LoadedKernel:
         return kernel or kernel_for(cfg, semantics, request, device, None)
@@ -151,6 +154,22 @@ def _run(
     if cfg == chosen:
         remember(prepared, names)
     return tuple(outputs[name] for name in names) if len(names) > 1 else outputs["o"]
+
+
+def _with_own_checked(request: Request) -> Request:
+    """The request with the operation's own tensors and options checked by its specification."""
+    own = {spec.name for spec in DECODE.tensors}
+    found = check_operation(
+        request.problem,
+        {name: view for name, view in request.views.items() if name in own},
+        options={name: it for name, it in request.options.items() if name in DECODE.options},
+        wanted=request.wanted,
+    )
+    return found._replace(
+        views={**found.views, **request.views},
+        options={**request.options, **found.options},
+        sizes={**request.sizes, **found.sizes},
+    )
 
 
 def _nothing(request: Request, out: Any) -> Any:
@@ -201,11 +220,18 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     longest = max(capacity, seq_q)
     if longest > LONGEST:
         raise ArgumentError(f"k_cache: {capacity} keys; kernels count up to {LONGEST}")
-    semantics = Semantics(mask.kind, softcap > 0, packed, uneven=packed)
+    bound, bits = asked.program, resolve_bits(asked.bits)
+    if bound is not None and bits:
+        raise cannot_keep(asked.bits, "a score or mask function is computed in its own order")
+    semantics = Semantics(
+        *(mask.kind, softcap > 0, packed),
+        uneven=packed or bound is not None,
+        program="" if bound is None else bound.program,
+    )
     page = slots if tensors.page_table is not None else 0
     problem = Problem(
         *(batch, seq_q, capacity, heads_q, heads_k, d, DTYPES[q.dtype], semantics),
-        *(DECODE.name, page, "", mask.window_keys, resolve_bits(asked.bits)),
+        *(DECODE.name, page, "", mask.window_keys, bits),
     )
     cos = views.get("cos")
     options = mask_options(mask, scale, softcap) | {
@@ -214,7 +240,11 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
         "split": check_split(asked.split),
     }
     wanted = ["lse"] if check_flag("return_lse", asked.return_lse) else []
-    return Request(problem, views, options, {}, wanted)
+    if bound is None:
+        return Request(problem, views, options, {}, wanted)
+    read = check_program_arguments(bound, q)
+    options["program_numbers"] = read.numbers
+    return Request(problem, views | read.views, options, read.sizes, wanted)
 
 
 def _view_q(tensor: Any, packed: bool) -> TensorView:

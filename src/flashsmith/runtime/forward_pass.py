@@ -377,7 +377,7 @@ def _names(options: ForwardOptions) -> tuple[str, ...]:
     return (*_NAMES, *read_names(options)) if options.program is not None else _NAMES
 
 
-def read_names(options: ForwardOptions) -> tuple[str, ...]:
+def read_names(options: Any) -> tuple[str, ...]:
     """The operation's names for the tensors that the call's program reads."""
     if options.program is None:
         return ()
@@ -403,7 +403,7 @@ def attention_call(
     )
 
 
-def with_reads(name: str, options: ForwardOptions) -> tuple[str, ForwardOptions, tuple[Any, ...]]:
+def with_reads(name: str, options: Any) -> tuple[str, Any, tuple[Any, ...]]:
     """A kind of call's name for its Invocation, the options with a program's numbers in place of
     its tensors, and these tensors."""
     bound = options.program

@@ -11,14 +11,14 @@ namespace flashsmith {
 
 template <class Kernel>
 __global__ void __launch_bounds__(ChunkKernelConfig<Kernel>::n_threads, 1)
-    decode_chunk_kernel(const DecodeKernelArgs args) {
+    decode_chunk_kernel(const typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     compute_parts<ChunkKernelConfig<Kernel>, false>(args, shared_address(shared_memory));
 }
 
 template <class Kernel>
 __global__ void __launch_bounds__(ChunkKernelConfig<Kernel>::n_threads, 1)
-    decode_paged_chunk_kernel(const DecodeKernelArgs args) {
+    decode_paged_chunk_kernel(const typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     compute_parts<ChunkKernelConfig<Kernel>, true>(args, shared_address(shared_memory));
 }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/program_args.cuh"
 #include "common/types.cuh"
 
 namespace flashsmith {
@@ -281,6 +282,11 @@ constexpr int kMergeThreads = 128, kAppendThreads = 128;
 // Minimum size of a chunk's part, as a multiple of that of other sequences' parts. It is larger
 // because each such part writes the sums of many rows.
 constexpr int kChunkMinKeysFactor = 8;
+
+// The arguments of kernels of a program. Those that compute no scores read the first part alone.
+struct DecodeProgramArgs : DecodeKernelArgs {
+    ProgramArgs program;
+};
 
 using decode_kernel_fn = void (*)(const DecodeKernelArgs);
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "common/changed_scores.cuh"
+#include "common/program_scores.cuh"
 #include "common/warp_mma.cuh"
 #include "mma_sync_decode/own_rows.cuh"
 #include "mma_sync_decode/part_merge.cuh"
@@ -138,7 +139,13 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         zero(scores);
         multiply<value_t, Kernel::d_steps>(scores, queries, RowsB<Layout>(K_tile(stage), lane));
         change_scores<SEMANTICS>(scores, args.score_argument);
+        if constexpr (kHasProgram<SEMANTICS>)
+            with_program(
+                [&](const auto&... at) { change_by_program<SEMANTICS>(scores, at..., key); });
         if (key < full_begin || key + kKeys > full_end) mask(scores, key);
+        if constexpr (kHasProgram<SEMANTICS>)
+            with_program(
+                [&](const auto&... at) { hide_by_program<SEMANTICS>(scores, at..., key); });
         softmax.template update<false>(scores, o);
         InRegisters<Kernel::row_tiles, Kernel::key_steps> probabilities;
         round_to<value_t>(probabilities, scores);
@@ -151,6 +158,23 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
             return keys_of_row(warp_row() + 16 * m + 8 * r + lane / 4);
         };
         mask_keys<SEMANTICS>(scores, lane, first_key, seen, -INFINITY);
+    }
+
+    // Calls a function with a program's arguments and what it needs to know of this lane's scores.
+    // Rows and keys count from the sequence's first key, and its lengths are equal.
+    template <class Function>
+    FS_DEVICE void with_program(const Function& function) const {
+        const int keys = item.sequence.keys, first = keys - item.sequence.queries;
+        const auto row = [&](int m, int r) { return warp_row() + 16 * m + 8 * r + lane / 4; };
+        function(
+            static_cast<const DecodeProgramArgs&>(args).program,
+            ProgramSequence{item.batch, keys, keys}, lane,
+            [&](int m, int r) { return max(first + this->query_of_row(row(m, r)), 0); },
+            [&](int m, int r) {
+                const int own = this->first_row + row(m, r);
+                return item.head_k * args.heads_per_group + own -
+                       args.by_group.divide(own) * args.heads_per_group;
+            });
     }
 
     // ---- clusters ----

@@ -122,14 +122,14 @@ FS_DEVICE void compute_rows(const DecodeKernelArgs& args, uint32_t smem) {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas)
-    decode_kernel(const DecodeKernelArgs args) {
+    decode_kernel(const typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     compute_rows<Kernel, false>(args, shared_address(shared_memory));
 }
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_paged_ctas)
-    decode_paged_kernel(const DecodeKernelArgs args) {
+    decode_paged_kernel(const typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     compute_rows<Kernel, true>(args, shared_address(shared_memory));
 }

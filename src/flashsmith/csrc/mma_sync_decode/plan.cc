@@ -13,6 +13,7 @@
 #include "common/canonical_sizes.cuh"
 #include "common/constants.cuh"
 #include "host/forward_problem.h"
+#include "host/program_arguments.h"
 #include "mma_sync_decode/warpgroup_plan.h"
 
 namespace flashsmith {
@@ -30,7 +31,11 @@ enum Kernel : size_t {
     merge_arriving = chunk,  // in configs that have it, all of them without chunks
 };
 
-// The operation's tensors, in order.
+// Where the arguments of a program begin, in bytes.
+constexpr size_t kProgramOffset = sizeof(DecodeKernelArgs);
+static_assert(sizeof(DecodeProgramArgs) == kProgramOffset + sizeof(ProgramArgs));
+
+// The operation's tensors, in order. Those that a program reads come last.
 enum DecodeTensor : size_t {
     q,
     k_cache,
@@ -45,6 +50,7 @@ enum DecodeTensor : size_t {
     sin_table,
     sinks,
     cu_seqlens_q,
+    first_read,
 };
 // CTAs per SM that merge one row after another, if some sequences may have many rows.
 constexpr int kMergesPerSm = 8;
@@ -110,7 +116,6 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
     args.interleaved = static_cast<int32_t>(numbers.integer());
     args.rotary_fp32 = static_cast<int32_t>(numbers.integer());
     const bool free_split = numbers.integer() != 0;
-    numbers.end();
     require(blocks >= 0 && blocks <= INT_MAX && slots >= 0 && slots <= INT_MAX && positions >= 0 &&
                 positions <= INT_MAX,
             "k_cache: blocks, slots and positions must be between 0 and 2^31 - 1");
@@ -333,9 +338,11 @@ extern "C" __attribute__((visibility("default"))) bool flashsmith_set_plan_costs
 Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
                  const DeviceSpec& device, const Semantics& semantics) {
     require(run_costs.one_turn > 0.0, "plan: no costs are set for its GPU");
-    DecodeKernelArgs args;
+    DecodeProgramArgs args;
     std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     const DecodeProblem problem = read_problem(numbers, tensors, args);
+    if (semantics.has_program()) args.program = read_program(numbers);
+    numbers.end();
     const ForwardProblem& p = problem.forward;
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     check_smem(std::max(config.smem_bytes(), config.chunk_smem_bytes()), device);
@@ -355,6 +362,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     args.window_right = static_cast<int32_t>(std::min(p.window_right, int64_t{kUnlimited}));
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
     args.score_argument = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
+    if (semantics.program_scores) {
+        args.program.scale = p.softcap > 0 ? p.softcap : p.scale;
+        args.scale_log2 = kLog2E;
+    }
     const bool turns = tensors[cos_table] != 0;
     if (turns) args.q_strides = {p.packed ? 0 : p.seq_q * p.heads_q * p.d, p.heads_q * p.d, p.d};
 
@@ -607,6 +618,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // of this call.
     const bool programmatic = device.arch >= 90;
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
+    const size_t argument_bytes = semantics.has_program() ? sizeof args : kProgramOffset;
     const auto add = [&](Kernel kernel, int64_t blocks, int threads, int smem_bytes,
                          int64_t of_cluster = 1) {
         require(blocks <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
@@ -616,11 +628,13 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             .cluster = {static_cast<uint32_t>(of_cluster), 1, 1},
             .block = {static_cast<uint32_t>(threads), 1, 1},
             .smem_bytes = smem_bytes,
-            .argument_bytes = {argument, argument + sizeof args},
+            .argument_bytes = {argument, argument + argument_bytes},
             .addresses = addresses_of(tensors, has_states),
             .tensor_maps = {},
             .programmatic = programmatic && (config.early || !plan.launches.empty()),
         });
+        if (semantics.has_program())
+            add_program_addresses(plan.launches.back().addresses, first_read, kProgramOffset);
         if (counts)
             plan.launches.back().addresses.push_back(
                 {offsetof(DecodeKernelArgs, run_counter), in_workspace(counter)});

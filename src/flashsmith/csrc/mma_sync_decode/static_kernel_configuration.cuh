@@ -33,6 +33,7 @@ template <FlashDecodeKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticDecodeKernelConfig {
     static constexpr FlashDecodeKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
+    using Args = std::conditional_t<SEMANTICS.has_program(), DecodeProgramArgs, DecodeKernelArgs>;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
 
