@@ -49,7 +49,7 @@ pytestmark = pytest.mark.torch
 CFG = parse_kernel_name_into_config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2")
 ORDER = (
     *("q", "k_cache", "v_cache", "cache_lens", "o", "lse", "page_table", "k", "v", "cos", "sin"),
-    *("sinks", "cu_seqlens_q"),
+    *("sinks", "cu_seqlens_q", "kv_offset"),
 )
 LENS = [100, 0]
 
@@ -104,6 +104,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "not causal": lambda: dense(causal=False),
     "window, capped and scaled": lambda: dense(window=(5, None), softcap=20.0, scale=0.5),
     "sinks": lambda: dense(sinks=torch.zeros(4)),
+    "dropped keys": lambda: dense(window=(5, 0), kv_offset=torch.tensor([7, 0], dtype=torch.int32)),
     "a free split": lambda: dense(split="free"),
     "a config": lambda: dense(config=CFG),
     "appending": lambda: paged(**appending()),

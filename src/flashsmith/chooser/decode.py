@@ -65,6 +65,7 @@ def attention_with_cache(
     *,
     cache_lens: Array,
     page_table: Array | None = None,
+    kv_offset: Array | None = None,
     k: Array | None = None,
     v: Array | None = None,
     cos: Array | None = None,
@@ -106,6 +107,10 @@ def attention_with_cache(
         page_table: (batch, maximum pages of a sequence) int32: key i of a sequence is in slot i %
             page of page page_table[., i // page]. Unused entries may be anything, such as -1. Other
             invalid entries are errors on the host, and are clamped on a device.
+        kv_offset: (batch,) int32, for rolling caches: how many keys before the cache's first one
+            the sequence has dropped, all outside every query's window. cache_lens does not count
+            them, positions of cos and sin do. With bits='canonical' rows then have the bits of the
+            whole cache.
         k, v: q's shape with heads_k heads; they are appended at cache_lens before attention. None
             appends nothing. Sequences must not share the pages to which they append. JAX arrays
             cannot be appended to.
@@ -141,7 +146,8 @@ def attention_with_cache(
     check_config_for(DECODE.name, "config", config)
     chosen = config or CHOOSERS[check_split(split)]
     tensors = DecodeTensors(
-        *(q, k_cache, v_cache, cache_lens, out, page_table, k, v, cos, sin, sinks, cu_seqlens_q)
+        *(q, k_cache, v_cache, cache_lens, out, page_table, k, v, cos, sin, sinks, cu_seqlens_q),
+        kv_offset,
     )
     options = DecodeOptions(
         *(causal, window, softcap, scale, max_seqlen_q, rotary_interleaved, split, return_lse),

@@ -30,7 +30,7 @@ from flashsmith.semantics.signature import CACHE, WRITE_SLOTS
 _LENGTHS, _NEW = CACHE.in_schema("cache_lens page_table"), CACHE.in_schema("k v cos sin")
 _OPTIONS = "max_seqlen_q causal window softcap scale rotary_interleaved split bits"
 _REST = ", *, ".join(
-    map(CACHE.in_schema, ("sinks cu_seqlens_q", f"{_OPTIONS} return_lse config emulate"))
+    map(CACHE.in_schema, ("sinks cu_seqlens_q kv_offset", f"{_OPTIONS} return_lse config emulate"))
 )
 _SCHEMAS = {
     "attention_with_cache": (
@@ -59,7 +59,8 @@ def decode_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
         new = ()
     op = OPS.attention_with_cache_appended if new else OPS.attention_with_cache
     lengths, packing = (asked["cache_lens"], asked["page_table"]), asked["cu_seqlens_q"]
-    o, lse = op(q, k_cache, v_cache, *lengths, *new, asked["sinks"], packing, **options)
+    others = asked["sinks"], packing, asked["kv_offset"]
+    o, lse = op(q, k_cache, v_cache, *lengths, *new, *others, **options)
     if asked["out"] is not None:
         o = asked["out"].copy_(o)
     return (o, lse) if asked["return_lse"] else o

@@ -202,6 +202,8 @@ DECODE = Operation(
         _rotary("sin"),
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
         TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
+        # How many keys before the cache's first one each sequence has dropped.
+        TensorSpec("kv_offset", ("batch",), "int32", presence="optional", alignment=4),
     ),
     numbers=_numbers,
     flop=decode_flop,

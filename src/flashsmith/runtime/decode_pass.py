@@ -63,6 +63,7 @@ class DecodeTensors(NamedTuple):
     sin: Any = None
     sinks: Any = None
     cu_seqlens_q: Any = None
+    kv_offset: Any = None
 
 
 class DecodeOptions(NamedTuple):
@@ -206,7 +207,11 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     capacity = _capacity(tensors, views, batch)
     _add_new(views, tensors, q, heads_k)
     _add_rotary(views, tensors, q)
-    mask = check_mask(asked.causal, asked.window)
+    _add_offset(views, tensors, batch)
+    mask, bits = check_mask(asked.causal, asked.window), resolve_bits(asked.bits)
+    if "kv_offset" in views and bits:
+        # Kernels for windows find the first chunk, and hide the keys before the cache's first one.
+        mask = mask._replace(kind="window")
     scale = check_scale(asked.scale, d)
     softcap = check_softcap(asked.softcap, scale)
     sinks = check_sinks(tensors.sinks, q, heads_q)
@@ -287,6 +292,19 @@ def _add_lengths(
             f"cache_lens: {batch} lengths, but q has {batch_q} sequences; give one length for each"
         )
     return batch, seq_q
+
+
+def _add_offset(views: dict[str, TensorView], tensors: DecodeTensors, batch: int) -> None:
+    if tensors.kv_offset is None:
+        return
+    offset = view_vector("kv_offset", tensors.kv_offset, "int32")
+    check_beside(offset, views["q"])
+    if offset.shape[0] != batch:
+        raise ArgumentError(
+            f"kv_offset: {offset.shape[0]} numbers, but q has {batch} sequences; give the number "
+            "of dropped keys of each"
+        )
+    views["kv_offset"] = offset
 
 
 def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
@@ -445,9 +463,16 @@ def check_contents(request: Request) -> int:
             f"cache_lens[{wrong}]={before[wrong]}: must be from 0 to what the cache can hold, "
             f"{room}; give a larger cache{' or more pages' * bool(p.page)}"
         )
-    if "cos" in views and (after > (positions := views["cos"].shape[0])).any():
+    dropped = numbers("kv_offset") if "kv_offset" in views else np.zeros_like(after)
+    for wrong in np.flatnonzero((dropped < 0) | (dropped > LONGEST // 2))[:1]:
         raise ArgumentError(
-            f"cos: {positions} positions, and the longest sequence has {after.max()} keys after "
+            f"kv_offset[{wrong}]={dropped[wrong]}: give the number of keys before the cache's "
+            f"first one, from 0 to {LONGEST // 2}"
+        )
+    last = after + dropped
+    if "cos" in views and (last > (positions := views["cos"].shape[0])).any():
+        raise ArgumentError(
+            f"cos: {positions} positions, and the longest sequence has {last.max()} keys after "
             "appending; give an angle for each"
         )
     if p.page:

@@ -47,6 +47,7 @@ class CacheKeywords(TypedDict, total=False):
     """Keywords of attention_with_cache()."""
 
     page_table: Array | None
+    kv_offset: Array | None
     k: Array | None
     v: Array | None
     cos: Array | None

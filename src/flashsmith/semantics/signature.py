@@ -86,6 +86,7 @@ _ARGUMENTS = (
     # For attention over a cache.
     Argument("cache_lens", "Array", REQUIRED, "Tensor"),
     Argument("page_table", _TENSOR, op="Tensor?"),
+    Argument("kv_offset", _TENSOR, op="Tensor?"),
     Argument("k", _TENSOR, op="Tensor?"),
     Argument("v", _TENSOR, op="Tensor?"),
     Argument("cos", _TENSOR, op="Tensor?"),
@@ -161,8 +162,8 @@ BACKWARD = Signature(
 )
 CACHE = Signature(
     "attention_with_cache",
-    "cache_lens page_table k v cos sin rotary_interleaved cu_seqlens_q max_seqlen_q "
-    f"{_SCORES} split bits out return_lse config emulate",
+    "cache_lens page_table kv_offset k v cos sin rotary_interleaved cu_seqlens_q "
+    f"max_seqlen_q {_SCORES} split bits out return_lse config emulate",
     causal=True,
 )
 MERGE = Signature("merge_attention", "dtype config emulate")

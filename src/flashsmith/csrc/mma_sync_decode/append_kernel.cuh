@@ -24,7 +24,7 @@ struct Append {
             const bool moves = kHidesKeys<SEMANTICS>;
             turn(address(args.q_source, args.q_source_strides, batch, row, head),
                  address(args.q_rotated, args.q_strides, batch, row, head),
-                 position(length, moves ? query : 0));
+                 position(batch, length, moves ? query : 0));
             return;
         }
         // Nothing is written outside the cache.
@@ -41,7 +41,7 @@ struct Append {
             const value_t* source = address(args.new_k, args.new_k_strides, batch, row, part);
             value_t* target = address(args.k_cache, args.k_cache_strides, block, slot, part);
             if (args.cos != nullptr)
-                turn(source, target, position(length, query));
+                turn(source, target, position(batch, length, query));
             else
                 copy(source, target, 0);
         } else {
@@ -51,9 +51,10 @@ struct Append {
         }
     }
 
-    // The row of cos and sin, clamped for any length.
-    FS_DEVICE int position(int length, int query) const {
-        const int first = min(max(length, 0), args.positions - 1);
+    // The row of cos and sin, clamped for any length. Dropped keys count.
+    FS_DEVICE int position(int batch, int length, int query) const {
+        const int first =
+            min(min(max(length, 0), args.capacity) + dropped_keys(args, batch), args.positions - 1);
         return min(first + query, args.positions - 1);
     }
 

@@ -262,6 +262,9 @@ struct DecodeKernelArgs {
     int32_t most_rows;
     int64_t chunk_states, chunk_head_rows, chunk_batch_rows, chunk_query_rows;
 
+    // Keys of each sequence that its cache has dropped before its first one; null: none.
+    const int32_t* kv_offset;
+
     // Read only by append: the queries that it rotates, and the workspace for them.
     const void* q_source;
     void* q_rotated;

@@ -50,6 +50,7 @@ enum DecodeTensor : size_t {
     sin_table,
     sinks,
     cu_seqlens_q,
+    kv_offset,
     first_read,
 };
 // CTAs per SM that merge one row after another, if some sequences may have many rows.
@@ -314,6 +315,7 @@ std::vector<AddressPatch> addresses_of(Tensors tensors, bool has_states) {
         {offsetof(Args, sin), in_tensor(sin_table)},
         {offsetof(Args, sinks), in_tensor(sinks)},
         {offsetof(Args, cu_seqlens_q), in_tensor(cu_seqlens_q)},
+        {offsetof(Args, kv_offset), in_tensor(kv_offset)},
     };
     if (has_states) {
         patches.push_back({offsetof(Args, part_o), in_workspace(kPartO)});
@@ -372,7 +374,10 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const bool canonical = config.canonical > 0;
     require(!canonical || canonical_tile(static_cast<int>(p.d), device.arch) == config.B_c,
             "canonical: this d needs different tiles; use a config with a matching d_head");
-    const int64_t parts = canonical ? std::max<int64_t>(1, blocks_of(p.seq_k, kCanonicalChunk))
+    // In a rolling cache the first chunk may begin at a key that the cache has dropped.
+    const bool rolls = canonical && tensors[kv_offset] != 0;
+    const int64_t chunk_keys = p.seq_k + (rolls ? kCanonicalChunk - 1 : 0);
+    const int64_t parts = canonical ? std::max<int64_t>(1, blocks_of(chunk_keys, kCanonicalChunk))
                                     : most_parts(config, problem, device);
     require(parts <= kMostParts, "canonical: a sequence may have room for 1,024 chunks of keys");
     const int64_t rows = p.seq_q * args.heads_per_group;
@@ -386,8 +391,9 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t most_rows = config.most_rows_without_chunks();
     const bool is_paged = tensors[page_table] != 0;
     const int64_t most_rows_of_all =
-        most_rows_without_warpgroups(config, p, problem.blocks, problem.slots, is_paged,
-                                     canonical || problem.free_split, args, device);
+        rolls ? INT_MAX
+              : most_rows_without_warpgroups(config, p, problem.blocks, problem.slots, is_paged,
+                                             canonical || problem.free_split, args, device);
     const bool has_warpgroups = rows > most_rows_of_all;
     if (config.chunk_warpgroups > 0) args.most_rows = static_cast<int32_t>(most_rows_of_all);
     const bool needs_others = p.packed || !has_warpgroups;
@@ -397,7 +403,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t tiles = blocks_of(other_rows, config.B_r);
     const int64_t min_units = (canonical ? kCanonicalChunk : config.min_keys) / config.B_c;
     const int64_t units = blocks_of(p.seq_k, config.B_c);
-    const int64_t parts_of_capacity = std::max<int64_t>(1, blocks_of(units, min_units));
+    const int64_t parts_of_capacity = std::max<int64_t>(
+        1, blocks_of(rolls ? blocks_of(chunk_keys, config.B_c) : units, min_units));
     // Whether there are enough canonical tiles to fill the device without splitting any. A CTA then
     // goes through all chunks of a tile, and there are no states. No bit depends on this.
     const bool whole_tiles =
@@ -527,7 +534,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             args.log2_prefetched_keys =
                 static_cast<int16_t>(std::bit_width(static_cast<uint64_t>(asked)) - 1);
         // If rows are appended, lengths come from a launch that is over.
-        if (!p.packed && p.batch <= kMostGuessed && tensors[new_k] == 0)
+        if (!p.packed && p.batch <= kMostGuessed && tensors[new_k] == 0 && !rolls)
             args.flags |= kGuessesLengths;
     }
     args.passes = heads * units * unit_bytes <= kPassingBytes;
@@ -710,10 +717,12 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             merges_of_rows, kMergeThreads, 0);
     }
 
-    for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table})
-        plan.presence.push_back(
-            {tensor, tensors[tensor] != 0,
-             "page_table, k, v, cos, sin: this launch was planned for a different set of these"});
+    require(!rolls || semantics.hides_earlier,
+            "kv_offset: canonical kernels of this library have no window; use those of one");
+    for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table, kv_offset})
+        plan.presence.push_back({tensor, tensors[tensor] != 0,
+                                 "page_table, k, v, cos, sin, kv_offset: this launch was planned "
+                                 "for a different set of these"});
     plan.presence.push_back(
         {cu_seqlens_q, semantics.packed,
          "packed: the call and this library's kernels must both use packed sequences, or neither"});

@@ -29,10 +29,11 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         FS_DEVICE void materialize() { flashsmith::materialize(k, v); }
     };
     // Whether a lane may do so in pages. It does if all of a warp's keys of a step are in one page,
-    // which the host knows.
+    // which the host knows. Tiles of a rolling cache begin anywhere in a page.
     static constexpr bool kGoesOnInPages =
         kPaged && !Kernel::takes_chunks && !Layout::kHasNarrowPanel;
     FS_DEVICE bool has_whole_steps() const {
+        if (Kernel::canonical && SEMANTICS.hides_earlier && args.kv_offset != nullptr) return false;
         return kGoesOnInPages && args.by_page.divisor % kWarpKeys == 0;
     }
 

@@ -14,7 +14,8 @@
 namespace flashsmith {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
-constexpr int kMostShare = 1 << 30;  // blocks of B_c keys, more than any sequence has
+constexpr int kMostDropped = 1 << 30;  // so that positions stay below 2^31
+constexpr int kMostShare = 1 << 30;    // blocks of B_c keys, more than any sequence has
 
 struct DecodeSequence {
     int first_query, queries;  // first query in a packed tensor, and number of queries
@@ -65,6 +66,11 @@ struct Lengths {
     }
 };
 
+// How many keys a sequence's cache has dropped: the position of its first key.
+FS_DEVICE int dropped_keys(const DecodeKernelArgs& args, int batch) {
+    return args.kv_offset == nullptr ? 0 : min(max(args.kv_offset[batch], 0), kMostDropped);
+}
+
 // A sequence's rows and keys. Clamping ensures that no value of cache_lens or cu_seqlens_q leads
 // outside the cache or the tensors.
 template <class Kernel>
@@ -78,9 +84,15 @@ FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int ba
     s.keys = min(max(lengths.of(args, batch), 0), args.capacity);
     if (args.new_k != nullptr) s.keys = min(s.keys + s.queries, args.capacity);
     s.begin = 0;
-    if constexpr (SEMANTICS.hides_earlier)
-        s.begin = max(Mask::first_key(s.keys - s.queries, args.window_left, args.window_right), 0) &
-                  ~((Kernel::canonical ? kCanonicalChunk : Kernel::B_c) - 1);
+    if constexpr (SEMANTICS.hides_earlier) {
+        const int first =
+            max(Mask::first_key(s.keys - s.queries, args.window_left, args.window_right), 0);
+        // Chunks begin at positions in the whole sequence, so that the first may begin at a
+        // negative key of the cache.
+        const int dropped = Kernel::canonical ? dropped_keys(args, batch) : 0;
+        s.begin = ((first + dropped) & ~((Kernel::canonical ? kCanonicalChunk : Kernel::B_c) - 1)) -
+                  dropped;
+    }
     return s;
 }
 
