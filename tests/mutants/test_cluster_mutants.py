@@ -55,13 +55,9 @@ MORE = (
     SourcePatch("values have arrived before they are waited for", _CHUNK,
                 "cp_async_wait<0>();\n" + 16 * " " + "__syncwarp();", "__syncwarp();"),
     SourcePatch("P of absent rows is anything", _CHUNK, "        zero_P();\n", ""),
-    SourcePatch("other CTAs' barriers are not waited for", _CHUNK,
-                "named_barrier_arrive(kQueriesBarrier, kQueriesThreads);\n        cluster_wait();",
-                "named_barrier_arrive(kQueriesBarrier, kQueriesThreads);"),
-    SourcePatch("queries are multiplied before they arrive", _CHUNK,
-                "        named_barrier_wait(kQueriesBarrier, kQueriesThreads);\n", ""),
-    SourcePatch("a tile is multiplied twice", _CHUNK,
-                "min(tile + i + kTilesAhead, end - 1)", "min(tile + i + kTilesAhead - 1, end - 1)"),
+    SourcePatch("the sender does not wait for other CTAs", _CHUNK,
+                "cluster_wait();\n        const bool has_two = has_two_buffers();\n        for",
+                "const bool has_two = has_two_buffers();\n        for"),
 )  # fmt: skip
 
 

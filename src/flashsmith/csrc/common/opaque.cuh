@@ -17,8 +17,8 @@ FS_DEVICE uint32_t opaque(uint32_t x) {
 FS_DEVICE void materialize(int& x, int& y) {
     asm volatile("" : "+r"(x), "+r"(y));
 }
-template <typename T, typename U>
-FS_DEVICE void materialize(T*& x, U*& y) {
+template <typename T>
+FS_DEVICE void materialize(T*& x, T*& y) {
     asm volatile("" : "+l"(x), "+l"(y));
 }
 template <typename T>

@@ -10,8 +10,7 @@
 // copies of V. The sender is a warp of its own also because of the fence before a copy, for which
 // other warps would wait for their copies in flight.
 //
-// Tiles have at most eight rows, and the sixteen rows of an MMA are these rows twice. A row that
-// the tile does not have repeats its last one.
+// Tiles have at most eight rows. Of the sixteen rows of an MMA the others are zero.
 #pragma once
 
 #include <bit>
@@ -55,7 +54,8 @@ struct ChunkClusterLayout {
     static constexpr int P_maxima = P_factors + kCtas * 32, P_bytes = P_maxima + kCtas * 32;
     static constexpr int barriers_offset = P_offset + 2 * P_bytes;
     static constexpr int kBarriers = 6 + 2 * kWaves + 2 * Kernel::stages;
-    static_assert(barriers_offset + 8 * kBarriers + 48 == Kernel::CFG.smem_bytes());
+    static constexpr int target_offset = barriers_offset + 8 * kBarriers;
+    static_assert(target_offset + 48 == Kernel::CFG.smem_bytes());
 };
 
 template <class Kernel, bool kPaged>
@@ -84,8 +84,6 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // Keys of which these have a copy at once: a power of two, which divides a tile's keys.
     static constexpr int kValueKeys =
         std::bit_floor(uint32_t{kStageWarps * kWarpSize / kColumnWarps});
-
-    static constexpr int kQueryWarps = kProbabilityWarps + kColumnWarps + 1;
 
     const int rank = cluster_rank();
     int first_step, steps;  // in tiles, from the run's first key
@@ -119,19 +117,22 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         flashsmith::materialize(full_begin, full_end);
         flashsmith::materialize(k_head, v_head);
     }
-    // Starts the copies of the first keys and of the queries. Those of values come later: scores
-    // would wait for them, too.
+    // Starts the copies of the first stages.
     FS_DEVICE void start() const {
         if (warp < kScoreWarps) {
             Copies copies{first_step, 0};
 #pragma unroll 1
             for (int i = 0; i < kStages; ++i) start_next_keys(copies);
-        } else if (!is_value_warp()) {
-            start_queries();
-            cp_async_commit();
+            return;
         }
+        start_queries();
+        cp_async_commit();
+        if (is_value_warp()) start_values(first_step_of_stage(), value_stage());
+        cp_async_commit();
     }
     FS_DEVICE void run() const {
+        if (thread_index() == 0)
+            RunInfo::save(smem + Places::target_offset, item, args.heads_per_group);
         if (warp < kScoreWarps)
             compute_scores();
         else if (warp < kFirstColumnWarp && rows <= 4)
@@ -182,42 +183,33 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 
     // ---- copies ----
 
-    // Copies eight rows of queries: one copy for each thread of the warps that copy neither keys
-    // nor values.
+    // The threads that copy no keys copy the queries of the tile. Rows that it does not have are
+    // zero-filled.
     FS_DEVICE void start_queries() const {
+        constexpr int kThreads = kWarpSize * (kWarps - kScoreWarps);
         constexpr int kChunks = Kernel::d_head / kChunkElements;
         using QueriesLayout = typename Kernel::QueriesLayout;
-        const int its_warp = warp == kWarps - 1 ? kQueryWarps - 1 : warp - kScoreWarps;
-#pragma unroll 1
-        for (uint32_t i = its_warp * kWarpSize + lane; i < kMostRows * kChunks;
-             i += kWarpSize * kQueryWarps) {
+        const int head_q = item.head_k * args.heads_per_group;
+        for (int i = thread_index() - kWarpSize * kScoreWarps; i < Kernel::B_r * kChunks;
+             i += kThreads) {
             const int row = i / kChunks, chunk = i % kChunks;
-            const int of_head = this->first_row + min(row, rows - 1);
-            const int query = args.by_group.divide(of_head);
-            const int head =
-                item.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
+            const int query = this->query_of_row(row);
+            const int head = head_q + this->first_row + row - query * args.heads_per_group;
             const char* source = static_cast<const char*>(args.q) +
                                  (item.batch * args.q_strides.batch +
                                   int64_t{item.sequence.first_query + query} * args.q_strides.row +
                                   head * args.q_strides.head + chunk * kChunkElements) *
                                      kElementBytes;
+            const bool present =
+                row < rows && (!SEMANTICS.uneven || chunk * kChunkElements < args.d);
             const uint32_t offset =
                 chunk / 8 < QueriesLayout::kWidePanels
                     ? chunk / 8 * QueriesLayout::template Panel<false>::kBytes +
                           QueriesLayout::template Panel<false>::offset(row, chunk % 8)
                     : QueriesLayout::kNarrowOffset +
                           QueriesLayout::template Panel<true>::offset(row, chunk % 8);
-            cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source,
-                                  !SEMANTICS.uneven || chunk * kChunkElements < args.d);
+            cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);
         }
-    }
-    // The warps that copy queries arrive at a barrier that those for scores wait at.
-    static constexpr int kQueriesBarrier = 1;
-    static constexpr int kQueriesThreads = kWarpSize * (kQueryWarps + kScoreWarps);
-    FS_DEVICE void finish_queries() const {
-        cp_async_wait<0>();
-        named_barrier_arrive(kQueriesBarrier, kQueriesThreads);
-        cluster_wait();
     }
 
     FS_DEVICE bool is_visible(int key) const { return begin <= key && key < end; }
@@ -366,17 +358,16 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // ---- warps that compute scores ----
 
     FS_DEVICE void compute_scores() const {
+        __syncthreads();  // the queries have arrived
+        const RowsA<typename Kernel::QueriesLayout, 1> queries(smem + Kernel::queries_offset, lane,
+                                                               0);
         const KeyRange seen = keys_of_row(min(row(), rows - 1));
         float scores[1][Kernel::key_tiles][4];
+        cluster_wait();  // the other CTAs' barriers are initialised
         const bool has_two = has_two_buffers();
         Copies copies{first_step, 0};
 #pragma unroll 1
         for (int i = 0; i < kStages; ++i) copies.step += tiles_at(copies.step);
-        named_barrier_wait(kQueriesBarrier, kQueriesThreads);
-        // Lanes of the last eight rows read the first eight again.
-        const RowsA<typename Kernel::QueriesLayout, 1> queries(smem + Kernel::queries_offset,
-                                                               lane & ~8, 0);
-        cluster_wait();  // the other CTAs' barriers are initialised
         for (int step = first_step, round = 0; step < steps; ++round) {
             const int tiles = tiles_at(step);
             cp_async_wait<kStages - 1>();
@@ -457,7 +448,9 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     template <bool kPacked>
     FS_DEVICE void compute_probabilities() const {
         zero_P();
-        finish_queries();
+        cp_async_wait<0>();
+        __syncthreads();  // the queries have arrived
+        cluster_wait();
         Rows all_rows(args.scale_log2);
         const bool has_two = has_two_buffers();
         int round = 0;
@@ -582,7 +575,9 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 
     // Copies the scores of this CTA's tiles to the other CTAs.
     FS_DEVICE void send_scores() const {
-        finish_queries();
+        cp_async_wait<0>();
+        __syncthreads();  // the queries have arrived
+        cluster_wait();
         const bool has_two = has_two_buffers();
         for (int step = first_step, round = 0; step < steps; ++round) {
             const int tiles = tiles_at(step), buffer = has_two ? round & 1 : 0;
@@ -610,8 +605,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 
     // Each group of warps has a stage, and waits for its copies before it starts others.
     FS_DEVICE void copy_values() const {
-        start_values(first_step_of_stage(), value_stage());
-        cp_async_commit();
+        cp_async_wait<1>();
+        __syncthreads();  // the queries have arrived
         cluster_wait();
         int step = first_step, stage = 0, wraps = 0;
         for (bool is_first = true; step < steps;) {
@@ -635,8 +630,10 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // ---- warps that multiply P by V ----
 
     FS_DEVICE void multiply_values() const {
+        cp_async_wait<0>();
+        __syncthreads();  // the queries have arrived
+        cluster_wait();
         const RowTarget target = row_target();
-        finish_queries();
         Rows all(args.scale_log2), chunk(args.scale_log2);
         Sums all_o = {}, o = {};
         int stage = 0, wraps = 0;
@@ -647,8 +644,9 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             for (int wave = 0; wave < kWaves; ++wave) {
                 mbarrier_wait(P_full(smem, buffer, wave), (round / 2) & 1);
                 const int first = wave * kProbabilityWarps;
-                multiply_tiles(chunk, o, first, min(first + kProbabilityWarps, tiles),
-                               V_tile(stage, column_warp()), P_buffer(buffer));
+#pragma unroll 4
+                for (int tile = first; tile < min(first + kProbabilityWarps, tiles); ++tile)
+                    multiply_tile(chunk, o, tile, V_tile(stage, column_warp()), P_buffer(buffer));
             }
             chunk.row_max[0][0] = load_shared_float(P_buffer(buffer) + Places::P_maxima +
                                                     ((tiles - 1) * kMostRows + row()) * 4);
@@ -669,61 +667,27 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         store(target, all, all_o);
     }
 
-    // What a warp multiplies for a tile.
-    struct TileOperands {
-        uint32_t values[kTileGroups / 2][4];  // 8 columns of each 32 keys
-        float2 p[kTileGroups];
-        float factor, sum;
-    };
-    // The operands of one or two tiles are in registers, and those of a later tile are loaded
-    // between its MMAs: loads take longer than MMAs while keys and values are copied.
-    static constexpr int kTilesAhead = kWarps > 16 ? 1 : 2;
-    FS_DEVICE void multiply_tiles(Rows& chunk, Sums& o, int first, int end, uint32_t V,
-                                  uint32_t P) const {
-        TileOperands operands[kTilesAhead];
-        const auto load_group = [&](TileOperands& to, int tile, int g) {
-            if (g % 2 == 0)
-                ldmatrix_x4_transposed(to.values[g / 2],
-                                       V + (tile * Kernel::B_c + lane + g * 16) * 16);
-            to.p[g] = load_shared_float2(P + ((tile * kTileGroups + g) * 32 + lane) * 8);
-        };
-        const auto load_factor = [&](TileOperands& to, int tile) {
-            to.factor = load_shared_float(P + Places::P_factors + (tile * kMostRows + row()) * 4);
-            to.sum = load_shared_float(P + Places::P_sums + (tile * 32 + lane) * 4);
-        };
+    FS_DEVICE void multiply_tile(Rows& chunk, Sums& o, int tile, uint32_t V, uint32_t P) const {
+        const float factor =
+            load_shared_float(P + Places::P_factors + (tile * kMostRows + row()) * 4);
+        const float sum = load_shared_float(P + Places::P_sums + (tile * 32 + lane) * 4);
+        chunk.row_sum[0][0] = __fadd_rn(__fmul_rn(chunk.row_sum[0][0], factor), sum);
+        float c[4] = {__fmul_rn(o[0], factor), __fmul_rn(o[1], factor), 0.0f, 0.0f};
+        const uint32_t v = V + (tile * Kernel::B_c + lane) * 16;
+        const uint32_t p_at = P + (tile * kTileGroups * 32 + lane) * 8;
 #pragma unroll
-        for (int i = 0; i < kTilesAhead; ++i) {
-            const int tile = min(first + i, end - 1);
-            load_factor(operands[i], tile);
+        for (int g = 0; g < kTileGroups; g += 2) {
+            uint32_t two_steps[4];  // 8 columns of 32 keys
+            ldmatrix_x4_transposed(two_steps, v + g * 256);
 #pragma unroll
-            for (int g = 0; g < kTileGroups; ++g) load_group(operands[i], tile, g);
-        }
-#pragma unroll 1
-        for (int tile = first; tile < end; tile += kTilesAhead) {
-#pragma unroll
-            for (int i = 0; i < kTilesAhead; ++i) {
-                if (tile + i >= end) break;
-                TileOperands& its = operands[i];
-                const int next = min(tile + i + kTilesAhead, end - 1);
-                float c[4] = {__fmul_rn(o[0], its.factor), __fmul_rn(o[1], its.factor), 0.0f, 0.0f};
-                chunk.row_sum[0][0] =
-                    __fadd_rn(__fmul_rn(chunk.row_sum[0][0], its.factor), its.sum);
-                load_factor(its, next);
-#pragma unroll
-                for (int g = 0; g < kTileGroups; ++g) {
-                    const uint32_t fragment[4] = {__float_as_uint(its.p[g].x), 0,
-                                                  __float_as_uint(its.p[g].y), 0};
-                    const uint32_t (&two_steps)[4] = its.values[g / 2];
-                    const uint32_t values[2] = {two_steps[g % 2 * 2], two_steps[g % 2 * 2 + 1]};
-                    mma_m16n8k16<value_t>(c, fragment, values);
-                    if (g % 2 == 1) {
-                        load_group(its, next, g - 1);
-                        load_group(its, next, g);
-                    }
-                }
-                o[0] = c[0], o[1] = c[1];
+            for (int i = 0; i < 2; ++i) {
+                const float2 p = load_shared_float2(p_at + (g + i) * 256);
+                const uint32_t fragment[4] = {__float_as_uint(p.x), 0, __float_as_uint(p.y), 0};
+                const uint32_t values[2] = {two_steps[2 * i], two_steps[2 * i + 1]};
+                mma_m16n8k16<value_t>(c, fragment, values);
             }
         }
+        o[0] = c[0], o[1] = c[1];
     }
 
     // Merges a chunk's state into that of the chunks before it.
@@ -739,34 +703,29 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // This is computed while the first keys arrive.
     struct RowTarget {
         char* columns;
-        float* statistics;  // of a chunk's state
-        float* lse;         // null: not the row's first column, or not requested
+        char* statistics;  // of a chunk's state
         const float* sink;
         bool has_all_parts;
     };
     FS_DEVICE RowTarget row_target() const {
-        const int of_head = this->first_row + min(row(), rows - 1);
+        const RunInfo run(smem + Places::target_offset);
+        const int of_head = run.tile * Kernel::B_r + min(row(), rows - 1);
         const int column = first_column() + lane % 4 * 2;
-        const DecodeSequence& s = item.sequence;
-        RowTarget target{nullptr, nullptr, nullptr, nullptr,
-                         item.first_part == 0 && item.end_part == s.parts};
+        RowTarget target{nullptr, nullptr, nullptr, run.has_all_parts()};
         if (target.has_all_parts) {
-            const int query = args.by_group.divide(of_head);
-            const int head =
-                item.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
-            target.columns = row_of_o(args, item.batch, s.first_query, query, head, column);
+            const int query = args.by_group.divide(of_head), head = head_of(run, of_head, query);
+            target.columns = row_of_o(args, run.batch, run.first_query, query, head, column);
             if (args.sinks != nullptr) target.sink = args.sinks + head;
-            if (column == 0 && args.lse != nullptr)
-                target.lse = lse_of(args, item.batch, s.first_query, query, head);
         } else {
-            const PartStates<Kernel> memory(args, s, item.batch, item.head_k);
-            target.columns =
-                reinterpret_cast<char*>(memory.sums(item.first_part, of_head) + column);
-            target.statistics = memory.statistics(item.first_part, of_head);
+            const PartStates<Kernel> memory = states(run);
+            target.columns = reinterpret_cast<char*>(memory.sums(run.first_part, of_head) + column);
+            target.statistics = reinterpret_cast<char*>(memory.statistics(run.first_part, of_head));
         }
         flashsmith::materialize(target.columns, target.statistics);
-        flashsmith::materialize(target.lse, target.sink);
         return target;
+    }
+    FS_DEVICE int head_of(const RunInfo& run, int of_head, int query) const {
+        return run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
     }
     FS_DEVICE void store(const RowTarget& target, const Rows& all, const Sums& o) const {
         if (row() >= rows) return;
@@ -784,7 +743,11 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             store_global_4B(target.columns,
                             pack_16bit<value_t>(CanonicalEnd::scaled(o[0], row_end.factor),
                                                 CanonicalEnd::scaled(o[1], row_end.factor)));
-        if (target.lse != nullptr) *target.lse = row_end.lse;
+        if (column != 0 || args.lse == nullptr) return;
+        const RunInfo run(smem + Places::target_offset);
+        const int of_head = run.tile * Kernel::B_r + row(), query = args.by_group.divide(of_head);
+        store_lse(args, row_end.lse, run.batch, run.first_query, query,
+                  head_of(run, of_head, query));
     }
 };
 
@@ -822,13 +785,12 @@ FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t 
             if (lengths.are_guessed) wait_for_launch_before();
             allow_next_launch();
         }
-        // Loaded before the first keys, whose copies it would queue behind.
-        const int length = lengths.are_guessed ? load_global_4B(own_length) : 0;
         if (found) cluster.start();
         if (lengths.are_guessed) {
             lengths.are_guessed = false;
-            // A thread's new copies overwrite only copies that it has waited for.
-            if (!__all_sync(kWholeWarp, length == lengths.guess)) {
+            // The length is loaded while the first keys arrive. A thread's new copies overwrite
+            // only copies that it has waited for.
+            if (!__all_sync(kWholeWarp, load_global_4B(own_length) == lengths.guess)) {
                 cp_async_wait<0>();
                 found = find();
                 continue;

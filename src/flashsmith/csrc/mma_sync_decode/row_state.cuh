@@ -127,14 +127,11 @@ FS_DEVICE void store_columns(char* target, const RowState& row, const RowEnd& en
     store_global_8B(target, {pack_16bit<value_t>(end.scaled(row.o[0]), end.scaled(row.o[1])),
                              pack_16bit<value_t>(end.scaled(row.o[2]), end.scaled(row.o[3]))});
 }
-FS_DEVICE float* lse_of(const DecodeKernelArgs& args, int batch, int first_query, int query,
-                        int head) {
-    return args.lse + batch * args.lse_batch_stride + head * args.lse_head_stride + first_query +
-           query;
-}
 FS_DEVICE void store_lse(const DecodeKernelArgs& args, float lse, int batch, int first_query,
                          int query, int head) {
-    if (args.lse != nullptr) *lse_of(args, batch, first_query, query, head) = lse;
+    if (args.lse != nullptr)
+        args.lse[batch * args.lse_batch_stride + head * args.lse_head_stride + first_query +
+                 query] = lse;
 }
 
 // Stores four neighbouring elements of a row of o. The row's first thread also stores its
