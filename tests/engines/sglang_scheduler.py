@@ -25,8 +25,8 @@ from sglang_driver import VOCABULARY, Checked, Engine
 class ScheduledEngine(Engine):
     """Which requests a step has, and where their keys go, is decided by the engine."""
 
-    # The share of the tokens to come for which the engine holds slots back.
-    new_token_ratio = 0.3
+    # After this many steps something else takes the slots that are left, but for three.
+    full_after = 0
 
     def serve(self, prompts: dict[str, list[int]], new_tokens: int, chunk: int = 48) -> Checked:
         """Generates after each prompt, with at most ``chunk`` tokens of prompts in a step."""
@@ -41,6 +41,8 @@ class ScheduledEngine(Engine):
                 return self.checked
             self._attend(batch)
             self._commit(batch)
+            if self.checked.steps == self.full_after:
+                self.allocator.alloc(self.allocator.available_size() - 3)
             last = batch
 
     def _batch_of(self, requests: list[Any], **more: Any) -> Any:
@@ -81,8 +83,7 @@ class ScheduledEngine(Engine):
         if not self.waiting and self.chunked is None:
             return None
         adder = PrefillAdder(
-            *(self.page, self.tree, self.allocator, running, self.new_token_ratio),
-            *(10_000, self.chunk),
+            *(self.page, self.tree, self.allocator, running, 0.3, 10_000, self.chunk),
             max_running_requests=self.rows.size,
         )
         if self.chunked is not None:
