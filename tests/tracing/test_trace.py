@@ -13,7 +13,8 @@ from torch.nn.attention.flex_attention import and_masks, or_masks
 
 from flashsmith.errors import ArgumentError, TraceError
 from flashsmith.semantics.program import BoundProgram
-from flashsmith.tracing import trace
+from flashsmith.tracing import trace, tracer
+from flashsmith.tracing.captures import captures_of
 from tests.tracing.eager_flex import check
 
 WIDTH = 5
@@ -141,6 +142,26 @@ def test_zero_dimensional_tensors_are_numbers() -> None:
     assert bound.numbers == (2.0, 0.5)
     cap.fill_(3.0)
     assert trace(lambda s, b, h, q, k: cap * torch.tanh(s / cap)).numbers == (3.0, 1 / 3)
+
+
+def test_a_zero_dimensional_tensor_that_requires_grad_is_read() -> None:
+    """As a number it would have no gradient."""
+    cap = torch.tensor(2.0, requires_grad=True)
+    score = lambda s, b, h, q, k: s * cap  # noqa: E731
+    bound = trace(score)
+    assert bound.numbers == ()
+    assert bound.tensors[0] is cap
+    cap = torch.tensor(2.0)
+    assert trace(score).numbers == (2.0,)
+
+
+def test_uses_of_tensors_by_the_trace_do_not_forbid_its_reuse() -> None:
+    cap = torch.tensor(2.0)
+    functions = (lambda s, b, h, q, k: s * cap + SLOPES[h], None)
+    traced = tracer._traced(functions, captures_of(functions))
+    assert traced.is_reusable
+    shape = (lambda s, b, h, q, k: s * SLOPES.shape[0], None)
+    assert not tracer._traced(shape, captures_of(shape)).is_reusable
 
 
 def test_values_that_steer_python_are_read_in_every_call() -> None:

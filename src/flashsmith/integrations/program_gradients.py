@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch.autograd.function import once_differentiable
 
 from flashsmith import chooser
 from flashsmith.chooser.functions import bound_functions, lengths_of
-from flashsmith.integrations import traceable
 from flashsmith.integrations.captured_gradients import Saved, captured_gradients
 from flashsmith.integrations.torch_ops import (
     SavedCall,
@@ -23,10 +22,15 @@ from flashsmith.integrations.torch_ops import (
 
 
 def attention_with_functions(
-    q: Any, k: Any, v: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
+    q: Any,
+    k: Any,
+    v: Any,
+    functions: Mapping[str, Any],
+    keywords: Mapping[str, Any],
+    attention: Callable[..., Any],
 ) -> Any:
     """attention() with ``functions``, its keywords that define a program, while autograd is
-    enabled."""
+    enabled. ``attention`` computes calls whose functions are a causal mask or a window."""
     lengths = None if keywords.get("cu_seqlens_q") is not None else lengths_of(q, k)
     program, causal, window = bound_functions(
         functions.get("score_mod"),
@@ -37,7 +41,7 @@ def attention_with_functions(
     )
     keywords = {**keywords, "causal": causal, "window": window}
     if program is None:
-        return traceable.attention(q, k, v, **keywords)
+        return attention(q, k, v, **keywords)
     inputs = q, k, v, keywords.get("sinks"), *program.tensors
     if not any(getattr(it, "requires_grad", False) for it in inputs):
         return chooser.attention(q, k, v, **{**keywords, **functions})

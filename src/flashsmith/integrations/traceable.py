@@ -137,7 +137,7 @@ def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) 
         if torch.is_grad_enabled():
             from flashsmith.integrations.program_gradients import attention_with_functions
 
-            return attention_with_functions(q, k, v, given, plain_options(others))
+            return attention_with_functions(q, k, v, given, plain_options(others), attention)
     return chooser.attention(q, k, v, **given, **plain_options(others))
 
 

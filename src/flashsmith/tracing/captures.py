@@ -172,15 +172,9 @@ def _array_key(value: Any) -> tuple[Any, ...]:
     rank = len(value.shape)
     if rank:
         return type(value), str(value.dtype), rank
-    return type(value), str(value.dtype), str(getattr(value, "device", "")), needs_gradient(value)
-
-
-def needs_gradient(tensor: Any) -> bool:
-    """Whether autograd wants a tensor's gradient now."""
-    if not getattr(tensor, "requires_grad", False):
-        return False
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.is_grad_enabled())
+    # A tensor that requires grad is read; others on the host are numbers.
+    needs_grad = bool(getattr(value, "requires_grad", False))
+    return type(value), str(value.dtype), str(getattr(value, "device", "")), needs_grad
 
 
 def _is_constant(value: Any) -> bool:

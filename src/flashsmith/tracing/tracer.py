@@ -335,6 +335,10 @@ class Tracing:
 
     def read(self, tensor: Any, indices: tuple[Any, ...]) -> Any:
         """The element of a tensor, or the tensor with fewer dimensions left."""
+        with _without_torch_mode():
+            return self._read(tensor, indices)
+
+    def _read(self, tensor: Any, indices: tuple[Any, ...]) -> Any:
         rank = len(tensor.shape)
         if any(it is None or it is Ellipsis or isinstance(it, slice) for it in indices):
             refuse(
@@ -363,6 +367,10 @@ class Tracing:
 
     def call(self, name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
         """A function of PyTorch, NumPy or Python's operators, by PyTorch's name."""
+        with _without_torch_mode():
+            return self._call(name, args, keywords)
+
+    def _call(self, name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
         function = FUNCTIONS.get(name)
         if function is None:
             self._need_values(args)
@@ -437,6 +445,12 @@ def _has_symbol(values: Any) -> bool:
         isinstance(it, Symbol | Captured) or (isinstance(it, tuple | list) and _has_symbol(it))
         for it in values
     )
+
+
+def _without_torch_mode() -> contextlib.AbstractContextManager[Any]:
+    """Within it, the trace's own uses of tensors are not the function's."""
+    torch = sys.modules.get("torch")
+    return contextlib.nullcontext() if torch is None else torch._C.DisableTorchFunction()
 
 
 def _torch_mode(trace: Tracing) -> contextlib.AbstractContextManager[Any]:
