@@ -1,5 +1,5 @@
-"""Makes this folder's helper modules, and those of the tests of ptxlab, of bits and of
-semantics, importable by its tests."""
+"""Makes this folder's helper modules, and those of the tests of ptxlab and of bits, importable by
+its tests."""
 
 from __future__ import annotations
 
@@ -8,4 +8,3 @@ from pathlib import Path
 
 _TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(Path(__file__).parent), str(_TESTS / "ptxlab"), str(_TESTS / "bits")]
-sys.path.append(str(_TESTS / "semantics"))

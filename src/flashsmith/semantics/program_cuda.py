@@ -56,10 +56,15 @@ def program_struct(program: Program) -> str:
 {comment}struct Program {{
     using Place = program::Place;
 
+    static constexpr bool kSlopeIsOne = {_bool(_is_one(program.slope))};
 {_function("float", "change", program, program.score, "raw * args.scale")}
 {_function("float", "slope", program, program.slope, "1.0f")}
 {_function("bool", "sees", program, program.mask, "true")}}};
 """
+
+
+def _is_one(slope: Typed | None) -> bool:
+    return slope is None or slope is typed_constant(1.0)
 
 
 def _function(result: str, name: str, program: Program, root: Typed | None, otherwise: str) -> str:

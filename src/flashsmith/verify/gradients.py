@@ -85,7 +85,7 @@ def compute_gradients(
     """
     dtype = inputs["q"].dtype
     engine = engine_for(on_gpu)
-    attention = attention.placed(engine.to_device)
+    placed = attention.placed(engine.to_device)
     found = ExpectedGradients.zeros(inputs, np.dtype(np.float32) if unrounded else dtype)
     precise = {**inputs, "o": exact_o, "lse": exact_lse}
     with engine.exactly():
@@ -93,9 +93,9 @@ def compute_gradients(
             if rows.q.stop == rows.q.start:
                 continue
             at = rows, number
-            exact = _Sequence(engine, attention, at, precise, "float64")
+            exact = _Sequence(engine, placed, at, precise, "float64")
             orders = [
-                _Sequence(engine, attention, at, inputs, "float32", product)
+                _Sequence(engine, placed, at, inputs, "float32", product)
                 for product in (_cut_product, _plain_product, _aligned_product)[: 2 + aligned]
             ]
             _enter(found, rows, exact, orders)

@@ -29,20 +29,22 @@ struct BackwardProgram {
     int batch, head, seq_q, seq_k;
 
     // Returns the new score. The old one, raw or the tanh of a softcap, is replaced by the slope
-    // of the whole change. Without a score function it returns the old one, which stays.
-    FS_DEVICE float change(float& score, int q, int k) const {
+    // of the whole change, unless the program's own slope is 1. Without a score function the old
+    // one is returned, and stays.
+    FS_DEVICE float change(float& score, program::Place q, program::Place k) const {
         if constexpr (!SEMANTICS.program_scores) return score;
+        const float raw = score;
         const float changed =
-            ProgramOf<SEMANTICS>::change(args, score, batch, head, q, k, seq_q, seq_k);
-        const float slope =
-            ProgramOf<SEMANTICS>::slope(args, score, batch, head, q, k, seq_q, seq_k);
-        score = times_slope<SEMANTICS>(slope, score);
+            ProgramOf<SEMANTICS>::change(args, raw, batch, head, q, k, seq_q, seq_k);
+        if constexpr (!kSlopeIsOne<SEMANTICS>)
+            score = times_slope<SEMANTICS>(
+                ProgramOf<SEMANTICS>::slope(args, raw, batch, head, q, k, seq_q, seq_k), score);
         return changed;
     }
 
     // P times the slope that change() left. Where P is 0, a slope may be infinite or NaN.
     FS_DEVICE static float gradient(float p, float slope) {
-        if constexpr (SEMANTICS.program_scores) return p == 0.0f ? 0.0f : p * slope;
+        if constexpr (!kSlopeIsOne<SEMANTICS>) return p == 0.0f ? 0.0f : p * slope;
         return times_slope<SEMANTICS>(p, slope);
     }
 

@@ -14,6 +14,12 @@ struct Program;  // only libraries of programs define it
 template <Semantics SEMANTICS>
 using ProgramOf = std::conditional_t<kHasProgram<SEMANTICS>, Program, void>;
 
+// Whether new scores grow as the old ones do, as with a bias.
+template <Semantics SEMANTICS, bool kHasScore = SEMANTICS.program_scores>
+inline constexpr bool kSlopeIsOne = true;
+template <Semantics SEMANTICS>
+inline constexpr bool kSlopeIsOne<SEMANTICS, true> = ProgramOf<SEMANTICS>::kSlopeIsOne;
+
 // The sequence that a tile of scores belongs to.
 struct ProgramSequence {
     int batch, seq_q, seq_k;

@@ -299,11 +299,11 @@ struct KeysBlock {
     }
     FS_DEVICE auto query_of_lane(const Step& at) const {
         const int first = at.block * Kernel::B_r + warp_query() + lane % 4 * 2;
-        return [first](int, int n, int e) { return first + 8 * n + e % 2; };
+        return [first](int, int n, int e) { return program::Place{first, 8 * n + e % 2}; };
     }
     FS_DEVICE auto key_of_lane() const {
         const int first = first_key + warp_key() + lane / 4;
-        return [first](int m, int, int e) { return first + 16 * m + 8 * (e / 2); };
+        return [first](int m, int, int e) { return program::Place{first, 16 * m + 8 * (e / 2)}; };
     }
 
     // dP becomes dS = P (dP - D) and is rounded. Unless scores are changed, P is rounded as well.

@@ -168,11 +168,11 @@ struct QueriesBlock {
         return {args.program, batch, head, q.count, k.count};
     }
     FS_DEVICE auto query_of_lane() const {
-        return [first = lane_row()](int, int, int e) { return first + 8 * (e / 2); };
+        return [first = lane_row()](int, int, int e) { return program::Place{first, 8 * (e / 2)}; };
     }
     FS_DEVICE auto key_of_lane(int block) const {
         const int first = block * Kernel::step_keys + lane % 4 * 2;
-        return [first](int, int n, int e) { return first + 8 * n + e % 2; };
+        return [first](int, int n, int e) { return program::Place{first, 8 * n + e % 2}; };
     }
 
     // Zeroes elements of keys that a query does not see, whatever their values.

@@ -6,6 +6,7 @@
 
 #include "backward/key_mask.cuh"
 #include "common/constants.cuh"
+#include "common/program_scores.cuh"
 #include "common/softmax.cuh"
 #include "common/tile_copy.cuh"
 #include "common/warp_mma.cuh"
@@ -30,7 +31,7 @@ struct StaticBackwardKernelConfig {
 
     static constexpr bool has_program = SEMANTICS.has_program();
     // Whether P and the scores that it was computed from differ in more than the exponential.
-    static constexpr bool changes_scores = SEMANTICS.changes_scores || SEMANTICS.program_scores;
+    static constexpr bool changes_scores = SEMANTICS.changes_scores || !kSlopeIsOne<SEMANTICS>;
     using Args = std::conditional_t<has_program, BackwardProgramArgs, BackwardKernelArgs>;
 
     static constexpr int d_head = CFG.d_head;

@@ -108,9 +108,9 @@ struct HopperBackwardProgramArgs : HopperBackwardKernelArgs {
 };
 
 // Whether blocks of keys visit the blocks of queries of lists, not of a range, under the mask of a
-// program. Turns in a fixed order are known for ranges only, and split roles pass P on in fp32.
+// program. Split roles share their keys, and each would need the steps at another time.
 constexpr bool walks_lists(const WgmmaBackwardKernelConfig& config, const Semantics& semantics) {
-    return semantics.program_masks && !config.ordered_dq && !config.split_roles;
+    return semantics.program_masks && !config.split_roles;
 }
 
 using hopper_backward_kernel_fn = void (*)(const HopperBackwardKernelArgs);

@@ -18,7 +18,7 @@
 #pragma once
 
 #include "sm90/pipeline.cuh"
-#include "wgmma_backward/key_block.cuh"
+#include "wgmma_backward/listed_steps.cuh"
 
 namespace flashsmith {
 
@@ -90,14 +90,14 @@ template <class Kernel>
 struct dQTurns {
     static constexpr WgmmaBackwardKernelConfig CFG = Kernel::CFG;
 
-    const HopperBackwardKernelArgs& args;
+    const typename Kernel::Args& args;
     const uint32_t smem;
     const int part;
     const dQOrder<Kernel> order;
     TilePipeline<1, Kernel::KV_tile_bytes> K;
     uint32_t odd = 0;
 
-    FS_DEVICE dQTurns(const HopperBackwardKernelArgs& args, uint32_t smem, int part)
+    FS_DEVICE dQTurns(const typename Kernel::Args& args, uint32_t smem, int part)
         : args(args),
           smem(smem),
           part(part),
@@ -120,6 +120,7 @@ struct dQTurns {
 
   private:
     FS_DEVICE void keep(uint32_t number) {
+        if constexpr (Kernel::has_lists) return keep_listed(number);
         const KeyBlock<Kernel> keys(args.problem, number);
         int n_steps = keys.n_steps();
         if (n_steps == 0) return;
@@ -161,6 +162,30 @@ struct dQTurns {
             fence_acq_rel();
             store_relaxed(done, turn + 1);
             if (is_last) return;
+        }
+    }
+    FS_DEVICE void keep_listed(uint32_t number) {
+        const KeyBlock<Kernel> keys(args.problem, number);
+        ListedSteps<Kernel> steps(args, keys);
+        int n_steps = steps.n_steps(), warpgroup = part;
+        if (n_steps == 0) return;
+        const int64_t first = first_statistic<Kernel::SEMANTICS>(args.problem, keys.batch,
+                                                                 keys.first_head, keys.q.first);
+        steps.begin();
+#pragma unroll 1
+        for (; n_steps > 0; --n_steps) {
+            uint32_t* const counter =
+                counter_of(first + steps.now.head * args.problem.statistics_head_stride +
+                           steps.now.entry.block() * Kernel::B_r);
+            const uint32_t turn = steps.turn();
+            while (load_acquire(counter) != turn) continue;
+            mbarrier_arrive(order.granted(warpgroup));
+            if (Kernel::alternates_dq && ++warpgroup == Kernel::n_warpgroups) warpgroup = 0;
+            if (n_steps > 1) steps.advance();
+            mbarrier_wait(order.added(part), odd);
+            odd ^= 1;
+            fence_acq_rel();
+            store_relaxed(counter, turn + 1);
         }
     }
     FS_DEVICE static bool is_in(const BlockRange& range, int block) {

@@ -108,7 +108,7 @@ struct dQPart : ConsumerScores<Kernel> {
     // Adds the last dq, if there is one, to its sums while another product runs. Without the
     // branch, ptxas would move these instructions among the products and serialise the latter.
     FS_DEVICE void add_dq() {
-        if (CFG.ordered_dq ? dq_head < 0 : dq_block < blocks.begin) return;
+        if (CFG.ordered_dq && !Kernel::has_lists ? dq_head < 0 : dq_block < blocks.begin) return;
         if constexpr (CFG.bulk_sums) return add_dq_by_tma();
         dQOrder<Kernel>{smem}.wait(warpgroup, odd_turns);
 #pragma unroll

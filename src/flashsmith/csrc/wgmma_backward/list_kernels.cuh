@@ -37,6 +37,27 @@ __global__ void __launch_bounds__(kListThreads)
     if (lane_index() == 0) lists.list(index)[kBlockListHeader + block] = static_cast<int>(bits);
 }
 
+// With ordered_dq, between the two others: each thread ranks the blocks of keys that visit one
+// block of queries.
+template <class Kernel>
+__global__ void __launch_bounds__(kListThreads)
+    hopper_backward_rank_blocks_kernel(const __grid_constant__ typename Kernel::Args args) {
+    const auto lists = block_lists<Kernel>(args);
+    const BlockRanks<Kernel> ranks{lists};
+    const int64_t thread = int64_t{block_index()} * kListThreads + thread_index();
+    const int64_t first = thread / lists.n_blocks * lists.tiles_per_head;
+    if (first >= lists.count()) return;
+    const int block = static_cast<int>(thread % lists.n_blocks);
+    int rank = 0;
+#pragma unroll 8
+    for (int tile = 0; tile < static_cast<int>(lists.tiles_per_head); ++tile) {
+        const bool is_visited = lists.list(first + tile)[kBlockListHeader + block] != 0;
+        ranks.rank(first + tile, block) = rank;
+        rank += is_visited;
+    }
+    ranks.total(first, block) = rank;
+}
+
 template <class Kernel>
 __global__ void __launch_bounds__(kListThreads)
     hopper_backward_compact_lists_kernel(const __grid_constant__ typename Kernel::Args args) {

@@ -15,6 +15,26 @@ FS_DEVICE BlockLists<Kernel::SEMANTICS, BackwardKernelArgs> block_lists(
             (p.seq_q + Kernel::B_r - 1) / Kernel::B_r};
 }
 
+// With ordered_dq: the order in which blocks of keys add to a block of queries. The workspace has
+// these numbers behind the lists.
+template <class Kernel>
+struct BlockRanks {
+    BlockLists<Kernel::SEMANTICS, BackwardKernelArgs> lists;
+
+    // How many blocks of keys before that of a list visit a block of queries.
+    FS_DEVICE int32_t& rank(int64_t list, int block) const {
+        return behind_lists()[list * lists.n_blocks + block];
+    }
+    // How many blocks of keys of a list's head visit it.
+    FS_DEVICE int32_t& total(int64_t list, int block) const {
+        return behind_lists()[(lists.count() + list / lists.tiles_per_head) * lists.n_blocks +
+                              block];
+    }
+
+  private:
+    FS_DEVICE int32_t* behind_lists() const { return lists.list(lists.count()); }
+};
+
 // A step as it is passed to the consumers.
 struct ListedStep {
     BlockEntry entry;
@@ -53,6 +73,14 @@ struct ListedSteps {
         return block_lists<Kernel>(args).list(keys.batch, keys.first_head + head,
                                               keys.first_key / Kernel::B_c);
     }
+    // With ordered_dq: this step's turn to add to its block of queries.
+    FS_DEVICE uint32_t turn() const {
+        const BlockRanks<Kernel> ranks{block_lists<Kernel>(args)};
+        const int64_t number =
+            (list - ranks.lists.lists) / (kBlockListHeader + ranks.lists.n_blocks);
+        const int block = now.entry.block(), rank = ranks.rank(number, block);
+        return keys.direction < 0 ? rank : ranks.total(number, block) - 1 - rank;
+    }
     FS_DEVICE int n_steps() const {
         if (keys.first_key >= keys.k.count) return 0;
         if constexpr (!SEMANTICS.mask_by_head) return list_of(0)[0] * keys.n_heads;
@@ -67,7 +95,7 @@ struct ListedSteps {
     FS_DEVICE void advance() {
         if (++place == count) return next_head();
         now.entry.bits = next;
-        if (place + 1 < count) next = list[kBlockListHeader + place + 1];
+        if (place + 1 < count) next = entry_at(place + 1);
     }
 
   private:
@@ -79,8 +107,12 @@ struct ListedSteps {
             count = list[0];
         } while (count == 0);
         place = 0;
-        now.entry.bits = list[kBlockListHeader];
-        if (count > 1) next = list[kBlockListHeader + 1];
+        now.entry.bits = entry_at(0);
+        if (count > 1) next = entry_at(1);
+    }
+    FS_DEVICE int32_t entry_at(int place) const {
+        const bool backwards = Kernel::CFG.ordered_dq && keys.direction < 0;
+        return list[kBlockListHeader + (backwards ? count - 1 - place : place)];
     }
 };
 

@@ -28,6 +28,7 @@ enum Kernel : size_t {
     sinks_kernel,
     list_blocks,
     compact_lists,
+    rank_blocks,  // with ordered_dq
 };
 
 // Adds the two launches that write the lists of blocks of queries, before the main one, which is
@@ -35,14 +36,17 @@ enum Kernel : size_t {
 void add_lists(Plan& plan, const WgmmaBackwardKernelConfig& config, const ForwardProblem& p,
                const Semantics& semantics) {
     const int64_t rows = blocks_of(p.seq_q, config.B_r);
-    const int64_t lists = (semantics.mask_by_batch || semantics.packed ? p.batch : 1) *
-                          (semantics.mask_by_head ? p.heads_q : 1) * blocks_of(p.seq_k, config.B_c);
+    const int64_t sets = (semantics.mask_by_batch || semantics.packed ? p.batch : 1) *
+                         (semantics.mask_by_head ? p.heads_q : 1);
+    const int64_t lists = sets * blocks_of(p.seq_k, config.B_c);
+    const int64_t ranks = config.ordered_dq ? (lists + sets) * rows : 0;  // see BlockRanks
     Launch main = plan.launches.back();
     plan.launches.pop_back();
     main.addresses.push_back(
         {kProgramOffset + offsetof(ProgramArgs, lists), in_workspace(plan.workspaces.size())});
     plan.workspaces.push_back(
-        {"block_lists", static_cast<size_t>(lists * (kBlockListHeader + rows)) * sizeof(int32_t),
+        {"block_lists",
+         static_cast<size_t>(lists * (kBlockListHeader + rows) + ranks) * sizeof(int32_t),
          Contents::undefined});
     const auto add = [&](Kernel kernel, int64_t warps) {
         const int64_t ctas = blocks_of(warps, kListThreads / kWarpSize);
@@ -56,6 +60,7 @@ void add_lists(Plan& plan, const WgmmaBackwardKernelConfig& config, const Forwar
         plan.launches.push_back(std::move(launch));
     };
     add(list_blocks, lists * rows);
+    if (config.ordered_dq) add(rank_blocks, blocks_of(sets * rows, kWarpSize));
     add(compact_lists, lists);
     plan.launches.push_back(std::move(main));
 }

@@ -89,11 +89,11 @@ struct ConsumerScores : ConsumerState<Kernel> {
     }
     FS_DEVICE auto query_of_lane() const {
         const int first = block * Kernel::B_r + lane % 4 * 2;
-        return [first](int, int n, int e) { return first + 8 * n + e % 2; };
+        return [first](int, int n, int e) { return program::Place{first, 8 * n + e % 2}; };
     }
     FS_DEVICE auto key_of_lane() const {
         const int first = first_key + warp * kWarpRows + lane / 4;
-        return [first](int, int, int e) { return first + 8 * (e / 2); };
+        return [first](int, int, int e) { return program::Place{first, 8 * (e / 2)}; };
     }
 
     // ptxas moves exponentials below a wait for wgmma, but not past the end of a basic block. The
@@ -115,11 +115,12 @@ struct ConsumerScores : ConsumerState<Kernel> {
         }
         // Masked dP is undefined and may be NaN. Where a program hides keys, S is 0.
         if constexpr (SEMANTICS.program_masks) {
+            if (!Kernel::has_lists || this->needs_mask())
 #pragma unroll
-            for (int n = 0; n < Kernel::B_r / 8; ++n)
+                for (int n = 0; n < Kernel::B_r / 8; ++n)
 #pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (S[0][n][e] == 0.0f) dP[0][n][e] = 0.0f;
+                    for (int e = 0; e < 4; ++e)
+                        if (S[0][n][e] == 0.0f) dP[0][n][e] = 0.0f;
         } else if constexpr (Kernel::masked) {
             if (this->needs_mask()) mask(dP);
         }

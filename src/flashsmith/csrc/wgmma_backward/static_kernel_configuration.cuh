@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "common/program_scores.cuh"
 #include "sm90/wgmma.cuh"
 #include "wgmma_backward/config.cuh"
 
@@ -21,7 +22,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr bool has_program = SEMANTICS.has_program();
     static constexpr bool has_lists = walks_lists(CFG, SEMANTICS);
     // Whether P and the scores that it was computed from differ in more than the exponential.
-    static constexpr bool changes_scores = SEMANTICS.changes_scores || SEMANTICS.program_scores;
+    static constexpr bool changes_scores = SEMANTICS.changes_scores || !kSlopeIsOne<SEMANTICS>;
     using Args =
         std::conditional_t<has_program, HopperBackwardProgramArgs, HopperBackwardKernelArgs>;
 
@@ -121,7 +122,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int order_barriers = number_offset + 16;
     static_assert(order_barriers + 16 * n_warpgroups * CFG.ordered_dq <= CFG.smem_bytes());
     // With lists: the entry and the head of each stage of Q and of dS, 8 bytes each.
-    static constexpr int Q_entries = order_barriers;
+    static constexpr int Q_entries = order_barriers + 16 * n_warpgroups * CFG.ordered_dq;
     static constexpr int dS_entries = Q_entries + 8 * CFG.q_stages;
     static_assert(!has_lists || dS_entries + 8 * CFG.ds_stages <= CFG.smem_bytes());
 

