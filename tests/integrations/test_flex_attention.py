@@ -189,3 +189,16 @@ def test_alibi_of_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     score = score.masked_fill(places < 0, float("-inf"))
     expected = score.softmax(-1) @ wide[2].repeat_interleave(2, 1)
     torch.testing.assert_close(found.transpose(1, 2).float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_sdpa_rows_that_hide_all_keys() -> None:
+    """The lowest number hides like PyTorch's: a row of it is the mean of v; a row of -inf is 0."""
+    q, k, v = draw(1, 2, 2, 70, 70)
+    mask = torch.zeros(70, 70)
+    mask[3] = mask[5, 40:] = torch.finfo(torch.float32).min
+    mask[7] = float("-inf")
+    found = flashsmith.sdpa(q, k, v, mask, strict=True, emulate=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.float(), k.float(), v.float(), mask
+    )
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)

@@ -18,8 +18,8 @@ FORWARD = parse_kernel_name_into_config(
     "+static_persistent+separate_O"
 )
 BACKWARD = parse_kernel_name_into_config(
-    "(BF16, 64, 64, 192, 3): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_32_160"
-    "+scores_together+lagged_dq+persistent"
+    "(BF16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_40_232"
+    "+scores_together+lagged_dq+pingpong+persistent+sums_under_dk+early_rows"
 )
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 IDS = torch.randint(0, 4, (2, 201), generator=torch.Generator().manual_seed(2)).sort().values

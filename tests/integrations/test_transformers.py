@@ -248,10 +248,10 @@ def test_float32_is_left_to_pytorch(name: str, side: str) -> None:
                 assert "float32_as" in message
 
 
-def test_a_pattern_of_ones_own_is_left_to_pytorch() -> None:
+def test_a_pattern_of_ones_own_is_read_by_kernels() -> None:
     from flashsmith.integrations import transformers as ours
 
-    ours.register(float32_as=torch.float16)
+    ours.register(float32_as=torch.float16, emulate=True)
     model = tiny("llama")
     seen = torch.rand(3, 1, LENGTH, LENGTH) > 0.5
     seen |= torch.eye(LENGTH, dtype=torch.bool)
@@ -260,8 +260,10 @@ def test_a_pattern_of_ones_own_is_left_to_pytorch() -> None:
         expected = model(input_ids=tokens(), attention_mask=bias)[0]
         model.set_attn_implementation("flashsmith")
         output, messages = quietly(model, input_ids=tokens(), attention_mask=seen)
-    torch.testing.assert_close(output, expected)
-    assert "attention_mask: a pattern that is neither causal" in messages[0]
+        added, _ = quietly(model, input_ids=tokens(), attention_mask=bias)
+    assert_same(output, expected)
+    assert_same(added, expected)
+    assert not any("leaves this call to PyTorch" in message for message in messages)
 
 
 def test_a_window_counts_holes_so_they_are_left_to_pytorch() -> None:

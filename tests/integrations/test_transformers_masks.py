@@ -47,7 +47,8 @@ def test_models_that_look_into_their_masks(name: str, mask: str) -> None:
         model.set_attn_implementation("flashsmith")
         output, messages = quietly(model, input_ids=tokens(), attention_mask=real)
     assert_same(output, expected, ... if real is None else real.bool())
-    assert "attention_mask: a pattern that is neither causal" in messages[0]
+    # Kernels read the mask.
+    assert not any("leaves this call to PyTorch" in message for message in messages)
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -9,15 +9,18 @@ from program_gradients import wrong_gradients
 
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 
-# wgmma_backward with one block of keys after another, with dq in a fixed order, and with wide
-# heads; wgmma_dq; and both ways to sum dq in mma_sync_backward.
-PERSISTENT, ORDERED, WIDE, DQ, ATOMICS, TWO_KERNELS = (
+# wgmma_backward with one block of keys after another, with three warpgroups that take turns to
+# compute dq, with dq in a fixed order, and with wide heads; wgmma_dq; and both ways to sum dq in
+# mma_sync_backward.
+PERSISTENT, THREE, ORDERED, WIDE, DQ, ATOMICS, TWO_KERNELS = (
     parse_kernel_name_into_config(text)
     for text in (
+        "(FP16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_40_232"
+        "+scores_together+lagged_dq+pingpong+persistent+sums_under_dk+early_rows",
         "(FP16, 64, 64, 192, 3): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_32_160"
         "+scores_together+lagged_dq+persistent",
-        "(BF16, 64, 128, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_40_232"
-        "+scores_together+lagged_dq+persistent+sums_under_dk+ordered_dq+early_rows",
+        "(BF16, 64, 64, 128, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_40_232"
+        "+scores_together+lagged_dq+pingpong+persistent+sums_under_dk+ordered_dq+early_rows",
         "(BF16, 256, 64, 64, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
         "+split_roles+wide_stores+early_rows",
         "(FP16, 64, 128, 128, 2): tma_dq+k_stages_3+v_stages_3+regs_24_240+late_dq+pingpong",
@@ -51,6 +54,11 @@ def test_every_program(name: str) -> None:
 @pytest.mark.parametrize("name", [it for it in CALLS if it not in ("dense", "no keys", "wide")])
 def test_every_kind_of_call(name: str) -> None:
     prove(PERSISTENT, "alibi_in_documents", CALLS[name], sinks=True, dlse=True)
+
+
+@pytest.mark.parametrize("name", ["documents", "widths"])
+def test_warpgroups_in_turns(name: str) -> None:
+    prove(THREE, name, CALLS["many heads"])
 
 
 @pytest.mark.parametrize("name", ["alibi_in_documents", "capped"])

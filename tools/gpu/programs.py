@@ -186,7 +186,7 @@ def checked_kinds() -> list[Kind]:
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes at which functions are timed, and what is timed with them."""
+    """Sizes at which functions are timed, and what else is timed."""
 
     name: str
     kind: Kind

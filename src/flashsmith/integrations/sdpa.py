@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
 
@@ -27,7 +28,7 @@ from flashsmith.integrations.sdpa_problem import (
 from flashsmith.integrations.traceable import attention, is_tracing, without_torchscript
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 from flashsmith.runtime.bits import cannot_keep, resolve_bits
-from flashsmith.scores import bias
+from flashsmith.tracing import table_function
 
 # PyTorch's own function. The name in torch.nn.functional may already be replaced by a function that
 # calls sdpa().
@@ -164,7 +165,29 @@ def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
         return {}
     # The kernel broadcasts batch and heads.
     full = mask.expand(*mask.shape[:-2], query.shape[2], key.shape[2])
-    return {"mask": full} if mask.dtype is torch.bool else {"score_mod": bias(full)}
+    return {"mask": full} if mask.dtype is torch.bool else {"score_mod": _added(full)}
+
+
+def _added(mask: Any) -> Callable[..., Any]:
+    """score + mask, where masks may hold the lowest number of their dtype.
+
+    Such scores are all one number, which fp32 differences do not lose: a row of nothing else is the
+    mean of v, as in PyTorch. -inf stays, and hides the key.
+    """
+    at = table_function(mask)
+    infinity = float("inf")
+
+    def added(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        value = at(b, h, q_idx, kv_idx)
+        hidden = torch.where(value == -infinity, value, _LOWEST)
+        return torch.where(value < _LOWEST, hidden, score + value)
+
+    return added
+
+
+# Below this, a number in a mask hides a key. It is far from -2**28, where rounding alone would make
+# an exponent too large.
+_LOWEST = -1e6
 
 
 def _by_kernel(
