@@ -90,7 +90,9 @@ def measured(rank: int, ranks: int, folder: str, path: Path, options: Any) -> No
 
 def main() -> int:
     options = argparse.Namespace(
-        device="cpu", heads=(4, 2), d=64, seqs=[32], steps=["speed"], rounds=2, measure_ms=1.0,
+        device="cpu", heads=(4, 2), d=64, sizes=[(1, 32)], steps=["speed"], rounds=2,
+        measure_ms=1.0, schedules=tool.SCHEDULES, directions=["forward", "both"],
+        beside="",
         kernels={"emulate": True}, peers=PEERS,
     )  # fmt: skip
     path = Path(sys.argv[1])

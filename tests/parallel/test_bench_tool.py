@@ -138,11 +138,12 @@ def test_what_is_wrong_has_a_row_that_says_so_and_no_time(
     tool = load_tool("gpu/parallel_bench.py")
     monkeypatch.setattr(tool, "Alone", Planted)
     errors = {"zigzag": 0.0109, "allgather": 0.0111, "ulysses": 0.01}
-    monkeypatch.setattr(tool, "Sharded", lambda name: planted(name, errors[name]))
+    monkeypatch.setattr(tool, "Sharded", lambda name, module: planted(name, errors[name]))
     peers = (planted("near", 0.0299), planted("off", 0.0301), planted("nan", math.nan), Refusing())
     options = argparse.Namespace(
-        device="cpu", heads=(4, 2), d=8, seqs=[16], rounds=2, measure_ms=1e-3, peers=peers
-    )
+        device="cpu", heads=(4, 2), d=8, sizes=[(1, 16)], rounds=2, measure_ms=1e-3, peers=peers,
+        schedules=tool.SCHEDULES, directions=["forward", "both"], beside="",
+    )  # fmt: skip
     path = tmp_path / "rows.jsonl"
     tool.Bench(0, 1, path, options).time()
     found = rows_of(path)

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from flashsmith import backward
+from flashsmith import backward, chooser
 from flashsmith.errors import ArgumentError
 from flashsmith.families import parse_kernel_name_into_config
 from flashsmith.runtime import (
@@ -91,6 +92,18 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "repeatable": lambda: dense(deterministic=True),
     "fp32 gradients": lambda: dense(grad_dtype="float32"),
     "a config": lambda: dense(config=CFG),
+    "all said": lambda: dense(
+        causal=True,
+        sinks=None,
+        dlse=torch.zeros(2, 4, 64),
+        deterministic=False,
+        needs=(True, True, True, False),
+        grad_dtype="float32",
+        config=None,
+        softcap=0.0,
+        scale=None,
+        emulate=False,
+    ),
     "heads outside": lambda: dense(q=half(2, 4, 64, 64).transpose(1, 2)),
     "broadcast keys": lambda: dense(k=half(2, 64, 1, 64).expand(-1, -1, 2, -1)),
     "rows of do apart": lambda: dense(do=half(2, 64, 4, 128)[..., :64]),
@@ -135,6 +148,30 @@ def test_a_call_like_one_before_launches_the_same_elsewhere(
     assert launches[0].prepared is launches[1].prepared
     for tensor in gradients:
         assert tensor is None or tensor.is_contiguous()
+
+
+@pytest.mark.parametrize(("name", "served"), [("all said", True), ("dense", False)])
+def test_a_call_that_leaves_nothing_to_pytorchs_state_is_served_by_its_arguments(
+    name: str, served: bool, gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = CALLS[name]()
+    expected = facts(backward(**first))
+    refused = mock.Mock(side_effect=AssertionError("it was not served"))
+    monkeypatch.setattr(chooser, "backward", refused)
+    for changes, is_served in (
+        ({}, served),
+        ({"do": first["do"][..., :32]}, False),
+        ({"o": first["o"].bfloat16()}, False),
+        ({"needs": (True, True, False, False)}, False),
+        ({"causal": None}, False),
+    ):
+        call = {**CALLS[name](), **changes}
+        with nullcontext() if is_served else pytest.raises(AssertionError, match="not served"):
+            assert facts(backward(**call)) == expected
+            assert gpu.launches[-1].addresses[1] == call["q"].data_ptr()
+    forget_cached_launches()
+    with pytest.raises(AssertionError, match="not served"):
+        backward(**CALLS[name]())
 
 
 @pytest.mark.parametrize("name", COPIED)

@@ -31,6 +31,9 @@ def test_problems_are_of_about_equal_work(tool: ModuleType) -> None:
     assert len(set(found)) == len(found) == 48
     assert len({one.batch * one.seq_q for one in found}) == 1
     assert len(tool.races(device_spec("H200"))) == 48
+    some = tool.problems(["d128", "bf16"])
+    assert len(some) == 12
+    assert all("d128" in str(one) and "bf16" in str(one) for one in some)
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -79,7 +82,30 @@ def test_no_ratio_before_both_are_measured(
 ) -> None:
     monkeypatch.setattr(tool, "connect", lambda address, runner: joined(calls()))
     monkeypatch.setattr(tool, "build_ahead", lambda *given: None)
-    monkeypatch.setattr(tool, "races", lambda device: fleet(("a",)).races)
+    monkeypatch.setattr(tool, "races", lambda device, only: fleet(("a",)).races)
     assert tool.main([str(tmp_path), "--gpus", "1"]) == 0
     assert tool.main([str(tmp_path), "--gpus", "2"]) == 1  # a moment is no 200 seconds
     assert set(json.loads((tmp_path / "summary.json").read_text())) == {"one", "two"}
+
+
+def test_sweeps_that_measured_different_kernels_are_told(
+    tool: ModuleType, tmp_path: Path, serial: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (serial / "journal.jsonl").read_text().splitlines()
+    missing = next(
+        one
+        for one in lines
+        if json.loads(one)["samples"] and json.loads(one)["stage"] == tool.FIRST_RUNG
+    )
+    for name, kept in (
+        ("one", lines),
+        ("two", lines[::-1]),
+        ("killed", [one for one in lines if one != missing]),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "journal.jsonl").write_text("\n".join(kept))
+    assert tool.measured(tmp_path / "one")
+    assert tool.same_measurements(tmp_path, ["one", "two"])
+    assert not tool.same_measurements(tmp_path, ["one", "two", "killed"])
+    assert json.loads(missing)["problem"] in capsys.readouterr().out
+    assert not tool.same_measurements(tmp_path, ["none"])

@@ -4,21 +4,24 @@ context_parallel.
 
     python tools/gpu/parallel_bench.py rows.jsonl                        # two GPUs, over NCCL
     python tools/gpu/parallel_bench.py rows.jsonl --gpus 4 --seqs 32768,131072 --steps speed
+    python tools/gpu/parallel_bench.py rows.jsonl --steps speed --seqs 8192,4x8192 --schedules auto
 
 The dtype is bf16; the defaults are heads 32:8 and d 128. Steps:
 
-- proof: every schedule and mask on 4096 tokens. The largest errors of o, dq, dk and dv against
-  float64 are given relative to those of attention() on one GPU. Repeated calls must have the same
-  bits.
-- speed: a causal batch of 1, with several implementations launched alternately. These are
-  attention() of the whole sequence on one GPU, each schedule, and PyTorch's context_parallel with
-  the kernels of flashsmith and of cuDNN (K and V with grouped or repeated heads). Before that, each
-  is compared with float64 for one head of K.
+- proof: each schedule and mask on 4096 tokens. This step gives the largest errors of o, dq, dk and
+  dv against float64, relative to the errors of attention() on one GPU. It also checks that repeated
+  calls give the same bits.
+- bits: o and lse of allgather and ulysses with bits='canonical', bitwise equal to one GPU's.
+- speed: causal batches, launched alternately by several implementations. They are attention() of
+  the whole sequences on one GPU, each schedule, and PyTorch's context_parallel with flashsmith's
+  kernels and with cuDNN (with grouped and with repeated heads of K and V). Each is first compared
+  with float64 on one head of K of the last sequence.
 
-Rows have the form of benchmarks/h200/parallel.jsonl.gz: what ('correct', 'alone', 'call', 'peer',
-'wrong', 'absent'), and milliseconds as medians of rounds. If the error of context_parallel is above
-three times that of attention(), it gets a row 'wrong' and no time. The exit status is 1 if there is
-such a row, if our error is above 1.1 times that of one kernel, or if bits differ.
+Rows have the form of benchmarks/h200/parallel.jsonl.gz: what ('correct', 'bits', 'alone', 'call',
+'peer', 'wrong', 'absent'), milliseconds as medians of rounds, the milliseconds of each round, and
+each GPU's clock in MHz and power in W after the rounds. A context_parallel with an error above
+three times that of attention() gets a row 'wrong' and no time. The exit status is 1 for such a row,
+if our error is above 1.1 times one kernel's error, or if bits differ.
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import importlib
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -64,14 +69,14 @@ MASKS: dict[str, dict[str, Any]] = {
 }
 MOST_OVER_ONE_KERNEL = 1.1
 TIMEOUT = 600.0
-STEPS = ("proof", "speed")
+STEPS = ("proof", "bits", "speed")
 OUTPUTS = ("o", "dq", "dk", "dv")
 # How many scores a float64 reference computes at once.
 SCORES = 1 << 27
 Row = dict[str, Any]
 
 
-def drawn(seq: int, device: torch.device, options: Any) -> dict[str, Any]:
+def drawn(seq: int, device: torch.device, options: Any, batch: int = 1) -> dict[str, Any]:
     """Random tensors with whole sequences, the same on every rank."""
     heads_q, heads_k = options.heads
     generator = torch.Generator(device).manual_seed(7)
@@ -80,7 +85,7 @@ def drawn(seq: int, device: torch.device, options: Any) -> dict[str, Any]:
         return torch.randn(shape, generator=generator, device=device)
 
     heads = {"q": heads_q, "k": heads_k, "v": heads_k, "do": heads_q}
-    found = {name: normal(1, seq, h, options.d).bfloat16() for name, h in heads.items()}
+    found = {name: normal(batch, seq, h, options.d).bfloat16() for name, h in heads.items()}
     return {**found, "sinks": normal(heads_q)}
 
 
@@ -219,29 +224,47 @@ class Bench:
             }
         )  # fmt: skip
 
+    def compare_bits(self) -> None:
+        """Whether canonical results of all ranks are bitwise those of one GPU."""
+        seq = self.options.proof_seq
+        whole = drawn(seq, self.device, self.options)
+        qkv = [whole[name] for name in "qkv"]
+        how = {"causal": True, "bits": "canonical", "return_lse": True, **self.options.kernels}
+        single = flashsmith.attention(*qkv, **how)
+        for schedule in ("allgather", "ulysses"):
+            o, lse = parallel.attention(*map(parallel.shard, qkv), schedule=schedule, **how)
+            found = parallel.unshard(o), parallel.unshard(lse, dim=2)
+            equal = [torch.equal(a, b) for a, b in zip(found, single, strict=True)]
+            self.say(
+                {"what": "bits", "schedule": schedule, "seq": seq, "o": equal[0], "lse": equal[1],
+                 "ok": all(equal)}
+            )  # fmt: skip
+
     # --- speed ------------------------------------------------------------------------------------
 
     def time(self) -> None:
-        for seq in self.options.seqs:
-            whole = drawn(seq, self.device, self.options)
+        for batch, seq in self.options.sizes:
+            whole = drawn(seq, self.device, self.options, batch)
             right = exactly(last_group(whole), True, None, None)
-            for direction in ("forward", "both"):
-                self._time(seq, direction, whole, right)
+            for direction in self.options.directions:
+                self._time({"batch": batch, "seq": seq, "direction": direction}, whole, right)
 
-    def _time(self, seq: int, direction: str, whole: Mapping[str, Any], right: Any) -> None:
-        row: Row = {"seq": seq, "direction": direction}
+    def _time(self, row: Row, whole: Mapping[str, Any], right: Any) -> None:
+        direction = row["direction"]
         alone = Alone().prepared(self, whole, direction)
         single = self._errors(alone, right)
-        proven = [alone]
-        for made in map(Sharded, SCHEDULES):
-            one = made.prepared(self, whole, direction)
-            errors = self._errors(one, right)
-            worst = max(errors[name] / single[name] for name in single)
-            if worst <= MOST_OVER_ONE_KERNEL:
-                proven.append(one)
-            else:
-                self.say({"what": "wrong", "name": made.name, **row, "errors": errors,
-                          "single": single, "worst": worst, "ok": False})  # fmt: skip
+        proven: list[Any] = [alone]
+        beside = self.options.beside
+        for module in ("", beside) if beside else ("",):
+            for made in (Sharded(it, module) for it in self.options.schedules):
+                one = made.prepared(self, whole, direction)
+                errors = self._errors(one, right)
+                worst = max(errors[name] / single[name] for name in single)
+                if worst <= MOST_OVER_ONE_KERNEL:
+                    proven.append(one)
+                else:
+                    self.say({"what": "wrong", "name": made.name, **row, "errors": errors,
+                              "single": single, "worst": worst, "ok": False})  # fmt: skip
         proven += [
             one for peer in self.peers if (one := self._proven(peer, whole, row, right, single))
         ]
@@ -300,11 +323,12 @@ class Bench:
 
     def _say_times(self, row: Row, times: Mapping[str, list[float]]) -> None:
         ms = {name: statistics.median(found) for name, found in times.items()}
+        state = gpu_state() if self.on_gpu and self.rank == 0 else []
         for name, found in times.items():
-            timed: Row = {**row, "ms": ms[name], "rounds": found}
+            timed: Row = {**row, "ms": ms[name], "rounds": found, "gpus": state}
             if name == Alone.name:
                 self.say({"what": "alone", **timed})
-            elif name in SCHEDULES:
+            elif name.rpartition(" ")[2] in self.options.schedules:
                 # Efficiencies are ratios of times in the same round, in which implementations
                 # alternate.
                 by_round = [
@@ -317,7 +341,9 @@ class Bench:
                      "efficiencies": [min(by_round), max(by_round)], **timed}
                 )  # fmt: skip
             else:
-                over = {f"times_{it}": ms[name] / ms[it] for it in SCHEDULES[:2] if it in ms}
+                over = {
+                    f"times_{it}": ms[name] / ms[it] for it in self.options.schedules if it in ms
+                }
                 self.say({"what": "peer", "name": name, **timed, **over})
 
     def _once(self, call: Callable[[], Any], count: int) -> float:
@@ -337,21 +363,32 @@ class Bench:
             torch.cuda.synchronize()
 
 
+def gpu_state() -> list[list[float]]:
+    """The SM clock in MHz and the power in W of each GPU, as nvidia-smi gives them."""
+    asked = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
+        return [[float(it) for it in line.split(",")] for line in said.splitlines()]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+
+
 # --- implementations ------------------------------------------------------------------------------
 
 
 def last_group(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """The last head of K and V, with the query heads that use it."""
+    """The last sequence's last head of K and V, and the query heads that share it."""
     group = whole["q"].shape[2] // whole["k"].shape[2]
     heads = {"q": group, "do": group, "k": 1, "v": 1}
-    return {name: whole[name][:, :, -count:] for name, count in heads.items()}
+    return {name: whole[name][-1:, :, -count:] for name, count in heads.items()}
 
 
 def of_last_group(found: Sequence[Any], heads_k: int) -> list[Any]:
-    """The part of o, dq, dk and dv for the last head of K and V, from those of all heads.
+    """The last sequence's last group of o, dq, dk and dv with all heads.
 
     If K and V were repeated, dk and dv are summed over the group.
     """
+    found = [it[-1:] for it in found]
     group = found[0].shape[2] // heads_k
     dkv = [it.unflatten(2, (heads_k, -1))[:, :, -1:].double().sum(3) for it in found[2:]]
     return [*(it[:, :, -group:] for it in found[:2]), *dkv]
@@ -394,15 +431,16 @@ class Alone:
 
 
 class Sharded:
-    """parallel.attention() with one schedule."""
+    """parallel.attention() with one schedule, of flashsmith.parallel or another module."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, schedule: str, module: str = "") -> None:
+        self.name, self._schedule = f"{module} {schedule}".strip(), schedule
+        self._module: Any = importlib.import_module(module) if module else parallel
 
     def prepared(self, bench: Bench, whole: Mapping[str, Any], direction: str) -> Sharded:
         def attend(q: Any, k: Any, v: Any) -> Any:
-            return parallel.attention(
-                q, k, v, schedule=self.name, causal=True, **bench.options.kernels
+            return self._module.attention(
+                q, k, v, schedule=self._schedule, causal=True, **bench.options.kernels
             )
 
         self._heads_k = bench.options.heads[1]
@@ -518,6 +556,8 @@ def measuring(rank: int, ranks: int, folder: str, path: Path, options: Any) -> N
     bench = Bench(rank, ranks, path, options)
     if "proof" in options.steps:
         bench.prove()
+    if "bits" in options.steps:
+        bench.compare_bits()
     if "speed" in options.steps:
         bench.time()
     dist.barrier()
@@ -530,7 +570,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--heads", default="32:8")
     parser.add_argument("--d", type=int, default=128)
-    parser.add_argument("--seqs", default="8192,32768,131072")
+    parser.add_argument("--seqs", default="8192,32768,131072",
+                        help="rows of a sequence, or sequences x rows, such as 4x8192")  # fmt: skip
+    parser.add_argument("--schedules", default=",".join(SCHEDULES), help="to time; also 'auto'")
+    parser.add_argument("--directions", default="forward,both")
+    parser.add_argument("--without-peers", action="store_true")
+    parser.add_argument("--beside", default="",
+                        help="another module, such as a copy of an older flashsmith.parallel in "
+                        "this package, to time alternately")  # fmt: skip
     parser.add_argument("--proof-seq", type=int, default=4096)
     parser.add_argument("--masks", default=",".join(MASKS))
     parser.add_argument("--rounds", type=int, default=7)
@@ -540,11 +587,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         help="cpu: gloo processes in the emulator")  # fmt: skip
     options = parser.parse_args(arguments)
     options.heads = tuple(int(it) for it in options.heads.split(":"))
-    options.seqs = [int(it) for it in options.seqs.split(",")]
+    options.sizes = [
+        tuple(int(part) for part in ("1x" * ("x" not in it) + it).split("x"))
+        for it in options.seqs.split(",")
+    ]
+    options.schedules = options.schedules.split(",")
+    options.directions = options.directions.split(",")
     options.masks, options.steps = options.masks.split(","), options.steps.split(",")
     options.kernels = {"emulate": True} if options.device == "cpu" else {}
     # PyTorch's context_parallel does not run on the host.
-    options.peers = PEERS if options.device == "cuda" else ()
+    options.peers = PEERS if options.device == "cuda" and not options.without_peers else ()
     if options.device == "cuda" and torch.cuda.device_count() < options.gpus:
         parser.error(f"--gpus {options.gpus}: there are {torch.cuda.device_count()} here")
     os.environ.update(NO_MULTICAST)

@@ -4,6 +4,7 @@ case.
 
     python tools/gpu/parallel_lost.py rows.jsonl --warm    # builds the kernels, which takes minutes
     python tools/gpu/parallel_lost.py rows.jsonl           # two GPUs, some six minutes
+    python tools/gpu/parallel_lost.py rows.jsonl --built   # the same without the first step
 
 A case is a schedule, a length, and the way in which the last rank is lost. In the backward pass of
 its fourth call, the last rank
@@ -12,15 +13,18 @@ its fourth call, the last rank
     stopped   is stopped by a signal
     raised    raises an exception and ends
     silent    catches the exception, keeps running, and makes no more calls
+    among     is killed, and every call is followed by an all_reduce of the caller's
+    between   as 'among', but it is killed after the fourth call, before the all_reduce, which may
+              then raise PyTorch's own error
 
 The other ranks continue with calls, and synchronise with their GPU after every --flight calls. Rank
 0 must fail within the --timeout of the group plus --slack (5 s). Its caller gets a GroupError. If
 it waits in CUDA, the text of a GroupError must be on standard error instead, and the exit status
 must not be zero. The process of rank 0 must end at most ten seconds after the error.
 
-Several cases (--at-once) run at the same time, because they mostly wait. The dtype is bf16; the
-defaults are heads 32:8 and d 128. Rows are JSON lines with what='lost'. The exit status is 1 if a
-case did not end in time.
+Several cases (--at-once) run at a time, since they mostly wait; one of 65,536 rows or more counts
+as three. The dtype is bf16; the defaults are heads 32:8 and d 128. Rows are JSON lines with
+what='lost'. The exit status is 1 if a case did not end in time.
 """
 
 from __future__ import annotations
@@ -46,8 +50,10 @@ from flashsmith import parallel
 from flashsmith.errors import GroupError
 from flashsmith.integrations import traceable
 
-WAYS = ("killed", "stopped", "raised", "silent")
-# In which call a rank is lost, and how many seconds after its error a process must have ended.
+WAYS = ("killed", "stopped", "raised", "silent", "among", "between")
+# Ways in which every call is followed by a collective.
+WITH_COLLECTIVES = ("among", "between")
+# The call in which a rank is lost, and the seconds in which a process must end after its error.
 LAST, ENDING = 4, 10.0
 # Seconds until a rank is lost, for starting, connecting and the first calls.
 STARTING = 300.0
@@ -68,7 +74,7 @@ class Planted(Exception):
 
 def get_lost(way: str, folder: Path) -> None:
     (folder / "lost").touch()
-    if way == "killed":
+    if way in ("killed", *WITH_COLLECTIVES):
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -80,7 +86,7 @@ def plant(way: str, folder: Path, calls: list[int]) -> None:
     backward = traceable.backward
 
     def lost(*given: Any, **keywords: Any) -> Any:
-        if calls[0] == LAST:
+        if calls[0] == LAST and way != "between":
             get_lost(way, folder)
         return backward(*given, **keywords)
 
@@ -95,11 +101,15 @@ class Calls:
         whole = drawn(seq, device, options)
         self._leaves = [parallel.shard(whole[name]).requires_grad_() for name in "qkv"]
         self._do = parallel.shard(whole["do"])
+        self._ones = torch.ones(1 << 20, device=device)
         self._kernels = {"emulate": True} if options.device == "cpu" else {}
 
     def call(self, schedule: str) -> None:
         o = parallel.attention(*self._leaves, schedule=schedule, causal=True, **self._kernels)
         torch.autograd.grad(o, self._leaves, self._do)
+
+    def reduce(self) -> None:
+        dist.all_reduce(self._ones)
 
     def synchronize(self) -> None:
         if self._do.is_cuda:
@@ -115,6 +125,10 @@ def work(case: Case, rank: int, folder: Path, options: Any) -> None:
     try:
         for counted[0] in itertools.count(1):
             calls.call(case.schedule)
+            if case.way in WITH_COLLECTIVES:
+                if is_last and case.way == "between" and counted[0] == LAST:
+                    get_lost(case.way, folder)
+                calls.reduce()
             if counted[0] % options.flight == 0:
                 calls.synchronize()
     except GroupError as error:
@@ -186,7 +200,7 @@ class Running:
             "status": zero.returncode, "raised": said.exists(), "said": text,
             "ok": bool(
                 seconds is not None and seconds <= options.limit and zero.returncode
-                and "GroupError" in text
+                and ("GroupError" in text or (self.case.way == "between" and "Error" in text))
             ),
         }  # fmt: skip
         self.end()
@@ -218,11 +232,18 @@ def _line(written: str) -> str:
     return (named or lines or [""])[-1]
 
 
+def _weight(it: Case | Running) -> int:
+    case = it.case if isinstance(it, Running) else it
+    return 3 if case is not None and case.seq >= 1 << 16 else 1
+
+
 def rows_of(cases: Sequence[Case], arguments: Sequence[str], options: Any) -> Iterator[Any]:
-    waiting, running = list(cases), []
+    waiting, running = list(cases), list[Running]()
     try:
         while waiting or running:
-            while waiting and len(running) < options.at_once:
+            while waiting and (
+                not running or sum(map(_weight, [*running, waiting[0]])) <= options.at_once
+            ):
                 running.append(Running(waiting.pop(0), arguments, options))
             for one in list(running):
                 if (row := one.row()) is not None:
@@ -260,6 +281,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, An
     parser.add_argument("--flight", type=int, default=4, help="calls between synchronisations")
     parser.add_argument("--at-once", type=int, default=3)
     parser.add_argument("--warm", action="store_true", help="only build the kernels")
+    parser.add_argument("--built", action="store_true", help="the kernels are built")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
                         help="cpu: gloo processes in the emulator")  # fmt: skip
     for name in ("--rank", "--folder", "--case"):  # These are for the processes that it starts
@@ -286,9 +308,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--gpus {options.gpus}: there are {torch.cuda.device_count()} here")
     given = list(sys.argv[1:] if arguments is None else arguments)
     began = time.monotonic()
-    if not Running(None, given, options).wait():
-        return 1
-    print(f"warm after {time.monotonic() - began:.0f} s", flush=True)
+    if not options.built:
+        if not Running(None, given, options).wait():
+            return 1
+        print(f"warm after {time.monotonic() - began:.0f} s", flush=True)
     if options.warm:
         return 0
     cases = [Case(*it) for it in itertools.product(options.schedules, options.seqs, options.ways)]

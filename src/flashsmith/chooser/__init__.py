@@ -1,7 +1,7 @@
 """Chooses a kernel for a problem: attention(), the chooser behind it, and the table of winners."""
 
 from flashsmith.chooser.attention import attention, remember_attention
-from flashsmith.chooser.backward import backward
+from flashsmith.chooser.backward import backward, remember_backward
 from flashsmith.chooser.choice import (
     Choice,
     build_for,
@@ -25,5 +25,6 @@ __all__ = [
     "merge_attention",
     "remember_attention",
     "remember_attention_with_cache",
+    "remember_backward",
     "write_slots",
 ]

@@ -11,7 +11,8 @@ from flashsmith.families import KernelConfig
 from flashsmith.families.family import config_class_names
 from flashsmith.operations.backward import BACKWARD, gradients_word
 from flashsmith.printable import quoted
-from flashsmith.runtime import BackwardAhead, Chooser, Gradients, run_backward
+from flashsmith.runtime import BackwardAhead, Chooser, Gradients, cached_calls, run_backward
+from flashsmith.runtime.backward_pass import backward_call
 from flashsmith.runtime.bits import resolve_bits
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.tensors import Array, Dtype
@@ -85,6 +86,30 @@ def backward(
     options = BackwardOptions(forward, dlse, repeatable, needs, grad_dtype)
     chosen = config or CHOOSERS[repeatable]
     return run_backward(chosen, (do, q, k, v, o, lse), options, emulate)
+
+
+def remember_backward(arguments: tuple[Any, ...], names: tuple[Any, ...]) -> None:
+    """Lets run_repeated serve calls like this one, which backward() has served.
+
+    ``arguments`` are the six tensors and the values of the keywords that ``names`` has after its
+    first two items, a word of its own for this use and whether gradients are enabled.
+    """
+    groups = cached_calls.repeated
+    keywords = dict(zip(names[2:], arguments[6:], strict=True))
+    deterministic = keywords.pop("deterministic", None)
+    if deterministic is None:  # depends on PyTorch's state
+        return
+    others = {name: keywords.pop(name, None) for name in ("dlse", "grad_dtype", "config")}
+    needs, emulate = keywords.pop("needs", (True,) * 4), keywords.pop("emulate", False)
+    forward = ForwardOptions(**keywords)
+    options = BackwardOptions(
+        forward, others["dlse"], bool(deterministic), needs, others["grad_dtype"]
+    )
+    chosen = others["config"] or CHOOSERS[bool(deterministic)]
+    asked = backward_call(chosen, arguments[:6], options, emulate)
+    _, call = cached_calls.find(asked)
+    if asked is not None and call is not None:
+        cached_calls.remember_repeated(groups, arguments, names, asked.tensors, call.run)
 
 
 def backward_ahead(

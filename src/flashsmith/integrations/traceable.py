@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from flashsmith import chooser
 from flashsmith.errors import ArgumentError
+from flashsmith.runtime.backward_pass import Gradients
 from flashsmith.runtime.cached_calls import run_repeated
 from flashsmith.runtime.option_values import in_dtype, is_16_bits, plain_options
 
@@ -263,7 +264,18 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
 
         found = backward_by_op(do, q, k, v, o, lse, **_traced_options(keywords))
     else:
-        found = chooser.backward(do, q, k, v, o, lse, **plain_options(keywords))
+        torch = _torch
+        arguments: Any = None
+        if torch is not None and isinstance(q, torch.Tensor):
+            arguments = do, q, k, v, o, lse, *keywords.values()
+            names = "backward by arguments", torch.is_grad_enabled(), *keywords
+            outputs = run_repeated(arguments, names)
+            if outputs is not None:
+                return Gradients(*outputs)
+        plain = plain_options(keywords)
+        found = chooser.backward(do, q, k, v, o, lse, **plain)
+        if arguments is not None and plain is keywords and not is_16_bits(keywords.get("sinks")):
+            chooser.remember_backward(arguments, names)
     sinks: Any = keywords.get("sinks")
     if found.dsinks is None or not is_16_bits(sinks) or keywords.get("grad_dtype") is not None:
         return found
