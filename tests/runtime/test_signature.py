@@ -108,7 +108,7 @@ def test_options_have_the_defaults() -> None:
                 assert (name, default) == (name, signature.defaults[name])
     assert set(FORWARD.defaults) == {*ForwardOptions._fields, "emulate"} - {"program"}
     assert set(CACHE.defaults) == (
-        {*DecodeOptions._fields, *DecodeTensors._fields[3:], "config", "emulate"}
+        {*DecodeOptions._fields, *DecodeTensors._fields[3:], "config", "emulate"} - {"program"}
     )
     assert [name for name in DecodeOptions._fields if ARGUMENTS[name].is_tensor] == []
     assert [name for name in DecodeTensors._fields[3:] if not ARGUMENTS[name].is_tensor] == []
