@@ -59,7 +59,9 @@ class ScheduledEngine(Engine):
         if self.chunked is not None:
             self._keep(self.chunked, chunked=True)
         if last is not None and last.forward_mode.is_extend():
-            last.filter_batch(reqs_to_exclude=[self.chunked] if self.chunked else [])
+            takes = inspect.signature(last.filter_batch).parameters
+            excluded = "reqs_to_exclude" if "reqs_to_exclude" in takes else "chunked_req_to_exclude"
+            last.filter_batch(**{excluded: [self.chunked] if self.chunked else []})
             if not last.is_empty() and last is not running:
                 if running.is_empty():
                     running = last
