@@ -141,9 +141,12 @@ struct dQPart : ConsumerScores<Kernel> {
     // The sums of a block are stored part by part, so that a warp adds to 512 contiguous bytes. The
     // address begins one step too early, because it is advanced before each use.
     FS_DEVICE float* first_dq_sums(const Keys& keys) const {
+        const int part = this->part();
         const int64_t step = CFG.ordered_dq ? args.statistics_head_stride : Kernel::B_r;
-        return sums_of_lane(keys.statistic(args, keys.first_step()) - step);
+        return args.dq_sums + Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - step) +
+               part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
     }
+    // With lists: those in the block of queries that begins at a statistic.
     FS_DEVICE float* sums_of_lane(int64_t statistic) const {
         return args.dq_sums + Kernel::first_dq_sum(statistic) + this->part() * Kernel::part_sums +
                (warp * Kernel::warp_lanes + lane) * 4;
