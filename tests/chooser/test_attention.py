@@ -101,10 +101,12 @@ def test_what_is_said_twice_is_said_alike() -> None:
     options = [p for p in theirs.values() if p.kind is p.KEYWORD_ONLY]
     assert [p for p in ours.values() if p.kind is p.KEYWORD_ONLY and p.name in theirs] == options
     added = [name for name in ours if name not in theirs]
-    assert added == ["out", "config", "backward_config", "deterministic"]
+    functions = ["score_mod", "mask_mod", "mask", "positions"]
+    assert added == [*functions, "out", "config", "backward_config", "deterministic"]
     assert [name for name in theirs if name not in ours] == ["cfg", "o"]
     names = [p.name for p in options if p.name != "emulate"]
-    assert names == list(ForwardOptions._fields)
+    # attention() makes the program from its functions; nobody passes one.
+    assert [*names, "program"] == list(ForwardOptions._fields)
 
 
 def test_arguments_are_checked_before_choosing() -> None:
