@@ -212,15 +212,15 @@ def forward(
         window: (left, right): how many keys before and after its own position a query attends to;
             None means no limit. With causal the right limit is 0.
         softcap: above 0, scaled scores become softcap * tanh(score / softcap).
-        scale: the factor on q k^T, finite and > 0; None means 1/sqrt(d). scale and softcap may be
-            0-dimensional tensors, and window a tensor of two numbers, on the host.
+        scale: the factor on q k^T, finite and > 0; None means 1/sqrt(d). scale and softcap may also
+            be 0-dimensional tensors on the host, and window a tensor of two numbers.
         sinks: (heads_q,) fp32, fp16 or bf16: one logit per head that joins the softmax of its rows;
             None for no sinks.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has rows
-            cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked; the
-            kernel clamps them and does not write rows of the output outside all sequences.
+            cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked. The
+            kernel clamps them, and does not write rows of the output that belong to no sequence.
         max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
-            sequences are cut off. None computes it; on a device this waits for the device once.
+            sequences are cut off. None computes it, for which a call on a device waits once.
         return_lse: also return the log-sum-exp of the scores and the sink: fp32, (batch, heads_q,
             seq_q) or (heads_q, total_q). It is -inf for a row without keys and sink.
         return_row_max: also return the maximum of each row's scaled and capped scores, without the

@@ -106,7 +106,7 @@ def _bound(
             f"positions={quoted(positions)}: give 'start' (q_idx counts from the first query) or "
             "'end' (the last query is at the last key)"
         )
-    functions = [mask_function(mask) for mask in masks if mask is not None]
+    functions = [mask_function(it) for it in masks if it is not None]
     if score_mod is None and not functions:
         return BoundFunctions(None), ()
     mask = functions[0] if len(functions) == 1 else all_of(*functions) if functions else None
