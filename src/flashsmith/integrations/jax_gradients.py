@@ -42,7 +42,7 @@ def differentiable_attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     check_attention_config(config)
     check_backward_config("backward_config", backward_config)
     repeatable = resolve_deterministic(asked["deterministic"], q, asked["bits"])
-    options = ForwardOptions(**{name: asked[name] for name in ForwardOptions._fields})
+    options = ForwardOptions(**{name: asked.get(name) for name in ForwardOptions._fields})
     return_lse = asked["return_lse"]
 
     def of(sinks: Any) -> ForwardOptions:
