@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -35,7 +36,9 @@ class _Rounded(torch.autograd.Function):
         return gradient.to(ctx.dtype).to(gradient.dtype), None, None
 
 
-def one_sequence(q: Any, k: Any, v: Any, seen: Any, softcap: float, scale: Any, sinks: Any) -> Any:
+def one_sequence(
+    q: Any, k: Any, v: Any, seen: Any, softcap: float, scale: Any, sinks: Any, change: Any = None
+) -> Any:
     """(length, heads, d) tensors; in float32, but for the factors of matrix products: as in kernels
     these have q's dtype, forward and backward."""
     dtype = q.dtype
@@ -45,12 +48,19 @@ def one_sequence(q: Any, k: Any, v: Any, seen: Any, softcap: float, scale: Any, 
     scores = _Rounded.apply(scores, dtype, True)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
+    if change is not None:
+        scores = change(scores)
     scores = scores.masked_fill(~seen, -torch.inf)
     if sinks is not None:
         column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
         scores = torch.cat([scores, column], dim=-1)
     weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)[..., : k.shape[0]]
     return torch.einsum("hqk,khd->qhd", _Rounded.apply(weights, dtype, False), v)
+
+
+def _changed(score_mod: Any, b: int, scores: Any) -> Any:
+    heads, rows, keys = (torch.arange(n) for n in scores.shape)
+    return score_mod(scores, torch.tensor(b), heads[:, None, None], rows[:, None], keys)
 
 
 def attention(
@@ -67,9 +77,11 @@ def attention(
     cu_seqlens_k: Any = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    mask: Any = None,
+    score_mod: Any = None,
     emulate: bool = False,
 ) -> Any:
-    """What flashsmith.attention() computes."""
+    """What flashsmith.attention() computes; a mask is a bool tensor."""
     output = torch.zeros_like(q)
     if cu_seqlens_q is None:
         pieces = [(index, index) for index in range(q.shape[0])]
@@ -85,7 +97,11 @@ def attention(
         ]
     for at_q, at_k in pieces:
         seen = visible(q[at_q].shape[0], k[at_k].shape[0], causal, window)
-        o = one_sequence(q[at_q], k[at_k], v[at_k], seen, softcap, scale, sinks)
+        if mask is not None:
+            assert mask.dtype is torch.bool and cu_seqlens_q is None
+            seen = seen & mask[at_q if mask.shape[0] > 1 else 0]
+        change = None if score_mod is None else partial(_changed, score_mod, at_q)
+        o = one_sequence(q[at_q], k[at_k], v[at_k], seen, softcap, scale, sinks, change)
         output[at_q] = o.to(q.dtype)
     return output
 

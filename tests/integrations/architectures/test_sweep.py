@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import padded_attention  # noqa: E402
 import records  # noqa: E402
 from builders import Architecture, architectures  # noqa: E402
-from outcomes import NOT_RUN, PARTLY, WRONG, sweep, texts  # noqa: E402
+from outcomes import NOT_RUN, SERVED, WRONG, sweep, texts  # noqa: E402
 from scenarios import SCENARIOS  # noqa: E402
 
 RECORDED = records.read()
@@ -73,11 +73,11 @@ def test_a_causal_model_that_sees_the_future_is_found(monkeypatch: pytest.Monkey
     assert {it.kind for it in sweep(llama).values()} == {WRONG}
 
 
-def test_masks_of_chunks_are_left_to_pytorch() -> None:
-    """transformers refuses them to whatever has 'flash' in its name."""
+def test_masks_of_chunks_are_served() -> None:
+    """As mask tensors: transformers makes no compact masks of chunks."""
     llama4 = Architecture("llama4_text", "llama4_text", "Llama4ForCausalLM", "decoder")
     found = sweep(llama4, ["plain", "left", "dynamic"])
-    assert {it.kind for it in found.values()} == {PARTLY}
+    assert {it.kind for it in found.values()} == {SERVED}
 
 
 def test_the_page_says_what_is_recorded(load_tool: Callable[[str], ModuleType]) -> None:
