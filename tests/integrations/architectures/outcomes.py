@@ -104,12 +104,20 @@ def run_scenario(given: Given, name: str) -> Outcome | None:
     left = [str(it.message) for it in caught if it.category is FallbackWarning]
     if (difference := _off(name, ours, eager)) > _close(name) and (calls or left):
         if name in PACKED:
-            return _of_leaking_sequences(given, name, ours, difference, mixed=bool(calls and left))
+            return _of_leaking_sequences(
+                given, name, ours, difference, mixed=_is_mixed(calls, left)
+            )
         return _compared_by_sdpa(given, name, ours, eager, difference)
     why = "; ".join(sorted({_short(it.partition("to PyTorch: ")[2]) for it in left}))
     if left:
         return Outcome(PARTLY if calls else PYTORCH, why)
     return Outcome(SERVED if calls else OWN)
+
+
+def _is_mixed(calls: list[Any], left: list[str]) -> bool:
+    """Whether some layers have a mask as a tensor, for a kernel or for PyTorch, and others none."""
+    by_tensor = [call.keys() & {"mask", "score_mod"} for call in calls]
+    return bool(calls) and (bool(left) or (any(by_tensor) and not all(by_tensor)))
 
 
 def _of_leaking_sequences(
