@@ -98,7 +98,8 @@ def attention(
     for at_q, at_k in pieces:
         seen = visible(q[at_q].shape[0], k[at_k].shape[0], causal, window)
         if mask is not None:
-            assert mask.dtype is torch.bool and cu_seqlens_q is None
+            assert mask.dtype is torch.bool
+            assert cu_seqlens_q is None
             seen = seen & mask[at_q if mask.shape[0] > 1 else 0]
         change = None if score_mod is None else partial(_changed, score_mod, at_q)
         o = one_sequence(q[at_q], k[at_k], v[at_k], seen, softcap, scale, sinks, change)
