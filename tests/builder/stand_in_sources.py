@@ -92,6 +92,7 @@ _COPIED = (
     "common/constants.cuh",
     "common/types.cuh",
     "common/forward_args.cuh",
+    "common/program_args.cuh",
     "host/kernel_library.h",
     "host/plan.h",
     "mma_sync/flash_attention.cuh",
