@@ -180,8 +180,8 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
     ),
     "decode window": (
         SourcePatch("chunks from the window's start", _SPLIT,
-                    "~((Kernel::canonical ? kCanonicalChunk : Kernel::B_c) - 1);",
-                    "~(Kernel::B_c - 1);"),
+                    "~((Kernel::canonical ? kCanonicalChunk : Kernel::B_c) - 1)) -",
+                    "~(Kernel::B_c - 1)) -"),
     ),
 }  # fmt: skip
 
