@@ -91,8 +91,9 @@ MISTAKES = {
     ),
     "wgmma": (
         SourcePatch("sinks of the group's first head", _CONSUMER,
-                    "return head_of<Kernel>(args, tile.head, row_of_lane()(m, r));",
-                    "return head_of<Kernel>(args, tile.head, 0);"),
+                    "{\n                return head_of<Kernel>(args, tile.head, "
+                    "row_of_lane()(m, r));",
+                    "{\n                return head_of<Kernel>(args, tile.head, 0);"),
         SourcePatch("a mask by rows", _CONSUMER, ".mask(S, lane, token_of_lane(),",
                     ".mask(S, lane, row_of_lane(),"),
         SourcePatch("statistics of the group's first head", _CONSUMER,
