@@ -137,7 +137,9 @@ def test_scores(name: str) -> None:
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_t5_buckets_are_those_of_transformers(bidirectional: bool) -> None:
-    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    pytest.importorskip("transformers", reason="needs transformers: it is not installed")
+    from transformers.models.t5 import modeling_t5 as t5
+
     positions = torch.arange(-300, 301)
     expected = t5.T5Attention._relative_position_bucket(positions, bidirectional, 32, 128)
     found = scores._t5_buckets(positions.numpy(), 32, bidirectional, 128)
