@@ -89,6 +89,6 @@ def test_halves_round_as_their_float32_values_do(name: str) -> None:
 
 
 def test_a_conversion_that_ptx_lacks_is_refused() -> None:
-    with pytest.raises(EmulatorError, match="cvt.rn.e4m3x2.f32 is not supported"):
-        body = "cvt.rn.e4m3x2.f32 {d}, {a}, {a};"
+    body = "cvt.rn.e4m3x2.f32 {d}, {a}, {a};"
+    with pytest.raises(EmulatorError, match=r"cvt\.rn\.e4m3x2\.f32 is not supported"):
         run(body, ("f32",), "b16", [0])
