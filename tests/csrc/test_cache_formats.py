@@ -15,7 +15,7 @@ from flashsmith.families.mma_sync_decode.sets import over_cache
 from flashsmith.runtime.emulation import exact_mma
 from flashsmith.runtime.operation_run import run_operation
 from flashsmith.semantics.cache_format import CacheFormat
-from ptxlab import all_checks
+from ptxlab.checks import all_checks
 
 CODES = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 VALUES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}

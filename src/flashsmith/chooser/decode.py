@@ -10,6 +10,7 @@ from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, is_legal
+from flashsmith.operations.cache_scales import SCALES
 from flashsmith.operations.decode import DECODE, FREE, INVARIANT, check_split
 from flashsmith.runtime import Chooser, cached_calls
 from flashsmith.runtime.cache_scales import Scales
@@ -175,6 +176,9 @@ def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, 
     chosen = keywords.pop("config", None) or CHOOSERS[keywords.get("split", INVARIANT)]
     emulate = keywords.pop("emulate", False)
     options = {name: keywords.pop(name) for name in DecodeOptions._fields if name in keywords}
+    scales = Scales.of(*(keywords.pop(name, None) for name in SCALES))
+    options |= {f"{name}_value": it for name, it in zip(SCALES, scales.numbers, strict=True)}
+    keywords |= zip(SCALES, scales.tensors, strict=True)
     tensors = DecodeTensors(*arguments[:3], **keywords)
     # Not remembered if a tensor requires grad: autograd may be enabled in later calls.
     if any(getattr(tensor, "requires_grad", False) for tensor in tensors):

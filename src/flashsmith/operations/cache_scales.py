@@ -14,6 +14,8 @@ SCALE_TENSORS = tuple(
 )
 # What keys and values are multiplied by where there is no tensor of scales.
 SCALE_OPTIONS = MappingProxyType({f"{name}_value": 1.0 for name in SCALES})
+# In measurements, a tensor of scales has one number.
+MEASURED_SCALES = MappingProxyType({f"{name}s": 1 for name in SCALES})
 
 
 def scale_numbers(call: Call) -> tuple[int | float, ...]:

@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from flashsmith.errors import ArgumentError
-from flashsmith.operations.cache_scales import SCALE_OPTIONS, SCALE_TENSORS, scale_numbers
+from flashsmith.operations.cache_scales import (
+    MEASURED_SCALES,
+    SCALE_OPTIONS,
+    SCALE_TENSORS,
+    scale_numbers,
+)
 from flashsmith.operations.forward import (
     PACKED_Q,
     PACKED_ROWS,
@@ -79,6 +84,7 @@ def _measured(sizes: Sizes) -> dict[str, int]:
         "most_pages": pages,
         "positions": sizes.seq_k,
         "rotary_half": sizes.d // 2,
+        **MEASURED_SCALES,
     }
 
 

@@ -8,7 +8,12 @@ copied, or divided by the cache's scale and rounded to the cache's format.
 from __future__ import annotations
 
 from flashsmith.errors import ArgumentError
-from flashsmith.operations.cache_scales import SCALE_OPTIONS, SCALE_TENSORS, scale_numbers
+from flashsmith.operations.cache_scales import (
+    MEASURED_SCALES,
+    SCALE_OPTIONS,
+    SCALE_TENSORS,
+    scale_numbers,
+)
 from flashsmith.operations.operation import Call, Operation, TensorSpec
 from flashsmith.semantics.sizes import Sizes
 
@@ -39,6 +44,7 @@ def _measured(sizes: Sizes) -> dict[str, int]:
         "slot_count": rows,
         "blocks": -(-rows // _MEASURED_SLOTS),
         "slots": _MEASURED_SLOTS,
+        **MEASURED_SCALES,
     }
 
 
