@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from flashsmith.chooser.backward import check_config_for
@@ -94,9 +92,9 @@ def write_slots(
 def write_config(problem: Problem) -> KernelConfig:
     """The kernel for a problem of this operation."""
     (family, *_) = families(WRITE_SLOTS.name)
-    config: KernelConfig
     (config, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
-    return replace(config, cache=problem.cache_format)
+    found: KernelConfig = config.with_knobs(cache=problem.cache_format)
+    return found
 
 
 def write_request(

@@ -23,8 +23,8 @@ from flashsmith.runtime.resized_calls import ResizableCall
 
 # The number of sizes whose launches are kept; the oldest are dropped first.
 MOST_SIZES = 512
-_ATTENTION = ("q", "k_cache", "v_cache", "cache_lens", "o", "page_table", "sinks", "cu_seqlens_q")
-_ATTENTION += SCALES
+_READ = ("q", "k_cache", "v_cache", "cache_lens", "o", "page_table", "sinks", "cu_seqlens_q")
+_ATTENTION = (*_READ, *SCALES)
 _WRITE = ("k", "v", "k_cache", "v_cache", "slot_mapping", *SCALES)
 
 

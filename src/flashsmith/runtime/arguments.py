@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -283,7 +282,8 @@ def check_cache(cfg: KernelConfig, problem: Problem) -> None:
     """Raises ArgumentError when the config's kernel is for a cache of another format."""
     served = getattr(cfg, "cache", CacheFormat.PLAIN)
     if served is not problem.cache_format:
-        other = replace(cfg, cache=problem.cache_format) if "cache" in cfg.KNOBS else None
+        is_knob = "cache" in cfg.KNOBS
+        other = cfg.with_knobs(cache=problem.cache_format) if is_knob else None
         advice = f"for example {other}" if other else "a config of another family"
         raise ArgumentError(
             f"config: {cfg} is for a {served.name.lower()} cache, and this call has "

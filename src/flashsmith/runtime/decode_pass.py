@@ -224,7 +224,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     _add_offset(views, tensors, batch)
     scales = Scales((tensors.k_scale, tensors.v_scale), (asked.k_scale_value, asked.v_scale_value))
     scale_numbers = add_scales(views, scales)
-    cache = cache_format(views, has_scales=scales.are_given)
+    its_format = cache_format(views, has_scales=scales.are_given)
     mask, bits = check_mask(asked.causal, asked.window), resolve_bits(asked.bits)
     if "kv_offset" in views and bits:
         # Kernels for windows find the first chunk, and hide the keys before the cache's first one.
@@ -245,7 +245,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     bound, bits = asked.program, resolve_bits(asked.bits)
     if bound is not None and bits:
         raise cannot_keep(asked.bits, "a score or mask function is computed in its own order")
-    _check_cache(cache, bound, d)
+    _check_cache(its_format, bound, d)
     check_k_scale(scale_numbers.get("k_scale_value", 1.0), scale, softcap)
     semantics = Semantics(
         *(mask.kind, softcap > 0, packed),
@@ -255,7 +255,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     page = slots if tensors.page_table is not None else 0
     problem = Problem(
         *(batch, seq_q, capacity, heads_q, heads_k, d, DTYPES[q.dtype], semantics),
-        *(DECODE.name, page, "", mask.window_keys, bits, cache.label),
+        *(DECODE.name, page, "", mask.window_keys, bits, its_format.label),
     )
     cos = views.get("cos")
     options = mask_options(mask, scale, softcap) | {

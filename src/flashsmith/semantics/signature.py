@@ -53,8 +53,8 @@ class Argument(NamedTuple):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is one of the call's tensors and not an option."""
-        return self.kind.startswith("Array")
+        """Whether it is, or may be, one of the call's tensors and not an option."""
+        return "Array" in self.kind
 
     def in_schema(self, default: Any) -> str:
         """The argument's declaration in an op's schema."""

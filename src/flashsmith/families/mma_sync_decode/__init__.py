@@ -103,8 +103,8 @@ class MmaSyncDecodeFamily(Family):
     ) -> FlashDecodeKernelConfig:
         # Kernels of whole clusters and of warpgroups have their own code for scores, and those with
         # scales have arguments of their own.
-        own = {"canonical": 0, "chunk_cluster": 0, "chunk_warpgroups": 0}
-        return replace(cfg, **own, cache=CacheFormat.PLAIN)
+        plain = replace(cfg, cache=CacheFormat.PLAIN)
+        return replace(plain, canonical=0, chunk_cluster=0, chunk_warpgroups=0)
 
     def adapt_to_queries(
         self, cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec

@@ -131,8 +131,9 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         v_at = k_at + self.head_size * kv_cache.element_size()
         at = key.data_ptr(), value.data_ptr(), k_at, v_at, slot_mapping.data_ptr()
         if launch is None or not launch.run_at((*at, *(scale.data_ptr() for scale in scales))):
-            caches, of_slots = self.caches(kv_cache), dict(zip(SCALES, scales, strict=False))
-            flashsmith.write_slots(key, value, *caches, slot_mapping, **of_slots)
+            k_cache, v_cache = self.caches(kv_cache)
+            named = dict(zip(SCALES, scales, strict=False))
+            flashsmith.write_slots(key, value, k_cache, v_cache, slot_mapping, **named)
 
     # --- attention -------------------------------------------------------------------------------
 
