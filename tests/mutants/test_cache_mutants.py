@@ -69,8 +69,8 @@ MISTAKES = {
                     "{ .reg .f32 a, b; min.f32 a, %1, 0f43000000; min.f32 b, %2, 0f43000000; "
                     "cvt.rn.satfinite.e4m3x2.f32 %0, a, b; }"),
         SourcePatch("values by the keys' scale", _APPEND,
-                    "[&] { return v_scale<Kernel>(args, head); }",
-                    "[&] { return k_scale<Kernel>(args, head); }"),
+                    "[&] { return v_scale(args, head); }",
+                    "[&] { return k_scale(args, head); }"),
         SourcePatch("times the scale", _ROW,
                     "codes_of<kFormat>(__fdiv_rn(to_float(x), scale), 0.0f)",
                     "codes_of<kFormat>(__fmul_rn(to_float(x), scale), 0.0f)"),
@@ -93,7 +93,7 @@ MISTAKES = {
         SourcePatch("subnormal codes as normal ones", _ROW, "size < Format::kSmallestNormal",
                     "size < 0.0f"),
         SourcePatch("columns that keys have not", _COPIES,
-                    "SEMANTICS.uneven || Kernel::key_columns * 2 > Kernel::d_head * kBytes",
+                    "SEMANTICS.uneven || Kernel::CFG.key_bytes() > kRowBytes",
                     "false"),
     ),
     "e5m2": (

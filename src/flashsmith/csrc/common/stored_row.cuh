@@ -58,8 +58,8 @@ FS_DEVICE uint16_t codes_of(float first, float second) {
         asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
     return codes;
 #else
-    return static_cast<uint16_t>(computed_code<kFormat>(first) |
-                                 computed_code<kFormat>(second) << 8);
+    return static_cast<uint16_t>(computed_code<kFormat>(first) | computed_code<kFormat>(second)
+                                                                     << 8);
 #endif
 }
 
@@ -70,7 +70,7 @@ FS_DEVICE uint16_t scaled_bits(value_t x, float scale) {
 }
 
 // A row that takes values as they are.
-template <typename value_t, CacheFormat kFormat, bool kCodes = false>
+template <typename value_t, CacheFormat kFormat>
 struct StoredRow {
     value_t* elements;
 
@@ -82,7 +82,7 @@ struct StoredRow {
 
 // A row of quotients by a scale, with 16 bits each.
 template <typename value_t>
-struct StoredRow<value_t, CacheFormat::scaled, false> {
+struct StoredRow<value_t, CacheFormat::scaled> {
     value_t* elements;
     float scale;
 
@@ -98,13 +98,13 @@ struct StoredRow<value_t, CacheFormat::scaled, false> {
 
 // A row of their codes.
 template <typename value_t, CacheFormat kFormat>
-struct StoredRow<value_t, kFormat, true> {
+    requires kIs8Bit<kFormat>
+struct StoredRow<value_t, kFormat> {
     uint8_t* elements;
     float scale;
 
     FS_DEVICE void put(int i, value_t x) const {
-        elements[i] =
-            static_cast<uint8_t>(codes_of<kFormat>(__fdiv_rn(to_float(x), scale), 0.0f));
+        elements[i] = static_cast<uint8_t>(codes_of<kFormat>(__fdiv_rn(to_float(x), scale), 0.0f));
     }
     FS_DEVICE void put_bits(int i, uint16_t bits) const {
         value_t x;

@@ -14,7 +14,7 @@ struct Append {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     // Where a row of q goes, and a row of the cache.
     using Row = StoredRow<value_t, CacheFormat::plain>;
-    using CacheRow = StoredRow<value_t, Kernel::cache, Kernel::has_codes>;
+    using CacheRow = StoredRow<value_t, Kernel::cache>;
 
     const DecodeKernelArgs& args;
     const int lane;
@@ -45,7 +45,7 @@ struct Append {
         if (part < args.heads_k) {
             const value_t* source = address(args.new_k, args.new_k_strides, batch, row, part);
             const CacheRow target = cache_row(args.k_cache, args.k_cache_strides, block, slot, part,
-                                              [&] { return k_scale<Kernel>(args, part); });
+                                              [&] { return k_scale(args, part); });
             if (args.cos != nullptr)
                 turn(source, target, position(batch, length, query));
             else
@@ -54,7 +54,7 @@ struct Append {
             const int head = part - args.heads_k;
             copy(address(args.new_v, args.new_v_strides, batch, row, head),
                  cache_row(args.v_cache, args.v_cache_strides, block, slot, head,
-                           [&] { return v_scale<Kernel>(args, head); }),
+                           [&] { return v_scale(args, head); }),
                  0);
         }
     }

@@ -7,27 +7,24 @@
 
 namespace flashsmith {
 
-template <class Kernel>
+// Of kernels that have scales.
 FS_DEVICE const CacheScales& scales_of(const DecodeKernelArgs& args) {
     return static_cast<const DecodeCacheArgs&>(args).scales;
 }
 
-template <class Kernel>
 FS_DEVICE float k_scale(const DecodeKernelArgs& args, int head_k) {
-    const CacheScales& scales = scales_of<Kernel>(args);
+    const CacheScales& scales = scales_of(args);
     return scale_of_head(scales.k, scales.k_step, scales.k_value, head_k);
 }
-template <class Kernel>
 FS_DEVICE float v_scale(const DecodeKernelArgs& args, int head_k) {
-    const CacheScales& scales = scales_of<Kernel>(args);
+    const CacheScales& scales = scales_of(args);
     return scale_of_head(scales.v, scales.v_step, scales.v_value, head_k);
 }
 
 // A factor of the scores. The host has already multiplied it by a scale that is a number.
-template <class Kernel>
 FS_DEVICE float scaled_by_k(const DecodeKernelArgs& args, float factor, int head_k) {
-    const CacheScales& scales = scales_of<Kernel>(args);
-    return scales.k == nullptr ? factor : __fmul_rn(factor, k_scale<Kernel>(args, head_k));
+    const CacheScales& scales = scales_of(args);
+    return scales.k == nullptr ? factor : __fmul_rn(factor, k_scale(args, head_k));
 }
 
 // The end of a row whose values have a scale.
@@ -41,7 +38,7 @@ template <class Kernel>
 FS_DEVICE auto row_end(const DecodeKernelArgs& args, const RowState& row, int head, int head_k) {
     const RowEnd end(row, args.sinks == nullptr ? nullptr : args.sinks + head);
     if constexpr (Kernel::has_scales)
-        return ScaledRowEnd{end, v_scale<Kernel>(args, head_k)};
+        return ScaledRowEnd{end, v_scale(args, head_k)};
     else
         return end;
 }
@@ -52,7 +49,7 @@ FS_DEVICE float canonical_element(const DecodeKernelArgs& args, float sum, float
                                   int head_k) {
     const float x = CanonicalEnd::scaled(sum, factor);
     if constexpr (Kernel::has_scales)
-        return __fmul_rn(x, v_scale<Kernel>(args, head_k));
+        return __fmul_rn(x, v_scale(args, head_k));
     else
         return x;
 }

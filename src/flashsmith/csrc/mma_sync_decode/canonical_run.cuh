@@ -99,7 +99,8 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                                  const RowsA<typename Kernel::QueriesLayout, kMTiles>& queries,
                                  Scores& scores) const {
         zero(scores);
-        multiply<value_t, Kernel::d_steps>(scores, queries, key_operand<Layout, value_t, Kernel::cache>(K_tile(stage), lane));
+        multiply<value_t, Kernel::d_steps>(
+            scores, queries, key_operand<Layout, value_t, Kernel::cache>(K_tile(stage), lane));
         change_scores<SEMANTICS>(scores, this->score_argument());
         const int key = first_key(step);
         if (key < full_begin || key + Kernel::warp_keys > full_end) {

@@ -64,9 +64,7 @@ FS_DEVICE uint32_t widen_two(uint32_t two_codes) {
         halves = __byte_perm(two_codes, 0, 0x1404);  // the upper byte of an fp16
     } else {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
-            : "=r"(halves)
-            : "h"(static_cast<uint16_t>(two_codes)));
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(two_codes)));
 #else
         const float2 x = floats_of_e4m3(two_codes);
         return pack_16bit<value_t>(x.x, x.y);
@@ -100,8 +98,7 @@ template <class Layout, int kTurns, typename value_t, CacheFormat kFormat>
 struct CodeColumnsB {
     typename Layout::Cursor cursor;
 
-    FS_DEVICE CodeColumnsB(uint32_t tile, int lane, int turn = 0)
-        : cursor(tile, lane % 16, turn) {}
+    FS_DEVICE CodeColumnsB(uint32_t tile, int lane, int turn = 0) : cursor(tile, lane % 16, turn) {}
 
     FS_DEVICE void load(uint32_t (&two_tiles)[4], int step, int pair) const {
         uint32_t of_keys[2];
@@ -116,9 +113,9 @@ struct CodeColumnsB {
 };
 
 // Gives lanes the columns that they have of products with ColumnsB. Of 16 columns, lane t of a quad
-// has 4 t to 4 t + 3; it gets 2 t, 2 t + 1 and those eight further on. Bit 1 of a column, which says
-// which element of a tile it is, changes places with bit 2, the lane's lower bit, and then with bit
-// 3.
+// has 4 t to 4 t + 3; it gets 2 t, 2 t + 1 and those eight further on. Bit 1 of a column, which
+// says which element of a tile it is, changes places with bit 2, the lane's lower bit, and then
+// with bit 3.
 template <int kMTiles, int kNTiles>
 FS_DEVICE void restore_columns(float (&o)[kMTiles][kNTiles][4], int lane) {
 #pragma unroll
@@ -134,8 +131,7 @@ FS_DEVICE void restore_columns(float (&o)[kMTiles][kNTiles][4], int lane) {
 #pragma unroll
                     for (int bit = 1; bit <= 2; bit *= 2) {
                         const bool is_high = (lane & bit) != 0;
-                        const float other =
-                            __shfl_xor_sync(0xffffffffu, is_high ? low : high, bit);
+                        const float other = __shfl_xor_sync(0xffffffffu, is_high ? low : high, bit);
                         low = is_high ? other : low;
                         high = is_high ? high : other;
                     }

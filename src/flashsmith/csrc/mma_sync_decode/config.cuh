@@ -39,7 +39,8 @@ struct FlashDecodeKernelConfig {
     constexpr int element_bytes() const { return 2; }
     constexpr bool has_scales() const { return cache != CacheFormat::plain; }
     constexpr int cache_element_bytes() const { return is_8bit(cache) ? 1 : 2; }
-    // Bytes of a key or value in shared memory. Tiles have rows of whole panels, of 64 or 128 bytes.
+    // Bytes of a key or value in shared memory. Tiles have rows of whole panels, of 64 or 128
+    // bytes.
     constexpr int key_bytes() const {
         return is_8bit(cache) ? (d_head + 63) / 64 * 64 : d_head * element_bytes();
     }

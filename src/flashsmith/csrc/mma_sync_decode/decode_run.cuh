@@ -139,7 +139,8 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         if (key >= seen_end || key + kKeys <= seen_begin) return;
         Scores scores;
         zero(scores);
-        multiply<value_t, Kernel::d_steps>(scores, queries, key_operand<Layout, value_t, Kernel::cache>(K_tile(stage), lane));
+        multiply<value_t, Kernel::d_steps>(
+            scores, queries, key_operand<Layout, value_t, Kernel::cache>(K_tile(stage), lane));
         change_scores<SEMANTICS>(scores, this->score_argument());
         if constexpr (kHasProgram<SEMANTICS>)
             with_program(
@@ -151,8 +152,9 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         softmax.template update<false>(scores, o);
         InRegisters<Kernel::row_tiles, Kernel::key_steps> probabilities;
         round_to<value_t>(probabilities, scores);
-        multiply<value_t, Kernel::key_steps>(o, probabilities,
-                                             value_operand<Layout, 1, value_t, Kernel::cache>(V_tile(stage), lane));
+        multiply<value_t, Kernel::key_steps>(
+            o, probabilities,
+            value_operand<Layout, 1, value_t, Kernel::cache>(V_tile(stage), lane));
     }
 
     FS_DEVICE void mask(Scores& scores, int first_key) const {

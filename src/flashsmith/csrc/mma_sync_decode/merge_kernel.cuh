@@ -86,7 +86,8 @@ struct RowMerge {
             const int column = 128 * c + 4 * lane;
             if (column >= Kernel::d_head || warms_up) continue;
             store_row<typename Kernel::value_t>(args, states[c],
-                                                row_end<Kernel>(args, states[c], head, head_k), batch, s.first_query, query, head, column);
+                                                row_end<Kernel>(args, states[c], head, head_k),
+                                                batch, s.first_query, query, head, column);
         }
     }
 
@@ -353,7 +354,8 @@ FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const typename Kernel::ScaledArgs args) {
+__global__ void __launch_bounds__(kMergeThreads)
+    decode_merge_kernel(const typename Kernel::ScaledArgs args) {
     merge_one_row<Kernel, false>(args);
 }
 

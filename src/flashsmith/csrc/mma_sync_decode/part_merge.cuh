@@ -129,8 +129,8 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     // Sums of 16 rows in a stage. Rows permute their groups of 8 columns, so that four neighbouring
     // rows lie in different banks.
     FS_DEVICE uint32_t sums(int of_warp, int stage, int row, int column) const {
-        const uint32_t first = smem + Kernel::ring_offset + of_warp * Kernel::ring_bytes +
-                               stage * Kernel::stage_bytes;
+        const uint32_t first =
+            smem + Kernel::ring_offset + of_warp * Kernel::ring_bytes + stage * Kernel::stage_bytes;
         if constexpr (Kernel::rows_in_stage < 16) {
             return first + (row < 8 ? 0 : ninth_row(of_warp, stage)) +
                    (row % 8 * Kernel::d_head + ((column ^ (row & 3) << 3))) * 4;

@@ -151,9 +151,9 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
 void apply_scales(const FlashDecodeKernelConfig& config, Tensors tensors, const CacheScales& scales,
                   DecodeKernelArgs& args) {
     const bool has_tensor = tensors[k_scale] != 0 || tensors[v_scale] != 0;
-    require(config.has_scales() || (!has_tensor && scales.k_value == 1.0f &&
-                                    scales.v_value == 1.0f),
-            "k_scale, v_scale: the config's kernels have no scales; use one with cache_scaled");
+    require(
+        config.has_scales() || (!has_tensor && scales.k_value == 1.0f && scales.v_value == 1.0f),
+        "k_scale, v_scale: the config's kernels have no scales; use one with cache_scaled");
     if (tensors[k_scale] != 0) return;
     float& factor = args.score_argument > 0.0f ? args.score_argument : args.scale_log2;
     factor *= scales.k_value;
@@ -502,7 +502,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const bool few_rows = one_run >= 2.0 * static_cast<double>(resident * config.rounds);
     // If there are enough tiles for most SMs, and none can have many keys, each is one run,
     // whatever the lengths. Then nothing is searched or merged, and there is no merge launch.
-    const int64_t unit_bytes = int64_t{config.B_c} * config.d_head * 2 * config.cache_element_bytes();
+    const int64_t unit_bytes =
+        int64_t{config.B_c} * config.d_head * 2 * config.cache_element_bytes();
     const int64_t all_tiles = heads * tiles;
     const bool whole = config.has_whole_runs() && others_are_split && !canonical && !p.packed &&
                        !has_chunks && units * unit_bytes <= kMostWholeBytes &&

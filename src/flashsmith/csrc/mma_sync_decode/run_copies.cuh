@@ -21,8 +21,8 @@ struct RunCopies : RunTile<Kernel, kPaged> {
     static constexpr int kBytes = Kernel::cache_bytes;
     static constexpr int kVector = kChunkBytes / kBytes, kPanelElements = 128 / kBytes;
     // Whether rows in shared memory have columns that a row of the cache may not have.
-    static constexpr bool kCutsColumns =
-        SEMANTICS.uneven || Kernel::key_columns * 2 > Kernel::d_head * kBytes;
+    static constexpr int kRowBytes = Kernel::d_head * kBytes;
+    static constexpr bool kCutsColumns = SEMANTICS.uneven || Kernel::CFG.key_bytes() > kRowBytes;
 
     using Tile::Tile;
 
@@ -92,9 +92,8 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         Copies copies{first_step, steps, {}, {}};
         if constexpr (kGoesOn) {
             const int64_t row = first_key(first_step) + lane / 8;
-            copies.next_rows = {
-                k_head + row * args.k_cache_strides.row * kBytes + lane % 8 * 16,
-                v_head + row * args.v_cache_strides.row * kBytes + lane % 8 * 16};
+            copies.next_rows = {k_head + row * args.k_cache_strides.row * kBytes + lane % 8 * 16,
+                                v_head + row * args.v_cache_strides.row * kBytes + lane % 8 * 16};
         }
         if constexpr (kPaged) {
             FirstPages& pages = copies.pages;

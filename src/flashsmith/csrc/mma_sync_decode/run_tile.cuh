@@ -58,12 +58,12 @@ struct RunTile {
     // Turns a score into base-2 logits, and the argument of Score::change().
     FS_DEVICE float scale_log2() const {
         if constexpr (Kernel::has_scales && !SEMANTICS.changes_scores)
-            return scaled_by_k<Kernel>(args, args.scale_log2, item.head_k);
+            return scaled_by_k(args, args.scale_log2, item.head_k);
         return args.scale_log2;
     }
     FS_DEVICE float score_argument() const {
         if constexpr (Kernel::has_scales && SEMANTICS.changes_scores)
-            return scaled_by_k<Kernel>(args, args.score_argument, item.head_k);
+            return scaled_by_k(args, args.score_argument, item.head_k);
         return args.score_argument;
     }
 

@@ -175,8 +175,10 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
         if (goes_on) next = find(line);
         if (Kernel::SEMANTICS.uneven && its.element >= args.d) continue;
         const int block = kPaged ? min(max(its.block, 0), args.blocks - 1) : its.block;
-        prefetch_line<kBytes>(args.k_cache, args.k_cache_strides, block, its.head, its.slot, its.element);
-        prefetch_line<kBytes>(args.v_cache, args.v_cache_strides, block, its.head, its.slot, its.element);
+        prefetch_line<kBytes>(args.k_cache, args.k_cache_strides, block, its.head, its.slot,
+                              its.element);
+        prefetch_line<kBytes>(args.v_cache, args.v_cache_strides, block, its.head, its.slot,
+                              its.element);
     }
 }
 

@@ -1,5 +1,5 @@
-// Copies rows of k and v to slots of their caches. A thread copies 16 bytes of one row. If the cache
-// has scales, it divides by them.
+// Copies rows of k and v to slots of their caches. A thread copies 16 bytes of one row. If the
+// cache has scales, it divides by them.
 #pragma once
 
 #include <type_traits>
@@ -32,10 +32,10 @@ FS_DEVICE void write_scaled(void* cache, int64_t first, const uint4& bits, float
         value_t pair[2];
         memcpy(pair, &words[i], sizeof pair);
         if constexpr (Kernel::has_codes)
-            codes[i / 2] |= static_cast<uint32_t>(codes_of<Kernel::CFG.cache>(
-                                __fdiv_rn(to_float(pair[0]), scale),
-                                __fdiv_rn(to_float(pair[1]), scale)))
-                            << i % 2 * 16;
+            codes[i / 2] |=
+                static_cast<uint32_t>(codes_of<Kernel::CFG.cache>(
+                    __fdiv_rn(to_float(pair[0]), scale), __fdiv_rn(to_float(pair[1]), scale)))
+                << i % 2 * 16;
         else
             quotients[i] = scaled_bits(pair[0], scale) |
                            static_cast<uint32_t>(scaled_bits(pair[1], scale)) << 16;

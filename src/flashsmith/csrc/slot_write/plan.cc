@@ -11,8 +11,8 @@ namespace {
 constexpr int kColumnUnit = 8;
 static_assert(sizeof(SlotWriteScaledArgs) == sizeof(SlotWriteKernelArgs) + sizeof(CacheScales));
 // The tensors of the operation, in order.
-constexpr size_t kK = 0, kV = 1, kKCache = 2, kVCache = 3, kSlotMapping = 4,
-                 kKScale = 5, kVScale = 6;
+constexpr size_t kK = 0, kV = 1, kKCache = 2, kVCache = 3, kSlotMapping = 4, kKScale = 5,
+                 kVScale = 6;
 
 }  // namespace
 
