@@ -90,6 +90,8 @@ class DecodeReference(OperationReference):
         capacity: int = 0,
         layout: str = LAYOUTS[0],
         split: str | None = None,
+        k_scale_value: float | None = None,
+        v_scale_value: float | None = None,
         **asked: Any,
     ) -> dict[str, Any]:
         """Makes the options; those of options_by_limits() are in ``asked``.
@@ -134,8 +136,10 @@ class DecodeReference(OperationReference):
             "capacity": capacity,
             "layout": layout if layout != LAYOUTS[0] else None,
             "split": None if split is None else check_split(split),
-            **(TYPICAL_SCALES if problem.cache else {}),
         }
+        if problem.cache:
+            given = {"k_scale_value": k_scale_value, "v_scale_value": v_scale_value}
+            said |= TYPICAL_SCALES | {name: it for name, it in given.items() if it is not None}
         return without_defaults(said)
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
