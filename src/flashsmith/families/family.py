@@ -196,6 +196,11 @@ class Family:
         can compute any gradients."""
         return ""
 
+    def cache_of(self, cfg: Any) -> str:
+        """The format of a KV cache, as in Problem.cache, that a problem must have for the kernels
+        of a config; '' if the cache is plain."""
+        return ""
+
     def for_gradients(self, cfg: Any, gradients: str) -> Any:
         """The config for a problem that needs only these gradients.
 

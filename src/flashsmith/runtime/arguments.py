@@ -35,7 +35,6 @@ from flashsmith.runtime.tensors import (
     view_tensor,
     view_vector,
 )
-from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.signature import (
     ForwardOptions,
     MaskLimits,
@@ -280,14 +279,13 @@ def check_order(cfg: KernelConfig, problem: Problem) -> None:
 
 def check_cache(cfg: KernelConfig, problem: Problem) -> None:
     """Raises ArgumentError when the config's kernel is for a cache of another format."""
-    served = getattr(cfg, "cache", CacheFormat.PLAIN)
-    if served is not problem.cache_format:
-        is_knob = "cache" in cfg.KNOBS
-        other = cfg.with_knobs(cache=problem.cache_format) if is_knob else None
+    served = cfg.family.cache_of(cfg)
+    if served != problem.cache:
+        other = cfg.with_knobs(cache=problem.cache_format) if "cache" in cfg.KNOBS else None
         advice = f"for example {other}" if other else "a config of another family"
         raise ArgumentError(
-            f"config: {cfg} is for a {served.name.lower()} cache, and this call has "
-            f"a {problem.cache_format.name.lower()} one; choose {advice}"
+            f"config: {cfg} is for a cache that is {served or 'plain'}, and this call's is "
+            f"{problem.cache or 'plain'}; choose {advice}"
         )
 
 

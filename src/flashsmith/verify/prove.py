@@ -249,6 +249,7 @@ def describe_problem(
         cfg.family.operation,
         page,
         cfg.family.gradients_of(cfg),
+        cache=cfg.family.cache_of(cfg),
     )
     options: dict[str, Any] = {
         "causal": causal,
