@@ -195,7 +195,7 @@ def test_bits_are_those_of_the_converted_cache(case: Case) -> None:
     assert nan.mean() < 0.6
     # The scales are not in vain.
     without = attend(case, case.cache, tensors)
-    assert (without["o"] != found["o"])[~nan].mean() > 0.9
+    assert (without["o"] != found["o"])[~nan].mean() > 0.6
     numbers = {"k_scale_value": float(scales["k_scale"][0]), "v_scale_value": 0.3}
     of_all = {"k_scale": scales["k_scale"][:1], "v_scale": np.array([0.3], np.float32)}
     assert_same(
