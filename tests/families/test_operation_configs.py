@@ -31,6 +31,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.families.wgmma_backward.config import DqSums, StepOrder
+from flashsmith.semantics.cache_format import CacheFormat
 
 H200 = device_spec("H200")
 MANY = 4000
@@ -222,6 +223,7 @@ SAMPLES = {
             "chunk_cluster_supported": CANONICAL | {"chunk_cluster": 3},
             "chunk_cluster_is_canonical": {"chunk_cluster": 2},
             "chunk_cluster_columns": CANONICAL | {"chunk_cluster": 8},
+            "cache_of_mma_sync": {"cache": CacheFormat.E4M3, "chunk_warpgroups": 2},
         },
         {
             "d_head": {"d_head": 80},
@@ -233,8 +235,9 @@ SAMPLES = {
             "own_rows": {"own_rows": True},
             "min_keys": {"B_c": 128, "min_keys": 64},
             "the tiles need more": {"d_head": 256, "stages": 8},
+            "cache": {"cache": CacheFormat.SCALED, "chunk_warpgroups": 2},
         },
-        ("smem_bytes", "n_threads", "keys_per_warp", "keeps_queries", "most_ctas"),
+        ("smem_bytes", "chunk_smem_bytes", "n_threads", "keys_per_warp", "keeps_queries", "most_ctas"),
     ),
 }  # fmt: skip
 
