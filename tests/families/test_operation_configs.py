@@ -237,7 +237,10 @@ SAMPLES = {
             "the tiles need more": {"d_head": 256, "stages": 8},
             "cache": {"cache": CacheFormat.SCALED, "chunk_warpgroups": 2},
         },
-        ("smem_bytes", "chunk_smem_bytes", "n_threads", "keys_per_warp", "keeps_queries", "most_ctas"),
+        (
+            *("smem_bytes", "chunk_smem_bytes", "n_threads", "keys_per_warp", "keeps_queries"),
+            *("most_ctas", "other_sums_bytes"),
+        ),
     ),
 }  # fmt: skip
 

@@ -3,7 +3,7 @@ a small run."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
@@ -145,8 +145,8 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     seq_q, seq_k = (rows, 2 * step) if rows else (whole_tiles(_ROWS, cfg),) * 2
     sizes = 1, seq_q, seq_k, 1, 1, cfg.d_head
     family = cfg.family
-    needed = {"gradients": family.gradients_of(cfg), "cache": family.cache_of(cfg)}
-    problem = Problem(*sizes, cfg.dtype, operation=family.operation, **needed)
+    problem = Problem(*sizes, cfg.dtype, operation=family.operation)
+    problem = replace(problem, gradients=family.gradients_of(cfg), cache=family.cache_of(cfg))
     verdict = prove(cfg, problem, arch=device.arch, observers=[conflicts])
     return Explanation(
         **{name: getattr(known, name) for name in _BEFORE},

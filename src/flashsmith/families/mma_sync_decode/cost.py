@@ -217,10 +217,9 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
     steps = -(-keys // cfg.B_c)
     row_tiles, key_tiles = cfg.rows_per_warp / MMA_ROWS, cfg.multiplied_keys / 8
     products = 2 * row_tiles * key_tiles * (cfg.d_head / MMA_ROWS)
-    widened = 0
+    widened = 0.0
     if cfg.cache.is_8bit:
-        # Pairs of keys' and of values' elements that a lane widens, and columns of o change places
-        # too seldom to count.
+        # Pairs of elements of K and V that a lane widens.
         pairs = 2 * cfg.multiplied_keys * cfg.d_head // (2 * THREADS_PER_WARP)
         widened = pairs * _PER_PAIR[cfg.dtype]
     issue = products * _PER_PRODUCT + cfg.scores * _PER_SCORE + _PER_STEP + widened
