@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flashsmith.chooser.choice import forget_choices
@@ -134,7 +134,7 @@ def plan_races(
     for problem in wanted:
         if problem.cache:
             raise ArgumentError(
-                f"problems: '{problem}' has the kernels of the cache without scales, in its format; "
+                f"problems: '{problem}' has the kernels of a plain cache, in its format; "
                 f"tune '{replace(problem, cache='')}'"
             )
     halving = settings.halving.of_few() if key == KNOWN else settings.halving
