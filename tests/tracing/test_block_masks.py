@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
 
 from flashsmith.errors import ArgumentError
-from flashsmith.tracing import trace
+from flashsmith.tracing import block_masks, trace
 from flashsmith.tracing.block_masks import is_block_mask, mask_of_blocks
 
 BLOCK, ROWS, COLUMNS = 16, 5, 6
@@ -184,6 +185,29 @@ def test_a_windows_number_that_grows_does_not_outgrow_the_lists() -> None:
     q, k = np.arange(LENGTHS[0])[:, None], np.arange(LENGTHS[1])
     seen = (wide == 2) | ((wide == 1) & (k <= q + 14) & (q - k <= 50))
     np.testing.assert_array_equal(values_of(mask_of_blocks(made, LENGTHS), 1, 1)[0, 0], seen)
+
+
+def test_fake_tensors_are_not_kept() -> None:
+    def window(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return k <= q + 14
+
+    made = create_block_mask(window, None, None, *LENGTHS, device="cpu", BLOCK_SIZE=BLOCK)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert mask_of_blocks(made, LENGTHS) is not window
+    assert mask_of_blocks(made, LENGTHS) is window
+
+
+def test_states_of_a_capture_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no values before the graph is launched."""
+
+    def window(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return k <= q + 14
+
+    made = create_block_mask(window, None, None, *LENGTHS, device="cpu", BLOCK_SIZE=BLOCK)
+    with monkeypatch.context() as patch:
+        patch.setattr(block_masks, "_has_values", lambda states: False)
+        assert mask_of_blocks(made, LENGTHS) is not window
+    assert mask_of_blocks(made, LENGTHS) is window
 
 
 def test_rows_are_no_positions_from_the_end() -> None:

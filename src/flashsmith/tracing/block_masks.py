@@ -100,17 +100,29 @@ def _known_lists(block_mask: Any, rows: int, columns: int) -> _Known:
     if known is not None and known.owner() is block_mask and known.versions == versions:
         return known
     states = states_of_lists(*lists)
+    function = _function(states, block_mask.mask_mod, Constant(rows), Constant(columns))
+    made = _Known(weakref.ref(block_mask), versions, function, None)
+    if not _has_values(states):
+        return made
     lengths = tuple(int(it) for it in block_mask.seq_lengths)
     window = _window(block_mask.mask_mod, lengths)
-    if window is not None and not _shows_window(states, (rows, columns), lengths, window):
-        window = None
-    function = _function(states, block_mask.mask_mod, Constant(rows), Constant(columns))
-    made = _Known(weakref.ref(block_mask), versions, function, window)
+    if window is not None and _shows_window(states, (rows, columns), lengths, window):
+        made = made._replace(window=window)
     with _KNOWN_LOCK:
         for place in [it for it, old in _KNOWN.items() if old.owner() is None]:
             del _KNOWN[place]
         _KNOWN[id(block_mask)] = made
     return made
+
+
+def _has_values(states: Any) -> bool:
+    """Whether the states are values by now. Those of a CUDA graph that is being captured are not,
+    nor are fake tensors: neither may be read or kept for later calls."""
+    import torch
+
+    if type(states) is not torch.Tensor or states.is_meta:
+        return False
+    return not (states.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _window(mask_mod: Callable[..., Any], lengths: tuple[int, ...]) -> _Window | None:
@@ -124,13 +136,8 @@ def _shows_window(
 ) -> bool:
     """Whether the lists omit no block with keys of the window, and no full block has others.
 
-    It copies the states to the host, once for a BlockMask; while a CUDA graph is captured they
-    cannot be copied, and the answer is False.
+    It copies the states to the host, once for a BlockMask.
     """
-    import torch
-
-    if states.is_cuda and torch.cuda.is_current_stream_capturing():
-        return False
     seq_q, seq_k = lengths
     # The rows and keys of the blocks, from the first to the last.
     q = np.arange(0, seq_q, block[0])[:, None] + (seq_k - seq_q)
