@@ -3,10 +3,10 @@ table was measured.
 
     python tools/benchmark/published_tiles.py
 
-benchmarks/published/flash-attention-2-tiles.json has pairs of tiles, rows x keys x warps of a CTA, of
-which the sources of FlashAttention 2 say that one is faster; some say by how much. For each pair the
-tool prints the ratio of the estimated times of the best configs with these tiles, and at the end the
-rank correlation (Kendall's tau: pairs ordered as published minus the others, over all).
+benchmarks/published/flash-attention-2-tiles.json has pairs of tiles, rows x keys x warps of a CTA,
+of which the sources of FlashAttention 2 say that one is faster; some say by how much. For each pair
+the tool prints the ratio of the estimated times of the best configs with these tiles, and at the
+end the rank correlation (Kendall's tau: pairs ordered as published minus the others, over all).
 """
 
 from __future__ import annotations
