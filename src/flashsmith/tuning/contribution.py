@@ -24,7 +24,7 @@ BUDGET = "2h"
 
 
 def contributed_problems() -> list[Problem]:
-    """The problems of a contribution: those of the benchmarks, other d, packed sequences."""
+    """The problems of a contribution: those of the benchmarks, also in packed sequences."""
     other = (problem for name in ("heads", "packed") for problem in PROBLEM_SETS[name]())
     return list(dict.fromkeys((*default_problems(), *other)))
 
