@@ -253,8 +253,10 @@ def _changed(problem: Problem) -> Callable[..., Any] | None:
         return None
     import torch
 
+    changed = score.value
+
     def change(value: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
-        return score.apply(value, numbers, torch)
+        return changed.evaluate({"score": value, **numbers}, xp=torch, exact=False)
 
     return change
 
