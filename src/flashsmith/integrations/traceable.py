@@ -121,7 +121,7 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     return chooser.attention(q, k, v, **keywords)
 
 
-_FUNCTIONS = frozenset(("score_mod", "mask_mod", "mask", "positions"))
+_FUNCTIONS = frozenset(("score_mod", "mask_mod", "mask", "bias", "positions"))
 
 
 def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:

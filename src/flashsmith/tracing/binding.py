@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.semantics.band import Band, band_of
+from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.program import SEQ_K, SEQ_Q, BoundProgram, Program, Q, program_of
 from flashsmith.semantics.typed import Typed
-from flashsmith.tracing.captures import Constant, Watch, is_array, is_unchanged
+from flashsmith.tracing.captures import Constant, Watch, captures_of, is_array, is_unchanged
+from flashsmith.tracing.symbols import Symbol
 from flashsmith.tracing.tracer import watched_trace
 
 Function = Callable[..., Any]
@@ -37,22 +39,27 @@ def bind(
     masks: tuple[Any, ...],
     lengths: tuple[int, int] | None = None,
     positions: str = "start",
+    bias: Any = None,
 ) -> BoundFunctions:
     """Traces a call's functions. ``masks`` are functions, bool tensors or None, and hide keys
-    together. ``lengths`` are seq_q and seq_k where all sequences of the call have them.
+    together. ``bias`` is a float tensor that is added to scores after score_mod, or None.
+    ``lengths`` are seq_q and seq_k where all sequences of the call have them.
 
     ``positions`` is 'start' if q_idx counts from the sequence's first query, and 'end' if the last
-    query is at the last key: then q_idx is larger by seq_k - seq_q.
+    query is at the last key: then q_idx is larger by seq_k - seq_q. The rows of tensors always
+    count from the first query.
 
     Raises ArgumentError for other values, and TraceError as trace() does.
     """
     given = (score_mod, *masks)
     key = (*map(id, given), lengths, positions)
-    known = _RECENT.get(key)
+    # A result holds its tensors: kept, it would keep the caller's mask or bias in memory.
+    is_kept = bias is None and not any(map(is_array, masks))
+    known = _RECENT.get(key) if is_kept else None
     if known is not None and known.still_holds(given):
         return known.found
-    found, watch = _bound(score_mod, masks, lengths, positions)
-    if watch:
+    found, watch = _bound(score_mod, masks, lengths, positions, bias)
+    if watch and is_kept:
         _remember(key, given, watch, found)
     return found
 
@@ -99,6 +106,7 @@ def _bound(
     masks: tuple[Any, ...],
     lengths: tuple[int, int] | None,
     positions: str,
+    bias: Any,
 ) -> tuple[BoundFunctions, tuple[Watch, ...]]:
     """bind(), and what its result depends on."""
     if positions not in POSITIONS:
@@ -106,17 +114,76 @@ def _bound(
             f"positions={quoted(positions)}: give 'start' (q_idx counts from the first query) or "
             "'end' (the last query is at the last key)"
         )
-    functions = [mask_function(it) for it in masks if it is not None]
-    if score_mod is None and not functions:
+    functions = [_placed_mask(it, positions) for it in masks if it is not None]
+    score = score_mod if bias is None else _plus(score_mod, bias, positions)
+    if score is None and not functions:
         return BoundFunctions(None), ()
     mask = functions[0] if len(functions) == 1 else all_of(*functions) if functions else None
-    bound, watch = watched_trace(score_mod, mask)
+    bound, watch = watched_trace(score, mask)
+    if len(functions) > 1 and watch:
+        # all_of() holds the functions, whose results are kept for as long as they exist.
+        watch = captures_of((score_mod, *masks)).watch
+    bound = _named(bound, bias, masks)
     offset = 0 if positions == "end" else None if lengths is None else lengths[1] - lengths[0]
     limits = _limits(bound, offset)
     if limits is not None:
         rest = _without_mask(bound)
         return BoundFunctions(_placed(rest, positions), *limits), watch
     return BoundFunctions(_placed(bound, positions)), watch
+
+
+def by_row(function: Function) -> Function:
+    """A mask of functions with positions='end' that is given the row, counted from the first query,
+    instead of q_idx."""
+    return lambda b, h, q_idx, kv_idx: function(b, h, _row_of(q_idx), kv_idx)
+
+
+# The row of a query where Q is its position.
+_ROW = Q - (SEQ_K - SEQ_Q)
+
+
+def _row_of(q_idx: Any) -> Any:
+    return Symbol(_ROW, q_idx.trace)
+
+
+def _placed_mask(mask: Any, positions: str) -> Function:
+    function = mask_function(mask)
+    return by_row(function) if positions == "end" and is_array(mask) else function
+
+
+def _plus(score_mod: Function | None, bias: Any, positions: str) -> Function:
+    """The score function that adds a bias to what another one returns."""
+    at = bias_table(bias)
+    if positions == "end":
+        at = by_row(at)
+    if score_mod is None:
+        return lambda s, b, h, q, k: s + at(b, h, q, k)
+    if not callable(score_mod):
+        raise ArgumentError(f"score_mod={quoted(score_mod)}: give a function, or None for none")
+    return lambda s, b, h, q, k: score_mod(s, b, h, q, k) + at(b, h, q, k)
+
+
+def bias_table(bias: Any) -> Function:
+    """The function of a float tensor (b or 1, h or 1, q, k), (h or 1, q, k) or (q, k)."""
+    if not is_array(bias):
+        raise ArgumentError(f"bias={quoted(bias)}: give a float tensor, or None for none")
+    kind = dtype_name(bias.dtype) or str(bias.dtype)
+    if not 2 <= len(bias.shape) <= 4 or kind not in _BIASES:
+        instead = "; a bool tensor is a mask: give it as mask" if kind == "bool" else ""
+        raise ArgumentError(
+            f"bias: a tensor of shape {tuple(bias.shape)} and dtype {bias.dtype}; give one of "
+            f"{', '.join(_BIASES)}, (batch or 1, heads or 1, seq_q, seq_k){instead}"
+        )
+    return table_function(bias)
+
+
+_BIASES = ("float16", "bfloat16", "float32")
+
+
+def _named(bound: BoundProgram, bias: Any, masks: tuple[Any, ...]) -> BoundProgram:
+    """The program with the names that the caller has for its tensors, where known."""
+    names = {id(it): "mask" for it in masks if is_array(it)} | {id(bias): "bias"}
+    return bound._replace(names=tuple(names.get(id(it), "") for it in bound.tensors))
 
 
 def mask_function(mask: Any) -> Function:
@@ -214,7 +281,7 @@ def _placed(bound: BoundProgram | None, positions: str) -> BoundProgram | None:
     if bound is None or positions == "start":
         return bound
     program = bound.program
-    place = {Q: Q + (SEQ_K - SEQ_Q)}
+    place = {_ROW: Q, Q: Q + (SEQ_K - SEQ_Q)}
     score, mask = (None if it is None else it.replace(place) for it in _both(program))
     return _rebound(bound, score, mask)
 
@@ -227,8 +294,12 @@ def _rebound(bound: BoundProgram, score: Typed | None, mask: Typed | None) -> Bo
     """Another program of some of the same tensors and numbers."""
     program, reads, numbers = program_of(score, mask)
     old = bound.program
-    tensors = dict(zip([it.name for it in old.reads], bound.tensors, strict=True))
+    given = zip(bound.tensors, bound.names, strict=True)
+    tensors = dict(zip([it.name for it in old.reads], given, strict=True))
     values = dict(zip([it.name for it in old.numbers], bound.numbers, strict=True))
     return BoundProgram(
-        program, tuple(tensors[it] for it in reads), tuple(values[it] for it in numbers)
+        program,
+        tuple(tensors[it][0] for it in reads),
+        tuple(values[it] for it in numbers),
+        tuple(tensors[it][1] for it in reads),
     )
