@@ -29,8 +29,8 @@ ANY_SIZES = (2, 256, 256)
 class FunctionProblem(NamedTuple):
     """A problem with the semantics that functions give it, and the functions.
 
-    program: what is left of the functions beside causal and window, or None. causal, window: as
-    attention() has them.
+    program: what is left of the functions beside causal and window, or None. causal, window: those
+    of the kernel. asked: causal and window of the text without its functions.
     """
 
     problem: Problem
@@ -38,6 +38,7 @@ class FunctionProblem(NamedTuple):
     program: BoundProgram | None
     causal: bool
     window: tuple[int | None, int | None]
+    asked: tuple[bool, tuple[int | None, int | None]] = (False, NO_WINDOW)
 
 
 def has_functions(text: str) -> bool:
@@ -73,7 +74,8 @@ def parse_with_functions(
             given[name.lower()] = value
     problem = parse(" ".join(others))
     if not given:
-        return FunctionProblem(problem, CallFunctions(), None, problem.semantics.causal, NO_WINDOW)
+        asked = problem.semantics.causal, problem.window or NO_WINDOW
+        return FunctionProblem(problem, CallFunctions(), None, *asked, asked)
     batch, seq_q, seq_k = sizes or (problem.batch, problem.seq_q, problem.seq_k)
     drawn = Sizes(batch, problem.heads_q, seq_q, seq_k)
     score, mask, bias = (given.get(name) for name in _WORDS[:3])
@@ -112,4 +114,4 @@ def with_functions(problem: Problem, functions: CallFunctions, sizes: Sizes) -> 
         semantics=replace(semantics, **changes),
         window_keys=problem.window_keys if is_own else mask.window_keys,
     )
-    return FunctionProblem(made, functions, program, causal, window)
+    return FunctionProblem(made, functions, program, causal, window, limits)

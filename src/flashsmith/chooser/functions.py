@@ -25,11 +25,11 @@ class CallFunctions(NamedTuple):
 
 
 class ScoreSizes(NamedTuple):
-    """The sizes of a call's scores. ``lengths`` are seq_q and seq_k where all sequences of the call
-    have them."""
+    """The sizes of a call's scores, None where unknown. ``lengths`` are seq_q and seq_k where all
+    sequences of the call have them."""
 
-    batch: int
-    heads: int
+    batch: int | None
+    heads: int | None
     lengths: tuple[int, int] | None
 
 

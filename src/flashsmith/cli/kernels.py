@@ -10,7 +10,7 @@ import typer
 
 from flashsmith import env
 from flashsmith.benchmark.progress import ProgressReporter
-from flashsmith.benchmark.table import make_columns, make_console, print_table
+from flashsmith.benchmark.table import make_columns, make_console, print_table, print_text
 from flashsmith.cli.command import App
 from flashsmith.cli.options import (
     FAILED,
@@ -19,7 +19,9 @@ from flashsmith.cli.options import (
     Json,
     Jsonl,
     Kernels,
+    import_from_here,
     print_json,
+    print_lines,
     selected,
 )
 from flashsmith.errors import ArgumentError
@@ -172,17 +174,27 @@ def _parse_window(text: str) -> tuple[int | None, int | None]:
 
 @app.command("explain")
 def explain_config(
-    config: Annotated[str, typer.Argument(help="A short form, or a kernel's demangled name.")],
+    config: Annotated[
+        str,
+        typer.Argument(
+            help="A short form, a kernel's demangled name, or a problem with functions, such as "
+            "'b1 s512 h4 d64 bf16 score=alibi mask=package.module:function'."
+        ),
+    ],
     arch: Arch = None,
     as_json: Json = False,
 ) -> None:
     """Show all that is known about one config: rules, resources, occupancy, instructions,
-    conflicts.
+    conflicts. For a problem with functions, show what its kernels make of them.
 
     Exit status 1 if the config is illegal or its kernel is wrong.
     """
+    from flashsmith.chooser.function_problems import has_functions
     from flashsmith.runtime.target import choose_target
 
+    if has_functions(config):
+        _explain_functions(config, arch, as_json)
+        return
     cfg = parse_kernel_name_into_config(config)
     target = choose_target(arch, configs=[cfg])
     with ProgressReporter() as reporter:
@@ -197,6 +209,29 @@ def explain_config(
         print_explanation(make_console(), explanation)
     if not explanation.ok:
         raise typer.Exit(FAILED)
+
+
+def _explain_functions(text: str, arch: str | None, as_json: bool) -> None:
+    """Prints what the functions of a problem come to, and which kernels compute them."""
+    from flashsmith.chooser import choose
+    from flashsmith.chooser.explain import explain
+    from flashsmith.chooser.function_problems import parse_with_functions
+    from flashsmith.runtime.target import choose_target
+
+    import_from_here()
+    found = parse_with_functions(text)
+    problem, asked = found.problem, found.asked
+    lengths = None if problem.semantics.packed else (problem.seq_q, problem.seq_k)
+    functions = {**found.functions._asdict(), "causal": asked[0], "window": asked[1]}
+    explained = explain(**functions, lengths=lengths)
+    choice = choose(problem, choose_target(arch).device)
+    if as_json:
+        print_json({**explained.to_json(), "kernel": choice.to_json()})
+        return
+    print_lines(str(explained))
+    console = make_console()
+    console.print()
+    print_text(console, str(choice), indent=14)
 
 
 @app.command("configs")
