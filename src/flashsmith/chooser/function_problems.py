@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from flashsmith.chooser.functions import CallFunctions, ScoreSizes, bound_functions
-from flashsmith.chooser.named_functions import Sizes, bias_named, mask_named, score_named
+from flashsmith.chooser.named_functions import Sizes, Wrap, bias_named, mask_named, score_named
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.operations.backward import BACKWARD
@@ -51,10 +53,12 @@ def parse_with_functions(
     parse: Callable[[str], Problem] = Problem.parse,
     sizes: tuple[int, int, int] | None = None,
     seed: int = 0,
+    wrap: Wrap = np.asarray,
 ) -> FunctionProblem:
     """Reads 'score=', 'mask=', 'bias=' and 'positions=' in a text, and the rest with ``parse``.
 
-    ``sizes`` are batch, seq_q and seq_k for the drawn tensors, instead of the problem's.
+    ``sizes`` are batch, seq_q and seq_k for the drawn tensors, instead of the problem's; ``wrap``
+    makes them of NumPy's arrays.
 
     Raises ArgumentError for words that are unknown or doubled, and operations that take no
     functions; and the errors of parse, score_named(), mask_named() and tracing.
@@ -80,9 +84,9 @@ def parse_with_functions(
     drawn = Sizes(batch, problem.heads_q, seq_q, seq_k)
     score, mask, bias = (given.get(name) for name in _WORDS[:3])
     functions = CallFunctions(
-        score_mod=None if score is None else score_named(score, drawn, seed),
-        mask=None if mask is None else mask_named(mask, drawn, seed),
-        bias=None if bias is None else bias_named(bias, drawn, seed),
+        score_mod=None if score is None else score_named(score, drawn, seed, wrap),
+        mask=None if mask is None else mask_named(mask, drawn, seed, wrap),
+        bias=None if bias is None else bias_named(bias, drawn, seed, wrap),
         positions=given.get("positions", POSITIONS[0]),
     )
     return with_functions(problem, functions, drawn)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from flashsmith.errors import ArgumentError
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.signature import NO_WINDOW, check_mask
-from flashsmith.tracing import BoundProgram, bind
+from flashsmith.tracing import BoundFunctions, BoundProgram, bind
 from flashsmith.tracing.binding import by_row
 from flashsmith.tracing.block_masks import is_block_mask, mask_of_blocks
 from flashsmith.tracing.captures import is_array
@@ -63,6 +63,13 @@ def bound_functions(
             _check_sizes(name, given, sizes)
     own = [_without_blocks(it, lengths, functions.positions) for it in functions[1:3]]
     found = bind(functions.score_mod, tuple(own), lengths, functions.positions, functions.bias)
+    return with_limits(found, limits)
+
+
+def with_limits(
+    found: BoundFunctions, limits: tuple[Any, Any]
+) -> tuple[BoundProgram | None, bool, tuple[int | None, int | None]]:
+    """The program, and the causal and window that hide what ``found`` and ``limits`` hide."""
     causal, window = limits
     if found.left is None and found.right is None:
         return found.program, causal, window
@@ -87,7 +94,11 @@ def _check_sizes(name: str, tensor: Any, sizes: ScoreSizes) -> None:
     """Raises ArgumentError unless a tensor is broadcast to the scores of the call."""
     if not is_array(tensor):
         return
-    shape = tuple(tensor.shape)
+    check_broadcast(name, tuple(tensor.shape), sizes)
+
+
+def check_broadcast(name: str, shape: tuple[int, ...], sizes: ScoreSizes) -> None:
+    """Raises ArgumentError unless a shape is broadcast to the scores of a call."""
     wanted = (sizes.batch, sizes.heads, *(sizes.lengths or (None, None)))
     pairs = zip(reversed(shape), reversed(wanted), strict=False)
     if any(most is not None and size not in (1, most) for size, most in pairs):

@@ -70,34 +70,37 @@ class Sizes(NamedTuple):
     seq_k: int
 
 
-def score_named(text: str, sizes: Sizes, seed: int = 0) -> Function:
+Wrap = Callable[[np.ndarray], Any]
+
+
+def score_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) -> Function:
     """The score function that a text such as 'alibi+softcap' or 'package.module:function' names.
 
-    The tensors of values are NumPy's, drawn from ``seed``.
+    The tensors of values are drawn from ``seed``, and ``wrap`` makes them of NumPy's arrays.
 
     Raises ArgumentError for another text, a module or function that cannot be loaded, and arguments
     that the value refuses.
     """
-    return _Text("score", text, sizes, seed).function()
+    return _Text("score", text, sizes, seed, wrap).function()
 
 
-def mask_named(text: str, sizes: Sizes, seed: int = 0) -> Any:
+def mask_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) -> Any:
     """The mask function that a text such as 'documents(int32[b,s])&causal' names, or the bool
     tensor of 'bool[q,k]'.
 
     As score_named().
     """
-    made = _Text("mask", text, sizes, seed)
+    made = _Text("mask", text, sizes, seed, wrap)
     found = made.tensor()
     return made.function() if found is None else found
 
 
-def bias_named(text: str, sizes: Sizes, seed: int = 0) -> np.ndarray:
+def bias_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) -> Any:
     """The tensor that a text such as 'float32[b,h,q,k]' describes.
 
     As score_named().
     """
-    found = _Text("bias", text, sizes, seed).tensor()
+    found = _Text("bias", text, sizes, seed, wrap).tensor()
     if found is None:
         raise ArgumentError(f"bias={quoted(text)}: give a tensor, such as float32[b,h,q,k]")
     return found
@@ -106,8 +109,8 @@ def bias_named(text: str, sizes: Sizes, seed: int = 0) -> np.ndarray:
 class _Text:
     """A text and what its names mean."""
 
-    def __init__(self, what: str, text: str, sizes: Sizes, seed: int) -> None:
-        self.what, self.text = what, text
+    def __init__(self, what: str, text: str, sizes: Sizes, seed: int, wrap: Wrap) -> None:
+        self.what, self.text, self.wrap = what, text, wrap
         self.usual = SCORES if what == "score" else MASKS
         self.values = scores if what == "score" else masks
         self.made = scores.ScoreValue if what == "score" else masks.MaskValue
@@ -122,7 +125,7 @@ class _Text:
             raise self._error(f"{quoted(found)} is not a function")
         return found
 
-    def tensor(self) -> np.ndarray | None:
+    def tensor(self) -> Any:
         """The tensor that the text describes; None for other texts."""
         node = self._parsed(self._without_paths())
         return self._argument(node, _N_DOCUMENTS) if isinstance(node, ast.Subscript) else None
@@ -204,7 +207,7 @@ class _Text:
         """A number, None, a bool, or a drawn tensor."""
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
             sizes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            return self._tensor(node.value.id, [self._number(it) for it in sizes], most)
+            return self.wrap(self._array(node.value.id, [self._number(it) for it in sizes], most))
         return self._number(node)
 
     def _number(self, node: ast.expr) -> Any:
@@ -218,8 +221,8 @@ class _Text:
             return _BINARY[type(node.op)](self._number(node.left), self._number(node.right))
         raise self._error(f"{quoted(ast.unparse(node))} is not a number or a tensor")
 
-    def _tensor(self, dtype: str, shape: list[Any], most: int) -> np.ndarray:
-        """A drawn tensor: floats around 0, and whole numbers that do not fall along a row."""
+    def _array(self, dtype: str, shape: list[Any], most: int) -> np.ndarray:
+        """A drawn array: floats around 0, and whole numbers that do not fall along a row."""
         if dtype not in READABLE:
             raise self._error(
                 f"{quoted(dtype)} is no dtype of tensors, which are {', '.join(READABLE)}"

@@ -86,6 +86,24 @@ def run(
     sinks: Annotated[
         bool, typer.Option("--sinks", help="Add a sink logit for every head.")
     ] = False,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            "--score",
+            metavar="NAME",
+            help="Prove a score function and its derivative: 'package.module:function', or a value "
+            "of flashsmith.scores such as 'alibi+softcap'.",
+        ),
+    ] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            "--mask",
+            metavar="NAME",
+            help="Prove a mask function: 'package.module:function', or a value of flashsmith.masks "
+            "such as 'documents&causal'.",
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Check every memory access in the emulator.")
     ] = False,
@@ -102,8 +120,20 @@ def run(
     """Build, run and prove kernels, and show their costs; on a GPU, time them too.
 
     Without --kernels and KERNELS, this runs prog, which has seven steps of one optimisation each.
-    With --problem, kernels for another d or dtype are skipped.
+    With --problem, kernels for another d or dtype are skipped. With --score or --mask, this proves
+    the functions with the kernels that attention() uses, or with --kernels, in the emulator.
     """
+    words = [f"{name}={it}" for name, it in (("score", score), ("mask", mask)) if it is not None]
+    if words or _has_functions(problem):
+        others = {"--window": window, "--softcap": softcap, "--csv": csv, "--jsonl": jsonl}
+        others |= {"--sinks": sinks or None, "--check": check or None}
+        _check_without_functions(others)
+        if problem is not None:
+            _check_alone(batch=batch, seq=seq, heads=heads, semantics=semantics)
+        sizes = f"b{batch or 2} s{seq or 150} h{heads or 4} d64 bf16"
+        plain = problem or f"{sizes} {(semantics or '').replace('+', ' ')}"
+        _run_functions(" ".join([plain, *words]), kernels, arch, seed, as_json)
+        return
     from flashsmith.benchmark.measurement_files import MeasurementFiles
 
     with ProgressReporter() as reporter, MeasurementFiles(csv, jsonl=jsonl) as files:
@@ -144,6 +174,46 @@ def run(
         print_json(report.to_json())
     elif not files.takes_stdout:
         print_report(make_console(), report)
+    if not report.ok:
+        raise typer.Exit(FAILED)
+
+
+def _has_functions(problem: str | None) -> bool:
+    from flashsmith.chooser.function_problems import has_functions
+
+    return problem is not None and has_functions(problem)
+
+
+def _check_without_functions(options: dict[str, object]) -> None:
+    """Raises ArgumentError for an option that proofs of functions do not have."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ArgumentError(
+            f"{' and '.join(given)}: given with a score or mask function, whose proof checks all "
+            "accesses and writes no rows; leave out"
+        )
+
+
+def _run_functions(
+    text: str, kernels: str | None, arch: str | None, seed: int, as_json: bool
+) -> None:
+    """Proves the functions of a problem and prints the checks."""
+    from flashsmith.benchmark.functions_table import print_function_report
+    from flashsmith.benchmark.run_functions import read_functions, run_functions
+    from flashsmith.runtime.target import choose_target
+
+    import_from_here()
+    with ProgressReporter() as reporter:
+        reporter.say("tracing the functions")
+        found = read_functions(text, seed)
+        is_selected = kernels is not None or env.KERNELS.raw() is not None
+        configs = selected(kernels, default="prog") if is_selected else None
+        target = choose_target(arch, True, configs or ())
+        report = run_functions(found, configs, target, seed=seed, reporter=reporter)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_function_report(make_console(), report)
     if not report.ok:
         raise typer.Exit(FAILED)
 

@@ -114,22 +114,34 @@ def _bound(
             f"positions={quoted(positions)}: give 'start' (q_idx counts from the first query) or "
             "'end' (the last query is at the last key)"
         )
-    functions = [_placed_mask(it, positions) for it in masks if it is not None]
-    score = score_mod if bias is None else _plus(score_mod, bias, positions)
-    if score is None and not functions:
+    score, mask = composed(score_mod, masks, bias, positions)
+    if score is None and mask is None:
         return BoundFunctions(None), ()
-    mask = functions[0] if len(functions) == 1 else all_of(*functions) if functions else None
     bound, watch = watched_trace(score, mask)
-    if len(functions) > 1 and watch:
+    if watch and len(masks) > masks.count(None) + 1:
         # all_of() holds the functions, whose results are kept for as long as they exist.
         watch = captures_of((score_mod, *masks)).watch
-    bound = _named(bound, bias, masks)
+    return limited(_named(bound, bias, masks), lengths, positions), watch
+
+
+def composed(
+    score_mod: Function | None, masks: tuple[Any, ...], bias: Any, positions: str
+) -> tuple[Function | None, Function | None]:
+    """The score and the mask function that bind() traces."""
+    functions = [_placed_mask(it, positions) for it in masks if it is not None]
+    score = score_mod if bias is None else _plus(score_mod, bias, positions)
+    return score, functions[0] if len(functions) == 1 else all_of(*functions) if functions else None
+
+
+def limited(bound: BoundProgram, lengths: tuple[int, int] | None, positions: str) -> BoundFunctions:
+    """A traced program as kernels take it: masks that are a window become limits, and q_idx the
+    position. The program's tensors have names."""
     offset = 0 if positions == "end" else None if lengths is None else lengths[1] - lengths[0]
     limits = _limits(bound, offset)
     if limits is not None:
         rest = _without_mask(bound)
-        return BoundFunctions(_placed(rest, positions), *limits), watch
-    return BoundFunctions(_placed(bound, positions)), watch
+        return BoundFunctions(_placed(rest, positions), *limits)
+    return BoundFunctions(_placed(bound, positions))
 
 
 def by_row(function: Function) -> Function:

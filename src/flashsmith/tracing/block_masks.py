@@ -29,20 +29,33 @@ def mask_of_blocks(block_mask: Any, lengths: tuple[int, int] | None) -> Callable
 
     Raises ArgumentError if the BlockMask was made for other lengths.
     """
-    own = tuple(int(it) for it in block_mask.seq_lengths)
     rows, columns = (int(it) for it in block_mask.BLOCK_SIZE)
-    if min(rows, columns) >= _ONE_BLOCK:
+    if has_no_lists(rows, columns):
         function: Callable[..., Any] = block_mask.mask_mod
         return function
+    check_lengths(tuple(int(it) for it in block_mask.seq_lengths), lengths)
+    return _known_function(block_mask, rows, columns)
+
+
+def has_no_lists(rows: int, columns: int) -> bool:
+    """Whether these are the block sizes of a BlockMask that is a function alone."""
+    return min(rows, columns) >= _ONE_BLOCK
+
+
+def check_lengths(own: tuple[int, ...], lengths: tuple[int, int] | None) -> None:
+    """Raises ArgumentError if a BlockMask was made for other lengths than a call's."""
     if lengths is not None and own != lengths:
         raise ArgumentError(
             f"block_mask: made for {own[0]} queries and {own[1]} keys, and the call has "
             f"{lengths[0]} and {lengths[1]}; make one for these lengths"
         )
-    return _known_function(block_mask, rows, columns)
 
 
-def _function(states: Any, mask_mod: Callable[..., Any], rows: int, columns: int) -> Any:
+def function_of_blocks(
+    states: Any, mask_mod: Callable[..., Any], rows: int, columns: int
+) -> Callable[..., Any]:
+    """The mask of states_of_lists() and of a function in partial blocks of these sizes, which are
+    Constants."""
     at = table_function(states)
 
     def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -73,7 +86,7 @@ def _known_function(block_mask: Any, rows: int, columns: int) -> Callable[..., A
     if known is not None and known.owner() is block_mask and known.versions == versions:
         return known.function
     sizes = Constant(rows), Constant(columns)
-    made = _function(states_of_lists(*lists), block_mask.mask_mod, *sizes)
+    made = function_of_blocks(states_of_lists(*lists), block_mask.mask_mod, *sizes)
     with _KNOWN_LOCK:
         for place in [it for it, old in _KNOWN.items() if old.owner() is None]:
             del _KNOWN[place]

@@ -1,0 +1,153 @@
+"""attention() with score and mask functions as a call of an op, for PyTorch's tracers.
+
+The functions are traced by flashsmith, outside of the compiler's graph. What they capture becomes
+the op's inputs. Only calls under a tracer import this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+
+from flashsmith import chooser
+from flashsmith.chooser.functions import ScoreSizes, check_broadcast
+from flashsmith.integrations import program_ops  # noqa: F401, registers the ops
+from flashsmith.integrations.pytorch_state import (
+    assume_constant_result,
+    check_for_an_op,
+    under_autocast,
+)
+from flashsmith.integrations.torch_ops import no_out
+from flashsmith.integrations.traced_attention import is_deterministic, of_op, short_form
+from flashsmith.masks import MaskValue
+from flashsmith.scores import ScoreValue
+from flashsmith.semantics.signature import ATTENTION
+from flashsmith.tracing.block_masks import check_lengths, has_no_lists, states_of_lists
+from flashsmith.tracing.captures import follow
+from flashsmith.tracing.graph_plans import TensorFacts, plan_of
+
+
+def attention_by_program(
+    q: Any, k: Any, v: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
+) -> Any:
+    """attention() with ``functions``, its keywords that define a program, as a call of an op.
+
+    The compiler breaks the graph at functions that capture tensors of the compiled code itself, or
+    something that it cannot guard.
+
+    While tracing, raises ArgumentError and TraceError as attention() does, and ArgumentError for
+    ``out`` with gradients. Other arguments are checked when the op runs.
+    """
+    asked = ATTENTION.bind(keywords)
+    check_for_an_op(q=q, k=k, v=v)
+    q, k, v = under_autocast(q, k, v)
+    sinks, cu_q, cu_k = asked["sinks"], asked["cu_seqlens_q"], asked["cu_seqlens_k"]
+    sizes = _sizes_of(q, k, cu_q)
+    roots, block_sizes = _roots_of(functions, sizes)
+    positions = functions.get("positions", "start")
+    plan = _plan(*_described(roots), block_sizes, positions)
+    if plan is None:
+        eager = torch.compiler.disable(chooser.attention)
+        return eager(q, k, v, **functions, **keywords)
+    text, reads, ints, floats, frozen, others = plan
+    for path, value in frozen:
+        assert follow(roots, path) == value
+    for path in others:
+        assert follow(roots, path) is not _NEVER
+    read = [follow(roots, path) for path in reads]
+    differentiable = torch.is_grad_enabled() and any(
+        it is not None and it.requires_grad for it in (q, k, v, sinks, *read)
+    )
+    out = asked["out"]
+    options = of_op(asked, "causal softcap scale bits emulate return_row_max")
+    if differentiable:
+        if out is not None:
+            raise no_out(q=q, k=k, v=v, sinks=sinks)
+        options["with_backward"] = True
+        options["backward_config"] = short_form(asked["backward_config"])
+        options["deterministic"] = is_deterministic(asked["deterministic"], asked["bits"])
+        options["needs"] = [q.requires_grad, k.requires_grad, v.requires_grad]
+    o, lse, row_max = torch.ops.flashsmith.attention_of_program(
+        *(q, k, v, sinks, cu_q, cu_k, read),
+        program=text,
+        ints=[follow(roots, path) for path in ints],
+        floats=[follow(roots, path) for path in floats],
+        positions=positions,
+        **options,
+    )
+    o = o if out is None else out.copy_(o)
+    if asked["return_lse"]:
+        return (o, lse, row_max) if asked["return_row_max"] else (o, lse)
+    return (o, row_max) if asked["return_row_max"] else o
+
+
+# Compared with what paths lead to: the compiler guards it then.
+_NEVER = object()
+
+
+def _sizes_of(q: Any, k: Any, cu_q: Any) -> ScoreSizes:
+    if cu_q is None:
+        return ScoreSizes(q.shape[0], q.shape[2], (q.shape[1], k.shape[1]))
+    return ScoreSizes(cu_q.shape[0] - 1, q.shape[1], None)
+
+
+def _roots_of(
+    functions: Mapping[str, Any], sizes: ScoreSizes
+) -> tuple[tuple[Any, Any, Any, Any], tuple[int, int] | None]:
+    """The roots of a plan's paths, and the block sizes of a BlockMask."""
+    bias, mask, block_sizes = functions.get("bias"), functions.get("mask"), None
+    if isinstance(mask, BlockMask):
+        rows, keys = mask.BLOCK_SIZE
+        if has_no_lists(rows, keys):
+            mask = mask.mask_mod
+        else:
+            check_lengths(mask.seq_lengths, sizes.lengths)
+            states = states_of_lists(
+                *(mask.kv_num_blocks, mask.kv_indices),
+                *(mask.full_kv_num_blocks, mask.full_kv_indices),
+            )
+            mask, block_sizes = (states, mask.mask_mod), (rows, keys)
+    for name, it in (("mask", mask), ("bias", bias)):
+        if isinstance(it, torch.Tensor):
+            check_broadcast(name, tuple(it.shape), sizes)
+    own = (functions.get("score_mod"), bias, functions.get("mask_mod"), mask)
+    return tuple(map(_plain, own)), block_sizes  # type: ignore[return-value]
+
+
+def _plain(value: Any) -> Any:
+    """The function of a value of flashsmith.masks or scores: new values of it have one trace."""
+    return value.function if type(value) in (MaskValue, ScoreValue) else value
+
+
+def _described(roots: tuple[Any, ...]) -> list[Any]:
+    """The roots with facts in place of tensors."""
+    found: list[Any] = []
+    for it in roots:
+        if isinstance(it, torch.Tensor):
+            found.append(_facts_of(it))
+        elif isinstance(it, tuple):
+            found.append((_facts_of(it[0]), it[1]))
+        else:
+            found.append(it)
+    return found
+
+
+def _facts_of(tensor: Any) -> tuple[Any, ...]:
+    return tuple([1 if size == 1 else 2 for size in tensor.shape]), tensor.dtype
+
+
+@assume_constant_result
+def _plan(
+    score_mod: Any, bias: Any, mask_mod: Any, mask: Any, block_sizes: Any, positions: str
+) -> Any:
+    """plan_of() as tuples; Python evaluates this function, tracers do not trace it."""
+    if block_sizes is not None:
+        mask = TensorFacts(*mask[0]), mask[1]
+    elif isinstance(mask, tuple):
+        mask = TensorFacts(*mask)
+    bias = TensorFacts(*bias) if isinstance(bias, tuple) else bias
+    found = plan_of((score_mod, bias, mask_mod, mask), block_sizes, positions)
+    return found if found is None else tuple(found)
