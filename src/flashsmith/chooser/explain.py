@@ -148,19 +148,14 @@ def explain(
 ) -> FunctionsExplained:
     """What attention() makes of score and mask functions: ``print(flashsmith.explain(alibi))``.
 
-    Nothing is built or run.
+    Shows the expression, its derivatives, the C++ and what is known of the mask. Builds nothing.
 
     Args:
         score_mod, mask_mod, mask, bias, causal, window, positions: as for attention().
-        lengths: (seq_q, seq_k) of the call. None is a call of packed sequences, for which a mask of
-            q_idx - kv_idx is no window unless positions is 'end'.
-
-    Returns:
-        The expressions, derivatives, C++ and what is known of the mask; str() is a text.
+        lengths: (seq_q, seq_k) of the call; None for packed sequences.
 
     Raises:
-        ArgumentError: an argument is unusable.
-        TraceError: a function does something that kernels cannot compute.
+        ArgumentError, TraceError: as attention() does.
     """
     functions = CallFunctions(score_mod, mask_mod, mask, bias, positions)
     asked = check_mask(causal, window)
