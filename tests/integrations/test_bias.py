@@ -100,17 +100,6 @@ def test_rows_of_tensors_count_from_the_first_query(name: str) -> None:
     assert (added == 0).all() == (name == "mask")
 
 
-def test_block_masks_count_from_the_first_query() -> None:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    made = create_block_mask(
-        lambda b, h, q, k: q >= k, None, None, SEQ_Q, SEQ_K, "cpu", BLOCK_SIZE=32
-    )
-    found = program(mask=made, positions="end")
-    expected = np.tri(SEQ_Q, SEQ_K, dtype=bool)
-    assert (evaluate(found, found.program.mask) == expected).all()
-
-
 @pytest.mark.parametrize("name", ["bias", "mask"])
 def test_a_call_keeps_no_tensor(name: str) -> None:
     """A new tensor in each step must not stay in memory."""

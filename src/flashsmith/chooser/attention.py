@@ -169,7 +169,7 @@ def attention(
         bias: a tensor of fp16, bf16 or fp32 like a mask's, which is added to the scores after
             score_mod. It has a gradient in PyTorch.
         positions: 'start': q_idx of a sequence's first query is 0. 'end': it is seq_k - seq_q, as
-            for causal. Tensors and BlockMasks always count from the first query.
+            for causal. Rows of tensors always count from the first query.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has rows
             cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked. The
             kernel clamps them, and does not write rows of the output that belong to no sequence.

@@ -9,7 +9,6 @@ from flashsmith.errors import ArgumentError
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.signature import NO_WINDOW, check_mask
 from flashsmith.tracing import BoundFunctions, BoundProgram, bind
-from flashsmith.tracing.binding import by_row
 from flashsmith.tracing.block_masks import is_block_mask, mask_of_blocks
 from flashsmith.tracing.captures import is_array
 
@@ -61,8 +60,12 @@ def bound_functions(
     if sizes is not None:
         for name, given in (("mask", functions.mask), ("bias", functions.bias)):
             _check_sizes(name, given, sizes)
-    own = [_without_blocks(it, lengths, functions.positions) for it in functions[1:3]]
-    found = bind(functions.score_mod, tuple(own), lengths, functions.positions, functions.bias)
+    positions = functions.positions
+    own = [
+        mask_of_blocks(it, lengths, positions) if is_block_mask(it) else it
+        for it in (functions.mask_mod, functions.mask)
+    ]
+    found = bind(functions.score_mod, tuple(own), lengths, positions, functions.bias)
     return with_limits(found, limits)
 
 
@@ -80,14 +83,6 @@ def with_limits(
         return found.program, True, NO_WINDOW
     window = None if left == UNLIMITED else left, None if right == UNLIMITED else right
     return found.program, False, window
-
-
-def _without_blocks(mask: Any, lengths: tuple[int, int] | None, positions: str) -> Any:
-    """The mask, and a BlockMask as a function."""
-    if not is_block_mask(mask):
-        return mask
-    function = mask_of_blocks(mask, lengths)
-    return by_row(function) if positions == "end" else function
 
 
 def _check_sizes(name: str, tensor: Any, sizes: ScoreSizes) -> None:

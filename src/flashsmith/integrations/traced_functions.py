@@ -104,7 +104,8 @@ def _roots_of(
         if has_no_lists(rows, keys):
             mask = mask.mask_mod
         else:
-            check_lengths(mask.seq_lengths, sizes.lengths)
+            positions = functions.get("positions", "start")
+            check_lengths(mask.seq_lengths, sizes.lengths, positions)
             states = states_of_lists(
                 *(mask.kv_num_blocks, mask.kv_indices),
                 *(mask.full_kv_num_blocks, mask.full_kv_indices),

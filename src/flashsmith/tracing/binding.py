@@ -144,7 +144,7 @@ def limited(bound: BoundProgram, lengths: tuple[int, int] | None, positions: str
     return BoundFunctions(_placed(bound, positions))
 
 
-def by_row(function: Function) -> Function:
+def _at_row(function: Function) -> Function:
     """A mask of functions with positions='end' that is given the row, counted from the first query,
     instead of q_idx."""
     return lambda b, h, q_idx, kv_idx: function(b, h, _row_of(q_idx), kv_idx)
@@ -160,14 +160,14 @@ def _row_of(q_idx: Any) -> Any:
 
 def _placed_mask(mask: Any, positions: str) -> Function:
     function = mask_function(mask)
-    return by_row(function) if positions == "end" and is_array(mask) else function
+    return _at_row(function) if positions == "end" and is_array(mask) else function
 
 
 def _plus(score_mod: Function | None, bias: Any, positions: str) -> Function:
     """The score function that adds a bias to what another one returns."""
     at = bias_table(bias)
     if positions == "end":
-        at = by_row(at)
+        at = _at_row(at)
     if score_mod is None:
         return lambda s, b, h, q, k: s + at(b, h, q, k)
     if not callable(score_mod):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from flashsmith.semantics.program import BoundProgram, Program, parse_program
 from flashsmith.semantics.typed import INT, Typed
 from flashsmith.semantics.typed_text import canonical, parse_canonical
-from flashsmith.tracing.binding import by_row, composed
+from flashsmith.tracing.binding import composed
 from flashsmith.tracing.block_masks import function_of_blocks
 from flashsmith.tracing.captures import Constant, Path, captures_of, is_tensor
 from flashsmith.tracing.tracer import Traced, traced
@@ -69,7 +69,6 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
         if block_sizes is not None:
             rows, keys = map(Constant, block_sizes)
             mask = function_of_blocks(mask[0], mask[1], rows, keys)
-            mask = by_row(mask) if positions == "end" else mask
         return composed(score_mod, (mask_mod, mask), bias, positions)
 
     made = traced(given, captures, compose, reads_scalars=True)
