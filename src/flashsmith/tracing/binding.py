@@ -109,11 +109,6 @@ def _bound(
     bias: Any,
 ) -> tuple[BoundFunctions, tuple[Watch, ...]]:
     """bind(), and what its result depends on."""
-    if positions not in POSITIONS:
-        raise ArgumentError(
-            f"positions={quoted(positions)}: give 'start' (q_idx counts from the first query) or "
-            "'end' (the last query is at the last key)"
-        )
     score, mask = composed(score_mod, masks, bias, positions)
     if score is None and mask is None:
         return BoundFunctions(None), ()
@@ -127,7 +122,13 @@ def _bound(
 def composed(
     score_mod: Function | None, masks: tuple[Any, ...], bias: Any, positions: str
 ) -> tuple[Function | None, Function | None]:
-    """The score and the mask function that bind() traces."""
+    """The score and the mask function that bind() traces. Raises ArgumentError for positions other
+    than POSITIONS, and the errors of bind() for tensors."""
+    if positions not in POSITIONS:
+        raise ArgumentError(
+            f"positions={quoted(positions)}: give 'start' (q_idx counts from the first query) or "
+            "'end' (the last query is at the last key)"
+        )
     functions = [_placed_mask(it, positions) for it in masks if it is not None]
     score = score_mod if bias is None else _plus(score_mod, bias, positions)
     return score, functions[0] if len(functions) == 1 else all_of(*functions) if functions else None
