@@ -141,6 +141,24 @@ def test_new_values_are_not_compiled_again() -> None:
     assert len(graphs.calls) == 1
 
 
+def test_values_that_compiled_code_makes() -> None:
+    """Their tensors may be results of it."""
+    graphs = Graphs()
+
+    def functions(ids: Any, slopes: Any) -> Any:
+        mask = masks.documents(ids + 1) & (masks.window(9) | masks.chunks(16))
+        return {"score_mod": scores.alibi(2 * slopes) + scores.softcap(20.0), "mask": mask}
+
+    call = graphs.compiled(functions)
+    call(*draw(), torch.zeros(131, dtype=torch.int64), SLOPES)
+    (node,) = graphs.calls
+    names = [it.name for it in node.args[6]]
+    assert sorted(set(names)) == sorted({it for it in names if it.startswith(("add", "mul"))})
+    found = flashsmith.explain(**functions(IDS[0], SLOPES), lengths=(100, 131)).program
+    assert found is not None
+    assert node.kwargs["program"].startswith(found.text)
+
+
 def test_a_changed_number_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = Graphs()
 

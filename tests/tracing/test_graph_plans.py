@@ -14,7 +14,7 @@ from flashsmith import masks, scores
 from flashsmith.errors import ArgumentError
 from flashsmith.tracing import bind
 from flashsmith.tracing.captures import captures_of, follow
-from flashsmith.tracing.graph_plans import TensorFacts, plan_of, program_of_text
+from flashsmith.tracing.graph_plans import PARTS, TENSOR, plan_of, program_of_text
 
 SLOPES, IDS = torch.rand(4), torch.arange(9)
 SHIFT, FACTORS = 3, [0.5, 2.0]
@@ -90,10 +90,24 @@ def test_the_text_is_the_program_of_a_call(name: str) -> None:
     assert all(one is other for one, other in zip(found.tensors, expected.tensors, strict=True))
 
 
+def test_values_by_their_parts() -> None:
+    """Values that compiled code makes: their tensors are facts."""
+    ids = TENSOR, (2,), torch.int64
+    documents = masks.documents(IDS)
+    parts = PARTS, documents.function, tuple(ids if it is IDS else it for it in documents.parts)
+    both = masks.causal() & documents
+    mask = PARTS, both.function, (both.parts[0], parts)
+    plan = plan_of((None, None, None, mask), None, "start")
+    assert plan is not None
+    expected = bind(None, (both,)).program
+    assert expected is not None
+    assert program_of_text(plan.text, (IDS,) * len(plan.reads), (), ()).program == expected.program
+
+
 def test_tensors_stand_for_masks_and_biases() -> None:
     bias, shown = torch.zeros(1, 4, 8, 9), torch.ones(8, 9, dtype=torch.bool)
     facts = [
-        TensorFacts(tuple(1 if n == 1 else 2 for n in it.shape), it.dtype) for it in (bias, shown)
+        (TENSOR, tuple(1 if n == 1 else 2 for n in it.shape), it.dtype) for it in (bias, shown)
     ]
     plan = plan_of((None, facts[0], None, facts[1]), None, "start")
     assert plan is not None

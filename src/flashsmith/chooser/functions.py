@@ -58,8 +58,8 @@ def bound_functions(
     """
     lengths = None if sizes is None else sizes.lengths
     if sizes is not None:
-        for name, given in (("mask", functions.mask), ("bias", functions.bias)):
-            _check_sizes(name, given, sizes)
+        for name in ("mask_mod", "mask", "bias"):
+            _check_sizes(name, getattr(functions, name), sizes)
     positions = functions.positions
     own = [
         mask_of_blocks(it, lengths, positions) if is_block_mask(it) else it

@@ -294,10 +294,11 @@ def _build_for(
     """Builds the libraries that attention() will use for the problems; returns them without
     duplicates."""
     from flashsmith.chooser import build_for
-    from flashsmith.chooser.function_problems import parse_with_functions
+    from flashsmith.chooser.function_problems import has_functions, parse_with_functions
     from flashsmith.chooser.prebuild import parse_with_lengths
 
-    import_from_here()
+    if any(map(has_functions, texts)):
+        import_from_here()
     parsed = [parse_with_functions(text, parse_with_lengths).problem for text in texts]
     return _each_once(
         library
@@ -315,7 +316,7 @@ def _build_for_any_length(
 
     Reports the chosen kernels before it builds.
     """
-    from flashsmith.chooser.function_problems import ANY_SIZES, parse_with_functions
+    from flashsmith.chooser.function_problems import ANY_SIZES, has_functions, parse_with_functions
     from flashsmith.chooser.prebuild import (
         build_for_any_length,
         choose_for_any_length,
@@ -325,7 +326,8 @@ def _build_for_any_length(
     def searched(done: int, total: int) -> None:
         work.reporter.step("choosing kernels", done, total)
 
-    import_from_here()
+    if any(map(has_functions, texts)):
+        import_from_here()
     parsed = [parse_with_functions(text, parse_any_length, ANY_SIZES).problem for text in texts]
     found = [
         choose_for_any_length(problem, device, searched=searched, deterministic=deterministic)

@@ -130,8 +130,11 @@ def run(
         _check_without_functions(others)
         if problem is not None:
             _check_alone(batch=batch, seq=seq, heads=heads, semantics=semantics)
-        sizes = f"b{batch or 2} s{seq or 150} h{heads or 4} d64 bf16"
-        plain = problem or f"{sizes} {(semantics or '').replace('+', ' ')}"
+        sizes = [
+            f"{letter}{usual if size is None else size}"
+            for letter, size, usual in (("b", batch, 2), ("s", seq, 150), ("h", heads, 4))
+        ]
+        plain = problem or " ".join([*sizes, "d64 bf16", (semantics or "").replace("+", " ")])
         _run_functions(" ".join([plain, *words]), kernels, arch, seed, as_json)
         return
     from flashsmith.benchmark.measurement_files import MeasurementFiles
@@ -190,7 +193,7 @@ def _check_without_functions(options: dict[str, object]) -> None:
     if given:
         raise ArgumentError(
             f"{' and '.join(given)}: given with a score or mask function, whose proof checks all "
-            "accesses and writes no rows; leave out"
+            "accesses and writes no rows; leave it out"
         )
 
 

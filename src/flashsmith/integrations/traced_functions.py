@@ -27,7 +27,7 @@ from flashsmith.scores import ScoreValue
 from flashsmith.semantics.signature import ATTENTION
 from flashsmith.tracing.block_masks import check_lengths, has_no_lists, states_of_lists
 from flashsmith.tracing.captures import follow
-from flashsmith.tracing.graph_plans import TensorFacts, plan_of
+from flashsmith.tracing.graph_plans import BLOCKS, PARTS, TENSOR, plan_of
 
 
 def attention_by_program(
@@ -48,7 +48,7 @@ def attention_by_program(
     sizes = _sizes_of(q, k, cu_q)
     roots, block_sizes = _roots_of(functions, sizes)
     positions = functions.get("positions", "start")
-    plan = _plan(*_described(roots), block_sizes, positions)
+    plan = _plan(*[_described(it) for it in roots], block_sizes, positions)
     if plan is None:
         eager = torch.compiler.disable(chooser.attention)
         return eager(q, k, v, **functions, **keywords)
@@ -110,34 +110,27 @@ def _roots_of(
                 *(mask.kv_num_blocks, mask.kv_indices),
                 *(mask.full_kv_num_blocks, mask.full_kv_indices),
             )
-            mask, block_sizes = (states, mask.mask_mod), (rows, keys)
+            mask, block_sizes = (BLOCKS, states, _plain(mask.mask_mod)), (rows, keys)
     for name, it in (("mask", mask), ("bias", bias)):
         if isinstance(it, torch.Tensor):
             check_broadcast(name, tuple(it.shape), sizes)
-    own = (functions.get("score_mod"), bias, functions.get("mask_mod"), mask)
-    return tuple(map(_plain, own)), block_sizes  # type: ignore[return-value]
+    mask = mask if type(mask) is tuple else _plain(mask)
+    score_mod, mask_mod = _plain(functions.get("score_mod")), _plain(functions.get("mask_mod"))
+    return (score_mod, bias, mask_mod, mask), block_sizes
 
 
 def _plain(value: Any) -> Any:
-    """The function of a value of flashsmith.masks or scores: new values of it have one trace."""
-    return value.function if type(value) in (MaskValue, ScoreValue) else value
+    """A value of flashsmith.masks or scores as its parts, so that new values have one trace."""
+    if type(value) in (MaskValue, ScoreValue):
+        return PARTS, value.function, tuple([_plain(it) for it in value.parts])
+    return value
 
 
-def _described(roots: tuple[Any, ...]) -> list[Any]:
-    """The roots with facts in place of tensors."""
-    found: list[Any] = []
-    for it in roots:
-        if isinstance(it, torch.Tensor):
-            found.append(_facts_of(it))
-        elif isinstance(it, tuple):
-            found.append((_facts_of(it[0]), it[1]))
-        else:
-            found.append(it)
-    return found
-
-
-def _facts_of(tensor: Any) -> tuple[Any, ...]:
-    return tuple([1 if size == 1 else 2 for size in tensor.shape]), tensor.dtype
+def _described(root: Any) -> Any:
+    """A root as constants: facts in place of tensors."""
+    if isinstance(root, torch.Tensor):
+        return TENSOR, tuple([1 if size == 1 else 2 for size in root.shape]), root.dtype
+    return tuple([_described(it) for it in root]) if type(root) is tuple else root
 
 
 @assume_constant_result
@@ -145,10 +138,5 @@ def _plan(
     score_mod: Any, bias: Any, mask_mod: Any, mask: Any, block_sizes: Any, positions: str
 ) -> Any:
     """plan_of() as tuples; Python evaluates this function, tracers do not trace it."""
-    if block_sizes is not None:
-        mask = TensorFacts(*mask[0]), mask[1]
-    elif isinstance(mask, tuple):
-        mask = TensorFacts(*mask)
-    bias = TensorFacts(*bias) if isinstance(bias, tuple) else bias
     found = plan_of((score_mod, bias, mask_mod, mask), block_sizes, positions)
     return found if found is None else tuple(found)

@@ -113,7 +113,7 @@ def _bound(
     if score is None and mask is None:
         return BoundFunctions(None), ()
     bound, watch = watched_trace(score, mask)
-    if watch and len(masks) > masks.count(None) + 1:
+    if watch and sum(it is not None for it in masks) > 1:
         # all_of() holds the functions, whose results are kept for as long as they exist.
         watch = captures_of((score_mod, *masks)).watch
     return limited(_named(bound, bias, masks), lengths, positions), watch
@@ -226,22 +226,51 @@ def bool_table(table: Any) -> Function:
 def table_function(table: Any) -> Function:
     """A function (b, h, x, y) that reads a tensor (b or 1, h or 1, x, y), of which leading
     dimensions may be missing."""
-    rank, sizes = len(table.shape), tuple(table.shape)
-    if rank == 2:
-        return lambda b, h, x, y: table[x, y]
+    at = table_reader(tuple(table.shape))
+    return lambda b, h, x, y: at(table, b, h, x, y)
+
+
+def table_reader(sizes: tuple[int, ...]) -> Function:
+    """table_function() for tensors of these sizes: a function of (table, b, h, x, y)."""
+    if len(sizes) == 2:
+        return _of_rows
     # A size of 1 is broadcast. Programs clamp indices, but PyTorch's functions do not.
-    zero = Constant(0)
-    if rank == 3:
-        if sizes[0] == 1:
-            return lambda b, h, x, y: table[zero, x, y]
-        return lambda b, h, x, y: table[h, x, y]
-    if sizes[:2] == (1, 1):
-        return lambda b, h, x, y: table[zero, zero, x, y]
-    if sizes[0] == 1:
-        return lambda b, h, x, y: table[zero, h, x, y]
+    if len(sizes) == 3:
+        return _of_one_head if sizes[0] == 1 else _of_head
     if sizes[1] == 1:
-        return lambda b, h, x, y: table[b, zero, x, y]
-    return lambda b, h, x, y: table[b, h, x, y]
+        return _of_one if sizes[0] == 1 else _of_batch
+    return _of_shared_head if sizes[0] == 1 else _of_each
+
+
+_ZERO = Constant(0)
+
+
+def _of_rows(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[x, y]
+
+
+def _of_one_head(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[_ZERO, x, y]
+
+
+def _of_head(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[h, x, y]
+
+
+def _of_one(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[_ZERO, _ZERO, x, y]
+
+
+def _of_shared_head(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[_ZERO, h, x, y]
+
+
+def _of_batch(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[b, _ZERO, x, y]
+
+
+def _of_each(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[b, h, x, y]
 
 
 def all_of(*functions: Function) -> Function:

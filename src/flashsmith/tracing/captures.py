@@ -235,10 +235,13 @@ def _shape_of(value: Any) -> _Shape | None:
                 *_items("keywords", names),
             ],
         )
-    if type(value) in (tuple, list) and len(value) <= _LONGEST:
-        current = (lambda: list(value)) if type(value) is list else None
+    kind = type(value)
+    is_named = isinstance(value, tuple) and hasattr(kind, "_make")
+    if (kind in (tuple, list) or is_named) and len(value) <= _LONGEST:
+        current = (lambda: list(value)) if kind is list else None
+        build = getattr(kind, "_make", kind)
         steps = lambda: [(("item", i),) for i in range(len(value))]  # noqa: E731
-        return _Shape((type(value), len(value)), list(value), type(value), current, steps)
+        return _Shape((kind, len(value)), list(value), build, current, steps)
     if type(value) is dict and len(value) <= _LONGEST and all(type(it) is str for it in value):
         names = tuple(value)
         current = lambda: list(value.values())  # noqa: E731

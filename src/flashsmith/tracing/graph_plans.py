@@ -8,7 +8,7 @@ what it finds: a function that captures other numbers or functions later is trac
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from flashsmith.semantics.program import BoundProgram, Program, parse_program
@@ -19,19 +19,14 @@ from flashsmith.tracing.block_masks import function_of_blocks
 from flashsmith.tracing.captures import Constant, Path, captures_of, is_tensor
 from flashsmith.tracing.tracer import Traced, traced
 
-
-class TensorFacts(NamedTuple):
-    """What a trace needs to know of a mask or bias tensor: which sizes are 1 and not 2, and the
-    dtype of PyTorch."""
-
-    sizes: tuple[int, ...]
-    dtype: Any
-
-    def placeholder(self) -> Any:
-        """A tensor without memory of these facts."""
-        import torch
-
-        return torch.empty(self.sizes, dtype=self.dtype, device="meta")
+# Roots of paths: the score function, the bias, and two masks, None where there is none. A value of
+# flashsmith.masks or scores is (PARTS, its function, its parts), and a BlockMask is (BLOCKS, the
+# states of its blocks, its function). They are plain tuples, as PyTorch's compiler makes no others.
+PARTS, BLOCKS = "parts", "blocks"
+# In place of a tensor: (TENSOR, sizes, dtype of PyTorch), with sizes of 1 where they are, else 2.
+TENSOR = "tensor"
+Root = Any
+Roots = tuple[Root, Root, Root, Root]
 
 
 class GraphPlan(NamedTuple):
@@ -47,14 +42,9 @@ class GraphPlan(NamedTuple):
     others: tuple[Path, ...]
 
 
-# Roots of paths: the score function, the bias, two masks (functions, tensors, or a BlockMask's
-# blocks and function), None where there is none.
-Roots = tuple[Any, Any, Any, Any]
-
-
 def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -> GraphPlan | None:
-    """The plan for functions, in which TensorFacts stand for tensors. ``block_sizes`` are those of
-    the BlockMask that is the last root.
+    """The plan for functions, in which TENSORs stand for tensors. ``block_sizes`` are those of the
+    BlockMask that is the last root.
 
     None if the functions capture something that paths do not lead to.
 
@@ -64,12 +54,8 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
     captures = captures_of(given, with_paths=True)
 
     def compose(made: Roots) -> Any:
-        score_mod, bias, mask_mod, mask = made
-        # A trace replaces what functions capture; the placeholders are as they were.
-        if block_sizes is not None:
-            rows, keys = map(Constant, block_sizes)
-            mask = function_of_blocks(mask[0], mask[1], rows, keys)
-        return composed(score_mod, (mask_mod, mask), bias, positions)
+        score_mod, bias, *mask_roots = (_function_of(it, block_sizes) for it in made)
+        return composed(score_mod, tuple(mask_roots), bias, positions)
 
     made = traced(given, captures, compose, reads_scalars=True)
     if not captures.is_complete or not made.is_reusable:
@@ -93,12 +79,27 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
     )
 
 
-def _with_placeholders(root: Any) -> Any:
-    if isinstance(root, TensorFacts):
-        return root.placeholder()
-    if isinstance(root, tuple):
-        return tuple(_with_placeholders(it) for it in root)
-    return root
+def _with_placeholders(root: Root) -> Any:
+    """A root with tensors without memory in place of TENSORs."""
+    if type(root) is not tuple:
+        return root
+    if root and root[0] is TENSOR:
+        import torch
+
+        return torch.empty(root[1], dtype=root[2], device="meta")
+    return tuple(map(_with_placeholders, root))
+
+
+def _function_of(root: Root, block_sizes: tuple[int, int] | None) -> Any:
+    """A root as a function or a tensor."""
+    if type(root) is not tuple:
+        return root
+    kind, first, rest = root
+    if kind == PARTS:
+        return partial(first, *(_function_of(it, block_sizes) for it in rest))
+    assert block_sizes is not None
+    rows, keys = map(Constant, block_sizes)
+    return function_of_blocks(first, _function_of(rest, None), rows, keys)
 
 
 def _text(made: Traced, names: tuple[str, ...]) -> str:
