@@ -286,8 +286,13 @@ class _Case:
     def drawn(cls, found: FunctionProblem, seed: int) -> _Case:
         problem, bound = found.problem, _on_host(found.program)
         known = problem_options(problem, seed=seed)
-        lens = {name: known[name] for name in ("lens_q", "lens_k") if name in known}
-        options = {"causal": found.causal, "window": found.window, "softcap": known["softcap"]}
+        names = [name for name in ("lens_q", "lens_k") if name in known]
+        lens: dict[str, Any] = {name: known[name] for name in names}
+        options: dict[str, Any] = {
+            "causal": found.causal,
+            "window": found.window,
+            "softcap": known["softcap"],
+        }
         attention = Attention(default_scale(problem.d), **options, **lens, program=bound)
         drawn = make_inputs(InputSpec.of(problem, attention, "random", seed, sinks=False))
         exact = references_of(attention, drawn.q, drawn.k, drawn.v)
@@ -337,8 +342,11 @@ class _Case:
 
     def _verdict(self, cfg: KernelConfig, outputs: Mapping[str, np.ndarray]) -> Any:
         if "o" in outputs:
-            statistics = {"row_max": outputs["row_max"], "lens_q": self.attention.lens_q}
-            return compare(cfg, outputs["o"], outputs["lse"], self.exact, **statistics)
+            return compare(
+                *(cfg, outputs["o"], outputs["lse"], self.exact),
+                row_max=outputs["row_max"],
+                lens_q=self.attention.lens_q,
+            )
         given = self.tensors, self.attention, self.sequences, self.exact.o, self.exact.lse
         return compare_gradients(cfg.dtype, outputs, compute_gradients(*given))
 
@@ -359,9 +367,10 @@ class _Case:
         return outputs, _findings(result)
 
     def _backward(self, cfg: Any, device: DeviceSpec, observers: Any, order: int | None) -> Any:
+        do, q, k, v, o, lse = (self.tensors[it] for it in ("do", "q", "k", "v", "o", "lse"))
         result = run_gradients(
             cfg,
-            tuple(self.tensors[name] for name in ("do", "q", "k", "v", "o", "lse")),
+            (do, q, k, v, o, lse),
             BackwardOptions(ForwardOptions(**self.options, program=self.attention.program)),
             emulate=True,
             poisoned=True,

@@ -125,7 +125,12 @@ def run(
     """
     words = [f"{name}={it}" for name, it in (("score", score), ("mask", mask)) if it is not None]
     if words or _has_functions(problem):
-        others = {"--window": window, "--softcap": softcap, "--csv": csv, "--jsonl": jsonl}
+        others: dict[str, object] = {
+            "--window": window,
+            "--softcap": softcap,
+            "--csv": csv,
+            "--jsonl": jsonl,
+        }
         others |= {"--sinks": sinks or None, "--check": check or None}
         _check_without_functions(others)
         if problem is not None:

@@ -58,8 +58,8 @@ OPS = getattr(torch.ops, OPERATORS)
 # The arguments of attention() in schema form: a pair becomes two arguments, a config its text.
 # Tensors come first, because PyTorch's autograd does not take tensors as keywords.
 SHARED = ATTENTION.in_schema("causal window softcap scale max_seqlen_q max_seqlen_k config emulate")
-PACKING = ATTENTION.in_schema("sinks cu_seqlens_q cu_seqlens_k")
-_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {PACKING}, *, {SHARED}, {ATTENTION.in_schema('bits')}"
+_PACKING = ATTENTION.in_schema("sinks cu_seqlens_q cu_seqlens_k")
+_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {SHARED}, {ATTENTION.in_schema('bits')}"
 # Options of the backward pass that follows. Its kernel is found or built together with the forward
 # pass's kernel.
 FOLLOWING = (
@@ -73,7 +73,7 @@ _SCHEMAS = {
     ),
     "attention_backward": (
         f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse=None, "
-        f"{PACKING}, *, {SHARED}, bool deterministic=False, bool[4] needs, "
+        f"{_PACKING}, *, {SHARED}, bool deterministic=False, bool[4] needs, "
         "bool fp32_gradients=False) "
         "-> (Tensor, Tensor, Tensor, Tensor)"
     ),

@@ -135,7 +135,10 @@ def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) 
         if is_tracing():
             from flashsmith.integrations.traced_functions import attention_by_program
 
-            return attention_by_program(q, k, v, given, _traced_options(others))
+            found = attention_by_program(q, k, v, given, _traced_options(others))
+            if found is None:
+                return torch.compiler.disable(_attention_with_functions)(q, k, v, keywords)
+            return found
         q, k, v = _cast(q, k, v)
         if torch.is_grad_enabled():
             from flashsmith.integrations.program_gradients import attention_with_functions

@@ -7,12 +7,13 @@ the op's inputs. Only calls under a tracer import this module.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from flashsmith import chooser
 from flashsmith.chooser.functions import ScoreSizes, check_broadcast
 from flashsmith.integrations import program_ops  # noqa: F401, registers the ops
 from flashsmith.integrations.pytorch_state import (
@@ -35,8 +36,8 @@ def attention_by_program(
 ) -> Any:
     """attention() with ``functions``, its keywords that define a program, as a call of an op.
 
-    The compiler breaks the graph at functions that capture tensors of the compiled code itself, or
-    something that it cannot guard.
+    None if the compiler cannot give Python the functions, or guard what they capture: functions
+    that the compiled code itself defines, or that capture NumPy's arrays.
 
     While tracing, raises ArgumentError and TraceError as attention() does, and ArgumentError for
     ``out`` with gradients. Other arguments are checked when the op runs.
@@ -48,10 +49,12 @@ def attention_by_program(
     sizes = _sizes_of(q, k, cu_q)
     roots, block_sizes = _roots_of(functions, sizes)
     positions = functions.get("positions", "start")
-    plan = _plan(*[_described(it) for it in roots], block_sizes, positions)
+    plan = None
+    if not _is_made_here(roots):
+        # The compiler gives Python objects as arguments only, not within tuples.
+        plan = _plan(*[_described(it) for it in roots], _attributes(roots), block_sizes, positions)
     if plan is None:
-        eager = torch.compiler.disable(chooser.attention)
-        return eager(q, k, v, **functions, **keywords)
+        return None
     text, reads, ints, floats, frozen, others = plan
     for path, value in frozen:
         assert follow(roots, path) == value
@@ -133,10 +136,44 @@ def _described(root: Any) -> Any:
     return tuple([_described(it) for it in root]) if type(root) is tuple else root
 
 
+def _is_made_here(root: Any) -> bool:
+    """Whether a function is defined by the code that is being compiled. The compiler has no closure
+    of such a function, and cannot pass it to Python."""
+    if type(root) is tuple:
+        return any(_is_made_here(it) for it in root)
+    if isinstance(root, FunctionType):
+        try:
+            root.__closure__  # noqa: B018
+        except AttributeError:
+            return True
+    return False
+
+
+def _attributes(root: Any) -> tuple[int, ...]:
+    """How many attributes each callable object has."""
+    if type(root) is tuple:
+        found: tuple[int, ...] = ()
+        for it in root:
+            found = found + _attributes(it)
+        return found
+    if callable(root) and not isinstance(root, FunctionType | MethodType | partial | type):
+        return (len(root.__dict__),)
+    return ()
+
+
 @assume_constant_result
 def _plan(
-    score_mod: Any, bias: Any, mask_mod: Any, mask: Any, block_sizes: Any, positions: str
+    score_mod: Any,
+    bias: Any,
+    mask_mod: Any,
+    mask: Any,
+    attributes: Any,
+    block_sizes: Any,
+    positions: Any,
 ) -> Any:
     """plan_of() as tuples; Python evaluates this function, tracers do not trace it."""
-    found = plan_of((score_mod, bias, mask_mod, mask), block_sizes, positions)
+    roots = score_mod, bias, mask_mod, mask
+    if _attributes(roots) != attributes:
+        return None  # an object that compiled code makes has none here
+    found = plan_of(roots, block_sizes, positions)
     return found if found is None else tuple(found)

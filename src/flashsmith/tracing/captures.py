@@ -240,14 +240,19 @@ def _shape_of(value: Any) -> _Shape | None:
     if (kind in (tuple, list) or is_named) and len(value) <= _LONGEST:
         current = (lambda: list(value)) if kind is list else None
         build = getattr(kind, "_make", kind)
-        steps = lambda: [(("item", i),) for i in range(len(value))]  # noqa: E731
-        return _Shape((kind, len(value)), list(value), build, current, steps)
+        places = range(len(value))
+        return _Shape((kind, len(value)), list(value), build, current, lambda: _entries(places))
     if type(value) is dict and len(value) <= _LONGEST and all(type(it) is str for it in value):
         names = tuple(value)
         current = lambda: list(value.values())  # noqa: E731
-        steps = lambda: [(("item", it),) for it in names]  # noqa: E731
-        return _Shape((dict, names), list(value.values()), _dict_of(names), current, steps)
+        return _Shape(
+            (dict, names), list(value.values()), _dict_of(names), current, lambda: _entries(names)
+        )
     return _instance_shape(value)
+
+
+def _entries(keys: Iterable[Any]) -> list[Path]:
+    return [(("item", it),) for it in keys]
 
 
 def _items(attribute: str, keys: Iterable[Any]) -> list[Path]:

@@ -30,7 +30,7 @@ class Points(NamedTuple):
     values: dict[str, np.ndarray]
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         """How many there are."""
         return len(self.values["q"])
 
@@ -92,7 +92,7 @@ def check_mask(
 def seen_by(bound: BoundProgram | None, points: Points) -> np.ndarray:
     """Whether the program shows each point."""
     if bound is None or bound.program.mask is None:
-        return np.ones(points.count, bool)
+        return np.ones(points.number, bool)
     return _evaluated(bound, bound.program.mask, points.values).astype(bool)
 
 
@@ -163,9 +163,9 @@ def _values_of(
     *,
     scored: bool,
 ) -> Any:
-    found = np.empty(points.count)
+    found = np.empty(points.number)
     names = ("score", "b", "h", "q", "k")[not scored :]
-    for i in range(points.count):
+    for i in range(points.number):
         given = [number(name, points.values[name][i]) for name in names]
         try:
             found[i] = float(function(*given))
