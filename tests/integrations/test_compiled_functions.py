@@ -118,6 +118,25 @@ def test_opcheck() -> None:
     )
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported(strict: bool) -> None:
+    """One op, of which the module's parameter and the argument are inputs."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slopes = torch.nn.Parameter(SLOPES.clone())
+
+        def forward(self, q: Any, k: Any, v: Any, ids: Any) -> Any:
+            score, mask = scores.alibi(self.slopes), masks.documents(ids)
+            return flashsmith.attention(q, k, v, score_mod=score, mask=mask)
+
+    tensors = [it.detach() for it in draw()]
+    graph = torch.export.export(Layer(), (*tensors, IDS), strict=strict).graph
+    (call,) = (it for it in graph.nodes if it.op == "call_function" and "getitem" not in it.name)
+    assert [it.name for it in call.args[6]] == ["p_slopes", "ids"]
+
+
 # --- what the compiler guards ---------------------------------------------------------------------
 
 

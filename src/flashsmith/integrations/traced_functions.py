@@ -49,31 +49,22 @@ def attention_by_program(
     sizes = _sizes_of(q, k, cu_q)
     roots, block_sizes = _roots_of(functions, sizes)
     positions = functions.get("positions", "start")
-    plan = None
-    if not _is_made_here(roots):
-        # The compiler gives Python objects as arguments only, not within tuples.
-        plan = _plan(*[_described(it) for it in roots], _attributes(roots), block_sizes, positions)
+    plan = _guarded_plan(roots, block_sizes, positions)
     if plan is None:
         return None
-    text, reads, ints, floats, frozen, others = plan
-    for path, value in frozen:
-        assert follow(roots, path) == value
-    for path in others:
-        assert follow(roots, path) is not _NEVER
+    text, reads, ints, floats = plan
     read = [follow(roots, path) for path in reads]
-    differentiable = torch.is_grad_enabled() and any(
-        it is not None and it.requires_grad for it in (q, k, v, sinks, *read)
-    )
-    out = asked["out"]
     options = of_op(asked, "causal softcap scale bits emulate return_row_max")
-    if differentiable:
-        if out is not None:
+    needs = [q.requires_grad, k.requires_grad, v.requires_grad]
+    if torch.is_grad_enabled() and (
+        any(needs) or any(it is not None and it.requires_grad for it in (sinks, *read))
+    ):
+        if asked["out"] is not None:
             raise no_out(q=q, k=k, v=v, sinks=sinks)
-        options["with_backward"] = True
+        options["with_backward"], options["needs"] = True, needs
         options["backward_config"] = short_form(asked["backward_config"])
         options["deterministic"] = is_deterministic(asked["deterministic"], asked["bits"])
-        options["needs"] = [q.requires_grad, k.requires_grad, v.requires_grad]
-    o, lse, row_max = torch.ops.flashsmith.attention_of_program(
+    found = torch.ops.flashsmith.attention_of_program(
         *(q, k, v, sinks, cu_q, cu_k, read),
         program=text,
         ints=[follow(roots, path) for path in ints],
@@ -81,19 +72,43 @@ def attention_by_program(
         positions=positions,
         **options,
     )
-    o = o if out is None else out.copy_(o)
+    return _returned(asked, *found)
+
+
+def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
+    """The results in the form that attention() returns them."""
+    o = o if asked["out"] is None else asked["out"].copy_(o)
     if asked["return_lse"]:
         return (o, lse, row_max) if asked["return_row_max"] else (o, lse)
     return (o, row_max) if asked["return_row_max"] else o
 
 
-# Compared with what paths lead to: the compiler guards it then.
+def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
+    """The text and the paths of a plan, whose other paths are followed, so that the compiler guards
+    what they lead to. None if there is none."""
+    if _is_made_here(roots):
+        return None
+    # The compiler gives Python objects as arguments only, not within tuples.
+    plan = _plan(*[_described(it) for it in roots], _attributes(roots), block_sizes, positions)
+    if plan is None:
+        return None
+    text, reads, ints, floats, frozen, others = plan
+    for path, value in frozen:
+        assert follow(roots, path) == value
+    for path in others:
+        assert follow(roots, path) is not _NEVER
+    return text, reads, ints, floats
+
+
 _NEVER = object()
 
 
 def _sizes_of(q: Any, k: Any, cu_q: Any) -> ScoreSizes:
-    if cu_q is None:
+    """The sizes of the scores; none are known for tensors that the op refuses."""
+    if cu_q is None and q.dim() == k.dim() == 4:
         return ScoreSizes(q.shape[0], q.shape[2], (q.shape[1], k.shape[1]))
+    if cu_q is None or q.dim() != 3 or cu_q.dim() != 1:
+        return ScoreSizes(None, None, None)
     return ScoreSizes(cu_q.shape[0] - 1, q.shape[1], None)
 
 

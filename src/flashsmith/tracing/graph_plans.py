@@ -85,8 +85,10 @@ def _with_placeholders(root: Root) -> Any:
         return root
     if root and root[0] is TENSOR:
         import torch
+        from torch.utils._python_dispatch import _disable_current_modes
 
-        return torch.empty(root[1], dtype=root[2], device="meta")
+        with _disable_current_modes():  # torch.export would record it
+            return torch.empty(root[1], dtype=root[2], device="meta")
     return tuple(map(_with_placeholders, root))
 
 
