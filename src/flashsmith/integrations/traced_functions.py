@@ -89,7 +89,8 @@ def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
     if _is_made_here(roots):
         return None
     # The compiler gives Python objects as arguments only, not within tuples.
-    plan = _plan(*[_described(it) for it in roots], _attributes(roots), block_sizes, positions)
+    score_mod, bias, mask_mod, mask = [_described(it) for it in roots]
+    plan = _plan(score_mod, bias, mask_mod, mask, _attributes(roots), block_sizes, positions)
     if plan is None:
         return None
     text, reads, ints, floats, frozen, others = plan
