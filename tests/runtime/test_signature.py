@@ -90,7 +90,7 @@ def test_parallel_attention_has_attentions_keywords() -> None:
     own = {"group", "schedule"}
     found = set(parallel_keywords.ParallelKeywords.__annotations__)
     # Functions would see the indices of a GPU's part of the sequence.
-    functions = {"score_mod", "mask_mod", "mask", "positions"}
+    functions = {"score_mod", "mask_mod", "mask", "bias", "positions"}
     others = RETURNED | functions | {"seqused_k", "k_begin"}
     assert found == own | set(ATTENTION.defaults) - others
 

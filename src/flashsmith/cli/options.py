@@ -51,6 +51,13 @@ Jsonl = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+def import_from_here() -> None:
+    """Lets functions that a command names as 'module:function' be in the current folder."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last, so that it hides no installed module
+
+
 def print_json(value: Any) -> None:
     """Prints a value as JSON on standard output; infinities and NaN become words."""
     print(_json(value, indent=2))

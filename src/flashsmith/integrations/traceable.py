@@ -121,11 +121,11 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     return chooser.attention(q, k, v, **keywords)
 
 
-_FUNCTIONS = frozenset(("score_mod", "mask_mod", "mask", "positions"))
+_FUNCTIONS = frozenset(("score_mod", "mask_mod", "mask", "bias", "positions"))
 
 
 def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
-    """attention() with a score or mask function; under torch.compile it is a graph break."""
+    """attention() with a score or mask function."""
     given = {name: keywords[name] for name in _FUNCTIONS if keywords.get(name) is not None}
     others = {name: value for name, value in keywords.items() if name not in _FUNCTIONS}
     if given.keys() <= {"positions"}:
@@ -133,7 +133,12 @@ def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) 
     torch = _torch or _find_torch()
     if torch is not None and isinstance(q, torch.Tensor):
         if is_tracing():
-            return torch.compiler.disable(_attention_with_functions)(q, k, v, keywords)
+            from flashsmith.integrations.traced_functions import attention_by_program
+
+            found = attention_by_program(q, k, v, given, _traced_options(others))
+            if found is None:
+                return torch.compiler.disable(_attention_with_functions)(q, k, v, keywords)
+            return found
         q, k, v = _cast(q, k, v)
         if torch.is_grad_enabled():
             from flashsmith.integrations.program_gradients import attention_with_functions

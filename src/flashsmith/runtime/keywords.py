@@ -36,6 +36,7 @@ class AttentionKeywords(ForwardKeywords, total=False):
     score_mod: Callable[..., Any] | None
     mask_mod: Callable[..., Any] | None
     mask: Any
+    bias: Array | None
     positions: str
     out: Array | None
     config: KernelConfig | None

@@ -73,6 +73,7 @@ _ARGUMENTS = (
     Argument("score_mod", "Callable[..., Any] | None"),
     Argument("mask_mod", "Callable[..., Any] | None"),
     Argument("mask", "Any"),
+    Argument("bias", _TENSOR),
     Argument("positions", "str", "start"),
     Argument("cu_seqlens_q", _TENSOR, op="Tensor?"),
     Argument("cu_seqlens_k", _TENSOR, op="Tensor?"),
@@ -154,7 +155,7 @@ _PACKED = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
 _PARTS = "partial seqused_k k_begin"
 ATTENTION = Signature(
     "attention",
-    f"{_SCORES} score_mod mask_mod mask positions {_PACKED} out return_lse return_row_max "
+    f"{_SCORES} score_mod mask_mod mask bias positions {_PACKED} out return_lse return_row_max "
     f"{_PARTS} bits config backward_config deterministic emulate",
 )
 FORWARD = Signature(
