@@ -19,6 +19,7 @@ from flashsmith.chooser import (
 )
 from flashsmith.runtime import forward, keywords
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
+from flashsmith.runtime.latent_pass import LatentOptions, LatentTensors
 from flashsmith.semantics.signature import (
     ARGUMENTS,
     ATTENTION,
@@ -107,9 +108,10 @@ def test_options_have_the_defaults() -> None:
             if name not in ("forward", "deterministic", "program"):
                 assert (name, default) == (name, signature.defaults[name])
     assert set(FORWARD.defaults) == {*ForwardOptions._fields, "emulate"} - {"program"}
-    assert set(CACHE.defaults) == (
+    assert set(CACHE.defaults) - {"v_width"} == (
         {*DecodeOptions._fields, *DecodeTensors._fields[3:], "config", "emulate"} - {"program"}
     )
+    assert set(CACHE.defaults) > set(LatentOptions._fields) | set(LatentTensors._fields[2:])
     assert [name for name in DecodeOptions._fields if ARGUMENTS[name].is_tensor] == []
     assert [name for name in DecodeTensors._fields[3:] if not ARGUMENTS[name].is_tensor] == []
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.choice import choose_config
+from flashsmith.chooser.latent_decode import attention_with_latent_cache
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations.decode import DECODE, FREE, INVARIANT, check_split
 from flashsmith.runtime import Chooser, cached_calls
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors, decode_call, run_decode
 from flashsmith.runtime.tensors import Array, TensorT
-from flashsmith.semantics.signature import NO_WINDOW
+from flashsmith.semantics.signature import CACHE, NO_WINDOW
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: Literal[False] = ...,
@@ -38,7 +39,7 @@ def attention_with_cache(
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: Literal[True],
@@ -50,7 +51,7 @@ def attention_with_cache(
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: bool,
@@ -61,9 +62,10 @@ def attention_with_cache(
 def attention_with_cache(
     q: Array,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
+    v_width: int | None = None,
     page_table: Array | None = None,
     kv_offset: Array | None = None,
     k: Array | None = None,
@@ -101,6 +103,11 @@ def attention_with_cache(
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
             d), with strides as for attention(): both may be halves of one tensor. heads_q must be a
             multiple of heads_k. Rows beyond a sequence's length may hold anything.
+        v_width: how many of a row's first columns are its values, too, in a latent cache (MLA):
+            k_cache has one head, v_cache and v are None, and o has v_width columns. Kernels exist
+            for d 576 with 512 and d 320 with 256, on compute capability 9.0 and for pages of a
+            multiple of 8 keys. scale must be given: that of the heads before absorption. There is
+            no rotary embedding, softcap, kv_offset or canonical order.
         cache_lens: (batch,) int32, the number of keys of each sequence before appending; the call
             does not change cache_lens. On the host a length that does not fit is an error. On a
             device reads are clamped to the cache, and rows that do not fit are not appended.
@@ -143,6 +150,10 @@ def attention_with_cache(
             requires a gradient.
         The other errors of ``flashsmith.forward``.
     """
+    if v_width is not None:
+        given = locals()
+        keywords = {name: given[name] for name in CACHE.defaults}
+        return attention_with_latent_cache(q, k_cache, v_cache, keywords, CHOOSERS)
     check_config_for(DECODE.name, "config", config)
     chosen = config or CHOOSERS[check_split(split)]
     tensors = DecodeTensors(

@@ -23,6 +23,8 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
         mbarrier_init_fence();
     }
     __syncthreads();
+    wait_for_launch_before();  // which appends rows
+    allow_next_launch();
 
     // The shuffle lets the compiler know that the value is the same in all lanes of a warp.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
@@ -49,6 +51,7 @@ __global__ void __launch_bounds__(kMlaMergeThreads) mla_merge_kernel(const MlaKe
     const MlaTile<Kernel> tile(args, tile_index);
     const int row = tile.first_row + static_cast<int>(index % kMlaRows);
     if (row >= tile.row_end || !tile.is_split()) return;
+    wait_for_launch_before();
 
     const int64_t first = tile.first_part_row + index % kMlaRows;
     const float* const lses = args.parts + args.part_rows * Kernel::d_v + first;
@@ -81,6 +84,7 @@ __global__ void __launch_bounds__(kMlaMergeThreads) mla_merge_kernel(const MlaKe
 template <class Kernel>
 __global__ void __launch_bounds__(kMlaAppendThreads) mla_append_kernel(const MlaKernelArgs args) {
     using value_t = typename Kernel::value_t;
+    allow_next_launch();
     const uint32_t index = (block_index() * kMlaAppendThreads + thread_index()) / kWarpSize;
     const int batch = static_cast<int>(index / args.seq_q), query = index % args.seq_q;
     if (batch >= args.batch) return;

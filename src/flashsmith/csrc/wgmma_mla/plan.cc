@@ -254,6 +254,8 @@ Plan plan_mla(const WgmmaMlaKernelConfig& config, NumberReader& numbers, Tensors
         for (Launch& each : plan.launches)
             each.addresses.push_back({offsetof(Args, parts), in_workspace(0)});
     }
+    // Each launch waits for the one before it. The one before the first is not part of this call.
+    for (size_t i = 1; i < plan.launches.size(); ++i) plan.launches[i].programmatic = true;
     for (const MlaTensor tensor : {page_table, new_rows})
         plan.presence.push_back({tensor, tensors[tensor] != 0,
                                  "page_table, k: this launch was planned for a different set of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion
-from flashsmith.families.order import Order, outgrown
+from flashsmith.families.order import FIRST_TILE, Order, outgrown
 from flashsmith.families.wgmma_mla.config import STAGES
 
 
@@ -39,8 +39,10 @@ def intensity(cfg: Any) -> Intensity:
 def order(cfg: Any, arch: int) -> Order:
     """The order of operations in which a row is computed."""
     own = {
-        "row_sums": "in two chains of keys for every second block, added at the end of a part",
-        "parts": f"up to {cfg.most_parts} parts of at least {cfg.min_keys} keys, in order",
+        "direction": FIRST_TILE,
+        "row_sums": "in 2 chains of keys, and separately for every second tile",
+        "chunks": f"up to {cfg.most_parts}, each at least {cfg.min_keys} keys of the row's tile",
+        "merge": "from the first part on, by natural log-sum-exps",
     }
     if cfg.rescale_threshold:
         own["offset"] = outgrown(cfg.rescale_threshold)
