@@ -103,11 +103,9 @@ def attention_with_cache(
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
             d), with strides as for attention(): both may be halves of one tensor. heads_q must be a
             multiple of heads_k. Rows beyond a sequence's length may hold anything.
-        v_width: how many of a row's first columns are its values, too, in a latent cache (MLA):
-            k_cache has one head, v_cache and v are None, and o has v_width columns. Kernels exist
-            for d 576 with 512 and d 320 with 256, on compute capability 9.0 and for pages of a
-            multiple of 8 keys. scale must be given: that of the heads before absorption. There is
-            no rotary embedding, softcap, kv_offset or canonical order.
+        v_width: for a latent cache (MLA, docs/serving.md): the first v_width columns of k_cache's
+            one head are the values, and o has v_width columns. v_cache and v must be None, and
+            scale must be given.
         cache_lens: (batch,) int32, the number of keys of each sequence before appending; the call
             does not change cache_lens. On the host a length that does not fit is an error. On a
             device reads are clamped to the cache, and rows that do not fit are not appended.

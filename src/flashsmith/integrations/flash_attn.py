@@ -378,9 +378,9 @@ def flash_attn_with_kvcache(
         block_table: FlashAttention 2's name of page_table; give only one of them.
         s_aux: (heads,), FlashAttention 3's name of sinks.
         bits: as for attention_with_cache().
-        qv: (..., d_v), for a latent cache (MLA), PyTorch tensors only: q, k_cache and k are its
-            rotary columns, v_cache and v its values. Both caches must be views of the same rows,
-            v_cache of the first columns. softmax_scale None is then 1/sqrt(d + d_v).
+        qv: (..., d_v), for a latent cache (MLA) of PyTorch tensors: q, k_cache and k are its rotary
+            columns, v_cache and v its values; v_cache and k_cache are views of the same rows. The
+            default of softmax_scale is then 1/sqrt(d + d_v).
         alibi_slopes, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale,
             attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
 

@@ -12,9 +12,9 @@ namespace flashsmith {
 
 // Columns of a row of the cache that belong to the key only: its rotary part.
 constexpr int kTailColumns = 64;
-constexpr int kMlaRows = 64;     // query rows of a CTA
-constexpr int kMlaKeys = 64;     // keys of a block
-constexpr int kMlaStages = 2;    // blocks in flight, one for each consumer warpgroup
+constexpr int kMlaRows = 64;   // query rows of a CTA
+constexpr int kMlaKeys = 64;   // keys of a block
+constexpr int kMlaStages = 2;  // blocks in flight, one for each consumer warpgroup
 constexpr int kMlaConsumers = 2;
 constexpr int kMlaThreads = kWarpgroupThreads * (kMlaConsumers + 1);
 constexpr int kMlaMergeThreads = 256;
@@ -61,18 +61,18 @@ struct MlaKernelArgs {
     float* parts;  // fp32 outputs of the parts' rows, then their log-sum-exps
     MlaStrides q_strides, o_strides, new_strides, cache_strides;
     int64_t lse_batch_stride, lse_head_stride, page_table_stride;
-    int64_t part_rows;            // of all parts
-    int32_t batch, seq_q;         // packed: the longest sequence
-    int32_t total_q;              // packed
-    int32_t heads;                // of q; the cache has one
-    int32_t capacity;             // keys per sequence
-    int32_t blocks, slots;        // of the cache; a sequence or a page, and its keys
-    int32_t map_rows;             // rows of the map from one block of the cache to the next
-    int32_t box_keys;             // keys of one copy, all in one block of the cache
-    int32_t tiles;                // per sequence
-    int32_t most_parts;           // of a tile; 1: nothing is split
+    int64_t part_rows;      // of all parts
+    int32_t batch, seq_q;   // packed: the longest sequence
+    int32_t total_q;        // packed
+    int32_t heads;          // of q; the cache has one
+    int32_t capacity;       // keys per sequence
+    int32_t blocks, slots;  // of the cache; a sequence or a page, and its keys
+    int32_t map_rows;       // rows of the map from one block of the cache to the next
+    int32_t box_keys;       // keys of one copy, all in one block of the cache
+    int32_t tiles;          // per sequence
+    int32_t most_parts;     // of a tile; 1: nothing is split
     int32_t window_left, window_right;
-    float scale_log2;             // scale * log2(e)
+    float scale_log2;  // scale * log2(e)
 };
 
 using mla_kernel_fn = void (*)(const MlaKernelArgs);

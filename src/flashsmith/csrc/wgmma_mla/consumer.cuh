@@ -1,8 +1,8 @@
 // The two consumer warpgroups of a CTA. Both have the tile's 64 rows, and each has half of the
 // columns of O, which one warpgroup's registers could not hold. Blocks of keys alternate between
 // them: a warpgroup computes the scores and probabilities of its own blocks, and multiplies the
-// probabilities of all blocks, in order, with its half of V. The first warpgroup has the first block
-// of each pair.
+// probabilities of all blocks, in order, with its half of V. The first warpgroup has the first
+// block of each pair.
 //
 // One buffer is enough for P: a warpgroup overwrites the other's P only after its own product has
 // read it, and both wait for the other's P in between.
@@ -231,8 +231,7 @@ struct MlaConsumer {
     }
 
     FS_DEVICE void store_part(int part) const {
-        const int64_t row =
-            tile.first_part_row + part * kMlaRows + warp * kWarpRows + lane / 4;
+        const int64_t row = tile.first_part_row + part * kMlaRows + warp * kWarpRows + lane / 4;
         float* o = args.parts + row * Kernel::d_v + kHalf * Kernel::half + lane % 4 * 2;
         float* const lse = args.parts + args.part_rows * Kernel::d_v + row;
 #pragma unroll
@@ -249,8 +248,8 @@ struct MlaConsumer {
     // of a row, a whole sector.
     FS_DEVICE void store_rows(int first_row) const {
         const int odd = lane % 2;
-        auto* const output = static_cast<uint16_t*>(args.o) + kHalf * Kernel::half + 8 * odd +
-                             lane % 4 / 2 * 4;
+        auto* const output =
+            static_cast<uint16_t*>(args.o) + kHalf * Kernel::half + 8 * odd + lane % 4 / 2 * 4;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = first_row + 8 * r;

@@ -152,9 +152,9 @@ int64_t time_of(int64_t tiles, int64_t parts, int64_t keys, int64_t sm_count) {
     return rounds * ((keys + parts - 1) / parts + kKeysPerCta);
 }
 
-// An invariant split depends on the sequence's own length alone, so a tile may have as many parts as
-// the config and its keys allow. A free one has as many as are fastest if all sequences have as many
-// keys as fit.
+// An invariant split depends on the sequence's own length alone, so a tile may have as many parts
+// as the config and its keys allow. A free one has as many as are fastest if all sequences have as
+// many keys as fit.
 int64_t most_parts(const WgmmaMlaKernelConfig& config, const MlaProblem& p, int64_t tiles,
                    const DeviceSpec& device) {
     // Counted like the parts of a tile, so that no length has fewer in a small cache.
@@ -249,8 +249,8 @@ Plan plan_mla(const WgmmaMlaKernelConfig& config, NumberReader& numbers, Tensors
         plan.workspaces.push_back(
             {"parts", static_cast<size_t>(args.part_rows * (p.d_v + 1)) * sizeof(float),
              Contents::undefined});
-        plan.launches.push_back(launch(
-            merge, tiles * kMlaRows / (kMlaMergeThreads / kWarpSize), kMlaMergeThreads));
+        plan.launches.push_back(
+            launch(merge, tiles * kMlaRows / (kMlaMergeThreads / kWarpSize), kMlaMergeThreads));
         for (Launch& each : plan.launches)
             each.addresses.push_back({offsetof(Args, parts), in_workspace(0)});
     }

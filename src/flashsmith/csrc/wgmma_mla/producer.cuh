@@ -53,8 +53,7 @@ struct MlaProducer {
         if (args.page_table == nullptr) return tile.batch;
         const int key = block * kMlaKeys + box;
         if (box >= kMlaKeys || key >= tile.k_count) return 0;
-        const int page =
-            args.page_table[tile.batch * args.page_table_stride + key / args.slots];
+        const int page = args.page_table[tile.batch * args.page_table_stride + key / args.slots];
         return min(max(page, 0), args.blocks - 1);
     }
 
@@ -65,8 +64,8 @@ struct MlaProducer {
         const int slot = args.page_table == nullptr ? key : key % args.slots;
         const int left = min(max(tile.k_count - key, 0), args.box_keys);
         TmaBox<true> from{0, kRowsOfMap - left, cache_block * args.map_rows + slot + left, 0};
-        const uint32_t to = smem + Kernel::K_offset + stage * Kernel::tile_bytes +
-                            box * Kernel::Panel::kRowBytes;
+        const uint32_t to =
+            smem + Kernel::K_offset + stage * Kernel::tile_bytes + box * Kernel::Panel::kRowBytes;
         // In the order in which they become free and are read.
         load_section<kTail>(i, from, to);
         load_section<0>(i, from, to);

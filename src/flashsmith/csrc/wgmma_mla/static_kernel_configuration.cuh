@@ -51,7 +51,8 @@ struct StaticMlaConfig {
     static constexpr int barrier_offset = P_offset + panel_bytes;
     static_assert(barrier_offset == CFG.tile_bytes());
     static constexpr int maxima_offset = barrier_offset + 16 * kMlaStages * kSections;
-    static constexpr int sums_offset = (maxima_offset + 4 * kMlaConsumers * kMlaRows + 15) / 16 * 16;
+    static constexpr int sums_offset =
+        (maxima_offset + 4 * kMlaConsumers * kMlaRows + 15) / 16 * 16;
     static_assert(sums_offset + 8 * kMlaConsumers * kWarpgroupThreads <= CFG.smem_bytes());
 
     // An SM's 65,536 registers are divided among the threads.
