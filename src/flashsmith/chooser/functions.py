@@ -33,7 +33,7 @@ def bound_functions(
 
     Raises ArgumentError and TraceError as tracing.bind() does.
     """
-    own = [mask_of_blocks(it, lengths) if is_block_mask(it) else it for it in masks]
+    own = [mask_of_blocks(it, lengths, positions) if is_block_mask(it) else it for it in masks]
     found = bind(score_mod, tuple(own), lengths, positions)
     causal, window = limits
     if found.left is None and found.right is None:

@@ -184,9 +184,10 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             attend_across_ranks(self, *own, self.caches(kv_cache), output_rows, attn_metadata)
             return
         tensors, options = self._call(query, output_rows, kv_cache, attn_metadata)
-        given = {name: it for name, it in tensors._asdict().items() if it is not None}
+        given = {**tensors._asdict(), **options._asdict()}
+        given = {name: it for name, it in given.items() if it is not None}
         config = self._config(query, tensors.k_cache, attn_metadata)
-        flashsmith.attention_with_cache(**given, **options._asdict(), config=config)
+        flashsmith.attention_with_cache(**given, config=config)
 
     def _call(
         self, query: torch.Tensor, output: torch.Tensor, kv_cache: torch.Tensor, step: StepMetadata
