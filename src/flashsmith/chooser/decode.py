@@ -172,6 +172,7 @@ def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, 
     keywords = dict(zip(names, arguments[3:], strict=True))
     chosen = keywords.pop("config", None) or CHOOSERS[keywords.get("split", INVARIANT)]
     emulate = keywords.pop("emulate", False)
+    keywords.pop("v_width", None)  # None, or the call was another operation's
     options = {name: keywords.pop(name) for name in DecodeOptions._fields if name in keywords}
     tensors = DecodeTensors(*arguments[:3], **keywords)
     # Not remembered if a tensor requires grad: autograd may be enabled in later calls.

@@ -35,7 +35,8 @@ def attention_with_latent_cache(
             "v_cache: given, and v_width, too, by which the values are columns of k_cache; leave "
             "one out"
         )
-    served = {*_TENSORS, *LatentOptions._fields, "config", "emulate"}
+    # Without cos, which is refused, rotary_interleaved means nothing.
+    served = {*_TENSORS, *LatentOptions._fields, "config", "emulate", "rotary_interleaved"}
     for name, value in keywords.items():
         if name in served or value is CACHE.defaults[name] or value == CACHE.defaults[name]:
             continue

@@ -26,7 +26,8 @@ from flashsmith.semantics.sizes import Sizes
 TAIL_COLUMNS = 64
 # A dense cache is (batch, capacity, 1, d), a paged one (pages, page, 1, d).
 _CACHE = ("blocks", "slots", "heads_k", "d")
-_OUTPUT, _PACKED_OUTPUT = ("batch", "seq_q", "heads_q", "d+-64"), ("total_q", "heads_q", "d+-64")
+_D_V = f"d+{-TAIL_COLUMNS}"
+_OUTPUT, _PACKED_OUTPUT = ("batch", "seq_q", "heads_q", _D_V), ("total_q", "heads_q", _D_V)
 _NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k", "d"), ("total_q", "heads_k", "d")
 _ABSENT = (0,)
 _INT_BYTES = 4
@@ -34,15 +35,19 @@ _INT_BYTES = 4
 
 def latent_flop(sizes: Sizes) -> int:
     """FLOP of the two GEMMs: 2 b h_q (d + d_v) per visible query-key pair of a sequence."""
-    columns = 2 * sizes.d - TAIL_COLUMNS
-    return 2 * sizes.batch * sizes.heads_q * visible_pairs(sizes) * max(1, columns)
+    return 2 * sizes.batch * sizes.heads_q * visible_pairs(sizes) * _columns(sizes)
+
+
+def _columns(sizes: Sizes) -> int:
+    """d + d_v."""
+    return sizes.d + max(sizes.d - TAIL_COLUMNS, 0)
 
 
 def latent_bytes(sizes: Sizes) -> int:
     """Bytes of q, o, the lengths, the visible rows of the cache, each once, and their page
     numbers."""
     keys = keys_read(sizes)
-    queries = sizes.seq_q * sizes.heads_q * (2 * sizes.d - TAIL_COLUMNS)
+    queries = sizes.seq_q * sizes.heads_q * _columns(sizes)
     pages = -(-keys // sizes.page) if sizes.page else 0
     elements = queries + keys * sizes.heads_k * sizes.d
     return sizes.batch * (elements * sizes.dtype.element_size + (1 + pages) * _INT_BYTES)

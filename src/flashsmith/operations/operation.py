@@ -36,7 +36,7 @@ class TensorSpec:
         name: its name in errors, references and results.
         dims: its dimensions. Each is a size of Problem ('batch', 'heads_q', 'd'), a whole number,
             or a name that the operation defines ('pages'). Such a name has one size in all tensors
-            of a call. 'batch+1' is batch plus 1.
+            of a call. 'batch+1' is batch plus 1, and 'd+-64' is d minus 64.
         dtype: the element type by NumPy's name ('float32', 'int32'); '' means the problem's dtype.
         role: whether a kernel reads it, writes it, or both.
         presence: 'required', 'usual' (an output that a call may decline), 'optional' (the caller

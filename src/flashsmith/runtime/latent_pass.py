@@ -111,14 +111,7 @@ def check_latent_request(tensors: LatentTensors, asked: LatentOptions) -> Reques
     Raises ArgumentError, starting with the argument's name, when an argument is unusable.
     """
     packed = tensors.cu_seqlens_q is not None
-    q = view_tensor("q", tensors.q)
-    _check_rank(
-        q,
-        3 if packed else 4,
-        "(total_q, heads_q, d) with cu_seqlens_q"
-        if packed
-        else "(batch, seq_q, heads_q, d), or (total_q, heads_q, d) with cu_seqlens_q",
-    )
+    q = _view_queries(tensors.q, packed)
     heads_q, d = q.shape[-2:]
     v_width = _check_widths(asked.v_width, d)
     views = {"q": q, "k_cache": _view_cache(tensors, q)}
@@ -136,7 +129,7 @@ def check_latent_request(tensors: LatentTensors, asked: LatentOptions) -> Reques
     if sinks is not None:
         views["sinks"] = sinks
     if tensors.out is not None:
-        views["o"] = view_tensor("out", tensors.out, (q.dtype,))
+        views["o"] = _view_output(tensors.out, q, v_width)
     mask = check_mask(asked.causal, asked.window)
     options = mask_options(mask, _check_given_scale(asked.scale, d), 0.0) | {"split": asked.split}
     del options["softcap"]
@@ -147,9 +140,17 @@ def check_latent_request(tensors: LatentTensors, asked: LatentOptions) -> Reques
         page=views["k_cache"].shape[1] if tensors.page_table is not None else 0,
         window_keys=mask.window_keys,
     )
-    assert v_width == d - TAIL_COLUMNS
     wanted = ["lse"] if check_flag("return_lse", asked.return_lse) else []
     return check_operation(problem, views, options=options, wanted=wanted)
+
+
+def _view_queries(tensor: Any, packed: bool) -> TensorView:
+    q = view_tensor("q", tensor)
+    if packed:
+        _check_rank(q, 3, "(total_q, heads_q, d) with cu_seqlens_q")
+    else:
+        _check_rank(q, 4, "(batch, seq_q, heads_q, d) without cu_seqlens_q")
+    return q
 
 
 def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
@@ -209,6 +210,17 @@ def _view_cache(tensors: LatentTensors, q: TensorView) -> TensorView:
             "give a writable one, or append before the call and leave out k"
         )
     return cache
+
+
+def _view_output(out: Any, q: TensorView, v_width: int) -> TensorView:
+    view = view_tensor("out", out, (q.dtype,))
+    wanted = (*q.shape[:-1], v_width)
+    if view.shape != wanted:
+        raise ArgumentError(
+            f"out: shape {view.shape}; must be q's with v_width columns, {wanted}: give such a "
+            "tensor, or None"
+        )
+    return view
 
 
 def _add_new(views: dict[str, TensorView], tensors: LatentTensors, q: TensorView) -> None:

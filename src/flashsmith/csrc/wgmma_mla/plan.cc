@@ -195,11 +195,59 @@ MlaKernelArgs arguments(const MlaProblem& p, const CacheRows& rows) {
     return args;
 }
 
+// A launch without shared memory and tensor maps, of any of the kernels.
+Launch launch_of(size_t kernel, int64_t ctas, int threads, const MlaKernelArgs& args) {
+    using Args = MlaKernelArgs;
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&args);
+    Launch launch{
+        .kernel = kernel,
+        .grid = {static_cast<uint32_t>(ctas), 1, 1},
+        .cluster = {1, 1, 1},
+        .block = {static_cast<uint32_t>(threads), 1, 1},
+        .smem_bytes = 0,
+        .argument_bytes = {bytes, bytes + sizeof args},
+        .addresses = {{offsetof(Args, q), in_tensor(q)},
+                      {offsetof(Args, o), in_tensor(o)},
+                      {offsetof(Args, lse), in_tensor(lse)},
+                      {offsetof(Args, cache_lens), in_tensor(cache_lens)},
+                      {offsetof(Args, page_table), in_tensor(page_table)},
+                      {offsetof(Args, cu_seqlens_q), in_tensor(cu_seqlens_q)},
+                      {offsetof(Args, sinks), in_tensor(sinks)},
+                      {offsetof(Args, new_rows), in_tensor(new_rows)},
+                      {offsetof(Args, cache_rows), in_tensor(k_cache)}},
+        .tensor_maps = {},
+    };
+    if (args.most_parts > 1) launch.addresses.push_back({offsetof(Args, parts), in_workspace(0)});
+    return launch;
+}
+
+void add_launches(Plan& plan, const WgmmaMlaKernelConfig& config, const MlaKernelArgs& args,
+                  const TensorMapSpec& cache, bool appends) {
+    const int64_t tiles = int64_t{args.batch} * args.tiles;
+    if (appends) {
+        constexpr int64_t kRows = kMlaAppendThreads / kWarpSize;
+        const int64_t rows = int64_t{args.batch} * args.seq_q;
+        plan.launches.push_back(
+            launch_of(append, (rows + kRows - 1) / kRows, kMlaAppendThreads, args));
+    }
+    plan.launches.push_back(launch_of(main_kernel, tiles * args.most_parts, kMlaThreads, args));
+    plan.launches.back().smem_bytes = static_cast<int>(config.smem_bytes());
+    plan.launches.back().tensor_maps.push_back(cache);
+    if (args.most_parts > 1) {
+        plan.workspaces.push_back(
+            {"parts", static_cast<size_t>(args.part_rows * (config.d_v() + 1)) * sizeof(float),
+             Contents::undefined});
+        constexpr int64_t kRows = kMlaMergeThreads / kWarpSize;
+        plan.launches.push_back(launch_of(merge, tiles * kMlaRows / kRows, kMlaMergeThreads, args));
+    }
+    // Each launch waits for the one before it. The one before the first is not part of this call.
+    for (size_t i = 1; i < plan.launches.size(); ++i) plan.launches[i].programmatic = true;
+}
+
 }  // namespace
 
 Plan plan_mla(const WgmmaMlaKernelConfig& config, NumberReader& numbers, Tensors tensors,
               const DeviceSpec& device, const Semantics& semantics) {
-    using Args = MlaKernelArgs;
     const MlaProblem p = read_problem(numbers, tensors);
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
     check_smem(config.smem_bytes(), device);
@@ -216,46 +264,9 @@ Plan plan_mla(const WgmmaMlaKernelConfig& config, NumberReader& numbers, Tensors
     args.most_parts = static_cast<int32_t>(parts);
     args.part_rows = parts > 1 ? tiles * parts * kMlaRows : 0;
 
-    const auto* bytes = reinterpret_cast<const uint8_t*>(&args);
-    const auto launch = [&](size_t kernel, int64_t ctas, int threads) {
-        return Launch{
-            .kernel = kernel,
-            .grid = {static_cast<uint32_t>(ctas), 1, 1},
-            .cluster = {1, 1, 1},
-            .block = {static_cast<uint32_t>(threads), 1, 1},
-            .smem_bytes = 0,
-            .argument_bytes = {bytes, bytes + sizeof args},
-            .addresses = {{offsetof(Args, q), in_tensor(q)},
-                          {offsetof(Args, o), in_tensor(o)},
-                          {offsetof(Args, lse), in_tensor(lse)},
-                          {offsetof(Args, cache_lens), in_tensor(cache_lens)},
-                          {offsetof(Args, page_table), in_tensor(page_table)},
-                          {offsetof(Args, cu_seqlens_q), in_tensor(cu_seqlens_q)},
-                          {offsetof(Args, sinks), in_tensor(sinks)},
-                          {offsetof(Args, new_rows), in_tensor(new_rows)},
-                          {offsetof(Args, cache_rows), in_tensor(k_cache)}},
-            .tensor_maps = {},
-        };
-    };
     Plan plan;
-    const int64_t warps = int64_t{kMlaAppendThreads} / kWarpSize;
-    if (tensors[new_rows] != 0)
-        plan.launches.push_back(
-            launch(append, (p.batch * p.seq_q + warps - 1) / warps, kMlaAppendThreads));
-    plan.launches.push_back(launch(main_kernel, tiles * parts, kMlaThreads));
-    plan.launches.back().smem_bytes = static_cast<int>(config.smem_bytes());
-    plan.launches.back().tensor_maps.push_back(cache_map(config, p, rows, args.box_keys));
-    if (parts > 1) {
-        plan.workspaces.push_back(
-            {"parts", static_cast<size_t>(args.part_rows * (p.d_v + 1)) * sizeof(float),
-             Contents::undefined});
-        plan.launches.push_back(
-            launch(merge, tiles * kMlaRows / (kMlaMergeThreads / kWarpSize), kMlaMergeThreads));
-        for (Launch& each : plan.launches)
-            each.addresses.push_back({offsetof(Args, parts), in_workspace(0)});
-    }
-    // Each launch waits for the one before it. The one before the first is not part of this call.
-    for (size_t i = 1; i < plan.launches.size(); ++i) plan.launches[i].programmatic = true;
+    add_launches(plan, config, args, cache_map(config, p, rows, args.box_keys),
+                 tensors[new_rows] != 0);
     for (const MlaTensor tensor : {page_table, new_rows})
         plan.presence.push_back({tensor, tensors[tensor] != 0,
                                  "page_table, k: this launch was planned for a different set of "

@@ -63,12 +63,19 @@ struct StaticMlaConfig {
                       "d_head: a warpgroup has half of V, panels of 64 columns, up to 256");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
                       "the tiles need more shared memory than a CTA may have");
+        static_assert(can_be_set(CFG.producer_registers) && can_be_set(CFG.consumer_registers),
+                      "registers: setmaxnreg takes multiples of 8 between 24 and 240");
         static_assert(CFG.producer_registers + kMlaConsumers * CFG.consumer_registers <=
                           (kMlaConsumers + 1) * registers_at_start,
                       "registers: setmaxnreg deadlocks if they exceed the available ones");
         static_assert(CFG.most_parts >= 1 && CFG.min_keys >= kMlaStages * kMlaKeys,
                       "min_keys: a part has a block for each warpgroup");
         return true;
+    }
+
+  private:
+    static constexpr bool can_be_set(int registers) {
+        return registers >= 24 && registers <= 240 && registers % 8 == 0;
     }
 };
 
