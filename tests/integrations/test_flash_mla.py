@@ -43,8 +43,9 @@ def test_flash_mla_is_attention_over_the_pages() -> None:
 @pytest.mark.parametrize("changed", ["is_fp8_kvcache", "indices"])
 def test_what_flash_mla_has_besides_is_refused(changed: str) -> None:
     q, pages, table = drawn()
+    keywords: dict[str, Any] = {changed: True}
     with pytest.raises(ArgumentError, match=f"^{changed}: "):
-        flash_mla_with_kvcache(q, pages, table, LENS, 512, **{changed: True})
+        flash_mla_with_kvcache(q, pages, table, LENS, 512, **keywords)
 
 
 def test_qv_takes_the_columns_apart() -> None:

@@ -17,7 +17,7 @@ from flashsmith.verify import prove
 
 SCALE = 192**-0.5
 SMALL = WgmmaMlaKernelConfig(DType.BF16, 576, 128, 4, rescale_threshold=8)
-PROOFS = {
+PROOFS: dict[str, tuple[str, dict[str, Any], str]] = {
     "128 heads, split": ("b2 s1:600 h128:1 d576 bf16 latent_decode causal page64", {}, "random"),
     "tokens and heads across tiles": (
         "b3 s3:260 h24:1 d576 bf16 latent_decode causal page16",

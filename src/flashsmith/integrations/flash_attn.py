@@ -419,18 +419,19 @@ def flash_attn_with_kvcache(
         raise ArgumentError("cache_seqlens: missing; k is appended there, give a length or tensor")
     if cache_seqlens is None or isinstance(cache_seqlens, int):
         cache_seqlens = _lengths(q, k_cache, page_table, cu_seqlens_q, cache_seqlens)
+    values: Array | None = v_cache
     v_width = None
     if qv is not None:
         rows = latent_views.whole_rows(k_cache, v_cache)
         q, k_cache, v_width = latent_views.joined_rows("q", q, "qv", qv), rows, v_cache.shape[-1]
         if k is not None or v is not None:
             k, v = latent_views.joined_rows("k", k, "v", v), None
-        v_cache = None
+        values = None
         softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     return attention_with_cache(
         q,
         k_cache,
-        v_cache,
+        values,
         v_width=v_width,
         cache_lens=cache_seqlens,
         page_table=page_table,

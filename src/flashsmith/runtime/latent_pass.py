@@ -174,7 +174,7 @@ def _check_widths(v_width: Any, d: int) -> int:
             "the cache's rows with zeros, the value columns first, or give k_cache and v_cache"
         )
     width = whole_number(v_width)
-    if width != served[d]:
+    if width is None or width != served[d]:
         raise ArgumentError(
             f"v_width={quoted(v_width)}: kernels over a latent cache exist for {pairs}; pad the "
             "rows so that the value columns come first"
