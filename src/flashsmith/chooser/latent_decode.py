@@ -14,6 +14,7 @@ from flashsmith.printable import quoted
 from flashsmith.runtime import Chooser
 from flashsmith.runtime.latent_pass import LatentOptions, LatentTensors, run_latent
 from flashsmith.semantics.signature import CACHE
+from flashsmith.semantics.sizes import FREE
 
 _TENSORS = ("cache_lens", "out", "page_table", "k", "sinks", "cu_seqlens_q")
 
@@ -38,11 +39,11 @@ def attention_with_latent_cache(
     # Without cos, which is refused, rotary_interleaved means nothing.
     served = {*_TENSORS, *LatentOptions._fields, "config", "emulate", "rotary_interleaved"}
     for name, value in keywords.items():
-        if name in served or value is CACHE.defaults[name] or value == CACHE.defaults[name]:
+        is_plain = isinstance(value, (str, int, float))
+        neutral = (CACHE.defaults[name], FREE if name == "bits" else None)
+        if name in served or value is None or (is_plain and value in neutral):
             continue
-        if name == "bits" and value == "free":
-            continue
-        shown = f"={quoted(value)}" if isinstance(value, (str, int, float)) else ""
+        shown = f"={quoted(value)}" if is_plain else ""
         raise ArgumentError(
             f"{name}{shown}: attention over a latent cache (v_width) has no {name}; leave it out"
         )

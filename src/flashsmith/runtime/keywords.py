@@ -61,6 +61,8 @@ class CacheKeywords(TypedDict, total=False):
     softcap: float
     scale: float | None
     sinks: Array | None
+    k_scale: float | Array | None
+    v_scale: float | Array | None
     split: str
     bits: str | None
     out: Array | None

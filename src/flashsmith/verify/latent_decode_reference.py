@@ -26,7 +26,10 @@ from flashsmith.verify.operation_reference import ProofCase, ToDevice
 from flashsmith.verify.tolerance import MIN_OUTPUTS, ExpectedOutputs
 
 # Options of DecodeReference that calls of this operation do not have.
-_WITHOUT = ("rotary", "rotary_half", "rotary_dtype", "layout", "softcap")
+_WITHOUT = (
+    *("rotary", "rotary_half", "rotary_dtype", "layout", "softcap"),
+    *("k_scale_value", "v_scale_value"),
+)
 
 
 class LatentDecodeReference(DecodeReference):
