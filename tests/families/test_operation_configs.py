@@ -186,8 +186,8 @@ SAMPLES = {
         ("smem_bytes", "n_threads", "tile_bytes"),
     ),
     "wgmma_mla": Sample(
-        WgmmaMlaKernelConfig(DType.FP16, 576),
-        "(FP16, 576): latent+least_512+parts_16+regs_24_240",
+        WgmmaMlaKernelConfig(DType.FP16, 320),
+        "(FP16, 320): latent+least_512+parts_16+regs_24_240",
         {
             "d_head_supported": {"d_head": 512},
             "min_keys_supported": {"min_keys": 192},
@@ -196,7 +196,7 @@ SAMPLES = {
             "producer_registers_supported": {"producer_registers": 20},
             "consumer_registers_supported": {"consumer_registers": 236},
             "registers_within_file": {"producer_registers": 40},
-            "tiles_fit_registers": {"consumer_registers": 192},
+            "tiles_fit_registers": {"consumer_registers": 128},
             "smem_within_limit": {"d_head": 640},
         },
         {
