@@ -28,7 +28,7 @@ CONFIG = config("(FP16, 320): latent+least_128+parts_4+regs_24_240+rescale_8")
 # Two tiles of each sequence, whose second is not full; parts with odd numbers of blocks; pages
 # smaller than a block; a sequence without keys, and one shorter than a part.
 PACKED = AskedLatent(
-    "b4 s3:700 h40:1 d320 window packed page16",
+    "b4 s3:700 h40:1 d320:256 window packed page16",
     options={
         "window": (500, 0),
         "append": True,
@@ -39,7 +39,7 @@ PACKED = AskedLatent(
 )
 # Scores that grow by more than the threshold from block to block.
 LARGE = AskedLatent(
-    "b2 s3:500 h40:1 d320 window packed page64",
+    "b2 s3:500 h40:1 d320:256 window packed page64",
     "large_scores",
     options={"window": (400, 0), "lens_q": (3, 2), "lens_k": (500, 140)},
 )
@@ -51,9 +51,11 @@ VICTIMS = {
         CONFIG,
         Semantics("causal"),
         (
-            AskedLatent("b2 s2:300 h40:1 d320 causal", options={"lens_k": (300, 1), "capacity": 9}),
             AskedLatent(
-                "b2 s2:300 h40:1 d320 causal",
+                "b2 s2:300 h40:1 d320:256 causal", options={"lens_k": (300, 1), "capacity": 9}
+            ),
+            AskedLatent(
+                "b2 s2:300 h40:1 d320:256 causal",
                 options={"lens_k": (300, 170), "capacity": 9, "append": True, "split": "free"},
             ),
         ),

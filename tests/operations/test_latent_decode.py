@@ -9,7 +9,7 @@ from flashsmith.families import Problem
 from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.operations.operation import Call
 
-PAGED = Problem.parse("b2 s3:100 h16:1 d576 bf16 latent_decode causal page64")
+PAGED = Problem.parse("b2 s3:100 h16:1 d576:512 bf16 latent_decode causal page64")
 
 
 def test_shapes_in_measurements_are_of_caches_that_the_keys_just_fit_into() -> None:
@@ -28,7 +28,7 @@ def test_shapes_in_measurements_are_of_caches_that_the_keys_just_fit_into() -> N
 
 
 def test_flop_and_bytes_count_a_row_of_the_cache_once() -> None:
-    one = Problem.parse("b2 s1:100 h16:1 d576 bf16 latent_decode causal")
+    one = Problem.parse("b2 s1:100 h16:1 d576:512 bf16 latent_decode causal")
     assert one.attn_flop() == 2 * 2 * 16 * 100 * (576 + 512)
     assert LATENT_DECODE.bytes(one) == 2 * (2 * (16 * (576 + 512) + 100 * 576) + 4)
     # Query i of 3 sees 98 + i keys.
@@ -40,7 +40,7 @@ def test_flop_and_bytes_count_a_row_of_the_cache_once() -> None:
     [
         (PAGED, {"blocks": 4, "slots": 16, "most_pages": 8}, "k_cache: 16 slots per page"),
         (
-            Problem.parse("b2 s3:100 h16:1 d576 bf16 latent_decode"),
+            Problem.parse("b2 s3:100 h16:1 d576:512 bf16 latent_decode"),
             {"blocks": 3, "slots": 100},
             "k_cache: 3 sequences, but q has 2",
         ),
@@ -57,4 +57,4 @@ def test_caches_that_do_not_fit_the_problem_are_refused(
 @pytest.mark.parametrize("word", ["softcap", "partial", "canonical", "only_dq"])
 def test_problems_have_no_other_words(word: str) -> None:
     with pytest.raises(ArgumentError):
-        Problem.parse(f"b2 s3:100 h16:1 d576 bf16 latent_decode {word}")
+        Problem.parse(f"b2 s3:100 h16:1 d576:512 bf16 latent_decode {word}")

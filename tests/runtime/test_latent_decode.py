@@ -12,25 +12,30 @@ import torch
 import flashsmith
 from flashsmith.errors import ArgumentError
 from flashsmith.families import WGMMA_MLA, DType, Problem
+from flashsmith.families.head_dims import HeadPair
 from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
 from flashsmith.verify import prove
 
 SCALE = 192**-0.5
 SMALL = WgmmaMlaKernelConfig(DType.BF16, 576, 128, 4, rescale_threshold=8)
 PROOFS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "128 heads, split": ("b2 s1:600 h128:1 d576 bf16 latent_decode causal page64", {}, "random"),
+    "128 heads, split": (
+        "b2 s1:600 h128:1 d576:512 bf16 latent_decode causal page64",
+        {},
+        "random",
+    ),
     "tokens and heads across tiles": (
-        "b3 s3:260 h24:1 d576 bf16 latent_decode causal page16",
+        "b3 s3:260 h24:1 d576:512 bf16 latent_decode causal page16",
         {"append": True, "sinks": True, "lens_k": (260, 3, 129)},
         "random",
     ),
     "dense, of any length": (
-        "b3 s2:300 h16:1 d576 bf16 latent_decode causal",
+        "b3 s2:300 h16:1 d576:512 bf16 latent_decode causal",
         {"capacity": 37, "lens_k": (0, 300, 1)},
         "large_scores",
     ),
     "free split": (
-        "b2 s1:650 h16:1 d576 bf16 latent_decode causal page64",
+        "b2 s1:650 h16:1 d576:512 bf16 latent_decode causal page64",
         {"split": "free"},
         "nonfinite",
     ),
@@ -50,9 +55,9 @@ def test_kernels_are_right(name: str) -> None:
 @pytest.mark.parametrize("mask", ["", "causal", "window", "causal packed", "window packed"])
 def test_every_kind_of_call_is_right(mask: str, dtype: str, d: int) -> None:
     for seed, (page, heads, append) in enumerate(((0, 16, False), (64, 96, True), (8, 128, True))):
-        text = f"b4 s3:420 h{heads}:1 d{d} {dtype} latent_decode {mask}"
+        text = f"b4 s3:420 h{heads}:1 d{d}:{d - 64} {dtype} latent_decode {mask}"
         problem = Problem.parse(text + (f" page{page}" if page else ""))
-        for cfg in WGMMA_MLA.proof_configs(problem.dtype, d):
+        for cfg in WGMMA_MLA.proof_configs(problem.dtype, HeadPair(d, d - 64)):
             verdict = prove(cfg, problem, options={"append": append}, seed=seed, checks=True)
             assert verdict.ok, str(verdict)
 
@@ -165,7 +170,7 @@ def test_pages_of_few_keys_are_refused() -> None:
 
 
 def test_choose_knows_the_kernel_and_refuses_other_gpus() -> None:
-    text = "b64 s1:4096 h128:1 d576 bf16 latent_decode causal page64"
+    text = "b64 s1:4096 h128:1 d576:512 bf16 latent_decode causal page64"
     assert flashsmith.choose(text, "H200").family == "wgmma_mla"
     with pytest.raises(ArgumentError, match="wgmma_mla: its instructions are of sm_90"):
         flashsmith.choose(text, "A100")

@@ -10,9 +10,11 @@ from __future__ import annotations
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.decode import SPLITS, check_split, keys_read
 from flashsmith.operations.forward import (
+    PACKED_O,
     PACKED_Q,
     PACKED_ROWS,
     ROWS,
+    O,
     Q,
     batch_seq_head,
     mask_limits,
@@ -26,8 +28,6 @@ from flashsmith.semantics.sizes import Sizes
 TAIL_COLUMNS = 64
 # A dense cache is (batch, capacity, 1, d), a paged one (pages, page, 1, d).
 _CACHE = ("blocks", "slots", "heads_k", "d")
-_D_V = f"d+{-TAIL_COLUMNS}"
-_OUTPUT, _PACKED_OUTPUT = ("batch", "seq_q", "heads_q", _D_V), ("total_q", "heads_q", _D_V)
 _NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k", "d"), ("total_q", "heads_k", "d")
 _ABSENT = (0,)
 _INT_BYTES = 4
@@ -35,19 +35,14 @@ _INT_BYTES = 4
 
 def latent_flop(sizes: Sizes) -> int:
     """FLOP of the two GEMMs: 2 b h_q (d + d_v) per visible query-key pair of a sequence."""
-    return 2 * sizes.batch * sizes.heads_q * visible_pairs(sizes) * _columns(sizes)
-
-
-def _columns(sizes: Sizes) -> int:
-    """d + d_v."""
-    return sizes.d + max(sizes.d - TAIL_COLUMNS, 0)
+    return 2 * sizes.batch * sizes.heads_q * visible_pairs(sizes) * (sizes.d + sizes.d_v)
 
 
 def latent_bytes(sizes: Sizes) -> int:
     """Bytes of q, o, the lengths, the visible rows of the cache, each once, and their page
     numbers."""
     keys = keys_read(sizes)
-    queries = sizes.seq_q * sizes.heads_q * _columns(sizes)
+    queries = sizes.seq_q * sizes.heads_q * (sizes.d + sizes.d_v)
     pages = -(-keys // sizes.page) if sizes.page else 0
     elements = queries + keys * sizes.heads_k * sizes.d
     return sizes.batch * (elements * sizes.dtype.element_size + (1 + pages) * _INT_BYTES)
@@ -90,7 +85,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     lse = strides.get("lse", _ABSENT)
     return (
         *(p.batch, p.seq_q, most_pages * slots if p.page else slots),
-        *(p.heads_q, p.heads_k, p.d, p.d - TAIL_COLUMNS, sizes.get("total_q", 0)),
+        *(p.heads_q, p.heads_k, p.d, p.d_v, sizes.get("total_q", 0)),
         *(sizes["blocks"], slots),
         *(
             step
@@ -112,7 +107,7 @@ LATENT_DECODE = Operation(
         TensorSpec("k_cache", _CACHE, role="inout", written_with="k"),
         # These are the lengths before appending.
         TensorSpec("cache_lens", ("batch",), "int32", alignment=4),
-        TensorSpec("o", _OUTPUT, role="out", packed=_PACKED_OUTPUT),
+        TensorSpec("o", O, role="out", packed=PACKED_O),
         TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),
         # Unused entries are -1.
         TensorSpec("page_table", ("batch", "most_pages"), "int32", presence="paged", alignment=4),

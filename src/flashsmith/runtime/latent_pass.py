@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics, families
-from flashsmith.operations.latent_decode import LATENT_DECODE, TAIL_COLUMNS
+from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import LONGEST, check_sinks, mask_options
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
@@ -139,6 +139,7 @@ def check_latent_request(tensors: LatentTensors, asked: LatentOptions) -> Reques
         operation=LATENT_DECODE.name,
         page=views["k_cache"].shape[1] if tensors.page_table is not None else 0,
         window_keys=mask.window_keys,
+        d_v=v_width,
     )
     wanted = ["lse"] if check_flag("return_lse", asked.return_lse) else []
     return check_operation(problem, views, options=options, wanted=wanted)
@@ -162,11 +163,7 @@ def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
 
 def _check_widths(v_width: Any, d: int) -> int:
     """The number of columns of o. Raises ArgumentError unless there are kernels for the widths."""
-    served = {
-        d_head: d_head - TAIL_COLUMNS
-        for family in families(LATENT_DECODE.name)
-        for d_head in family.knob_values["d_head"]
-    }
+    served = dict(pair for family in families(LATENT_DECODE.name) for pair in family.pairs)
     pairs = " and ".join(f"{d_head} with v_width={width}" for d_head, width in served.items())
     if d not in served:
         raise ArgumentError(

@@ -12,7 +12,6 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem
-from flashsmith.operations.latent_decode import TAIL_COLUMNS
 from flashsmith.printable import quoted
 from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.verify.decode_reference import (
@@ -49,7 +48,8 @@ class LatentDecodeReference(DecodeReference):
         return {name: it for name, it in options.items() if name in problem.computed.options}
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
-        return _without_values(super().draw(problem, kind, seed))
+        options = self.options(problem, seed=seed, lens_k=(problem.seq_k,) * problem.batch)
+        return _draw(problem, kind, seed, options)
 
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
@@ -81,7 +81,7 @@ class LatentDecodeReference(DecodeReference):
         """The case for a proof of ``cfg``'s kernel, with query heads repeated until there are
         enough outputs."""
         options = self.options(problem, seed=seed, **options)
-        outputs = sum(queries_of(problem, options)) * problem.heads_q * (problem.d - TAIL_COLUMNS)
+        outputs = sum(queries_of(problem, options)) * problem.heads_q * problem.d_v
         repeats = -(-MIN_OUTPUTS // outputs) if outputs else 1
         problem = replace(problem, heads_q=problem.heads_q * repeats)
         inputs, expected = _drawn_case(problem, kind, seed, tuple(sorted(options.items())), on_gpu)
@@ -104,19 +104,24 @@ class LatentDecodeReference(DecodeReference):
         )
 
 
-def _without_values(drawn: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _draw(
+    problem: Problem, kind: str, seed: int, options: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The inputs of DecodeReference without the values, which are columns of the keys."""
+    drawn = draw_decode_inputs(replace(problem, d_v=problem.d), kind, seed, options)
     return {name: array for name, array in drawn.items() if name not in ("v_cache", "v")}
 
 
 def _expected(
     problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any], on_gpu: bool
 ) -> ExpectedDecode:
-    """The expected outputs: columns of o are independent of each other, so those of the tail are
-    computed, too, and left out."""
+    """The expected outputs: columns of o are independent of each other, so those that belong to the
+    key only are computed, too, and left out."""
     values = {f"v{name[1:]}": inputs[name] for name in ("k_cache", "k") if name in inputs}
-    found = expected_of(problem, {**inputs, **values}, options, on_gpu)
+    wide = replace(problem, d_v=problem.d)
+    found = expected_of(wide, {**inputs, **values}, options, on_gpu)
     kept = {
-        name: array[..., :-TAIL_COLUMNS]
+        name: array[..., : problem.d_v]
         for name in ("o", "same_precision", "tainted")
         if (array := getattr(found.references, name)) is not None
     }
@@ -129,7 +134,7 @@ def _drawn_case(
 ) -> tuple[dict[str, np.ndarray], ExpectedDecode]:
     """Inputs and expected outputs. They are cached, because the configs of a set share them."""
     said = dict(options)
-    inputs = _without_values(draw_decode_inputs(problem, kind, seed, said))
+    inputs = _draw(problem, kind, seed, said)
     for array in inputs.values():
         array.flags.writeable = False
     return inputs, _expected(problem, inputs, said, on_gpu)

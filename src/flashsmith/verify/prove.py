@@ -193,6 +193,7 @@ def describe_problem(
     heads: int = 1,
     heads_k: int | None = None,
     d: int | None = None,
+    d_v: int | None = None,
     causal: bool = False,
     window: Window = NO_WINDOW,
     softcap: float = 0.0,
@@ -212,7 +213,8 @@ def describe_problem(
     Args:
         seq, seq_k: numbers of queries and of keys; for seq_k, None means seq.
         heads, heads_k: heads of q, and of k and v; for heads_k, None means heads.
-        d: head dimension of the tensors; None is the d_head of the config.
+        d: head dimension of q and k; None is the d_head of the config.
+        d_v: head dimension of v; None is d or, without d, the config's.
         causal, window, softcap: as in ``forward``. If the config is of another operation, only
             options of that operation are allowed, and its reference defines what they mean.
         scale: None is 1/sqrt(d).
@@ -252,6 +254,7 @@ def describe_problem(
         cfg.family.operation,
         page,
         cfg.family.gradients_of(cfg),
+        d_v=(cfg.d_head_v if d is None else d) if d_v is None else d_v,
     )
     options: dict[str, Any] = {
         "causal": causal,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
+from flashsmith.families.head_dims import HeadDims
 from flashsmith.families.order import Order
 from flashsmith.families.warpgroups import WarpgroupFamily
 from flashsmith.families.wgmma_mla import cost, describe, rules, search_space, sets
@@ -36,6 +37,7 @@ class WgmmaMlaFamily(WarpgroupFamily):
         plan_function="plan_mla",
     )
     space_key = "latent"
+    pairs = sets.PAIRS
     translation_seconds = cost.TRANSLATION_SECONDS
     sets: ClassVar[Mapping[str, ConfigSet]] = {
         "latent": ConfigSet("kernels of attention over a latent cache", sets.get_mla_configs),
@@ -46,29 +48,28 @@ class WgmmaMlaFamily(WarpgroupFamily):
 
     def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
         arch = super().unsupported_reason(problem, device)
-        if arch is None and problem.d not in sets.D_HEADS:
-            served = " and ".join(map(str, sets.D_HEADS))
-            return f"it has kernels of d {served}, and the cache's rows have {problem.d}"
+        if arch is None and (problem.d, problem.d_v) not in sets.PAIRS:
+            served = " and ".join(map(str, sets.PAIRS))
+            return f"it has kernels of d {served}, and the problem's is {problem.d}:{problem.d_v}"
         if arch is None and problem.heads_k != 1:
             return f"all query heads share one head of the cache, and it has {problem.heads_k}"
         return arch
 
     def candidates(
-        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+        self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
     ) -> Sequence[WgmmaMlaKernelConfig]:
         return sets.candidates(dtype, d_head, device)
 
     def search_space(
-        self, dtype: DType, d_head: int, masked: bool
+        self, dtype: DType, d_head: HeadDims, masked: bool
     ) -> Sequence[WgmmaMlaKernelConfig]:
         return search_space.search_space(dtype, d_head)
 
     def moves(self, cfg: WgmmaMlaKernelConfig) -> Iterable[WgmmaMlaKernelConfig]:
         return search_space.moves(cfg)
 
-    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
-        served = [d_head for d_head in sets.D_HEADS if d <= d_head]
-        return sets.proof_configs(dtype, served[0], self.roomiest_device) if served else ()
+    def proof_configs(self, dtype: DType, d: HeadDims) -> Sequence[Any]:
+        return sets.proof_configs(dtype, d, self.roomiest_device)
 
     def order(self, cfg: WgmmaMlaKernelConfig, arch: int) -> Order:
         return describe.order(cfg, arch)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from flashsmith.families.device import device_spec
+from flashsmith.families.head_dims import HeadDims
 from flashsmith.families.legality import is_legal
 from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
 from flashsmith.families.wgmma_mla.sets import candidates
@@ -15,10 +16,10 @@ from flashsmith.semantics.dtype import DType
 _SEARCHED = ("min_keys", "most_parts", "rescale_threshold")
 
 
-def search_space(dtype: DType, d_head: int) -> list[WgmmaMlaKernelConfig]:
+def search_space(dtype: DType, widths: HeadDims) -> list[WgmmaMlaKernelConfig]:
     """Where the search begins: the candidates, and all configs that are one step away from them."""
     device = device_spec("H200")
-    first = candidates(dtype, d_head, device)
+    first = candidates(dtype, widths, device)
     found = dict.fromkeys([*first, *(other for cfg in first for other in moves(cfg))])
     return [cfg for cfg in found if is_legal(cfg, device)]
 
