@@ -186,10 +186,10 @@ SAMPLES = {
         ("smem_bytes", "n_threads", "tile_bytes"),
     ),
     "wgmma_mla": Sample(
-        WgmmaMlaKernelConfig(DType.FP16, 320),
-        "(FP16, 320): latent+least_512+parts_16+regs_24_240",
+        WgmmaMlaKernelConfig(DType.FP16, 320, d_v=256),
+        "(FP16, 320:256): latent+least_512+parts_16+regs_24_240",
         {
-            "d_head_supported": {"d_head": 512},
+            "widths_supported": {"d_v": 512},
             "min_keys_supported": {"min_keys": 192},
             "most_parts_supported": {"most_parts": 3},
             "rescale_threshold_supported": {"rescale_threshold": 4},
@@ -200,13 +200,14 @@ SAMPLES = {
             "smem_within_limit": {"d_head": 640},
         },
         {
-            "d_head: a warpgroup": {"d_head": 608},
+            "d_head: a row": {"d_head": 256},
+            "d_v: a warpgroup": {"d_v": 192},
             "the tiles need more": {"d_head": 704},
             "registers: setmaxnreg takes": {"producer_registers": 20},
             "registers: setmaxnreg deadlocks": {"producer_registers": 40},
             "min_keys": {"min_keys": 64},
         },
-        ("smem_bytes", "d_v"),
+        ("smem_bytes",),
     ),
     "mma_sync_decode": Sample(
         FlashDecodeKernelConfig(DType.FP16, 64, 16, 64, 4),

@@ -24,7 +24,7 @@ class AskedLatent(AskedDecode):
     reference: ClassVar[DecodeReference] = LatentDecodeReference()
 
 
-CONFIG = config("(FP16, 320): latent+least_128+parts_4+regs_24_240+rescale_8")
+CONFIG = config("(FP16, 320:256): latent+least_128+parts_4+regs_24_240+rescale_8")
 # Two tiles of each sequence, whose second is not full; parts with odd numbers of blocks; pages
 # smaller than a block; a sequence without keys, and one shorter than a part.
 PACKED = AskedLatent(

@@ -17,7 +17,7 @@ from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
 from flashsmith.verify import prove
 
 SCALE = 192**-0.5
-SMALL = WgmmaMlaKernelConfig(DType.BF16, 576, 128, 4, rescale_threshold=8)
+SMALL = WgmmaMlaKernelConfig(DType.BF16, 576, 128, 4, rescale_threshold=8, d_v=512)
 PROOFS: dict[str, tuple[str, dict[str, Any], str]] = {
     "128 heads, split": (
         "b2 s1:600 h128:1 d576:512 bf16 latent_decode causal page64",

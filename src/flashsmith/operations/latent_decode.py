@@ -10,11 +10,11 @@ from __future__ import annotations
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.decode import SPLITS, check_split, keys_read
 from flashsmith.operations.forward import (
-    PACKED_O,
+    OUT,
+    PACKED_OUT,
     PACKED_Q,
     PACKED_ROWS,
     ROWS,
-    O,
     Q,
     batch_seq_head,
     mask_limits,
@@ -24,8 +24,6 @@ from flashsmith.operations.operation import Call, Operation, TensorSpec, packed_
 from flashsmith.semantics.flop import visible_pairs
 from flashsmith.semantics.sizes import Sizes
 
-# Columns of a row that belong to the key only, the rotary part.
-TAIL_COLUMNS = 64
 # A dense cache is (batch, capacity, 1, d), a paged one (pages, page, 1, d).
 _CACHE = ("blocks", "slots", "heads_k", "d")
 _NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k", "d"), ("total_q", "heads_k", "d")
@@ -107,7 +105,7 @@ LATENT_DECODE = Operation(
         TensorSpec("k_cache", _CACHE, role="inout", written_with="k"),
         # These are the lengths before appending.
         TensorSpec("cache_lens", ("batch",), "int32", alignment=4),
-        TensorSpec("o", O, role="out", packed=PACKED_O),
+        TensorSpec("o", OUT, role="out", packed=PACKED_OUT),
         TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),
         # Unused entries are -1.
         TensorSpec("page_table", ("batch", "most_pages"), "int32", presence="paged", alignment=4),

@@ -10,8 +10,6 @@
 
 namespace flashsmith {
 
-// Columns of a row of the cache that belong to the key only: its rotary part.
-constexpr int kTailColumns = 64;
 constexpr int kMlaRows = 64;   // query rows of a CTA
 constexpr int kMlaKeys = 64;   // keys of a block
 constexpr int kMlaStages = 2;  // blocks in flight, one for each consumer warpgroup
@@ -29,10 +27,10 @@ struct WgmmaMlaKernelConfig {
     int producer_registers;
     int consumer_registers;
     int rescale_threshold;
+    int d_v;  // columns of v and o: the first ones of a row of the cache
 
     constexpr auto operator<=>(const WgmmaMlaKernelConfig&) const = default;
 
-    constexpr int d_v() const { return d_head - kTailColumns; }
     // Q, two blocks of keys, P, and a page for barriers, maxima and sums.
     constexpr int64_t tile_bytes() const {
         const int64_t rows = kMlaRows + kMlaStages * kMlaKeys;

@@ -96,10 +96,10 @@ void check(const WgmmaMlaKernelConfig& config, const MlaProblem& p, bool packed,
     check_problem(as_forward(p, packed), semantics, config.d_head, kMlaRows);
     require(p.heads_k == 1, "k_cache: " + std::to_string(p.heads_k) +
                                 " heads; all query heads of these kernels share one");
-    require(p.d == config.d_head && p.d_v == config.d_v(),
+    require(p.d == config.d_head && p.d_v == config.d_v,
             "d: the config serves d " + std::to_string(config.d_head) + " with values of " +
-                std::to_string(config.d_v()) + ", and the call has " + std::to_string(p.d) +
-                " and " + std::to_string(p.d_v));
+                std::to_string(config.d_v) + ", and the call has " + std::to_string(p.d) + " and " +
+                std::to_string(p.d_v));
     require(p.blocks >= 0 && p.blocks <= INT_MAX && p.slots >= 0 && p.slots <= INT_MAX,
             "k_cache: blocks and slots must be between 0 and 2^31 - 1");
     require(p.capacity == 0 || p.blocks > 0, "k_cache: there is no page; give at least one");
@@ -235,7 +235,7 @@ void add_launches(Plan& plan, const WgmmaMlaKernelConfig& config, const MlaKerne
     plan.launches.back().tensor_maps.push_back(cache);
     if (args.most_parts > 1) {
         plan.workspaces.push_back(
-            {"parts", static_cast<size_t>(args.part_rows * (config.d_v() + 1)) * sizeof(float),
+            {"parts", static_cast<size_t>(args.part_rows * (config.d_v + 1)) * sizeof(float),
              Contents::undefined});
         constexpr int64_t kRows = kMlaMergeThreads / kWarpSize;
         plan.launches.push_back(launch_of(merge, tiles * kMlaRows / kRows, kMlaMergeThreads, args));

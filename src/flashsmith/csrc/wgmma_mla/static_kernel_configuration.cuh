@@ -23,7 +23,7 @@ struct StaticMlaConfig {
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
 
-    static constexpr int d_head = CFG.d_head, d_v = CFG.d_v(), half = d_v / 2;
+    static constexpr int d_head = CFG.d_head, d_v = CFG.d_v, half = d_v / 2;
     using Panel = flashsmith::Panel<64>;
     static constexpr int n_panels = d_head / Panel::kColumns;
     static constexpr int half_panels = half / Panel::kColumns;
@@ -59,8 +59,10 @@ struct StaticMlaConfig {
     static constexpr int registers_at_start = 512 / (kMlaConsumers + 1) / 8 * 8;
 
     static constexpr bool valid_config() {
-        static_assert(d_head % 64 == 0 && half % 64 == 0 && half > 0 && half <= 256,
-                      "d_head: a warpgroup has half of V, panels of 64 columns, up to 256");
+        static_assert(d_head % 64 == 0 && d_head > d_v,
+                      "d_head: a row is panels of 64 columns, and the last are no values");
+        static_assert(half % 64 == 0 && half > 0 && half <= 256,
+                      "d_v: a warpgroup has half of V, panels of 64 columns, up to 256");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
                       "the tiles need more shared memory than a CTA may have");
         static_assert(can_be_set(CFG.producer_registers) && can_be_set(CFG.consumer_registers),

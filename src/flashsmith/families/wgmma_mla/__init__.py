@@ -13,7 +13,7 @@ from flashsmith.families.head_dims import HeadDims
 from flashsmith.families.order import Order
 from flashsmith.families.warpgroups import WarpgroupFamily
 from flashsmith.families.wgmma_mla import cost, describe, rules, search_space, sets
-from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
+from flashsmith.families.wgmma_mla.config import PAIRS, WgmmaMlaKernelConfig
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
@@ -37,7 +37,7 @@ class WgmmaMlaFamily(WarpgroupFamily):
         plan_function="plan_mla",
     )
     space_key = "latent"
-    pairs = sets.PAIRS
+    pairs = PAIRS
     translation_seconds = cost.TRANSLATION_SECONDS
     sets: ClassVar[Mapping[str, ConfigSet]] = {
         "latent": ConfigSet("kernels of attention over a latent cache", sets.get_mla_configs),
@@ -48,8 +48,8 @@ class WgmmaMlaFamily(WarpgroupFamily):
 
     def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
         arch = super().unsupported_reason(problem, device)
-        if arch is None and (problem.d, problem.d_v) not in sets.PAIRS:
-            served = " and ".join(map(str, sets.PAIRS))
+        if arch is None and (problem.d, problem.d_v) not in PAIRS:
+            served = " and ".join(map(str, PAIRS))
             return f"it has kernels of d {served}, and the problem's is {problem.d}:{problem.d_v}"
         if arch is None and problem.heads_k != 1:
             return f"all query heads share one head of the cache, and it has {problem.heads_k}"

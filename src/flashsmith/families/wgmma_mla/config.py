@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flashsmith.families.config import KernelConfig
+from flashsmith.families.head_dims import HeadPair
 from flashsmith.families.knob import knob
 from flashsmith.families.warpgroups import (
     REGISTERS_WORD,
@@ -16,9 +17,9 @@ from flashsmith.families.warpgroups import (
     WARPGROUP_THREADS,
     registers_knob,
 )
-from flashsmith.operations.latent_decode import TAIL_COLUMNS
 from flashsmith.semantics.dtype import DType
 
+PAIRS = (HeadPair(320, 256), HeadPair(576, 512))
 # Blocks of keys in flight, one for each of the consumer warpgroups.
 STAGES = 2
 # For barriers, and for the maxima and sums that warpgroups exchange.
@@ -35,7 +36,7 @@ class WgmmaMlaKernelConfig(KernelConfig):
 
     FAMILY: ClassVar[str] = "wgmma_mla"
     OLDEST_ARCH: ClassVar[int] = 90
-    # For example '(BF16, 576): latent+least_512+parts_16+regs_24_240+lazy_8'
+    # For example '(BF16, 576:512): latent+least_512+parts_16+regs_24_240+lazy_8'
     SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head")
     LEADING_WORD: ClassVar[str] = "latent"
     GROUPS: ClassVar = (REGISTERS_WORD,)
@@ -47,11 +48,11 @@ class WgmmaMlaKernelConfig(KernelConfig):
         where="StaticMlaConfig",
     )
     d_head: int = knob(
-        "columns of q and of the cache; all but the last 64 are values, too",
+        "columns of q and of the cache",
         values=(320, 576),
         effect=lambda cfg: (
-            f"scores take {cfg.d_head // 16} k16-steps; each of two warpgroups sums {cfg.d_v // 2} "
-            "columns of o"
+            f"scores take {cfg.d_head // 16} k16-steps, of which {(cfg.d_head - cfg.d_v) // 16} "
+            "are of columns that are no values"
         ),
         where="StaticMlaConfig",
     )
@@ -89,11 +90,14 @@ class WgmmaMlaKernelConfig(KernelConfig):
         ),
         where="MlaConsumer",
     )
-
-    @property
-    def d_v(self) -> int:
-        """Columns of v and of o."""
-        return self.d_head - TAIL_COLUMNS
+    d_v: int = knob(
+        "columns of v and o, the first ones of a row of the cache",
+        values=(256, 512),
+        default=0,
+        lowest=0,
+        effect=lambda cfg: f"each of two warpgroups sums {cfg.d_v // 2} columns of o",
+        where="StaticMlaConfig",
+    )
 
     @property
     def B_r(self) -> int:

@@ -9,13 +9,19 @@ from flashsmith.families.warpgroups import (
     register_rules,
     registers_each,
 )
-from flashsmith.families.wgmma_mla.config import STAGES, WgmmaMlaKernelConfig
+from flashsmith.families.wgmma_mla.config import PAIRS, STAGES, WgmmaMlaKernelConfig
 
 RULES: tuple[Rule, ...] = (
     arch_rule(WgmmaMlaKernelConfig.FAMILY),
+    Rule(
+        "widths_supported",
+        f"d_head and d_v must be {' or '.join(map(str, PAIRS))}: there are kernels for these only",
+        lambda cfg, device: (cfg.d_head, cfg.d_v) in PAIRS,
+        ("d_head", "d_v"),
+    ),
     *(
         supported(WgmmaMlaKernelConfig, name)
-        for name in ("d_head", "min_keys", "most_parts", "rescale_threshold")
+        for name in ("min_keys", "most_parts", "rescale_threshold")
     ),
     *register_rules(),
     Rule(
@@ -30,10 +36,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "tiles_fit_registers",
-        "consumer_registers must hold a thread's share of O ((d_head - 64) / 4), S (32) and "
+        "consumer_registers must hold a thread's share of O (d_v / 4), S (32) and "
         f"P (16), and {REGISTERS_BESIDE_TILES} for everything else",
         lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
-        ("d_head", "consumer_registers"),
+        ("d_v", "consumer_registers"),
         lambda cfg, device: f"the tiles take {cfg.accumulators}",
     ),
     Rule(

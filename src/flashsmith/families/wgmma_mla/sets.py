@@ -8,12 +8,8 @@ from itertools import product
 from flashsmith.families.device import DeviceSpec, device_spec
 from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.legality import is_legal
-from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
-from flashsmith.operations.latent_decode import TAIL_COLUMNS
+from flashsmith.families.wgmma_mla.config import PAIRS, WgmmaMlaKernelConfig
 from flashsmith.semantics.dtype import DType
-
-_D_HEADS = WgmmaMlaKernelConfig.__dataclass_fields__["d_head"].metadata["values"]
-PAIRS = tuple(HeadPair(d_head, d_head - TAIL_COLUMNS) for d_head in _D_HEADS)
 
 
 def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[WgmmaMlaKernelConfig]:
@@ -23,14 +19,15 @@ def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[Wgmma
         return []
     # Shorter parts let a few sequences use more SMs. With many, their rows of o, written and read
     # again in fp32, would cost a quarter of the time.
-    lazy = WgmmaMlaKernelConfig(dtype, widths.d_head, 1024, 16, rescale_threshold=8)
+    lazy = WgmmaMlaKernelConfig(dtype, widths.d_head, 1024, 16, rescale_threshold=8, d_v=widths.d_v)
     return [lazy] if is_legal(lazy, device) else []
 
 
 def proof_configs(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[WgmmaMlaKernelConfig]:
     """The candidates, and for each one that rescales at once and splits short sequences."""
     found = candidates(dtype, widths, device)
-    return [*found, *(WgmmaMlaKernelConfig(dtype, cfg.d_head, 128, 4) for cfg in found)]
+    changes = {"min_keys": 128, "most_parts": 4, "rescale_threshold": 0}
+    return [*found, *(cfg.with_knobs(**changes) for cfg in found)]
 
 
 def get_mla_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[WgmmaMlaKernelConfig]:
