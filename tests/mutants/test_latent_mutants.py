@@ -26,15 +26,16 @@ class AskedLatent(AskedDecode):
 
 CONFIG = config("(FP16, 320:256): latent+least_128+parts_4+regs_24_240+rescale_8")
 # Two tiles of each sequence, whose second is not full; parts with odd numbers of blocks; pages
-# smaller than a block; a sequence without keys, and one shorter than a part.
+# smaller than a block; a sequence without keys, and one shorter than a part. The last keys of a
+# tile's rows are in two blocks.
 PACKED = AskedLatent(
-    "b4 s3:700 h40:1 d320:256 window packed page16",
+    "b4 s3:706 h40:1 d320:256 window packed page16",
     options={
         "window": (500, 0),
         "append": True,
         "sinks": True,
-        "lens_q": (3, 1, 2, 0),
-        "lens_k": (700, 90, 330, 0),
+        "lens_q": (3, 1, 0, 2),
+        "lens_k": (706, 90, 0, 330),
     },
 )
 # Scores that grow by more than the threshold from block to block.
@@ -69,8 +70,8 @@ MISTAKES = {
     "packed": (
         SourcePatch("lengths before the call appends", _TILE,
                     "args.new_rows == nullptr ? 0 : q_count", "0"),
-        SourcePatch("rows of the tile after this", _TILE,
-                    "min(first_row + kMlaRows, q_count * args.heads)", "q_count * args.heads"),
+        SourcePatch("rows behind the sequence's", _TILE,
+                    "min(first_row + kMlaRows, q_count * args.heads)", "first_row + kMlaRows"),
         SourcePatch("rows head after head", _TILE, "return row / args.heads;",
                     "return row % q_count;"),
         SourcePatch("the first row's last key", _TILE, "bottom.last / kMlaKeys + 1,",
@@ -168,9 +169,6 @@ MISTAKES = {
                     "return row % 64;"),
         SourcePatch("rows of other strides", _TILE, "head(row) * strides.head;",
                     "head(row) * 8;"),
-        SourcePatch("parts of the whole capacity", _TILE,
-                    "const int count = max(blocks.end - blocks.begin, 0);",
-                    "const int count = args.capacity / kMlaKeys;"),
     ),
 }  # fmt: skip
 SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
@@ -197,4 +195,6 @@ def test_mistakes_are_caught(name: str, chosen: slice) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", VICTIMS)
 def test_wrong_plans_are_caught(name: str) -> None:
-    assert SUITE.unnoticed_plans(name, SUITE.plans(name)) == set()
+    plans = SUITE.plans(name)
+    plans.pop("append first", None)  # it is first
+    assert SUITE.unnoticed_plans(name, plans) == set()
