@@ -17,14 +17,15 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     const uint32_t tiles = args.batch * args.tiles;
     const MlaTile<Kernel> tile(args, block_index() % tiles);
     const int part = static_cast<int>(block_index() / tiles);
+    // Every CTA waits: the next launch waits for this one only, not for the one that appends.
+    wait_for_launch_before();
+    allow_next_launch();
     if (!tile.exists() || part >= tile.parts) return;
     if (thread_index() == 0) {
         section_barriers<Kernel>(smem).init(kMlaStages * kSections, kWarpsPerWarpgroup);
         mbarrier_init_fence();
     }
     __syncthreads();
-    wait_for_launch_before();  // which appends rows
-    allow_next_launch();
 
     // The shuffle lets the compiler know that the value is the same in all lanes of a warp.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
@@ -45,13 +46,13 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
 template <class Kernel>
 __global__ void __launch_bounds__(kMlaMergeThreads) mla_merge_kernel(const MlaKernelArgs args) {
     using value_t = typename Kernel::value_t;
-    const uint32_t index = (block_index() * kMlaMergeThreads + thread_index()) / kWarpSize;
-    const uint32_t tile_index = index / kMlaRows;
-    if (tile_index >= static_cast<uint32_t>(args.batch * args.tiles)) return;
-    const MlaTile<Kernel> tile(args, tile_index);
+    constexpr int kRows = kMlaMergeThreads / kWarpSize;
+    static_assert(kMlaRows % kRows == 0, "the rows of a CTA are of one tile");
+    const uint32_t index = block_index() * kRows + thread_index() / kWarpSize;
+    const MlaTile<Kernel> tile(args, index / kMlaRows);
     const int row = tile.first_row + static_cast<int>(index % kMlaRows);
+    wait_for_launch_before();  // also without rows, as in mla_kernel
     if (row >= tile.row_end || !tile.is_split()) return;
-    wait_for_launch_before();
 
     const int64_t first = tile.first_part_row + index % kMlaRows;
     const float* const lses = args.parts + args.part_rows * Kernel::d_v + first;
@@ -85,7 +86,8 @@ template <class Kernel>
 __global__ void __launch_bounds__(kMlaAppendThreads) mla_append_kernel(const MlaKernelArgs args) {
     using value_t = typename Kernel::value_t;
     allow_next_launch();
-    const uint32_t index = (block_index() * kMlaAppendThreads + thread_index()) / kWarpSize;
+    const uint32_t index =
+        block_index() * (kMlaAppendThreads / kWarpSize) + thread_index() / kWarpSize;
     const int batch = static_cast<int>(index / args.seq_q), query = index % args.seq_q;
     if (batch >= args.batch) return;
     const SequenceRows q =
