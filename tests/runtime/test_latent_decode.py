@@ -14,7 +14,9 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import WGMMA_MLA, DType, Problem
 from flashsmith.families.head_dims import HeadPair
 from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
+from flashsmith.runtime import run_operation
 from flashsmith.verify import prove
+from flashsmith.verify.latent_decode_reference import LatentDecodeReference
 
 SCALE = 192**-0.5
 SMALL = WgmmaMlaKernelConfig(DType.BF16, 576, 128, 4, rescale_threshold=8, d_v=512)
@@ -60,6 +62,17 @@ def test_every_kind_of_call_is_right(mask: str, dtype: str, d: int) -> None:
         for cfg in WGMMA_MLA.proof_configs(problem.dtype, HeadPair(d, d - 64)):
             verdict = prove(cfg, problem, options={"append": append}, seed=seed, checks=True)
             assert verdict.ok, str(verdict)
+
+
+def test_inputs_of_measurements_are_judged() -> None:
+    problem = Problem.parse("b2 s1:70 h16:1 d576:512 bf16 latent_decode causal page64")
+    reference = LatentDecodeReference()
+    inputs = reference.draw(problem, "random", 0)
+    case = reference.given(problem, inputs, {"lens_k": (70, 70)})
+    outputs = dict(run_operation(SMALL, problem, inputs, wanted=["lse"]).outputs)
+    assert case.verdict(outputs, SMALL).ok
+    outputs["o"] = np.roll(outputs["o"], 1, axis=-1)
+    assert not case.verdict(outputs, SMALL).ok
 
 
 def drawn(batch: int, tokens: int, heads: int, capacity: int) -> tuple[Any, Any]:
