@@ -288,7 +288,9 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
 
 
 @_documented_as(chooser.attention_with_cache)
-def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
+def attention_with_cache(q: Any, k_cache: Any, v_cache: Any = None, **keywords: Any) -> Any:
+    if keywords.get("v_width") is not None:
+        return _over_latent_cache(q, k_cache, v_cache, keywords)
     torch = _torch
     if is_tracing() or (
         torch is not None
@@ -316,6 +318,20 @@ def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) ->
         if plain is keywords:
             chooser.remember_attention_with_cache(arguments, names)
     return outputs
+
+
+def _over_latent_cache(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
+    """attention_with_cache() over a latent cache; under torch.compile it is a graph break."""
+    torch = _torch or _find_torch()
+    if torch is not None and isinstance(q, torch.Tensor):
+        if is_tracing():
+            return torch.compiler.disable(_over_latent_cache)(q, k_cache, v_cache, keywords)
+        if torch._C._is_any_autocast_enabled():
+            from flashsmith.integrations.pytorch_state import under_autocast_over
+
+            q, k, _ = under_autocast_over(k_cache, q, keywords.get("k"), None)
+            keywords = {**keywords, "k": k}
+    return chooser.attention_with_cache(q, k_cache, v_cache, **plain_options(keywords))
 
 
 def _is_looked_at(q: Any) -> bool:

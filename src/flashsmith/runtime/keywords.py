@@ -47,6 +47,7 @@ class AttentionKeywords(ForwardKeywords, total=False):
 class CacheKeywords(TypedDict, total=False):
     """Keywords of attention_with_cache()."""
 
+    v_width: int | None
     page_table: Array | None
     kv_offset: Array | None
     k: Array | None

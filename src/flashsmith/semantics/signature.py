@@ -87,6 +87,7 @@ _ARGUMENTS = (
     Argument("k_begin", _TENSOR),
     # For attention over a cache.
     Argument("cache_lens", "Array", REQUIRED, "Tensor"),
+    Argument("v_width", "int | None"),
     Argument("page_table", _TENSOR, op="Tensor?"),
     Argument("kv_offset", _TENSOR, op="Tensor?"),
     Argument("k", _TENSOR, op="Tensor?"),
@@ -166,7 +167,7 @@ BACKWARD = Signature(
 )
 CACHE = Signature(
     "attention_with_cache",
-    "cache_lens page_table kv_offset k v cos sin rotary_interleaved cu_seqlens_q "
+    "cache_lens v_width page_table kv_offset k v cos sin rotary_interleaved cu_seqlens_q "
     f"max_seqlen_q {_SCORES} k_scale v_scale split bits out return_lse config emulate",
     causal=True,
 )
