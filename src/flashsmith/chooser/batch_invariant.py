@@ -26,7 +26,9 @@ def without_batch(problem: Problem) -> Problem:
         return problem
     if problem.bits:  # all kernels give the same canonical bits: only the page size is dropped
         return replace(problem, page=0)
-    semantics = replace(problem.semantics, packed=False, uneven=False)
+    # Kernels with a program are uneven.
+    is_uneven = problem.semantics.program != ""
+    semantics = replace(problem.semantics, packed=False, uneven=is_uneven)
     return replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics, page=0)
 
 

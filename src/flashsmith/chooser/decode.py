@@ -3,12 +3,14 @@ chosen kernel."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.choice import choose_config
+from flashsmith.chooser.functions import bound_over_cache
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations.decode import DECODE, FREE, INVARIANT, check_split
 from flashsmith.runtime import Chooser, cached_calls
@@ -78,6 +80,9 @@ def attention_with_cache(
     softcap: float = 0.0,
     scale: float | None = None,
     sinks: Array | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask: Any = None,
     split: str = "invariant",
     bits: str | None = None,
     out: Array | None = None,
@@ -125,6 +130,10 @@ def attention_with_cache(
             are cut off. None computes it on the host. On a device, None means total_q, which starts
             more CTAs than necessary.
         causal, window, softcap, scale, sinks: as for attention().
+        score_mod, mask_mod, mask: as for attention(). kv_idx is a key's position in the whole
+            sequence, with the keys that kv_offset counts, and q_idx the query's. causal is True
+            unless given, also beside a mask. A bool tensor or a BlockMask, which count queries from
+            the call's first one, is refused.
         split: 'invariant' splits the keys of a sequence by its own length alone; 'free' may take
             the batch into account and may be faster.
         bits: 'canonical' gives each row the bits that attention(bits='canonical') gives it, in any
@@ -145,13 +154,16 @@ def attention_with_cache(
     """
     check_config_for(DECODE.name, "config", config)
     chosen = config or CHOOSERS[check_split(split)]
+    program = None
+    if not (score_mod is None and mask_mod is None and mask is None):
+        program, causal, window = bound_over_cache(score_mod, (mask_mod, mask), (causal, window))
     tensors = DecodeTensors(
         *(q, k_cache, v_cache, cache_lens, out, page_table, k, v, cos, sin, sinks, cu_seqlens_q),
         kv_offset,
     )
     options = DecodeOptions(
         *(causal, window, softcap, scale, max_seqlen_q, rotary_interleaved, split, return_lse),
-        bits,
+        *(bits, program),
     )
     return run_decode(chosen, tensors, options, emulate)
 

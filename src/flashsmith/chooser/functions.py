@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flashsmith.errors import ArgumentError
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.signature import NO_WINDOW, check_mask
 from flashsmith.tracing import BoundProgram, bind
+from flashsmith.tracing.binding import BoundFunctions
 from flashsmith.tracing.block_masks import is_block_mask, mask_of_blocks
+from flashsmith.tracing.captures import is_array
+
+# A call's program, causal and window.
+Bound = tuple[BoundProgram | None, bool, tuple[int | None, int | None]]
 
 
 def lengths_of(q: Any, k: Any) -> tuple[int, int] | None:
@@ -25,7 +31,7 @@ def bound_functions(
     limits: tuple[Any, Any],
     lengths: tuple[int, int] | None,
     positions: str,
-) -> tuple[BoundProgram | None, bool, tuple[int | None, int | None]]:
+) -> Bound:
     """A call's program, causal and window. ``limits`` are the caller's causal and window, which
     hide keys as well.
 
@@ -34,7 +40,29 @@ def bound_functions(
     Raises ArgumentError and TraceError as tracing.bind() does.
     """
     own = [mask_of_blocks(it, lengths) if is_block_mask(it) else it for it in masks]
-    found = bind(score_mod, tuple(own), lengths, positions)
+    return _limited(bind(score_mod, tuple(own), lengths, positions), limits)
+
+
+def bound_over_cache(
+    score_mod: Callable[..., Any] | None, masks: tuple[Any, ...], limits: tuple[Any, Any]
+) -> Bound:
+    """The same for attention over a cache, where indices are positions in the whole sequence.
+
+    Raises ArgumentError also for masks whose rows are queries of the call.
+    """
+    for it in masks:
+        if is_block_mask(it) or is_array(it):
+            kind = "BlockMask" if is_block_mask(it) else "tensor"
+            raise ArgumentError(
+                f"mask: a {kind}, whose rows count the queries of one call; over a cache a query's "
+                "index is its position in the sequence: give a function, or a value of "
+                "flashsmith.masks such as masks.blocks()"
+            )
+    return _limited(bind(score_mod, masks, None, "end"), limits)
+
+
+def _limited(found: BoundFunctions, limits: tuple[Any, Any]) -> Bound:
+    """The program, and causal and window, which also hide what the functions' limits hide."""
     causal, window = limits
     if found.left is None and found.right is None:
         return found.program, causal, window

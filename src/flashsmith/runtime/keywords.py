@@ -60,6 +60,9 @@ class CacheKeywords(TypedDict, total=False):
     softcap: float
     scale: float | None
     sinks: Array | None
+    score_mod: Callable[..., Any] | None
+    mask_mod: Callable[..., Any] | None
+    mask: Any
     split: str
     bits: str | None
     out: Array | None

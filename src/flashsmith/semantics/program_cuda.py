@@ -6,7 +6,7 @@ import math
 import re
 
 from flashsmith.semantics.program import INDICES, SCORE, K, Program, Q, is_uniform
-from flashsmith.semantics.ranges import factors_of_indices, is_not_negative
+from flashsmith.semantics.ranges import factors_of_indices, is_not_negative, keys_alike
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, all_parts, typed_constant
 
 INCLUDE = '#include "common/program.cuh"\n'
@@ -57,6 +57,7 @@ def program_struct(program: Program) -> str:
     using Place = program::Place;
 
     static constexpr bool kSlopeIsOne = {_bool(_is_one(program.slope))};
+    static constexpr int kKeysAlike = {keys_alike(program.mask)};
 {_function("float", "change", program, program.score, "raw * args.scale")}
 {_function("float", "slope", program, program.slope, "1.0f")}
 {_function("bool", "sees", program, program.mask, "true")}}};

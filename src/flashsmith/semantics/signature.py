@@ -163,7 +163,7 @@ BACKWARD = Signature(
 CACHE = Signature(
     "attention_with_cache",
     "cache_lens page_table kv_offset k v cos sin rotary_interleaved cu_seqlens_q "
-    f"max_seqlen_q {_SCORES} split bits out return_lse config emulate",
+    f"max_seqlen_q {_SCORES} score_mod mask_mod mask split bits out return_lse config emulate",
     causal=True,
 )
 MERGE = Signature("merge_attention", "dtype config emulate")
