@@ -13,7 +13,8 @@ template <class Kernel, bool kPaged>
 struct PartMerge : RunCopies<Kernel, kPaged> {
     using Base = RunCopies<Kernel, kPaged>;
     using value_t = typename Kernel::value_t;
-    using Base::args, Base::kSkips, Base::rows, Base::smem, Base::states, Base::store_merged, Base::warp;
+    using Base::args, Base::kSkips, Base::rows, Base::smem, Base::states, Base::store_merged,
+        Base::warp;
     using typename Base::Softmax, typename Base::Sums;
     // Of 16 rows, a thread merges this number of states at once, each of four columns. If these are
     // all of the thread's states of a part, it saves those of the first subtrees in registers.
@@ -184,9 +185,8 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
         for (int w = 0; w < Kernel::n_warps; ++w)
 #pragma unroll
             for (int i = 0; i < kStatesPerThread; ++i)
-                states[i].add_if_any(
-                    RowState(of_warps[i][w],
-                             load_shared_16B(sums(w, stages.of(w), row[i], column[i]))));
+                states[i].add_if_any(RowState(
+                    of_warps[i][w], load_shared_16B(sums(w, stages.of(w), row[i], column[i]))));
     }
 
     // ---- several states at once ----
