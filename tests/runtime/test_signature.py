@@ -17,6 +17,7 @@ from flashsmith.chooser import (
     merge_attention,
     write_slots,
 )
+from flashsmith.operations.cache_scales import SCALE_OPTIONS
 from flashsmith.runtime import forward, keywords
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
 from flashsmith.semantics.signature import (
@@ -104,13 +105,15 @@ def test_options_have_the_defaults() -> None:
         for name, default in options._field_defaults.items():
             # Whether gradients must be repeatable is resolved before. attention() makes the program
             # of functions.
-            if name not in ("forward", "deterministic", "program"):
+            if name not in ("forward", "deterministic", "program", *SCALE_OPTIONS):
                 assert (name, default) == (name, signature.defaults[name])
     assert set(FORWARD.defaults) == {*ForwardOptions._fields, "emulate"} - {"program"}
+    # A scale is a tensor or a number.
+    options = [name for name in DecodeOptions._fields if name not in SCALE_OPTIONS]
     assert set(CACHE.defaults) - {"score_mod", "mask_mod", "mask"} == (
-        {*DecodeOptions._fields, *DecodeTensors._fields[3:], "config", "emulate"} - {"program"}
+        {*options, *DecodeTensors._fields[3:], "config", "emulate"} - {"program"}
     )
-    assert [name for name in DecodeOptions._fields if ARGUMENTS[name].is_tensor] == []
+    assert [name for name in options if ARGUMENTS[name].is_tensor] == []
     assert [name for name in DecodeTensors._fields[3:] if not ARGUMENTS[name].is_tensor] == []
 
 

@@ -19,17 +19,19 @@ TYPICAL_KEYS = 8192
 def without_batch(problem: Problem) -> Problem:
     """The problem for which a kernel is chosen, instead of the given one.
 
-    Over a cache, the batch, the lengths, packing and the page size are replaced by fixed values;
-    with canonical bits only the page size is. Other operations keep their problem.
+    Over a cache, the batch, the lengths, packing, the page size and the cache's format are replaced
+    by fixed values; with canonical bits only the page size and the format are. Other operations
+    keep their problem.
     """
     if problem.operation != DECODE.name:
         return problem
-    if problem.bits:  # all kernels give the same canonical bits: only the page size is dropped
-        return replace(problem, page=0)
+    if problem.bits:  # all kernels give the same canonical bits
+        return replace(problem, page=0, cache="")
     # Kernels with a program are uneven.
     is_uneven = problem.semantics.program != ""
     semantics = replace(problem.semantics, packed=False, uneven=is_uneven)
-    return replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics, page=0)
+    typical = replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics)
+    return replace(typical, page=0, cache="")
 
 
 def adapt_to_queries(config: KernelConfig, problem: Problem, device: DeviceSpec) -> KernelConfig:

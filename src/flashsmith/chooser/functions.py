@@ -39,7 +39,7 @@ def bound_functions(
 
     Raises ArgumentError and TraceError as tracing.bind() does.
     """
-    own = [mask_of_blocks(it, lengths) if is_block_mask(it) else it for it in masks]
+    own = [mask_of_blocks(it, lengths, positions) if is_block_mask(it) else it for it in masks]
     return _limited(bind(score_mod, tuple(own), lengths, positions), limits)
 
 

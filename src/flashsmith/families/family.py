@@ -231,6 +231,11 @@ class Family:
         was measured for them; mostly `cfg` itself."""
         return cfg
 
+    def has_more_arguments(self, cfg: Any) -> bool:
+        """Whether the config's kernels take more arguments than the type of the family's functions
+        says."""
+        return False
+
     def adapt_to_program(self, cfg: Any, semantics: Semantics) -> Any:
         """The config for semantics with a program in place of `cfg`, which was measured without
         one. None if the family has no kernels for programs."""

@@ -35,6 +35,7 @@ from flashsmith.runtime.tensors import (
     view_tensor,
     view_vector,
 )
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.signature import (
     ForwardOptions,
     MaskLimits,
@@ -219,6 +220,7 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
         )
     check_gradients(cfg, problem)
     check_order(cfg, problem)
+    check_cache(cfg, problem)
     check_program(cfg, problem)
     B_r, _ = cfg.family.loop_tiles(cfg) or (1, 1)
     if problem.batch * problem.heads_q * math.ceil(problem.seq_q / B_r) > MOST_BLOCKS:
@@ -252,6 +254,7 @@ def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
         )
     check_gradients(cfg, problem)
     check_order(cfg, problem)
+    check_cache(cfg, problem)
     check_program(cfg, problem)
     return problem.required_semantics(cfg)
 
@@ -272,6 +275,19 @@ def check_order(cfg: KernelConfig, problem: Problem) -> None:
         raise ArgumentError(
             f"bits={problem.bits!r}: {cfg} does not sum in the canonical order; choose a config "
             f"with canonical_{VERSION}, or none"
+        )
+
+
+def check_cache(cfg: KernelConfig, problem: Problem) -> None:
+    """Raises ArgumentError when the config's kernel is for a cache of another format."""
+    served = getattr(cfg, "cache", CacheFormat.PLAIN)
+    if served is not problem.cache_format:
+        is_knob = "cache" in cfg.KNOBS
+        other = cfg.with_knobs(cache=problem.cache_format) if is_knob else None
+        advice = f"for example {other}" if other else "a config of another family"
+        raise ArgumentError(
+            f"config: {cfg} is for a {served.name.lower()} cache, and this call has "
+            f"a {problem.cache_format.name.lower()} one; choose {advice}"
         )
 
 

@@ -63,6 +63,8 @@ class CacheKeywords(TypedDict, total=False):
     score_mod: Callable[..., Any] | None
     mask_mod: Callable[..., Any] | None
     mask: Any
+    k_scale: float | Array | None
+    v_scale: float | Array | None
     split: str
     bits: str | None
     out: Array | None

@@ -12,11 +12,17 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     using Tile = ProgramTile<Kernel, kPaged>;
     using Layout = typename Kernel::KeysLayout;
     using Tile::args, Tile::begin, Tile::end, Tile::first_row, Tile::item, Tile::k_head, Tile::lane,
-        Tile::kSkips, Tile::next_visited, Tile::query_of_row, Tile::ring, Tile::rows, Tile::run_begin, Tile::smem, Tile::v_head,
-        Tile::warp;
+        Tile::kSkips, Tile::next_visited, Tile::query_of_row, Tile::ring, Tile::rows,
+        Tile::run_begin, Tile::smem, Tile::v_head, Tile::warp;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kWarpKeys = Kernel::warp_keys;
     static constexpr int kStages = Kernel::stages;
+    // Of the cache: bytes of an element, and elements of 16 bytes and of a panel's row.
+    static constexpr int kBytes = Kernel::cache_bytes;
+    static constexpr int kVector = kChunkBytes / kBytes, kPanelElements = 128 / kBytes;
+    // Whether rows in shared memory have columns that a row of the cache may not have.
+    static constexpr int kRowBytes = Kernel::d_head * kBytes;
+    static constexpr bool kCutsColumns = SEMANTICS.uneven || Kernel::CFG.key_bytes() > kRowBytes;
 
     using Tile::Tile;
 
@@ -267,16 +273,16 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     // The lane's first row from a key of a dense cache on.
     FS_DEVICE NextRows rows_from(int key) const {
         const int64_t row = key + lane / 8;
-        return {k_head + row * args.k_cache_strides.row * kElementBytes + lane % 8 * 16,
-                v_head + row * args.v_cache_strides.row * kElementBytes + lane % 8 * 16};
+        return {k_head + row * args.k_cache_strides.row * kBytes + lane % 8 * 16,
+                v_head + row * args.v_cache_strides.row * kBytes + lane % 8 * 16};
     }
     // The lane's row among the warp's keys of a step, all in one page. The page is added last,
     // because everything else waits for its number.
     FS_DEVICE NextRows rows_in_page(int first_key, int entry) const {
         const int slot = slot_of(first_key) + lane / 8, page = page_number(entry);
         const auto row = [&](const char* head, const DecodeStrides& strides) {
-            return head + slot * strides.row * kElementBytes + lane % 8 * 16 +
-                   page * strides.batch * kElementBytes;
+            return head + slot * strides.row * kBytes + lane % 8 * 16 +
+                   page * strides.batch * kBytes;
         };
         return {row(k_head, args.k_cache_strides), row(v_head, args.v_cache_strides)};
     }
@@ -297,16 +303,16 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
 #pragma unroll
             for (int p = 0; p < Layout::kWidePanels; ++p) {
                 const bool copied =
-                    present && (!SEMANTICS.uneven || chunk * kChunkElements + 64 * p < args.d);
+                    present && (!kCutsColumns || chunk * kVector + kPanelElements * p < args.d);
                 const uint32_t place = target + p * Panel::kBytes + offset;
                 cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
                 cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);
             }
-            k_row += kRowStep * args.k_cache_strides.row * kElementBytes;
-            v_row += kRowStep * args.v_cache_strides.row * kElementBytes;
+            k_row += kRowStep * args.k_cache_strides.row * kBytes;
+            v_row += kRowStep * args.v_cache_strides.row * kBytes;
         }
-        next_rows.k += Kernel::B_c * args.k_cache_strides.row * kElementBytes;
-        next_rows.v += Kernel::B_c * args.v_cache_strides.row * kElementBytes;
+        next_rows.k += Kernel::B_c * args.k_cache_strides.row * kBytes;
+        next_rows.v += Kernel::B_c * args.v_cache_strides.row * kBytes;
     }
 
     template <bool kNarrow>
@@ -332,13 +338,14 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
                 k_offset = key * args.k_cache_strides.row;
                 v_offset = key * args.v_cache_strides.row;
             }
-            const int first = (kFirstChunk + chunk) * kChunkElements;
-            const char* const k_row = k_head + (k_offset + first) * kElementBytes;
-            const char* const v_row = v_head + (v_offset + first) * kElementBytes;
+            const int first = (kFirstChunk + chunk) * kVector;
+            const char* const k_row = k_head + (k_offset + first) * kBytes;
+            const char* const v_row = v_head + (v_offset + first) * kBytes;
             const uint32_t offset = Panel::offset(warp_slot() + row, chunk);
 #pragma unroll
             for (int p = 0; p < kPanels; ++p) {
-                const bool copied = present && (!SEMANTICS.uneven || first + 64 * p < args.d);
+                const bool copied =
+                    present && (!kCutsColumns || first + kPanelElements * p < args.d);
                 const uint32_t place = target + p * Panel::kBytes + offset;
                 cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
                 cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);
