@@ -11,7 +11,7 @@ import numpy as np
 
 import flashsmith
 from flashsmith import masks, scores
-from flashsmith.chooser.functions import bound_over_cache
+from flashsmith.chooser.functions import CallFunctions, bound_over_cache
 from flashsmith.families import DType, KernelConfig, Semantics, device_spec
 from flashsmith.families.mma_sync_decode import MMA_SYNC_DECODE
 from flashsmith.runtime.decode_pass import (
@@ -153,9 +153,8 @@ class Emulation:
 
     @property
     def options(self) -> DecodeOptions:
-        bound, causal, window = bound_over_cache(
-            self.score, (None, self.mask), (True, (None, None))
-        )
+        functions = CallFunctions(self.score, None, self.mask)
+        bound, causal, window = bound_over_cache(functions, (True, (None, None)), None)
         return DecodeOptions(causal=causal, window=window, program=bound)
 
     @property

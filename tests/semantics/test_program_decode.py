@@ -27,7 +27,7 @@ from torch.nn.attention.flex_attention import flex_attention as eager_flex_atten
 
 import flashsmith
 from flashsmith import masks, scores
-from flashsmith.chooser.functions import bound_over_cache
+from flashsmith.chooser.functions import CallFunctions, bound_over_cache
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics, device_spec
 from flashsmith.semantics.ranges import keys_alike
@@ -125,12 +125,28 @@ def test_a_sequence_has_its_own_outputs_in_any_batch(split: str) -> None:
 
 
 def test_a_mask_that_is_a_window_narrows_the_window() -> None:
-    bound = bound_over_cache(None, (None, masks.window(20)), (False, (40, 5)))
-    assert bound == (None, False, (20, 5))
-    assert bound_over_cache(None, (masks.causal(), None), (False, (None, None))) == (
-        *(None, True),
-        (None, None),
+    narrowed = CallFunctions(mask=masks.window(20))
+    assert bound_over_cache(narrowed, (False, (40, 5)), None) == (None, False, (20, 5))
+    causal = CallFunctions(mask_mod=masks.causal())
+    assert bound_over_cache(causal, (False, (None, None)), None) == (None, True, (None, None))
+
+
+def test_rows_of_tensors_are_the_queries() -> None:
+    cache = Cache((317, 90), (3, 3), seed=7)
+    mask = cache.draw.random((2, 1, 3, CAPACITY)) < 0.5
+    bias = cache.draw.standard_normal((4, 3, CAPACITY)).astype(np.float32)
+
+    def row(b: int, q: np.ndarray) -> np.ndarray:
+        return q - cache.lens[b] + 3
+
+    expected = cache.expected(
+        lambda s, b, h, q, k: s + bias[h, row(b, q), k],
+        lambda b, h, q, k: mask[b, 0, row(b, q), k],
+        causal=True,
     )
+    found = run(cache, CHUNKS, paged=True, mask=mask, bias=bias)
+    for got, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-3)
 
 
 def test_flex_attention_says_the_same() -> None:
@@ -200,7 +216,8 @@ def test_how_many_neighbouring_keys_a_mask_sees_alike(mask: Function, alike: int
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"mask": np.ones((1, 1, 3, 9), bool)}, "mask: a tensor, whose rows count the queries"),
+        ({"mask": np.ones((2, 1, 3, 9), bool)}, r"mask: shape \(2, 1, 3, 9\); the scores"),
+        ({"bias": np.ones((3, 3, 9), np.float32)}, r"bias: shape \(3, 3, 9\); the scores"),
         ({"mask": "BlockMask"}, "mask: a BlockMask, whose rows count the queries"),
         ({"mask": 3}, "mask=3: give a function"),
         ({"score_mod": scores.softcap(3.0), "bits": "canonical"}, "bits='canonical'"),

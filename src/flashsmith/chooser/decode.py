@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.choice import choose_config
-from flashsmith.chooser.functions import bound_over_cache
+from flashsmith.chooser.functions import CallFunctions, bound_over_cache, sizes_of
+from flashsmith.chooser.latent_decode import attention_with_latent_cache
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, is_legal
 from flashsmith.operations.cache_scales import SCALES
 from flashsmith.operations.decode import DECODE, FREE, INVARIANT, check_split
@@ -19,7 +20,7 @@ from flashsmith.runtime.cache_scales import Scales
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors, decode_call, run_decode
 from flashsmith.runtime.tensors import Array, TensorT
 from flashsmith.semantics.cache_format import CacheFormat
-from flashsmith.semantics.signature import NO_WINDOW
+from flashsmith.semantics.signature import CACHE, NO_WINDOW
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: Literal[False] = ...,
@@ -43,7 +44,7 @@ def attention_with_cache(
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: Literal[True],
@@ -55,7 +56,7 @@ def attention_with_cache(
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: bool,
@@ -66,9 +67,10 @@ def attention_with_cache(
 def attention_with_cache(
     q: Array,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
+    v_width: int | None = None,
     page_table: Array | None = None,
     kv_offset: Array | None = None,
     k: Array | None = None,
@@ -86,6 +88,7 @@ def attention_with_cache(
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
     mask: Any = None,
+    bias: Array | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
     split: str = "invariant",
@@ -113,6 +116,9 @@ def attention_with_cache(
             multiple of heads_k. Rows beyond a sequence's length may hold anything. Both may be
             float8_e4m3fn or float8_e5m2, with d a multiple of 16: the result has the bits of the
             caches converted to q's dtype.
+        v_width: for a latent cache (MLA, docs/serving.md): the first v_width columns of k_cache's
+            one head are the values, and o has v_width columns. v_cache and v must be None, and
+            scale must be given.
         cache_lens: (batch,) int32, the number of keys of each sequence before appending; the call
             does not change cache_lens. On the host a length that does not fit is an error. On a
             device reads are clamped to the cache, and rows that do not fit are not appended.
@@ -137,10 +143,10 @@ def attention_with_cache(
             are cut off. None computes it on the host. On a device, None means total_q, which starts
             more CTAs than necessary.
         causal, window, softcap, scale, sinks: as for attention().
-        score_mod, mask_mod, mask: as for attention(). kv_idx is a key's position in the whole
-            sequence, with the keys that kv_offset counts, and q_idx the query's. causal is True
-            unless given, also beside a mask. A bool tensor or a BlockMask, which count queries from
-            the call's first one, is refused.
+        score_mod, mask_mod, mask, bias: as for attention(), but no BlockMask. The functions' kv_idx
+            is a key's position in the whole sequence, with the keys that kv_offset counts, and
+            q_idx the query's; so are columns of tensors, whose rows are the call's queries. causal
+            is True unless given, also beside a mask.
         k_scale, v_scale: what the cache's keys and values are multiplied by, numbers or fp32
             tensors of one number or one for each K/V head; None is 1. They are applied in fp32 to
             the scores' scale, and to o before it is rounded. Appended k and v are divided by them;
@@ -163,11 +169,17 @@ def attention_with_cache(
             requires a gradient.
         The other errors of ``flashsmith.forward``.
     """
+    if v_width is not None:
+        given = locals()
+        keywords = {name: given[name] for name in CACHE.defaults}
+        return attention_with_latent_cache(q, k_cache, v_cache, keywords, CHOOSERS)
     check_config_for(DECODE.name, "config", config)
     chosen = config or CHOOSERS[check_split(split)]
     program = None
-    if not (score_mod is None and mask_mod is None and mask is None):
-        program, causal, window = bound_over_cache(score_mod, (mask_mod, mask), (causal, window))
+    if not (score_mod is None and mask_mod is None and mask is None and bias is None):
+        functions = CallFunctions(score_mod, mask_mod, mask, bias)
+        sizes = sizes_of(q, k_cache, cu_seqlens_q)
+        program, causal, window = bound_over_cache(functions, (causal, window), sizes)
     scales = Scales.of(k_scale, v_scale)
     tensors = DecodeTensors(
         *(q, k_cache, v_cache, cache_lens, out, page_table, k, v, cos, sin, sinks, cu_seqlens_q),
@@ -187,6 +199,7 @@ def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, 
     keywords = dict(zip(names, arguments[3:], strict=True))
     chosen = keywords.pop("config", None) or CHOOSERS[keywords.get("split", INVARIANT)]
     emulate = keywords.pop("emulate", False)
+    keywords.pop("v_width", None)  # None, or the call was another operation's
     options = {name: keywords.pop(name) for name in DecodeOptions._fields if name in keywords}
     scales = Scales.of(*(keywords.pop(name, None) for name in SCALES))
     options |= {f"{name}_value": it for name, it in zip(SCALES, scales.numbers, strict=True)}

@@ -247,7 +247,8 @@ class _Sequence:
         # Which rows contribute: (heads_k, group, rows, 1).
         self.alive = engine.to_device(self.seeing) & (self.lse != math.inf)
         self.dq = self._zeros(self.heads_k, self.group, self.seq_q, d)
-        self.dk, self.dv = (self._zeros(self.heads_k, self.seq_k, d) for _ in range(2))
+        self.dk = self._zeros(self.heads_k, self.seq_k, d)
+        self.dv = self._zeros(self.heads_k, self.seq_k, self.v.shape[-1])
         self.taints = {
             "dq": np.zeros((self.heads_k, self.group, self.seq_q, 1), bool),
             "dk": np.zeros((self.heads_k, self.seq_k, 1), bool),

@@ -61,6 +61,7 @@ inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tens
     p.heads_q = numbers.integer();
     p.heads_k = numbers.integer();
     p.d = numbers.integer();
+    p.d_v = numbers.integer();
     p.total_q = numbers.integer();
     p.total_k = numbers.integer();
     p.packed = tensors[cu_seqlens_q] != 0 && tensors[cu_seqlens_k] != 0;
