@@ -149,6 +149,40 @@ def test_rows_of_tensors_are_the_queries() -> None:
         np.testing.assert_allclose(got, want, atol=2e-3)
 
 
+def value_over_a_cache(name: str, draw: np.random.Generator) -> Function:
+    """A value of flashsmith.masks for two sequences of up to CAPACITY keys."""
+    starts = np.arange(CAPACITY, dtype=np.int32)
+    ends = (starts + draw.integers(1, 200, CAPACITY)).astype(np.int32)
+    first = draw.integers(0, 200, (2, 1, CAPACITY, 2))
+    bounds = np.stack((first, first + draw.integers(0, 90, first.shape)), axis=4)
+    made = {
+        "prefix": lambda: masks.prefix_lm(np.array([30, 200], np.int32)),
+        "chunks": lambda: masks.chunks(48) & masks.causal(),
+        "window and global": lambda: masks.window_and_global(20, 0, 5),
+        "tree": lambda: masks.prefix_tree(starts, ends),
+        "images": lambda: masks.image_blocks(np.repeat(np.arange(-1, 9), 32).astype(np.int32)),
+        "intervals": lambda: masks.intervals(bounds.reshape(2, 1, CAPACITY, 4).astype(np.int32)),
+        "not a document": lambda: ~masks.documents((starts // 70)[None].repeat(2, 0)),
+    }
+    value: Function = made[name]()
+    return value
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "name",
+    ["prefix", "chunks", "window and global", "tree", "images", "intervals", "not a document"],
+)
+def test_values_of_masks(name: str, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    for queries in (1, 5, 70):
+        lens = tuple(draw.integers(queries, CAPACITY + 1, 2).tolist())
+        cache = Cache(lens, (queries,) * 2, seed=seed)
+        mask = value_over_a_cache(name, cache.draw)
+        check(cache, CHUNKS, None, mask, causal=False, paged=bool(seed))
+
+
 def test_flex_attention_says_the_same() -> None:
     cache = Cache((317, 90), (3, 3), seed=6)
     ids = torch.tensor(np.sort(cache.draw.integers(0, 5, (2, CAPACITY)), axis=1).astype(np.int32))

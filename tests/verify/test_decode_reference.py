@@ -88,6 +88,8 @@ def modelled(case: ProofCase) -> dict[str, np.ndarray]:
 class _Config:
     """What a case needs of a config."""
 
+    d_head_v = 64
+
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         return True
 
