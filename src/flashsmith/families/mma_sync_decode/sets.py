@@ -124,6 +124,8 @@ def adapt_to_queries(
     found = _adapt_tiles(cfg, problem, device)
     if problem.seq_q < WARPGROUP_ROWS or found.chunk_warpgroups or found.chunk_cluster:
         return found
+    if problem.semantics.program:
+        return found  # kernels with warpgroups compute no program
     # When a call is planned, warpgroup_plan.cc decides which sequences this kernel computes. In a
     # packed call, one sequence has seq_q queries, and all others may have fewer.
     sequences = 1 if problem.semantics.packed else problem.batch
