@@ -195,7 +195,7 @@ def test_bits_are_those_of_the_converted_cache(case: Case) -> None:
     assert nan.mean() < 0.6
     # The scales are not in vain.
     without = attend(case, case.cache, tensors)
-    assert (without["o"] != found["o"])[~nan].mean() > 0.9
+    assert (without["o"] != found["o"])[~nan].mean() > 0.6
     numbers = {"k_scale_value": float(scales["k_scale"][0]), "v_scale_value": 0.3}
     of_all = {"k_scale": scales["k_scale"][:1], "v_scale": np.array([0.3], np.float32)}
     assert_same(
@@ -214,10 +214,12 @@ def test_without_scales_they_are_those_of_the_plain_kernel(case: Case) -> None:
 
 
 def quantised(x: np.ndarray, scale: float, cache: str) -> np.ndarray:
-    """Quotients rounded to nearest even; larger ones are the largest finite number."""
+    """Quotients rounded to nearest even; larger ones are the largest finite number, and NaN has all
+    bits but the sign."""
     largest = float(ml_dtypes.finfo(CODES[cache]).max)
     quotient = x.astype(np.float32) / np.float32(scale)
-    return np.clip(quotient, -largest, largest).astype(CODES[cache])
+    codes = np.clip(quotient, -largest, largest).astype(CODES[cache])
+    return np.where(np.isnan(quotient), np.uint8(0x7F), codes.view(np.uint8)).view(CODES[cache])
 
 
 @pytest.mark.parametrize("case", ALL[:2])

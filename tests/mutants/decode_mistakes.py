@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from backward_cases import Asked, Spoiled
 from operation_victims import SourcePatch
@@ -13,12 +13,13 @@ from flashsmith.families import KernelConfig, Problem
 from flashsmith.verify.decode_reference import DecodeReference
 from ptxlab.interface import Observer
 
-_REFERENCE = DecodeReference()
-
 
 @dataclass(frozen=True)
 class AskedDecode(Asked):
     """A decode problem without its dtype, and options of the reference."""
+
+    operation: ClassVar[str] = "decode"
+    reference: ClassVar[DecodeReference] = DecodeReference()
 
     #: Of the inputs: with some, no sequence has page 0, where bad entries lead.
     seed: int = 0
@@ -26,12 +27,13 @@ class AskedDecode(Asked):
     sm_count: int | None = None
 
     def problem(self, cfg: KernelConfig) -> Problem:
-        return Problem.parse(f"{self.sizes} {cfg.dtype.name.lower()} decode")
+        return Problem.parse(f"{self.sizes} {cfg.dtype.name.lower()} {self.operation}")
 
     def case(self, cfg: KernelConfig) -> Spoiled:
         problem = self.problem(cfg)
-        options = _REFERENCE.options(problem, **self.options)
-        return _REFERENCE.case(cfg, problem, kind=self.inputs, seed=self.seed, options=options), {}
+        options = self.reference.options(problem, **self.options)
+        how = {"kind": self.inputs, "seed": self.seed, "options": options}
+        return self.reference.case(cfg, problem, **how), {}
 
     def reasons(
         self,
@@ -44,7 +46,7 @@ class AskedDecode(Asked):
         case, _ = spoiled or self.case(cfg)
         if self.sm_count is not None:
             how["arch"] = replace(how["arch"], sm_count=self.sm_count)
-        result = _REFERENCE.run(
+        result = self.reference.run(
             cfg,
             case,
             lambda array: array,
@@ -53,7 +55,7 @@ class AskedDecode(Asked):
             schedule_seed=self.schedule_seed,
             **how,
         )
-        reasons = _REFERENCE.compare(cfg, case, result.outputs).reasons
+        reasons = self.reference.compare(cfg, case, result.outputs).reasons
         # Stricter than the rule, which allows NaN next to what is not finite in v: a row without
         # keys gives 0.
         exact = case.expected.references.o

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations import DECODE
+from flashsmith.operations.latent_decode import LATENT_DECODE
 
 # How many keys the typical sequence has for which a kernel is chosen, if the choice must not depend
 # on the number of keys.
@@ -23,7 +24,7 @@ def without_batch(problem: Problem) -> Problem:
     by fixed values; with canonical bits only the page size and the format are. Other operations
     keep their problem.
     """
-    if problem.operation != DECODE.name:
+    if problem.operation not in (DECODE.name, LATENT_DECODE.name):
         return problem
     if problem.bits:  # all kernels give the same canonical bits
         return replace(problem, page=0, cache="")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.choice import choose_config
+from flashsmith.chooser.latent_decode import attention_with_latent_cache
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, is_legal
 from flashsmith.operations.cache_scales import SCALES
 from flashsmith.operations.decode import DECODE, FREE, INVARIANT, check_split
@@ -17,7 +18,7 @@ from flashsmith.runtime.cache_scales import Scales
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors, decode_call, run_decode
 from flashsmith.runtime.tensors import Array, TensorT
 from flashsmith.semantics.cache_format import CacheFormat
-from flashsmith.semantics.signature import NO_WINDOW
+from flashsmith.semantics.signature import CACHE, NO_WINDOW
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: Literal[False] = ...,
@@ -41,7 +42,7 @@ def attention_with_cache(
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: Literal[True],
@@ -53,7 +54,7 @@ def attention_with_cache(
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: bool,
@@ -64,9 +65,10 @@ def attention_with_cache(
 def attention_with_cache(
     q: Array,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
+    v_width: int | None = None,
     page_table: Array | None = None,
     kv_offset: Array | None = None,
     k: Array | None = None,
@@ -108,6 +110,9 @@ def attention_with_cache(
             multiple of heads_k. Rows beyond a sequence's length may hold anything. Both may be
             float8_e4m3fn or float8_e5m2, with d a multiple of 16: the result has the bits of the
             caches converted to q's dtype.
+        v_width: for a latent cache (MLA, docs/serving.md): the first v_width columns of k_cache's
+            one head are the values, and o has v_width columns. v_cache and v must be None, and
+            scale must be given.
         cache_lens: (batch,) int32, the number of keys of each sequence before appending; the call
             does not change cache_lens. On the host a length that does not fit is an error. On a
             device reads are clamped to the cache, and rows that do not fit are not appended.
@@ -154,6 +159,10 @@ def attention_with_cache(
             requires a gradient.
         The other errors of ``flashsmith.forward``.
     """
+    if v_width is not None:
+        given = locals()
+        keywords = {name: given[name] for name in CACHE.defaults}
+        return attention_with_latent_cache(q, k_cache, v_cache, keywords, CHOOSERS)
     check_config_for(DECODE.name, "config", config)
     chosen = config or CHOOSERS[check_split(split)]
     scales = Scales.of(k_scale, v_scale)
@@ -175,6 +184,7 @@ def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, 
     keywords = dict(zip(names, arguments[3:], strict=True))
     chosen = keywords.pop("config", None) or CHOOSERS[keywords.get("split", INVARIANT)]
     emulate = keywords.pop("emulate", False)
+    keywords.pop("v_width", None)  # None, or the call was another operation's
     options = {name: keywords.pop(name) for name in DecodeOptions._fields if name in keywords}
     scales = Scales.of(*(keywords.pop(name, None) for name in SCALES))
     options |= {f"{name}_value": it for name, it in zip(SCALES, scales.numbers, strict=True)}

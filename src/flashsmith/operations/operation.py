@@ -23,7 +23,7 @@ SEMANTIC_WORDS = (*MASKS[1:], *FLAGS)
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8}
 ELEMENT_BYTES |= dict.fromkeys(DTYPES_OF_8BIT, 1)
 # Dimensions whose sizes are fields of a Problem.
-_SIZES = ("batch", "seq_q", "seq_k", "heads_q", "heads_k", "d")
+_SIZES = ("batch", "seq_q", "seq_k", "heads_q", "heads_k", "d", "d_v")
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
 Role = Literal["in", "out", "inout"]
@@ -36,7 +36,7 @@ class TensorSpec:
 
     Args:
         name: its name in errors, references and results.
-        dims: its dimensions. Each is a size of Problem ('batch', 'heads_q', 'd'), a whole number,
+        dims: its dimensions. Each is a size of Problem ('batch', 'heads_q', 'd_v'), a whole number,
             or a name that the operation defines ('pages'). Such a name has one size in all tensors
             of a call. 'batch+1' is batch plus 1.
         dtype: the element type by NumPy's name ('float32', 'int32'); '' means the problem's dtype.
@@ -267,6 +267,11 @@ class Operation:
     def has_cache(self) -> bool:
         """Whether the operation reads or writes a KV cache, which may have any cache format."""
         return any(tensor.is_cache for tensor in self.tensors)
+
+    @property
+    def has_d_v(self) -> bool:
+        """Whether v may have another width than q and k."""
+        return any("d_v" in tensor.dims for tensor in self.tensors)
 
     @property
     def gradient_words(self) -> tuple[str, ...]:

@@ -217,8 +217,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
             f"k_cache: {heads_k} heads and q {heads_q}; q's must be a multiple of the cache's: "
             "check that heads are the second-to-last dimension"
         )
-    batch, seq_q = _add_lengths(views, tensors, asked)
-    capacity = _capacity(tensors, views, batch)
+    batch, seq_q, capacity = add_sequences(views, tensors, asked)
     _add_new(views, tensors, q, heads_k)
     _add_rotary(views, tensors, q)
     _add_offset(views, tensors, batch)
@@ -287,6 +286,17 @@ def _view_q(tensor: Any, packed: bool) -> TensorView:
             f"q: d_head {d} (shape {q.shape}); must be a multiple of {D_STEP}: {padding_advice(d)}"
         )
     return q
+
+
+def add_sequences(
+    views: dict[str, TensorView], tensors: DecodeTensors, asked: DecodeOptions
+) -> tuple[int, int, int]:
+    """Adds views of what describes the sequences to those of q and k_cache.
+
+    Returns the number of sequences, and upper bounds on the queries and on the keys of each.
+    """
+    batch, seq_q = _add_lengths(views, tensors, asked)
+    return batch, seq_q, _capacity(tensors, views, batch)
 
 
 def _add_lengths(

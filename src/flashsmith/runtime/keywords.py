@@ -36,6 +36,7 @@ class AttentionKeywords(ForwardKeywords, total=False):
     score_mod: Callable[..., Any] | None
     mask_mod: Callable[..., Any] | None
     mask: Any
+    bias: Array | None
     positions: str
     out: Array | None
     config: KernelConfig | None
@@ -46,6 +47,7 @@ class AttentionKeywords(ForwardKeywords, total=False):
 class CacheKeywords(TypedDict, total=False):
     """Keywords of attention_with_cache()."""
 
+    v_width: int | None
     page_table: Array | None
     kv_offset: Array | None
     k: Array | None

@@ -73,6 +73,7 @@ _ARGUMENTS = (
     Argument("score_mod", "Callable[..., Any] | None"),
     Argument("mask_mod", "Callable[..., Any] | None"),
     Argument("mask", "Any"),
+    Argument("bias", _TENSOR),
     Argument("positions", "str", "start"),
     Argument("cu_seqlens_q", _TENSOR, op="Tensor?"),
     Argument("cu_seqlens_k", _TENSOR, op="Tensor?"),
@@ -86,6 +87,7 @@ _ARGUMENTS = (
     Argument("k_begin", _TENSOR),
     # For attention over a cache.
     Argument("cache_lens", "Array", REQUIRED, "Tensor"),
+    Argument("v_width", "int | None"),
     Argument("page_table", _TENSOR, op="Tensor?"),
     Argument("kv_offset", _TENSOR, op="Tensor?"),
     Argument("k", _TENSOR, op="Tensor?"),
@@ -154,7 +156,7 @@ _PACKED = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
 _PARTS = "partial seqused_k k_begin"
 ATTENTION = Signature(
     "attention",
-    f"{_SCORES} score_mod mask_mod mask positions {_PACKED} out return_lse return_row_max "
+    f"{_SCORES} score_mod mask_mod mask bias positions {_PACKED} out return_lse return_row_max "
     f"{_PARTS} bits config backward_config deterministic emulate",
 )
 FORWARD = Signature(
@@ -165,7 +167,7 @@ BACKWARD = Signature(
 )
 CACHE = Signature(
     "attention_with_cache",
-    "cache_lens page_table kv_offset k v cos sin rotary_interleaved cu_seqlens_q "
+    "cache_lens v_width page_table kv_offset k v cos sin rotary_interleaved cu_seqlens_q "
     f"max_seqlen_q {_SCORES} k_scale v_scale split bits out return_lse config emulate",
     causal=True,
 )

@@ -43,7 +43,7 @@ _UNUSED = (-1, -1, 2**31 - 1, -(2**31))
 
 
 @dataclass(frozen=True)
-class _Expected:
+class ExpectedDecode:
     """The expected outputs: o and LSE, with the rows of all sequences one after the other, and the
     caches after appending."""
 
@@ -236,7 +236,7 @@ class DecodeReference(OperationReference):
 
         Cases that another reference made are judged by OperationReference.compare().
         """
-        if not isinstance(case.expected, _Expected):
+        if not isinstance(case.expected, ExpectedDecode):
             return super().compare(kernel, case, outputs)
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype
         expected = case.expected
@@ -469,7 +469,7 @@ def expected_of(
     inputs: Mapping[str, np.ndarray],
     options: Mapping[str, Any],
     on_gpu: bool = False,
-) -> _Expected:
+) -> ExpectedDecode:
     """The expected outputs; lengths and page tables must be valid.
 
     Caches to which nothing is appended are not copied. Keys are read and expanded for one sequence
@@ -520,7 +520,7 @@ def expected_of(
                 on_gpu=on_gpu,
             )
             found.put(part if v_scale == 1.0 else _scaled(part, v_scale), its, heads_q)
-    return _Expected(found.references(), tuple(lens_q), caches["k"], caches["v"])
+    return ExpectedDecode(found.references(), tuple(lens_q), caches["k"], caches["v"])
 
 
 def _scaled(found: References, v_scale: float) -> References:
@@ -566,7 +566,7 @@ class _Found:
 @lru_cache(maxsize=4)
 def _drawn_case(
     problem: Problem, kind: str, seed: int, options: tuple[tuple[str, Any], ...], on_gpu: bool
-) -> tuple[dict[str, np.ndarray], _Expected]:
+) -> tuple[dict[str, np.ndarray], ExpectedDecode]:
     """Inputs and expected outputs. They are cached, because the configs of a set share them."""
     said = dict(options)
     inputs = draw_decode_inputs(problem, kind, seed, said)

@@ -249,7 +249,8 @@ class _Sequence:
         self.attended = engine.to_device(self.seeing) & self._shown_some_key()
         self.alive = self.attended & (self.lse != math.inf)
         self.dq = self._zeros(self.heads_k, self.group, self.seq_q, d)
-        self.dk, self.dv = (self._zeros(self.heads_k, self.seq_k, d) for _ in range(2))
+        self.dk = self._zeros(self.heads_k, self.seq_k, d)
+        self.dv = self._zeros(self.heads_k, self.seq_k, self.v.shape[-1])
         self.taints = {
             "dq": np.zeros((self.heads_k, self.group, self.seq_q, 1), bool),
             "dk": np.zeros((self.heads_k, self.seq_k, 1), bool),

@@ -42,11 +42,17 @@ def _unpack(t: Emitter, vector: Vector, value: str, kind: str) -> None:
 
 
 def _pack(t: Emitter, vector: Vector, kind: str) -> str:
+    """The value of a vector of registers, of which some may be unwritten but not all.
+
+    Compilers pack a register that nothing writes with another one, to use only the other's half.
+    """
     piece, width = _piece(t, vector, kind)
     held = DTYPES[unsigned(kind)]
+    is_written = any(t.is_written(element) for element in vector.elements)
+    use = t.use_if_written if is_written else t.use
     terms = []
     for number, element in enumerate(vector.elements):
-        term = f"{t.use(element, piece)}.astype({held})"
+        term = f"{use(element, piece)}.astype({held})"
         terms.append(f"({term} << {t.constant(number * width, held)})" if number else term)
     return f"({' | '.join(terms)})"
 

@@ -66,6 +66,7 @@ BackwardProblem read_backward_problem(NumberReader& numbers, bool packed,
     p.heads_q = numbers.integer();
     p.heads_k = numbers.integer();
     p.d = numbers.integer();
+    p.d_v = numbers.integer();
     p.total_q = numbers.integer();
     p.total_k = numbers.integer();
     p.packed = packed;

@@ -95,6 +95,9 @@ class MmaSyncDecodeFamily(Family):
     def order(self, cfg: FlashDecodeKernelConfig, arch: int) -> Order:
         return describe.order(cfg, arch)
 
+    def cache_of(self, cfg: FlashDecodeKernelConfig) -> str:
+        return cfg.cache.label
+
     def has_more_arguments(self, cfg: FlashDecodeKernelConfig) -> bool:
         return bool(cfg.cache)
 

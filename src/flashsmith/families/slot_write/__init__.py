@@ -49,6 +49,9 @@ class SlotWriteFamily(Family):
         d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
         return sets.candidates(dtype, min(d_heads))
 
+    def cache_of(self, cfg: SlotWriteKernelConfig) -> str:
+        return cfg.cache.label
+
     def has_more_arguments(self, cfg: SlotWriteKernelConfig) -> bool:
         return bool(cfg.cache)
 
