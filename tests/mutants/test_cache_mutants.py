@@ -33,13 +33,17 @@ VICTIMS = {
         (
             AskedDecode("b2 s1:150 h4:2 d96 causal cache_e4m3", "far_scores", {"append": True}),
             AskedDecode("b1 s2:40 h4:2 d96 causal cache_e4m3", "nonfinite", {"append": True}),
+            AskedDecode("b1 s2:40 h4:2 d96 causal cache_e4m3", "huge", {"append": True}),
         ),
         arch=80,
     ),
     "e5m2": OperationVictim(
         config("(BF16, 64, 16, 64, 4): decode+stages_4+least_64+parts_2+cache_e5m2"),
         Semantics("causal", softcap=True),
-        (AskedDecode("b2 s1:150 h4:2 d64 causal softcap cache_e5m2", options={"append": True}),),
+        (
+            AskedDecode("b2 s1:150 h4:2 d64 causal softcap cache_e5m2", options={"append": True}),
+            AskedDecode("b1 s2:40 h4:2 d64 causal softcap cache_e5m2", "huge", {"append": True}),
+        ),
         arch=80,
     ),
 }
