@@ -73,16 +73,14 @@ MISTAKES = {
                     "{ .reg .f32 a, b; min.f32 a, %1, 0f43000000; min.f32 b, %2, 0f43000000; "
                     "cvt.rn.satfinite.e4m3x2.f32 %0, a, b; }"),
         SourcePatch("values by the keys' scale", _APPEND,
-                    "[&] { return v_scale(args, head); }",
-                    "[&] { return k_scale(args, head); }"),
+                    "kOfValues ? v_scale(args, head) : k_scale(args, head)",
+                    "k_scale(args, head)"),
         SourcePatch("times the scale", _ROW,
                     "codes_of<kFormat>(__fdiv_rn(to_float(x), scale), 0.0f)",
                     "codes_of<kFormat>(__fmul_rn(to_float(x), scale), 0.0f)"),
         SourcePatch("rows of the cache as far apart as 16 bits", _APPEND,
-                    "block * strides.batch + slot * strides.row +\n"
-                    "                        head * strides.head,",
-                    "block * strides.batch + slot * 2 * strides.row +\n"
-                    "                        head * strides.head,"),
+                    "static_cast<uint8_t*>(cache) + block * strides.batch + slot * strides.row",
+                    "static_cast<uint8_t*>(cache) + block * strides.batch + slot * 2 * strides.row"),
     ),
     "before sm_89": (
         SourcePatch("the bias of fp16", _FRAGMENTS, "kOfBias = 256.0f", "kOfBias = 128.0f"),
