@@ -79,8 +79,8 @@ MISTAKES = {
                     "codes_of<kFormat>(__fdiv_rn(to_float(x), scale), 0.0f)",
                     "codes_of<kFormat>(__fmul_rn(to_float(x), scale), 0.0f)"),
         SourcePatch("rows of the cache as far apart as 16 bits", _APPEND,
-                    "static_cast<uint8_t*>(cache) + block * strides.batch + slot * strides.row",
-                    "static_cast<uint8_t*>(cache) + block * strides.batch + slot * 2 * strides.row"),
+                    "(cache) + block * strides.batch + slot * strides.row",
+                    "(cache) + block * strides.batch + slot * 2 * strides.row"),
     ),
     "before sm_89": (
         SourcePatch("the bias of fp16", _FRAGMENTS, "kOfBias = 256.0f", "kOfBias = 128.0f"),
