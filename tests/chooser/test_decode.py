@@ -633,12 +633,10 @@ def test_without_a_compiler_a_free_call_takes_what_is_built(
 
 @pytest.mark.parametrize("gpu", ["A100", "L4", "H200"])
 @pytest.mark.parametrize("cache", ["e4m3", "scaled"])
-def test_kernels_of_a_cache_in_another_format_are_those_of_a_plain_one(
-    gpu: str, cache: str
-) -> None:
+def test_kernels_of_a_cache_in_another_format_are_the_plain_ones(gpu: str, cache: str) -> None:
     """With as many stages as the plain one's memory has room for, and legal on the GPU."""
     device = device_spec(gpu)
-    for d, seq_q, bits in product((64, 96, 128, 192, 256), (1, 4, 300), ("", "canonical")):
+    for d, seq_q, bits in product((64, 128, 192), (1, 300), ("", "canonical")):
         words = f"b1 s{seq_q}:4096 h32:8 d{d} bf16 decode causal {bits}"
         plain, problem = (Problem.parse(f"{words} {more}") for more in ("", f"cache_{cache}"))
         config = CHOOSERS["invariant"](problem, device)
