@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 from flashsmith.families.canonical import CHUNK, VERSION, canonical_tile
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
@@ -144,18 +145,23 @@ def over_cache(
     q's dtype.
 
     Keys of 8-bit floats take half the shared memory, so there are as many stages as `cfg` has room
-    for.
+    for. If its tiles for chunks cannot copy such keys, it gets smaller ones, and chunks other bits.
     """
     plain = replace(cfg, chunk_cluster=0, chunk_warpgroups=0)
-    found = replace(plain, cache=cache)
-    room = max(plain.smem_bytes(), plain.chunk_smem_bytes())
-    more = (replace(found, stages=count) for count in sorted(_STAGES, reverse=True))
+    rows_of_chunks = (rows for rows in (*_CHUNK_ROWS, 0) if rows <= plain.chunk_rows)
+    stages = sorted(_STAGES, reverse=True)
+    made = (
+        replace(plain, cache=cache, chunk_rows=rows, stages=count)
+        for rows, count in product(rows_of_chunks, stages)
+    )
     fitting = (
         one
-        for one in more
-        if max(one.smem_bytes(), one.chunk_smem_bytes()) <= room and is_legal(one, device)
+        for one in made
+        if one.smem_bytes() <= plain.smem_bytes()
+        and one.chunk_smem_bytes() <= plain.chunk_smem_bytes()
+        and is_legal(one, device)
     )
-    return next(fitting, found)
+    return next(fitting, replace(plain, cache=cache))
 
 
 def _adapt_tiles(
