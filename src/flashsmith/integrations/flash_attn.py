@@ -386,8 +386,8 @@ def flash_attn_with_kvcache(
             columns, v_cache and v its values; v_cache and k_cache are views of the same rows. The
             default of softmax_scale is then 1/sqrt(d + d_v).
         alibi_slopes: as for flash_attn_func().
-        attention_chunk: if not 0, a query sees only keys of its own chunk of so many positions.
-            A kernel is compiled for each size.
+        attention_chunk: if not 0, the size of chunks: a query sees only its own chunk of keys. A
+            kernel is compiled for each size.
         cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, scheduler_metadata,
             sm_margin: must be left at their defaults.
 
