@@ -199,10 +199,10 @@ def test_flash_attention_gets_windows_and_caps_by_its_own_names(modules) -> None
 class TorchOnTheHost(HostMemory):
     """PyTorch's CPU tensors."""
 
-    def draw(self, shape, dtype, seed) -> Any:
+    def draw(self, shape, dtype, seed, *cache) -> Any:
         import torch
 
-        return torch.from_numpy(super().draw(shape, dtype, seed))
+        return torch.from_numpy(super().draw(shape, dtype, seed, *cache))
 
     def put(self, array: np.ndarray) -> Any:
         import torch
