@@ -151,14 +151,16 @@ def _call_options_backward(config: str | None = None, **options: Any) -> CallOpt
 class SavedCall:
     """The arguments of a forward pass, and the cached call that computes it, if there is one.
 
-    All calls that one cached call serves share its Pass.
+    All calls that one cached call serves share its Pass. If ``swapped``, the tensors given and
+    returned are (batch, heads, length, d), as for sdpa().
     """
 
-    __slots__ = ("call", "opts", "return_lse")
+    __slots__ = ("call", "opts", "return_lse", "swapped")
 
     def __init__(self, opts: CallOptions, return_lse: bool) -> None:
         self.opts, self.return_lse = opts, return_lse
         self.call: CachedCall | None = None
+        self.swapped = False
 
     def returned(self, o: Any, lse: Any, row_max: Any = None) -> Any:
         """The results in the form that attention() returns them."""
@@ -228,6 +230,9 @@ def backward_directly(
         if repeated is not None:
             # RepeatedAttention, which does the next lookup, saves a detached lse.
             like = (*tensors[:5], lse.detach())
+            if this.swapped:
+                like = _swapped(*like)
+                repeated = repeated.swapped(framework_of(torch.Tensor), do)
             cached_calls.remember_repeated(groups, like, (this, needs), like, repeated.run)
     return found
 
@@ -319,9 +324,9 @@ class FlashsmithAttention(torch.autograd.Function):
 class RepeatedAttention(torch.autograd.Function):
     """FlashsmithAttention for a Pass whose call is cached and is intercepted only by autograd.
 
-    It maps q, k, v and the Pass to what attention() returns. This saves host time: PyTorch calls
-    one Python function instead of two. PyTorch usually also tracks one output instead of three, and
-    four gradients instead of seven.
+    It maps q, k, v and the Pass to what attention() or sdpa() returns. This saves host time:
+    PyTorch calls one Python function instead of two. PyTorch usually also tracks one output instead
+    of three, and four gradients instead of seven.
     """
 
     jvp, vmap = staticmethod(no_jvp), staticmethod(refuse_vmap)
@@ -332,6 +337,8 @@ class RepeatedAttention(torch.autograd.Function):
         assert call is not None
         results = call.run((q, k, v))
         if results is None:
+            if this.swapped:
+                raise _UnusableAddress
             results = forward_directly(q, k, v, None, None, None, this)
         ctx.set_materialize_grads(False)
         ctx.this, (o, lse) = this, results[:2]
@@ -355,7 +362,19 @@ class RepeatedAttention(torch.autograd.Function):
             gradients = run_repeated((do, *saved), (this, needs))
             if gradients is not None:
                 return gradients
+        if this.swapped and do is not None:
+            found = _gradients_after(_swapped(*saved), this, do.transpose(1, 2), dlse, needs)
+            return _swapped(*found)
         return _gradients_after(saved, this, do, dlse, needs)
+
+
+class _UnusableAddress(Exception):
+    """A swapped call whose addresses need the full checks, which sdpa() makes."""
+
+
+def _swapped(*tensors: Any) -> tuple[Any, ...]:
+    """The tensors, those of 4 dimensions with dimensions 1 and 2 swapped; None stays None."""
+    return tuple(it.transpose(1, 2) if it is not None and it.dim() == 4 else it for it in tensors)
 
 
 def _gradients_after(
@@ -741,21 +760,52 @@ def _remember(
     this: SavedCall, follows_pytorch: bool, arguments: tuple[Any, ...], names: tuple[str, ...]
 ) -> None:
     """Makes run_repeated serve calls with such arguments through this call's cached call."""
-    groups = cached_calls.repeated
-    with torch.no_grad():  # as within an autograd function
-        q, k, v = arguments[:3]
-        signature = attention_call(*_forward_arguments(q, k, v, None, None, None, this.opts))
-        _, this.call = cached_calls.find(signature)
+    groups, tensors = cached_calls.repeated, arguments[:3]
+    this.call = _cached_forward(*tensors, this)
     if this.call is not None:
+        run = _run_of(this, follows_pytorch)
+        cached_calls.remember_repeated(groups, arguments, names, tensors, run)
 
-        def run(given: tuple[Any, ...]) -> Any:
-            if not _grad_enabled() or (
-                follows_pytorch and _prefers_repeatable() is not this.opts.deterministic
-            ):
-                return None
+
+def remember_swapped(
+    arguments: tuple[Any, ...], names: Any, tensors: tuple[Any, ...], keywords: dict[str, Any]
+) -> None:
+    """Makes run_repeated serve calls with such arguments, which begin with three tensors of (batch,
+    heads, length, d), and may have gradients.
+
+    ``tensors`` and ``keywords`` are those of attention() for this call, which it has just served;
+    the tensors are whole views of the arguments.
+    """
+    groups, given = cached_calls.repeated, arguments[:3]
+    this, _, follows_pytorch = saved_call(*tensors, keywords)
+    call = _cached_forward(*tensors, this)
+    if call is not None:
+        this.call, this.swapped = call.swapped(framework_of(torch.Tensor), given[0]), True
+        run = _run_of(this, follows_pytorch)
+        cached_calls.remember_repeated(groups, arguments, names, given, run)
+
+
+def _cached_forward(q: Any, k: Any, v: Any, this: SavedCall) -> CachedCall | None:
+    """The cached call of a forward pass that has just run."""
+    with torch.no_grad():  # as within an autograd function
+        signature = attention_call(*_forward_arguments(q, k, v, None, None, None, this.opts))
+        return cached_calls.find(signature)[1]
+
+
+def _run_of(this: SavedCall, follows_pytorch: bool) -> Callable[[tuple[Any, ...]], Any]:
+    """What run_repeated calls for a pass with gradients."""
+
+    def run(given: tuple[Any, ...]) -> Any:
+        if not _grad_enabled() or (
+            follows_pytorch and _prefers_repeatable() is not this.opts.deterministic
+        ):
+            return None
+        try:
             return _apply_repeated(*given, this)
+        except _UnusableAddress:
+            return None
 
-        cached_calls.remember_repeated(groups, arguments, names, (q, k, v), run)
+    return run
 
 
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
