@@ -262,9 +262,10 @@ def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: An
         return
     if reads_environment(given[0].device):
         return
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        # The gradients of a sliced or expanded tensor are not its views' gradients.
-        if all(map(_is_swapped, given, tensors)):
+    if any(tensor.requires_grad for tensor in given):
+        # Without grad mode it is not remembered, since later calls may have grad mode; and a sliced
+        # or expanded tensor needs the gradients of these steps, too.
+        if torch.is_grad_enabled() and all(map(_is_swapped, given, tensors)):
             from flashsmith.integrations.torch_ops import remember_swapped
 
             remember_swapped(arguments, _NAME, tensors, keywords)
