@@ -37,6 +37,7 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.integrations.pytorch_state import check_for_an_op
+from flashsmith.integrations.repeated_ops import Asked, repeated_op
 from flashsmith.operations.backward import gradients_word, n_products
 from flashsmith.runtime import cached_calls, run_backward, run_call
 from flashsmith.runtime.backward_pass import backward_call
@@ -199,6 +200,19 @@ def forward_directly(
     return results if this.opts.options.return_row_max else (*results, None)
 
 
+def _backward_arguments(
+    tensors: tuple[Any, ...], dlse: Any, sinks: Any, cu_q: Any, cu_k: Any, opts: CallOptions,
+    needs: tuple[bool, bool, bool, bool], fp32_gradients: bool,
+) -> Any:  # fmt: skip
+    """The arguments of run_backward and backward_call; ``tensors`` are do, q, k, v, o and lse."""
+    _, _, config, repeatable, emulate = opts
+    dtype = "float32" if fp32_gradients else None
+    options = BackwardOptions(
+        opts.options.with_tensors(sinks, cu_q, cu_k), dlse, repeatable, needs, dtype
+    )
+    return config or CHOOSERS[repeatable], tensors, options, emulate
+
+
 def backward_directly(
     do: Any,
     q: Any,
@@ -216,13 +230,8 @@ def backward_directly(
     this: SavedCall | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
-    _, _, config, repeatable, emulate = opts
-    dtype = "float32" if fp32_gradients else None
-    options = BackwardOptions(
-        opts.options.with_tensors(sinks, cu_q, cu_k), dlse, repeatable, needs, dtype
-    )
     tensors = do, q, k, v, o, lse
-    call = config or CHOOSERS[repeatable], tensors, options, emulate
+    call = _backward_arguments(tensors, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients)
     found = run_backward(*call)
     if this is not None and this.call is not None and dlse is None and sinks is None:
         groups = cached_calls.repeated
@@ -463,16 +472,12 @@ def _nothing(like: Any, dtype: Any = torch.float32) -> Any:
     return like.new_empty((0,), dtype=dtype)
 
 
-def _run(
-    q: Any, k: Any, v: Any, sinks: Any = None, cu_q: Any = None, cu_k: Any = None, **keywords: Any
-) -> Any:
-    opts = _call_options(**keywords)
-    options = opts.options.with_tensors(sinks, cu_q, cu_k)
-    chosen = opts.config or choose_config
-    return run_call(chosen, (q, k, v, None), options, opts.emulate, "out")
+def _run(*tensors: Any, **keywords: Any) -> Any:
+    chosen, given, options, emulate, _ = _asked_forward(*tensors, **keywords)
+    return run_call(chosen, given, options, emulate, "out")
 
 
-def _run_with_statistics(
+def _asked_forward(
     q: Any,
     k: Any,
     v: Any,
@@ -485,22 +490,49 @@ def _run_with_statistics(
     with_backward: bool = False,
     needs: Any = (),
     **keywords: Any,
-) -> Any:
+) -> tuple[Any, ...]:
+    """The arguments of run_call and attention_call for a forward op's arguments: as
+    _forward_arguments."""
     opts = _call_options(return_lse=return_lse, return_row_max=return_row_max, **keywords)
     options = opts.options.with_tensors(sinks, cu_q, cu_k)
     ahead = None
     if with_backward:
         its_needs = needs or (True,) * 3
         ahead = backward_ahead(opts.backward_config, opts.deterministic, *its_needs)
-    chosen = opts.config or choose_config
-    results = run_call(chosen, (q, k, v, None), options, opts.emulate, "out", ahead)
+    return opts.config or choose_config, (q, k, v, None), options, opts.emulate, ahead
+
+
+def _run_with_statistics(*tensors: Any, **keywords: Any) -> Any:
+    chosen, given, options, emulate, ahead = _asked_forward(*tensors, **keywords)
+    results = run_call(chosen, given, options, emulate, "out", ahead)
+    return _all_statistics(options.return_lse, options.return_row_max, results, given[0])
+
+
+def _all_statistics(return_lse: bool, return_row_max: bool, results: Any, like: Any) -> Any:
+    """The op's outputs for the results of run_call; ``like`` is a tensor on their device."""
     output, *statistics = results if return_lse or return_row_max else (results,)
     values: Iterator[Any] = iter(statistics)
-    lse = next(values) if return_lse else _nothing(q)
-    return output, lse, next(values) if return_row_max else _nothing(q)
+    lse = next(values) if return_lse else _nothing(like)
+    return output, lse, next(values) if return_row_max else _nothing(like)
 
 
-def _run_backward(
+def _run_backward(*tensors: Any, fp32_gradients: bool = False, **keywords: Any) -> Any:
+    asked = _asked_backward(*tensors, fp32_gradients=fp32_gradients, **keywords)
+    return _all_gradients(fp32_gradients, run_backward(*asked), tensors[1])
+
+
+def _all_gradients(fp32_gradients: bool, found: Any, like: Any) -> Any:
+    """The op's outputs for the results of run_backward; ``like`` is a tensor of their device and
+    q's dtype."""
+    *gradients, dsinks = found
+    dtype = torch.float32 if fp32_gradients else like.dtype
+    return (
+        *(_nothing(like, dtype) if it is None else it for it in gradients),
+        _nothing(like) if dsinks is None else dsinks,
+    )
+
+
+def _asked_backward(
     do: Any,
     q: Any,
     k: Any,
@@ -517,15 +549,25 @@ def _run_backward(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
+    """_backward_arguments() for a backward op's arguments."""
     opts = _call_options_backward(config, **keywords)
-    needed = tuple(needs)
-    arguments = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, opts, needed, fp32_gradients
-    dq, dk, dv, dsinks = backward_directly(*arguments)
-    dtype = torch.float32 if fp32_gradients else q.dtype
-    return (
-        *(_nothing(q, dtype) if it is None else it for it in (dq, dk, dv)),
-        _nothing(q) if dsinks is None else dsinks,
-    )
+    tensors = do, q, k, v, o, lse
+    return _backward_arguments(tensors, dlse, sinks, cu_q, cu_k, opts, tuple(needs), fp32_gradients)
+
+
+def _attention_asked(*tensors: Any, **keywords: Any) -> Asked:
+    return attention_call(*_asked_forward(*tensors, **keywords)), None
+
+
+def _statistics_asked(*tensors: Any, **keywords: Any) -> Asked:
+    asked = _asked_forward(*tensors, **keywords)
+    wanted = asked[2].return_lse, asked[2].return_row_max
+    return attention_call(*asked), partial(_all_statistics, *wanted)
+
+
+def _backward_asked(*tensors: Any, fp32_gradients: bool = False, **keywords: Any) -> Asked:
+    asked = _asked_backward(*tensors, fp32_gradients=fp32_gradients, **keywords)
+    return backward_call(*asked), partial(_all_gradients, fp32_gradients)
 
 
 def _fake(q: Any, *_: Any, **__: Any) -> Any:
@@ -633,21 +675,24 @@ def _autograd_backward(*tensors: Any, **keywords: Any) -> Any:
 
 
 _library = torch.library.Library(OPERATORS, "DEF")
-for _name, _kernel, _fake_kernel, _autograd_kernel in (
-    ("attention", _run, _fake, _autograd),
+for _name, _kernel, _fake_kernel, _autograd_kernel, _asked in (
+    ("attention", _run, _fake, _autograd, _attention_asked),
     (
         "attention_with_statistics",
         _run_with_statistics,
         _fake_with_statistics,
         _autograd_with_statistics,
+        _statistics_asked,
     ),
-    ("attention_backward", _run_backward, _fake_backward, _autograd_backward),
+    ("attention_backward", _run_backward, _fake_backward, _autograd_backward, _backward_asked),
 ):
     _library.define(_name + _SCHEMAS[_name], tags=_TAGS)
     _op = f"{OPERATORS}::{_name}"
-    torch.library.impl(_op, "default", _kernel, lib=_library)
+    torch.library.impl(_op, "default", repeated_op(_name, _kernel, _asked), lib=_library)
     torch.library.register_fake(_op, _fake_kernel, lib=_library)
     torch.library.register_vmap(_op, refuse_vmap, lib=_library)
+    # Its calls are told apart, because tensors have other dispatch keys there.
+    _autograd_kernel = repeated_op(f"{_name}, autograd", _autograd_kernel, _asked)
     _library.impl(_name, _autograd_kernel, "Autograd")
 
 
