@@ -233,17 +233,26 @@ def backward_directly(
     tensors = do, q, k, v, o, lse
     call = _backward_arguments(tensors, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients)
     found = run_backward(*call)
-    if this is not None and this.call is not None and dlse is None and sinks is None:
-        groups = cached_calls.repeated
-        _, repeated = cached_calls.find(backward_call(*call))
-        if repeated is not None:
-            # RepeatedAttention, which does the next lookup, saves a detached lse.
-            like = (*tensors[:5], lse.detach())
-            if this.swapped:
-                like = _swapped(*like)
-                repeated = repeated.swapped(framework_of(torch.Tensor), do)
-            cached_calls.remember_repeated(groups, like, (this, needs), like, repeated.run)
+    if this is not None and not this.swapped and dlse is None and sinks is None:
+        # RepeatedAttention, which does the next lookup, saves a detached lse.
+        _remember_gradients(this, needs, tensors, (*tensors[:5], lse.detach()))
     return found
+
+
+def _remember_gradients(
+    this: SavedCall, needs: Any, tensors: tuple[Any, ...], like: tuple[Any, ...]
+) -> None:
+    """Makes RepeatedAttention find the gradients of do, q, k, v, o and lse, which have just been
+    computed. ``like`` are these as it will have them: swapped if the call is."""
+    if this.call is None:
+        return
+    groups = cached_calls.repeated
+    call = _backward_arguments(tensors, None, None, None, None, this.opts, needs, False)
+    _, repeated = cached_calls.find(backward_call(*call))
+    if repeated is not None:
+        if this.swapped:
+            repeated = repeated.swapped(framework_of(torch.Tensor), like[0])
+        cached_calls.remember_repeated(groups, like, (this, needs), like, repeated.run)
 
 
 def _is_plain(*tensors: Any) -> bool:
@@ -372,7 +381,9 @@ class RepeatedAttention(torch.autograd.Function):
             if gradients is not None:
                 return gradients
         if this.swapped and do is not None:
-            found = _gradients_after(_swapped(*saved), this, do.transpose(1, 2), dlse, needs)
+            tensors = _swapped(do, *saved)
+            found = _gradients_after(tensors[1:], this, tensors[0], dlse, needs)
+            _remember_gradients(this, needs, tensors, (do, *saved))
             return _swapped(*found)
         return _gradients_after(saved, this, do, dlse, needs)
 
