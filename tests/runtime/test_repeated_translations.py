@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import flashsmith
+from flashsmith import chooser
 from flashsmith.errors import ArgumentError
 from flashsmith.runtime import forget_cached_launches, forward_pass
 
@@ -419,3 +420,19 @@ def test_a_repeated_call_enters_as_few_functions_as_attention(name: str, gpu: Pr
     for call in (ours, attention) * 2:
         call()
     assert events(ours) <= events(attention) + 4 < first / 2
+
+
+def test_arrays_after_repeated_calls_of_tensors(
+    gpu: PretendedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for call in (flashsmith.attention, flashsmith.flash_attn_func):
+        for _ in range(2):
+            call(*qkv(), causal=True)
+        launches = len(gpu.launches)
+        arrays = [tensor.numpy() for tensor in qkv()]
+        with pytest.raises(ArgumentError, match="k: "):
+            call(qkv()[0], *arrays[1:], causal=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(chooser, "attention", lambda *given, **keywords: "of arrays")
+            assert call(*arrays, causal=True) == "of arrays"
+        assert len(gpu.launches) == launches

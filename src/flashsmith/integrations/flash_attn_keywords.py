@@ -13,12 +13,8 @@ from typing import Any, TypeVar, cast
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
-from flashsmith.integrations.traceable import without_torchscript
-from flashsmith.integrations.translated_calls import (
-    may_repeat,
-    remember_translated,
-    run_translated,
-)
+from flashsmith.integrations.traceable import may_repeat, without_torchscript
+from flashsmith.integrations.translated_calls import remember_translated, run_translated
 from flashsmith.printable import quoted
 from flashsmith.runtime.cached_calls import run_repeated
 

@@ -6,11 +6,10 @@ own arguments, and runs what the translated call would run.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
+from flashsmith.integrations.traceable import attention, attention_with_cache
 from flashsmith.runtime import cached_calls
 from flashsmith.runtime.cached_calls import is_constant
 
@@ -22,25 +21,6 @@ class Translated(NamedTuple):
     tensors: tuple[Any, Any, Any]
     keywords: dict[str, Any]
     also: tuple[Any, ...] = ()
-
-
-# pytorch_state.is_direct, which imports torch, once a call needs it.
-_is_direct: Any = None
-
-
-def may_repeat() -> bool:
-    """Whether run_repeated may serve this call, if its tensors are PyTorch's."""
-    if _is_direct is not None:
-        return bool(_is_direct())
-    return not is_tracing() and "torch" in sys.modules and _find_is_direct()()
-
-
-def _find_is_direct() -> Any:
-    global _is_direct
-    from flashsmith.integrations.pytorch_state import is_direct
-
-    _is_direct = is_direct
-    return is_direct
 
 
 def run_translated(call: Translated) -> Any:
