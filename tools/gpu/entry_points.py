@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Measures how long the host takes for calls of sdpa(), FlashAttention's functions and compiled
-code, beside attention(); a CSV row per pair, in microseconds.
+code, compared with attention(); a CSV row per pair, in microseconds.
 
     python tools/gpu/entry_points.py rows.csv --check
     python tools/gpu/entry_points.py rows.csv --pretend    # no GPU: launches do nothing
 
 The two calls of a pair alternate in short bursts, each followed by a synchronisation. `ratio` is
 that of their fastest tenths, since other work on the machine moves medians. With --check, the exit
-status is 1 if a ratio is above the pair's limit. On a GPU, attention() and sdpa() are also measured
-beside PyTorch's cuDNN. `functions` are those that Python enters in a call.
+status is 1 if a ratio is above the pair's limit. On a GPU, attention() and sdpa() are also compared
+with PyTorch's cuDNN. `functions` are those that Python enters in a call.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from flashsmith.runtime import forget_cached_launches
 
 BURST = 20
 BATCH, SEQ, HEADS, HEADS_K, D = 2, 512, 16, 4, 128
-# Largest ratios: beside attention(); of a call and of one with gradients beside cuDNN.
+# Largest ratios to attention(), and to cuDNN of a call and of one with gradients.
 OURS, THEIRS, THEIR_GRADIENTS = 1.1, 0.7, 0.85
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A call, the call beside it, and the largest ratio of their times."""
+    """A call, the call that it is compared with, and the largest ratio of their times."""
 
     name: str
     call: Call
-    beside: str
+    than: str
     other: Call
     limit: float
 
@@ -68,13 +68,13 @@ def inference(device: str) -> Iterator[Pair]:
     yield Pair("sdpa, causal", partial(sdpa, is_causal=True), "attention", causal, OURS)
     grouped = partial(flashsmith.sdpa, outside[0], *(it.transpose(1, 2) for it in groups))
     grouped = partial(grouped, is_causal=True, enable_gqa=True)
-    beside = partial(flashsmith.attention, q, *groups, causal=True)
-    yield Pair("sdpa, grouped heads", grouped, "attention", beside, OURS)
+    like = partial(flashsmith.attention, q, *groups, causal=True)
+    yield Pair("sdpa, grouped heads", grouped, "attention", like, OURS)
     func = partial(flashsmith.flash_attn_func, q, k, v, causal=True)
     yield Pair("flash_attn_func", func, "attention", causal, OURS)
     yield packed(device)
     yield cached(device)
-    # PyTorch alone takes longer for these than attention() takes, so they have no limit beside it.
+    # PyTorch alone takes longer for these than attention() takes, so they have no limit there.
     compiled, empty = (
         torch.compile(call, backend="aot_eager") for call in (causal_attention, torch.empty_like)
     )
@@ -97,7 +97,7 @@ def packed(device: str) -> Pair:
     at = torch.arange(0, BATCH * SEQ + 1, SEQ, dtype=torch.int32, device=device)
     given = [half(device, BATCH * SEQ, HEADS, D) for _ in range(3)]
     call = partial(flashsmith.flash_attn_varlen_func, *given, at, at, SEQ, SEQ, causal=True)
-    beside = partial(
+    like = partial(
         *(flashsmith.attention, *given),
         causal=True,
         cu_seqlens_q=at,
@@ -105,7 +105,7 @@ def packed(device: str) -> Pair:
         max_seqlen_q=SEQ,
         max_seqlen_k=SEQ,
     )
-    return Pair("flash_attn_varlen_func", call, "attention", beside, OURS)
+    return Pair("flash_attn_varlen_func", call, "attention", like, OURS)
 
 
 def cached(device: str) -> Pair:
@@ -115,8 +115,8 @@ def cached(device: str) -> Pair:
         *(half(device, BATCH, SEQ, HEADS_K, D) for _ in range(2)),
     )
     call = partial(flashsmith.flash_attn_with_kvcache, *given, cache_seqlens=lens)
-    beside = partial(flashsmith.attention_with_cache, *given, cache_lens=lens)
-    return Pair("flash_attn_with_kvcache", call, "attention_with_cache", beside, OURS)
+    like = partial(flashsmith.attention_with_cache, *given, cache_lens=lens)
+    return Pair("flash_attn_with_kvcache", call, "attention_with_cache", like, OURS)
 
 
 def cudnn_first() -> AbstractContextManager[None]:
@@ -186,7 +186,7 @@ def measure(pair: Pair, calls: int, wait: Call) -> dict[str, Any]:
     fastest = [statistics.quantiles(it, n=10)[0] for it in times]
     return {
         "call": pair.name,
-        "beside": pair.beside,
+        "compared with": pair.than,
         "median": statistics.median(times[0]),
         "its median": statistics.median(times[1]),
         "p10": fastest[0],
@@ -214,7 +214,7 @@ def write_rows(out: Path, device: str, calls: int, wait: Call, where: Environmen
                         writer.writeheader()
                     writer.writerow({**rounded, **asdict(where)})
                     file.flush()
-                    name = f"{pair.name} beside {pair.beside}"
+                    name = f"{pair.name} to {pair.than}"
                     print(
                         f"{name:50} {row['p10']:7.2f} us over {row['its p10']:7.2f}: "
                         f"{row['ratio']:.2f} (limit {pair.limit})",

@@ -702,7 +702,7 @@ for _name, _kernel, _fake_kernel, _autograd_kernel, _asked in (
     torch.library.impl(_op, "default", repeated_op(_name, _kernel, _asked), lib=_library)
     torch.library.register_fake(_op, _fake_kernel, lib=_library)
     torch.library.register_vmap(_op, refuse_vmap, lib=_library)
-    # Its calls are told apart, because tensors have other dispatch keys there.
+    # It needs its own name, because tensors have other dispatch keys there.
     _autograd_kernel = repeated_op(f"{_name}, autograd", _autograd_kernel, _asked)
     _library.impl(_name, _autograd_kernel, "Autograd")
 
