@@ -77,6 +77,8 @@ def test_plugins_register_it_once() -> None:
         {"use_batch_invariant": True},
         {"attn_type": AttentionType.ENCODER_ONLY},
         {"kv_cache_dtype": "bfloat16", "block_size": 256},
+        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "fp8_e5m2", "head_size": 80},
     ],
 )
 def test_what_is_served_is_taken(
@@ -92,7 +94,10 @@ def test_what_is_served_is_taken(
         Unserved({"head_size": 512}, "head_size not supported"),
         Unserved({"head_size": 100}, "head_size not supported"),
         Unserved({"dtype": torch.float32}, "dtype not supported"),
-        Unserved({"kv_cache_dtype": "fp8"}, "kv_cache_dtype not supported"),
+        Unserved({"kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype not supported"),
+        Unserved(
+            {"kv_cache_dtype": "fp8", "head_size": 72}, "kv_cache_dtype fp8 with head_size 72"
+        ),
         Unserved({"kv_cache_dtype": "float16"}, "kv_cache_dtype float16 with queries of"),
         Unserved({"block_size": 8}, "block_size not supported"),
         Unserved({"use_mla": True}, "MLA not supported"),

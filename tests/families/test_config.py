@@ -62,6 +62,7 @@ def test_the_thirteen_first_fields_are_frozen_and_later_ones_follow() -> None:
         "split_keys",
         "pack_gqa",
         "canonical",
+        "d_v",
     ]
     later = fields(FlashForwardKernelConfig)[13:]
     assert all(knob.default == 0 for knob in later)
@@ -162,7 +163,7 @@ def test_cpp_struct_has_a_designated_initialiser_per_field() -> None:
         ".mma_double_buffer_loads = false, .optimized_softmax = true, "
         ".kv_stages = 0, .lazy_rescale = false, .ping_pong = false, .min_ctas_per_sm = 0, "
         ".trim_masks = false, .l2_group_mib = 0, .split_keys = 0, .pack_gqa = false, "
-        ".canonical = 0}"
+        ".canonical = 0, .d_v = 0}"
     )
 
 

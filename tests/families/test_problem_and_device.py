@@ -129,7 +129,7 @@ def test_problem_text_and_parse_are_inverses(
         ("s128 d64", "dtype missing"),
         ("s128 s256 d64 fp16", "'s256' repeats s"),
         ("s128 d64 fp16 bf16", "'bf16' repeats dtype"),
-        ("s128 d64:32 fp16", "unknown word 'd64:32'"),
+        ("s128 b2:3 d64 fp16", "unknown word 'b2:3'"),
         ("s128 d64 nonsense", "problem='s128 d64 nonsense': unknown word 'nonsense'"),
         (f"s{'9' * 5000} d64 fp16", "has more than 18 digits"),
         ("s128 d64 fp16 x3", "unknown word 'x3'"),

@@ -60,7 +60,7 @@ def test_numbers_of_a_dense_call() -> None:
     strided = dict.fromkeys(("q", "k", "v", "o", "dq", "dk", "dv"), (4096, 64, 8, 1))
     strides = {**strided, "do": (0, 0, 64, 1), "lse": (512, 64, 1), "dlse": (7, 0, 1)}
     assert BACKWARD.numbers(_call(DENSE, strides)) == (
-        *(2, 64, 128, 8, 2, 64, 0, 0),
+        *(2, 64, 128, 8, 2, 64, 64, 0, 0),
         *(0, 0, 64, *(4096, 64, 8) * 7, 512, 64, 7, 0),
         *(0.125, 0.0, UNLIMITED, UNLIMITED, 0),
     )
@@ -70,7 +70,7 @@ def test_numbers_of_a_packed_call_that_lacks_some_tensors() -> None:
     strides = dict.fromkeys(("do", "q", "k", "v", "o", "dv"), (512, 64, 1))
     call = _call(PACKED, strides | {"lse": (100, 1)}, scale=2.0, softcap=3.0, grad_dtype="float32")
     assert BACKWARD.numbers(call) == (
-        *(2, 64, 128, 8, 2, 64, 100, 230),
+        *(2, 64, 128, 8, 2, 64, 64, 100, 230),
         *(*(0, 512, 64) * 5, *(0, 0, 0) * 2, 0, 512, 64, 0, 100, 0, 0),
         *(2.0, 3.0, UNLIMITED, 0, 1),
     )

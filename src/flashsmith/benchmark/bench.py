@@ -182,7 +182,7 @@ def serves(cfg: KernelConfig, problem: Problem) -> bool:
         return False
     if not serves_gradients(cfg, problem):
         return False
-    return cfg.d_head == d_head_for(problem)
+    return cfg.head_dims == d_head_for(problem)
 
 
 MakeWorkload = Callable[[Problem, int], AnyWorkload]

@@ -60,8 +60,8 @@ def _problem(
     """The problem of these sizes for a config's kernel; ``queries`` is ``seq`` if not given."""
     sizes = batch, seq if queries is None else queries, seq, heads, heads, cfg.d_head
     family = cfg.family
-    needed = family.gradients_of(cfg)
-    return Problem(*sizes, cfg.dtype, semantics, family.operation, gradients=needed)
+    problem = Problem(*sizes, cfg.dtype, semantics, family.operation)
+    return replace(problem, gradients=family.gradients_of(cfg), cache=family.cache_of(cfg))
 
 
 TIMED = TimedSize()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from flashsmith.families import DeviceSpec, DType, Family, KernelConfig, families
+from flashsmith.families.head_dims import HeadDims
 
 
 def by_preference(operation: str = "forward") -> tuple[Family, ...]:
@@ -14,7 +15,7 @@ def by_preference(operation: str = "forward") -> tuple[Family, ...]:
 
 def candidates(
     dtype: DType,
-    d_head: int,
+    d_head: HeadDims,
     device: DeviceSpec,
     masked: bool = False,
     operation: str = "forward",
@@ -32,7 +33,7 @@ def candidates(
 def _candidates(
     asked: tuple[Family, ...],
     dtype: DType,
-    d_head: int,
+    d_head: HeadDims,
     device: DeviceSpec,
     masked: bool,
     gradients: str,

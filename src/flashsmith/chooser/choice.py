@@ -31,6 +31,7 @@ from flashsmith.families import (
     d_head_for,
     device_spec,
 )
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.order import order_name
 from flashsmith.paused_collection import paused_collection
 from flashsmith.printable import printable
@@ -365,12 +366,13 @@ def _winners(problem: Problem, device: DeviceSpec) -> WinnersTable:
 
 
 @lru_cache(maxsize=64)
-def _relevant_winners(arch: int, d_head: int) -> WinnersTable:
+def _relevant_winners(arch: int, d_head: HeadDims) -> WinnersTable:
     """The winners that WinnersTable.lookup() finds for problems of a d_head on an architecture. Of
     shipped winners others are left out, since most processes have one d_head, and reading all
     doubles the time of a first call. One for each architecture stays, since messages say whether
     any is known."""
     seen: set[int] = set()
+    wanted = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
 
     def is_wanted(record: Any) -> bool:
         its_arch = record.get("arch") if isinstance(record, dict) else None
@@ -378,7 +380,8 @@ def _relevant_winners(arch: int, d_head: int) -> WinnersTable:
             return True  # unusable, which a note will say
         is_first = its_arch not in seen
         seen.add(its_arch)
-        return is_first or (its_arch == arch and record.get("d_head") == d_head)
+        widths = record.get("d_head"), record.get("d_v", 0)
+        return is_first or (its_arch == arch and widths == wanted)
 
     return WinnersTable.merged(is_wanted)
 

@@ -43,6 +43,7 @@ from flashsmith.families import (
 )
 from flashsmith.families.canonical import ORDER, version_of
 from flashsmith.families.gpu_names import gpu_name, same_gpu
+from flashsmith.families.head_dims import HeadDims, fitting_dims
 from flashsmith.operations import DEFAULT
 from flashsmith.semantics.mask import CAUSAL
 
@@ -266,7 +267,7 @@ def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Itera
         if found:
             yield from _relative(one, found, problem, device)
     chosen = evidence.expected[0]
-    family, d_head = chosen.config.family, chosen.config.d_head
+    family, d_head = chosen.config.family, chosen.config.head_dims
     if evidence.entry is None or not family.has_cost_model:
         return
     masked = problem.semantics.key_mask.hides
@@ -372,7 +373,7 @@ def _on_paper(
     masked = problem.semantics.key_mask.hides
     known = {one.config for one in evidence.expected}
     found = candidates(
-        problem.dtype, chosen.config.d_head, device, masked, problem.operation, problem.gradients
+        problem.dtype, chosen.config.head_dims, device, masked, problem.operation, problem.gradients
     )
     asked_for = [
         config
@@ -408,7 +409,7 @@ def _usable(
     usable: list[tuple[Any, RankedConfig]] = []
     for one in entry.ranked:
         config, reason = _checked(
-            one.config, one.family, entry.key.d_head, problem.dtype, problem.gradients, device
+            one.config, one.family, entry.key.head_dims, problem.dtype, problem.gradients, device
         )
         if reason:
             notes.append(f"{one.config} of the entry {entry.key} is ignored: {reason}")
@@ -419,7 +420,7 @@ def _usable(
 
 @lru_cache(maxsize=4096)
 def _checked(
-    text: str, family: str, d_head: int, dtype: DType, gradients: str, device: DeviceSpec
+    text: str, family: str, d_head: HeadDims, dtype: DType, gradients: str, device: DeviceSpec
 ) -> tuple[Any, str]:
     """Returns the config that a short form names, changed to ``dtype`` and ``gradients``, and why
     it cannot be used ('' if it can)."""
@@ -429,8 +430,8 @@ def _checked(
         return None, str(error)
     if family != config.FAMILY:
         return None, f"it is of the family {config.FAMILY}, not {family}"
-    if config.d_head != d_head:
-        return None, f"it is for d_head {config.d_head}"
+    if config.head_dims != d_head:
+        return None, f"it is for d_head {config.head_dims}"
     config = config.family.for_gradients(config.with_knobs(dtype=dtype), gradients)
     return config, "; ".join(rule.message for rule in broken_rules(config, device))
 
@@ -500,7 +501,7 @@ def _with_others(
         )
         for config in candidates(
             problem.dtype,
-            ordered[0].config.d_head,
+            ordered[0].config.head_dims,
             device,
             masked,
             problem.operation,
@@ -604,24 +605,20 @@ def _estimated(
 
 
 def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """The candidates for the smallest d_head that is at least d and has a candidate on the device.
+    """The candidates for the smallest widths that hold the problem's and have a candidate on the
+    device.
 
     For some d_head, only other devices have kernels.
     """
     modelled = [one for one in families(problem.operation) if one.has_cost_model]
-    d_heads = {d_head for one in modelled for d_head in one.knob_values["d_head"]}
-    masked = problem.semantics.key_mask.hides
-    for d_head in sorted(d_heads):
-        if problem.d <= d_head:
-            said = problem.operation, problem.gradients
-            found = candidates(problem.dtype, d_head, device, masked, *said)
-            if found:
-                return found
-    return ()
+    known = {dims for one in modelled for dims in one.head_dims}
+    said = problem.semantics.key_mask.hides, problem.operation, problem.gradients
+    found = (candidates(problem.dtype, d, device, *said) for d in fitting_dims(problem, known))
+    return next((some for some in found if some), ())
 
 
 def _why_nothing_fits(
-    asked: Sequence[Family], problem: Problem, device: DeviceSpec, d_head: int
+    asked: Sequence[Family], problem: Problem, device: DeviceSpec, d_head: HeadDims
 ) -> str:
     masked = problem.semantics.key_mask.hides
     elsewhere = (
@@ -639,7 +636,11 @@ def _why_nothing_fits(
 
 
 def _offered(
-    problem: Problem, d_head: int, device: DeviceSpec, notes: Sequence[str], asked: KernelFilter
+    problem: Problem,
+    d_head: HeadDims,
+    device: DeviceSpec,
+    notes: Sequence[str],
+    asked: KernelFilter,
 ) -> Evidence:
     """The configs that families without a cost model offer, in the order of these families."""
     masked = problem.semantics.key_mask.hides
@@ -654,6 +655,13 @@ def _offered(
     ]
     if not offered:
         kind = "deterministic kernel" if asked.deterministic else "kernel"
-        raise ArgumentError(f"device: no family offers {device.name} a {kind} for '{problem}'")
+        reasons = [
+            f"; {one.name}: {why}"
+            for one in families(problem.operation)
+            if (why := one.unsupported_reason(problem, device))
+        ]
+        raise ArgumentError(
+            f"device: no family offers {device.name} a {kind} for '{problem}'{''.join(reasons)}"
+        )
     why = f"the first of {len(offered)} that are offered; nothing was measured or can be estimated"
     return Evidence("offered", tuple(offered), why, notes=tuple(notes))

@@ -217,7 +217,7 @@ def _chosen(
                 continue  # No kernel of this d_head runs on the device
         usable = [it for it in few if not deterministic or it.family.is_deterministic(it)]
         for config in cover(found, usable):
-            for semantics in compiled_for(grid[0][0].semantics, grid[0][0].d):
+            for semantics in compiled_for(grid[0][0].semantics, grid[0][0]):
                 yield config, semantics
 
 

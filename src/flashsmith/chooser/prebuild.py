@@ -28,6 +28,7 @@ from flashsmith.families import (
     Semantics,
     by_family,
     compiled_d_head,
+    d_head_for,
 )
 from flashsmith.operations.decode import DECODE, INVARIANT
 from flashsmith.pluralize import pluralize
@@ -152,7 +153,8 @@ def choose_for_any_length(
 
     Raises ArgumentError if no kernel serves the problem on the device.
     """
-    dense = replace(problem.semantics, packed=False, uneven=False)
+    own = problem.semantics
+    dense = replace(own, packed=False, uneven=own.caller_program is not None)
     kinds = [replace(problem, semantics=dense)]
     if problem.semantics.packed:
         kinds.append(replace(problem, semantics=replace(dense, packed=True, uneven=True)))
@@ -172,7 +174,7 @@ def choose_for_any_length(
             found += [expectation(one, device, deterministic=deterministic) for one in problems]
         chosen |= {one.chosen.config for one in found}
         few = cover(found)
-        for semantics in compiled_for(kind.semantics, problem.d):
+        for semantics in compiled_for(kind.semantics, problem):
             needed[semantics] = tuple(dict.fromkeys((*needed.get(semantics, ()), *few)))
     return AnyLength(problem, device, len(kinds) * len(looked_at), len(chosen), needed)
 
@@ -253,7 +255,7 @@ def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
     found: set[CallSizes] = set()
     for entry in WinnersTable.merged():
         key = entry.key
-        of_d_head = (key.arch, key.d_head) == (device.arch, compiled_d_head(problem.d))
+        of_d_head = (key.arch, key.head_dims) == (device.arch, d_head_for(problem))
         if of_d_head and entry.problem.operation == problem.operation:
             for seq_q, seq_k, batch_heads in (
                 (key.seq_q, key.seq_k, key.batch_heads),
@@ -263,10 +265,13 @@ def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
     return sorted(found)
 
 
-def compiled_for(kind: Semantics, d: int) -> list[Semantics]:
-    """The semantics for which kernels must be compiled.
+def compiled_for(kind: Semantics, problem: Problem) -> list[Semantics]:
+    """The semantics for which kernels of a kind must be compiled, for the problem's widths.
 
-    If d is less than d_head, no tile is whole, so only the uneven semantics are needed.
+    If d is less than d_head, or d_v than the kernel's, no tile is whole, so only the uneven
+    semantics are needed.
     """
-    uneven = replace(kind, uneven=True)
-    return [uneven] if kind.uneven or d != compiled_d_head(d) else [kind, uneven]
+    uneven, d, d_v = replace(kind, uneven=True), problem.d, problem.d_v
+    compiled = compiled_d_head(d) if d == d_v else d_head_for(problem)
+    whole = compiled == (d if d == d_v else (d, d_v))
+    return [kind, uneven] if whole and not kind.uneven else [uneven]

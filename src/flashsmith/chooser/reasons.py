@@ -44,11 +44,13 @@ def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
 
 
 def _about_d(config: Any, problem: Problem) -> Iterator[str]:
-    if problem.d < _OF_D_HEAD * config.d_head:
-        wasted = 1 - problem.d / config.d_head
+    columns, compiled = problem.d + problem.d_v, config.d_head + config.d_head_v
+    if columns < _OF_D_HEAD * compiled:
+        wasted = 1 - columns / compiled
+        d = problem.d if problem.d == problem.d_v else f"{problem.d}:{problem.d_v}"
         spent = "of both GEMMs is spent on" if problem.operation == DEFAULT else "are"
         yield (
-            f"d = {problem.d} runs on d_head {config.d_head}: {wasted:.0%} {spent} columns that "
+            f"d = {d} runs on d_head {config.head_dims}: {wasted:.0%} {spent} columns that "
             "do not exist"
         )
 

@@ -52,6 +52,8 @@ from flashsmith.families.nearest import check_legal, nearest_legal
 from flashsmith.families.row_merge import ROW_MERGE
 from flashsmith.families.row_merge.config import RowMergeKernelConfig
 from flashsmith.families.rule import BrokenRule, Rule
+from flashsmith.families.score_sums import SCORE_SUMS
+from flashsmith.families.score_sums.config import ScoreSumsKernelConfig
 from flashsmith.families.slot_write import SLOT_WRITE
 from flashsmith.families.slot_write.config import SlotWriteKernelConfig
 from flashsmith.families.wgmma import WGMMA
@@ -67,6 +69,8 @@ from flashsmith.families.wgmma_backward import WGMMA_BACKWARD
 from flashsmith.families.wgmma_backward.config import WgmmaBackwardKernelConfig
 from flashsmith.families.wgmma_dq import WGMMA_DQ
 from flashsmith.families.wgmma_dq.config import WgmmaDqKernelConfig
+from flashsmith.families.wgmma_mla import WGMMA_MLA
+from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
@@ -87,11 +91,13 @@ __all__ = [
     "MMA_SYNC_DECODE",
     "ROW_MERGE",
     "RULES",
+    "SCORE_SUMS",
     "SLOT_WRITE",
     "SUPPORTED_D_HEADS",
     "WGMMA",
     "WGMMA_BACKWARD",
     "WGMMA_DQ",
+    "WGMMA_MLA",
     "BrokenRule",
     "DType",
     "DeviceSpec",
@@ -106,12 +112,14 @@ __all__ = [
     "RowMergeKernelConfig",
     "Rule",
     "Schedule",
+    "ScoreSumsKernelConfig",
     "Semantics",
     "SlotWriteKernelConfig",
     "TileOrder",
     "WgmmaBackwardKernelConfig",
     "WgmmaDqKernelConfig",
     "WgmmaForwardKernelConfig",
+    "WgmmaMlaKernelConfig",
     "broken_rules",
     "by_family",
     "check_legal",

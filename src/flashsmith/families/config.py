@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families.family import Family
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.knob import KnobGroup, enumeration, is_flag
 from flashsmith.printable import quoted
 from flashsmith.semantics.dtype import DType
@@ -37,7 +38,8 @@ class KernelConfig:
     Each family has a subclass, which adds knobs.
 
     Every config has a dtype (a DType) and a d_head, the largest head dimension that its kernel can
-    compute. Any other field is a flag, a number or a member of an enumeration. All fields are
+    compute. A d_v, which some families have, is that of v and o. Any other field is a flag, a
+    number or a member of an enumeration. All fields are
     declared with `knob`. The subclass must define n_threads and smem_bytes; register_family()
     checks this.
 
@@ -63,6 +65,17 @@ class KernelConfig:
         dtype: DType
         d_head: int
 
+    @property
+    def head_dims(self) -> HeadDims:
+        """The widths for which the kernel is compiled: d_head, or d_head and d_v."""
+        d_v = getattr(self, "d_v", 0)
+        return HeadPair(self.d_head, d_v) if d_v else self.d_head
+
+    @property
+    def d_head_v(self) -> int:
+        """The columns of V's and O's tiles."""
+        return getattr(self, "d_v", 0) or self.d_head
+
     def __post_init__(self) -> None:
         for declared in fields(self):
             value = getattr(self, declared.name)
@@ -77,7 +90,7 @@ class KernelConfig:
         shown = [name for name in self.SHAPE if include_d_head or name != "d_head"]
         values = [
             value.name if isinstance(value, DType) else str(value)
-            for value in (getattr(self, name) for name in shown)
+            for value in (getattr(self, "head_dims" if n == "d_head" else n) for n in shown)
         ]
         return ", ".join(values) + self.SHAPE_SUFFIX
 
@@ -207,8 +220,8 @@ class ForwardConfig(KernelConfig):
     def attn_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
     ) -> int:
-        """The FLOP of the two GEMMs: 4 b h s_q s_k d, or half of this if causal."""
-        return 4 * self.d_head * _scores(batch, seq_q, seq_k, heads, causal)
+        """The FLOP of the two GEMMs: 2 b h s_q s_k (d + d_v), or half of this if causal."""
+        return 2 * (self.d_head + self.d_head_v) * _scores(batch, seq_q, seq_k, heads, causal)
 
     def total_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
@@ -216,14 +229,15 @@ class ForwardConfig(KernelConfig):
         """attn_flop plus the FLOP of the softmax, counted as if O were rescaled for each K/V tile.
 
         A score takes 5 FLOP: scaling, subtracting the maximum, exp2, running maximum, running sum.
-        A K/V tile rescales the rows of O once, which is d FLOP for B_c scores. At the end, the rows
-        of O are divided once.
+        A K/V tile rescales the rows of O once, which is d_v FLOP for B_c scores. At the end, the
+        rows of O are divided once.
         """
         scores = _scores(batch, seq_q, seq_k, heads, causal)
         tile: Any = self  # B_c is a field of the subclass
-        rescale = scores * self.d_head // tile.B_c
-        normalise = batch * heads * seq_q * self.d_head
-        return 4 * self.d_head * scores + 5 * scores + rescale + normalise
+        rescale = scores * self.d_head_v // tile.B_c
+        normalise = batch * heads * seq_q * self.d_head_v
+        products = 2 * (self.d_head + self.d_head_v) * scores
+        return products + 5 * scores + rescale + normalise
 
 
 def _scores(batch: int, seq_q: int, seq_k: int, heads: int, causal: bool) -> int:

@@ -20,6 +20,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families.canonical import version_of
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.knob import feature_of, feature_words
 from flashsmith.families.order import Order
 from flashsmith.families.rule import LegalSpace, Rule
@@ -59,22 +60,23 @@ class SmemRegion:
 
 
 def smem_regions(
-    cfg: Any, tiles: Iterable[tuple[str, int, int]], rest: str = ""
+    cfg: Any, tiles: Iterable[tuple[Any, ...]], rest: str = ""
 ) -> tuple[SmemRegion, ...]:
-    """The regions of consecutive tiles with d_head columns, and one region for what follows the
-    last tile.
+    """The regions of consecutive tiles, and one region for what follows the last tile.
 
     Args:
         cfg: a config that has d_head, dtype and smem_bytes().
-        tiles: for each tile its name, the number of its buffers, and its rows.
+        tiles: for each tile its name, the number of its buffers, its rows and, unless it has
+            d_head, its columns.
         rest: the name of the region after the last tile.
     """
     regions, begin = [], 0
-    for tile, count, rows in tiles:
+    for tile, count, rows, *width in tiles:
+        columns = width[0] if width else cfg.d_head
         for i in range(count):
             name = tile if count == 1 else f"{tile} {i + 1} of {count}"
-            end = begin + rows * cfg.d_head * cfg.dtype.element_size
-            regions.append(SmemRegion(name, begin, end, rows, cfg.d_head))
+            end = begin + rows * columns * cfg.dtype.element_size
+            regions.append(SmemRegion(name, begin, end, rows, columns))
             begin = end
     if begin < cfg.smem_bytes():
         regions.append(SmemRegion(rest, begin, cfg.smem_bytes(), 0, 0))
@@ -149,12 +151,20 @@ class Family:
         """For each knob, in the order of the fields, all values that it has in any legal config."""
         return {knob.name: knob.metadata["values"] for knob in fields(self.config_class)}
 
+    # The pairs of widths for which there are kernels with a d_v.
+    pairs: tuple[HeadPair, ...] = ()
+
+    @property
+    def head_dims(self) -> tuple[HeadDims, ...]:
+        """All widths for which there are kernels."""
+        return (*self.knob_values["d_head"], *self.pairs)
+
     @property
     def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
         """The knob_values for a covering array: all except a `canonical` other than 0, which is
-        legal only on some GPUs."""
+        legal only on some GPUs, and a `d_v` other than 0, which few values of d_head have."""
         values = self.knob_values
-        return values | {"canonical": (0,)} if "canonical" in values else values
+        return values | {name: (0,) for name in ("canonical", "d_v") if name in values}
 
     @cached_property
     def legal_space(self) -> LegalSpace:
@@ -196,6 +206,11 @@ class Family:
         can compute any gradients."""
         return ""
 
+    def cache_of(self, cfg: Any) -> str:
+        """The format of a KV cache, as in Problem.cache, that a problem must have for the kernels
+        of a config; '' if the cache is plain."""
+        return ""
+
     def for_gradients(self, cfg: Any, gradients: str) -> Any:
         """The config for a problem that needs only these gradients.
 
@@ -231,6 +246,11 @@ class Family:
         was measured for them; mostly `cfg` itself."""
         return cfg
 
+    def has_more_arguments(self, cfg: Any) -> bool:
+        """Whether the config's kernels take more arguments than the type of the family's functions
+        says."""
+        return False
+
     def adapt_to_program(self, cfg: Any, semantics: Semantics) -> Any:
         """The config for semantics with a program in place of `cfg`, which was measured without
         one. None if the family has no kernels for programs."""
@@ -251,15 +271,17 @@ class Family:
         return ()
 
     def candidates(
-        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+        self, dtype: DType, d_head: Any, device: DeviceSpec, masked: bool
     ) -> Sequence[Any]:
         """The configs to consider if nothing was measured, in order of preference.
 
+        d_head: a number or, for calls whose d_v is not d, a HeadPair, for which a family without
+        such kernels returns ().
         masked: whether some rows see fewer keys than others.
         """
         return ()
 
-    def search_space(self, dtype: DType, d_head: int, masked: bool) -> Sequence[Any]:
+    def search_space(self, dtype: DType, d_head: Any, masked: bool) -> Sequence[Any]:
         """The configs with which `flashsmith tune` begins; () if the family has no kernels for
         these arguments."""
         return ()
@@ -311,9 +333,9 @@ class Family:
         served = [device for device in KNOWN_DEVICES if self.runs_on(device)]
         return max(served, key=lambda device: device.max_smem_per_block)
 
-    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
-        """A few configs for head dimension d that cover all features that a proof should
-        exercise."""
+    def proof_configs(self, dtype: DType, d: Any) -> Sequence[Any]:
+        """A few configs for head dimension d, or for those of a HeadPair, that cover all features
+        that a proof should exercise."""
         return ()
 
     # --- costs -----------------------------------------------------------------------------------
@@ -495,7 +517,12 @@ def _check_knobs(config_class: Any) -> None:
             f"family: {name} does not define {' and '.join(silent)}; give the threads of a CTA and "
             "the bytes of its dynamic shared memory"
         )
-    said = {*config_class.SHAPE, *(knob for group in config_class.GROUPS for knob in group.knobs)}
+    # The tuple has d_v in the place of d_head: '192:128'.
+    said = {
+        *config_class.SHAPE,
+        "d_v",
+        *(knob for group in config_class.GROUPS for knob in group.knobs),
+    }
     if unsaid := [
         knob
         for knob, declared in knobs.items()

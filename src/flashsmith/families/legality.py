@@ -6,6 +6,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec, default_device
 from flashsmith.families.family import families
+from flashsmith.families.head_dims import HeadDims, fitting_dims
 from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.registry import DEFAULT
@@ -42,22 +43,39 @@ def compiled_d_head(d: int) -> int:
     return next(d_head for d_head in d_heads if d <= d_head)
 
 
-def d_head_for(problem: Problem) -> int:
-    """The smallest d_head that is at least the problem's d, of the kernels for its operation.
+def d_head_for(problem: Problem) -> HeadDims:
+    """The smallest d_head that is at least the problem's d, of the kernels for its operation. If
+    d_v is another, the pair with the fewest columns.
 
     Raises:
         ArgumentError: there is no such kernel.
     """
+    if problem.d_v != problem.d:
+        return _pair_for(problem)
     if problem.operation == DEFAULT:
         return compiled_d_head(problem.d)
     listed = (family.knob_values["d_head"] for family in families(problem.operation))
-    d_heads = sorted({d_head for values in listed for d_head in values})
-    found = next((d_head for d_head in d_heads if problem.d <= d_head), None)
+    d_heads = {d_head for values in listed for d_head in values}
+    found = next(iter(fitting_dims(problem, d_heads)), None)
     if found is None:
-        allowed = ", ".join(map(str, d_heads)) or "none: no family of kernels computes it"
+        allowed = ", ".join(map(str, sorted(d_heads))) or "none: no family of kernels computes it"
         raise ArgumentError(
             f"d={problem.d}: {problem.operation} has kernels of d_head {allowed}, and a smaller d "
             "runs on the next larger one"
+        )
+    return found
+
+
+def _pair_for(problem: Problem) -> HeadDims:
+    pairs = {pair for family in families(problem.operation) for pair in family.pairs}
+    found = next(iter(fitting_dims(problem, pairs)), None)
+    if found is None or problem.d % D_STEP or problem.d_v % D_STEP:
+        allowed = ", ".join(map(str, sorted(pairs))) or "none"
+        raise ArgumentError(
+            f"d={problem.d}, d_v={problem.d_v}: {problem.operation} has kernels of the pairs "
+            f"{allowed} (d_head:d_v), and smaller multiples of {D_STEP} run on the next larger "
+            "pair; pad q, k and v with zeros to such widths, and pass scale=1/sqrt(d) of the d "
+            "before padding"
         )
     return found
 
@@ -77,7 +95,7 @@ def padding_advice(d: int) -> str:
 
 
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
-    """What to do if a tensor ('k', 'v', 'k_cache' or 'v_cache') has another d than q.
+    """What to do if a tensor ('k', 'k_cache' or 'v_cache') has another d than q.
 
     The advice mentions the scale, because its default depends on the d that the kernel gets.
     """

@@ -105,8 +105,11 @@ def _from_short_form(
         _fail(text, f"the tuple has {len(parts)} entries; it must be ({form})")
     parts[-1] = parts[-1].removesuffix(suffix)
     knobs = {declared.name: declared for declared in fields(config_class)}
+    given = dict(zip(names, parts, strict=True))
+    if ":" in given.get("d_head", "") and "d_v" in knobs:
+        given["d_head"], _, given["d_v"] = given["d_head"].partition(":")
     values: dict[str, object] = {
-        name: _value(text, knobs[name], part) for name, part in zip(names, parts, strict=True)
+        name: _value(text, knobs[name], part) for name, part in given.items()
     }
     seen: set[str] = set()
     for word in words:

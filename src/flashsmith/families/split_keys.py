@@ -93,7 +93,7 @@ def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
     fp32."""
     if cfg.split_keys == 0:
         return work
-    cycles = cfg.B_r * cfg.d_head * _FLOAT_BYTES / rates_of(device).l2
+    cycles = cfg.B_r * cfg.d_head_v * _FLOAT_BYTES / rates_of(device).l2
     return work._replace(parts=cfg.split_keys, part_cycles=cycles)
 
 
@@ -109,7 +109,7 @@ def merge_ms(work: TileWork, cfg: Any, problem: Problem, device: DeviceSpec) -> 
         return 0.0
     rates = rates_of(device)
     per_ms = rates.l2 * device.sm_count * rates.clock * 1e6
-    return _LAUNCH_MS + split * work.parts * work.rows * cfg.d_head * _FLOAT_BYTES / per_ms
+    return _LAUNCH_MS + split * work.parts * work.rows * cfg.d_head_v * _FLOAT_BYTES / per_ms
 
 
 def split_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec) -> Sequence[Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from flashsmith import masks
 from flashsmith.errors import ArgumentError
+from flashsmith.integrations import latent_views
 from flashsmith.integrations.flash_attn_keywords import translates
 from flashsmith.integrations.page_tables import full_int32
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
@@ -17,6 +19,7 @@ from flashsmith.runtime.option_values import in_dtype, plain_pair
 from flashsmith.runtime.tensors import Array, TensorT, check_beside
 from flashsmith.scores import alibi
 from flashsmith.semantics.signature import whole_number
+from flashsmith.tracing.captures import Constant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -224,8 +227,9 @@ def flash_attn_varlen_func(
         ArgumentError: the named argument is unusable or not supported.
     """
     of_parts = block_table is not None or seqused_k is not None
-    _check_unsupported(dropout_p, alibi_slopes=alibi_slopes if of_parts else None)
-    if block_table is not None:
+    of_cache = block_table is not None
+    _check_unsupported(dropout_p, alibi_slopes=alibi_slopes if of_parts and not of_cache else None)
+    if of_cache:
         paged = {
             "cache_lens": (
                 _lengths_between("cu_seqlens_k", cu_seqlens_k) if seqused_k is None else seqused_k
@@ -240,6 +244,7 @@ def flash_attn_varlen_func(
             "max_seqlen_q": max_seqlen_q,
             "return_lse": return_attn_probs,
             "bits": bits,
+            **_alibi_over_cache(alibi_slopes),
         }
         return Translated(attention_with_cache, (q, k, v), paged, _probs(return_attn_probs))
     packed: dict[str, Any] = {
@@ -381,8 +386,14 @@ def flash_attn_with_kvcache(
         block_table: FlashAttention 2's name of page_table; give only one of them.
         s_aux: (heads,), FlashAttention 3's name of sinks.
         bits: as for attention_with_cache().
-        alibi_slopes, qv, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale,
-            attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
+        qv: (..., d_v), for a latent cache (MLA) of PyTorch tensors: q, k_cache and k are its rotary
+            columns, v_cache and v its values; v_cache and k_cache are views of the same rows. The
+            default of softmax_scale is then 1/sqrt(d + d_v).
+        alibi_slopes: as for flash_attn_func().
+        attention_chunk: if not 0, a query sees only keys of its own chunk of so many positions.
+            A kernel is compiled for each size.
+        cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, scheduler_metadata,
+            sm_margin: must be left at their defaults.
 
     Raises:
         ArgumentError: the named argument is unusable or not supported.
@@ -392,8 +403,6 @@ def flash_attn_with_kvcache(
             raise ArgumentError("block_table: page_table, its other name, is also given; give one")
         page_table = block_table
     _check_absent(
-        alibi_slopes=alibi_slopes,
-        qv=qv,
         cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad,
         q_descale=q_descale,
@@ -411,16 +420,25 @@ def flash_attn_with_kvcache(
         "row i of k is rotated by position cache_seqlens + i; take rows of rotary_cos and "
         "rotary_sin that begin elsewhere, or rotate q and k before the call",
     )  # fmt: skip
-    for name, number in (("attention_chunk", attention_chunk), ("sm_margin", sm_margin)):
-        if not isinstance(number, int | None) or number:
-            raise ArgumentError(f"{name}={quoted(number)}: not supported; must be 0")
+    if not isinstance(sm_margin, int | None) or sm_margin:
+        raise ArgumentError(f"sm_margin={quoted(sm_margin)}: not supported; must be 0")
     if isinstance(num_splits, bool) or not isinstance(num_splits, int) or num_splits < 0:
         raise ArgumentError(f"num_splits={quoted(num_splits)}: give a whole number from 0")
     if cache_seqlens is None and k is not None:
         raise ArgumentError("cache_seqlens: missing; k is appended there, give a length or tensor")
     if cache_seqlens is None or isinstance(cache_seqlens, int):
         cache_seqlens = _lengths(q, k_cache, page_table, cu_seqlens_q, cache_seqlens)
+    values: Array | None = v_cache
+    v_width = None
+    if qv is not None:
+        rows = latent_views.whole_rows(k_cache, v_cache)
+        q, k_cache, v_width = latent_views.joined_rows("q", q, "qv", qv), rows, v_cache.shape[-1]
+        if k is not None or v is not None:
+            k, v = latent_views.joined_rows("k", k, "v", v), None
+        values = None
+        softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     keywords = {
+        "v_width": v_width,
         "cache_lens": cache_seqlens,
         "page_table": page_table,
         "k": k,
@@ -438,8 +456,10 @@ def flash_attn_with_kvcache(
         "split": "invariant" if num_splits <= 1 else "free",
         "return_lse": return_softmax_lse,
         "bits": bits,
+        **_alibi_over_cache(alibi_slopes),
+        **_chunks(attention_chunk),
     }
-    return Translated(attention_with_cache, (q, k_cache, v_cache), keywords)
+    return Translated(attention_with_cache, (q, k_cache, values), keywords)
 
 
 def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str) -> None:
@@ -514,6 +534,24 @@ def _alibi(slopes: Array | None) -> dict[str, Any]:
     if len(shape) not in (1, 2):
         raise ArgumentError(f"alibi_slopes: shape {shape}; give (heads,) or (batch, heads)")
     return {"score_mod": alibi(slopes), "positions": "end"}
+
+
+def _alibi_over_cache(slopes: Array | None) -> dict[str, Any]:
+    """The same for attention_with_cache(), whose indices are positions."""
+    found = _alibi(slopes)
+    found.pop("positions", None)
+    return found
+
+
+def _chunks(attention_chunk: Any) -> dict[str, Any]:
+    """attention_with_cache()'s keywords for chunks of positions; none for 0 and None."""
+    size = 0 if attention_chunk is None else whole_number(attention_chunk)
+    if size is None or size < 0:
+        raise ArgumentError(
+            f"attention_chunk={quoted(attention_chunk)}: give the positions of a chunk, or 0"
+        )
+    # The size is compiled in, so that kernels know which keys belong together.
+    return {"mask": masks.chunks(Constant(size))} if size else {}
 
 
 def _check_unsupported(dropout_p: float, **tensors: Any) -> None:

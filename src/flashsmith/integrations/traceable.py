@@ -142,11 +142,11 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     return chooser.attention(q, k, v, **keywords)
 
 
-_FUNCTIONS = frozenset(("score_mod", "mask_mod", "mask", "positions"))
+_FUNCTIONS = frozenset(("score_mod", "mask_mod", "mask", "bias", "positions"))
 
 
 def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
-    """attention() with a score or mask function; under torch.compile it is a graph break."""
+    """attention() with a score or mask function."""
     given = {name: keywords[name] for name in _FUNCTIONS if keywords.get(name) is not None}
     others = {name: value for name, value in keywords.items() if name not in _FUNCTIONS}
     if given.keys() <= {"positions"}:
@@ -154,7 +154,12 @@ def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) 
     torch = _torch or _find_torch()
     if torch is not None and isinstance(q, torch.Tensor):
         if is_tracing():
-            return torch.compiler.disable(_attention_with_functions)(q, k, v, keywords)
+            from flashsmith.integrations.traced_functions import attention_by_program
+
+            found = attention_by_program(q, k, v, given, _traced_options(others))
+            if found is None:
+                return torch.compiler.disable(_attention_with_functions)(q, k, v, keywords)
+            return found
         q, k, v = _cast(q, k, v)
         if torch.is_grad_enabled():
             from flashsmith.integrations.program_gradients import attention_with_functions
@@ -304,7 +309,11 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
 
 
 @_documented_as(chooser.attention_with_cache)
-def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
+def attention_with_cache(q: Any, k_cache: Any, v_cache: Any = None, **keywords: Any) -> Any:
+    if keywords.get("v_width") is not None:
+        return _over_latent_cache(q, k_cache, v_cache, keywords)
+    if not _FUNCTIONS_OVER_CACHE.isdisjoint(keywords):
+        return _over_cache_with_functions(q, k_cache, v_cache, keywords)
     torch = _torch
     if is_tracing() or (
         torch is not None
@@ -319,11 +328,7 @@ def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) ->
 
         return decode_by_op(q, k_cache, v_cache, **_traced_options(keywords))
     if torch is not None and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
-        from flashsmith.integrations.pytorch_state import under_autocast_over
-
-        k, v = keywords.get("k"), keywords.get("v")
-        q, k, v = under_autocast_over(k_cache, q, k, v)
-        keywords |= {name: it for name, it in (("k", k), ("v", v)) if name in keywords}
+        q, keywords = _cast_over(k_cache, q, keywords)
     arguments, names = (q, k_cache, v_cache, *keywords.values()), tuple(keywords)
     outputs = run_repeated(arguments, names)
     if outputs is None:
@@ -332,6 +337,49 @@ def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) ->
         if plain is keywords:
             chooser.remember_attention_with_cache(arguments, names)
     return outputs
+
+
+_FUNCTIONS_OVER_CACHE = _FUNCTIONS - {"positions"}
+
+
+def _over_cache_with_functions(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
+    """attention_with_cache() with a score or mask function; under torch.compile it is a graph
+    break."""
+    given = {it: keywords[it] for it in _FUNCTIONS_OVER_CACHE if keywords.get(it) is not None}
+    others = {it: value for it, value in keywords.items() if it not in _FUNCTIONS_OVER_CACHE}
+    if not given:
+        return attention_with_cache(q, k_cache, v_cache, **others)
+    torch = _torch or _find_torch()
+    if torch is not None and isinstance(q, torch.Tensor):
+        if is_tracing():
+            call = torch.compiler.disable(_over_cache_with_functions)
+            return call(q, k_cache, v_cache, keywords)
+        if torch._C._is_any_autocast_enabled():
+            q, others = _cast_over(k_cache, q, others)
+    return chooser.attention_with_cache(q, k_cache, v_cache, **given, **plain_options(others))
+
+
+def _cast_over(k_cache: Any, q: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """q, and the keywords with k and v, as autocast casts them to the cache's dtype."""
+    from flashsmith.integrations.pytorch_state import under_autocast_over
+
+    q, *new = under_autocast_over(k_cache, q, keywords.get("k"), keywords.get("v"))
+    cast = dict(zip(("k", "v"), new, strict=True))
+    return q, keywords | {name: it for name, it in cast.items() if name in keywords}
+
+
+def _over_latent_cache(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
+    """attention_with_cache() over a latent cache; under torch.compile it is a graph break."""
+    torch = _torch or _find_torch()
+    if torch is not None and isinstance(q, torch.Tensor):
+        if is_tracing():
+            return torch.compiler.disable(_over_latent_cache)(q, k_cache, v_cache, keywords)
+        if torch._C._is_any_autocast_enabled():
+            from flashsmith.integrations.pytorch_state import under_autocast_over
+
+            q, k, _ = under_autocast_over(k_cache, q, keywords.get("k"), None)
+            keywords = {**keywords, "k": k}
+    return chooser.attention_with_cache(q, k_cache, v_cache, **plain_options(keywords))
 
 
 def _is_looked_at(q: Any) -> bool:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.forward import (
+    OUT,
     PACKED_K,
+    PACKED_OUT,
     PACKED_Q,
     PACKED_ROWS,
+    PACKED_V,
     ROWS,
     K,
     Q,
-    attn_flop,
+    V,
     batch_seq_head,
     mask_limits,
     scale_of,
@@ -28,6 +31,7 @@ from flashsmith.operations.operation import (
 )
 from flashsmith.printable import quoted
 from flashsmith.semantics.dtype import dtype_name
+from flashsmith.semantics.flop import twice_nominal_pairs
 from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ, Sizes
 
 # Tensors with (batch, row, head) strides, in the order of _numbers().
@@ -40,11 +44,14 @@ _ABSENT = (0,)
 def backward_flop(sizes: Sizes) -> int:
     """FLOP of the GEMMs that the needed gradients take: five for all of dq, dk and dv.
 
-    Five GEMMs cost 10 b h s_q s_k d, or half of that when causal. With a window they cost 10 b h d
-    per visible query-key pair. dq alone takes three of the five; dk and dv without dq take four.
-    Packed sequences each count as the longest one.
+    Five GEMMs cost 2 b h s_q s_k (3 d + 2 d_v), or half of that when causal; with a window this
+    counts visible query-key pairs. dq alone takes three of the five; dk and dv without dq take
+    four. Packed sequences each count as the longest one.
     """
-    return n_products(sizes.gradients) * attn_flop(sizes) // 2
+    # do v^T has d_v columns, and so has dv; the others have d.
+    of_v = 1 if sizes.gradients == ONLY_DQ else 2
+    columns = (n_products(sizes.gradients) - of_v) * sizes.d + of_v * sizes.d_v
+    return sizes.batch * sizes.heads_q * twice_nominal_pairs(sizes) * columns
 
 
 def n_products(gradients: str = "") -> int:
@@ -75,7 +82,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     p, strides, options = call.problem, call.strides, call.options
     grad_dtype = check_grad_dtype(options["grad_dtype"])
     return (
-        *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
+        *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d, p.d_v),
         *(call.sizes.get(name, 0) for name in ("total_q", "total_k")),
         *(step for name in _STRIDED for step in batch_seq_head(strides.get(name, _ABSENT))),
         *(step for name in _STATISTICS for step in _batch_head(strides.get(name, _ABSENT))),
@@ -117,15 +124,15 @@ def _gradient(name: str, dims: tuple[str, ...], packed: tuple[str, ...], unless:
 BACKWARD = Operation(
     name="backward",
     tensors=(
-        TensorSpec("do", Q, packed=PACKED_Q),
+        TensorSpec("do", OUT, packed=PACKED_OUT),
         TensorSpec("q", Q, packed=PACKED_Q),
         TensorSpec("k", K, packed=PACKED_K),
-        TensorSpec("v", K, packed=PACKED_K),
-        TensorSpec("o", Q, packed=PACKED_Q),
+        TensorSpec("v", V, packed=PACKED_V),
+        TensorSpec("o", OUT, packed=PACKED_OUT),
         TensorSpec("lse", ROWS, "float32", packed=PACKED_ROWS, alignment=4),
         _gradient("dq", Q, PACKED_Q, unless=NO_DQ),
         _gradient("dk", K, PACKED_K, unless=ONLY_DQ),
-        _gradient("dv", K, PACKED_K, unless=ONLY_DQ),
+        _gradient("dv", V, PACKED_V, unless=ONLY_DQ),
         TensorSpec("dsinks", ("heads_q",), "float32", "out", "optional", alignment=4),
         TensorSpec("dlse", ROWS, "float32", "in", "optional", PACKED_ROWS, alignment=4),
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),

@@ -16,19 +16,21 @@ from flashsmith.semantics.flop import twice_nominal_pairs
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.sizes import Sizes
 
-# Dimensions of q and o, of k and v, and of the row statistics, each unpacked and packed.
+# Dimensions of q, k, v, o and the row statistics, each unpacked and packed.
 Q, PACKED_Q = ("batch", "seq_q", "heads_q", "d"), ("total_q", "heads_q", "d")
 K, PACKED_K = ("batch", "seq_k", "heads_k", "d"), ("total_k", "heads_k", "d")
+V, PACKED_V = ("batch", "seq_k", "heads_k", "d_v"), ("total_k", "heads_k", "d_v")
+OUT, PACKED_OUT = ("batch", "seq_q", "heads_q", "d_v"), ("total_q", "heads_q", "d_v")
 ROWS, PACKED_ROWS = ("batch", "heads_q", "seq_q"), ("heads_q", "total_q")
 
 
 def attn_flop(sizes: Sizes) -> int:
     """FLOP of the two GEMMs.
 
-    They cost 4 b h s_q s_k d, or half of that when causal. With a window they cost 4 b h d per
-    visible query-key pair. Packed sequences each count as the longest one.
+    They cost 2 b h s_q s_k (d + d_v), or half of that when causal. With a window they cost 2 b h
+    (d + d_v) per visible query-key pair. Packed sequences each count as the longest one.
     """
-    return 2 * sizes.batch * sizes.heads_q * twice_nominal_pairs(sizes) * sizes.d
+    return sizes.batch * sizes.heads_q * twice_nominal_pairs(sizes) * (sizes.d + sizes.d_v)
 
 
 def batch_seq_head(strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -52,7 +54,7 @@ def forward_numbers(
     """
     q, k, v, o = strides
     return (
-        *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d, *totals),
+        *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d, p.d_v, *totals),
         *(*q, *k, *v, *o, scale, softcap),
         *mask_limits(p, left, right),
     )
@@ -100,8 +102,8 @@ FORWARD = Operation(
     tensors=(
         TensorSpec("q", Q, packed=PACKED_Q),
         TensorSpec("k", K, packed=PACKED_K),
-        TensorSpec("v", K, packed=PACKED_K),
-        TensorSpec("o", Q, role="out", packed=PACKED_Q, partial_dtype="float32"),
+        TensorSpec("v", V, packed=PACKED_V),
+        TensorSpec("o", OUT, role="out", packed=PACKED_OUT, partial_dtype="float32"),
         TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),
         TensorSpec("row_max", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),

@@ -13,6 +13,7 @@ from flashsmith.operations.operation import Operation
 from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation, operation
 from flashsmith.printable import quoted
 from flashsmith.safe_json import MOST_DIGITS_OF_COUNTS, whole_number
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.compiled import FLAGS, Semantics
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import known_masks
@@ -26,7 +27,16 @@ from flashsmith.semantics.sizes import (
 )
 
 # The smallest value of every size. A batch may be empty, and so may sequences.
-_SIZES = {"batch": 0, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_k": 1, "d": 1, "page": 0}
+_SIZES = {
+    "batch": 0,
+    "seq_q": 0,
+    "seq_k": 0,
+    "heads_q": 1,
+    "heads_k": 1,
+    "d": 1,
+    "d_v": 1,
+    "page": 0,
+}
 # A typical window and softcap of models.
 TYPICAL_WINDOW = 1024
 TYPICAL_NUMBERS = {"softcap": 30.0}
@@ -43,26 +53,32 @@ class TiledConfig(Protocol):
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether a kernel that needs whole tiles can run these sizes."""
 
+    @property
+    def d_head_v(self) -> int:
+        """The columns of V's and O's tiles."""
+
 
 @dataclass(frozen=True, order=True)
 class Problem:
     """One call's sizes, its compiled-in semantics, and its operation.
 
-    In attention, q and o are (batch, seq_q, heads_q, d), and k and v are (batch, seq_k, heads_k,
-    d). If packed, batch is the number of sequences, and seq_q and seq_k are the longest lengths.
+    In attention, q is (batch, seq_q, heads_q, d), o is (batch, seq_q, heads_q, d_v), k is (batch,
+    seq_k, heads_k, d), and v is (batch, seq_k, heads_k, d_v); d_v is d unless it is given. If
+    packed, batch is the number of sequences, and seq_q and seq_k are the longest lengths.
 
     ``operation`` is the name of a registered Operation; texts omit 'forward'. ``page`` is the
     number of keys per cache page, 0 for a dense cache. ``gradients`` is 'only_dq' if dq is the only
     gradient needed of q, k and v, 'no_dq' if dq is not needed, and '' otherwise. ``window_keys`` is
     the class of a window: the number of keys that a row sees in addition to its own, rounded to a
     power of two; 0 means any window. ``bits`` is 'canonical' if a row's bits must not depend on the
-    kernel that computes it, and '' otherwise.
+    kernel that computes it, and '' otherwise. ``cache`` is 'e4m3' or 'e5m2' if a KV cache has
+    8-bit floats with scales, 'scaled' if it has elements like q's with scales, and '' otherwise.
 
     Raises:
         ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
             heads_q is not a multiple of heads_k, or window_keys is not the class of a window. Also
-            raised if the operation does not exist, or does not support the semantics, pages, bits
-            or the word for gradients.
+            raised if the operation does not exist, or does not support the semantics, pages, bits,
+            cache, the word for gradients or a d_v other than d.
     """
 
     batch: int
@@ -78,9 +94,13 @@ class Problem:
     gradients: str = ""
     window_keys: int = 0
     bits: str = ""
+    cache: str = ""
+    d_v: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
+        if self.d_v == 0:
+            object.__setattr__(self, "d_v", self.d)
         for name, lowest in _SIZES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < lowest:
@@ -93,6 +113,11 @@ class Problem:
                 f"heads_q={self.heads_q}: must be a multiple of heads_k={self.heads_k}"
             )
         self.computed.check_semantics(self.semantics)
+        if self.d_v != self.d and not self.computed.has_d_v:
+            raise ArgumentError(
+                f"d_v={self.d_v}: {self.operation} computes v of q's and k's d={self.d} only; pad "
+                "the narrower ones with zeros"
+            )
         if self.page and not self.computed.has_pages:
             raise ArgumentError(f"page={self.page}: {self.operation} has no pages; leave it out")
         if self.gradients not in ("", *self.computed.gradient_words):
@@ -105,6 +130,10 @@ class Problem:
             self._check_window_keys()
         if self.bits != "":
             self._check_bits()
+        if CacheFormat.parse(self.cache) and not self.computed.has_cache:
+            raise ArgumentError(
+                f"cache={quoted(self.cache)}: {self.operation} has no KV cache; leave it out"
+            )
 
     def _check_window_keys(self) -> None:
         keys = self.window_keys
@@ -130,6 +159,11 @@ class Problem:
             raise ArgumentError(
                 f"bits={CANONICAL!r}: {self.operation} has no canonical order; leave it out"
             )
+        if self.d_v != self.d:
+            raise ArgumentError(
+                f"bits={CANONICAL!r}: not with d={self.d} and d_v={self.d_v}, whose kernels have "
+                "no canonical order; pad the narrower ones with zeros"
+            )
         if self.semantics.partial:
             raise ArgumentError(
                 f"bits={CANONICAL!r}: not with partial=True, whose merges add up in another "
@@ -141,18 +175,27 @@ class Problem:
         """The problem's operation."""
         return operation(self.operation)
 
+    @property
+    def cache_format(self) -> CacheFormat:
+        """How the KV cache holds its elements."""
+        return CacheFormat.parse(self.cache)
+
     def of_operation(self, name: str, gradients: str = "") -> Problem:
         """The problem for another operation, without `bits` if that operation has no canonical
-        order."""
-        bits = self.bits if operation(name).has_canonical else ""
-        return replace(self, operation=name, gradients=gradients, bits=bits)
+        order, and without `cache` if it has none."""
+        other = operation(name)
+        bits = self.bits if other.has_canonical else ""
+        cache = self.cache if other.has_cache else ""
+        return replace(self, operation=name, gradients=gradients, bits=bits, cache=cache)
 
     def required_semantics(self, cfg: TiledConfig) -> Semantics:
         """The semantics that `cfg`'s kernel must be compiled for.
 
-        The semantics are uneven unless the lengths fill whole tiles and d equals d_head.
+        The semantics are uneven unless the lengths fill whole tiles and the widths are those of
+        the tiles.
         """
-        if self.semantics.uneven or cfg.fills_tiles(self.seq_q, self.seq_k, self.d):
+        whole = self.d_v == cfg.d_head_v and cfg.fills_tiles(self.seq_q, self.seq_k, self.d)
+        if self.semantics.uneven or whole:
             return self.semantics
         return replace(self.semantics, uneven=True)
 
@@ -196,12 +239,13 @@ class Problem:
     def __str__(self) -> str:
         seq = _pair("s", self.seq_q, self.seq_k)
         heads = _pair("h", self.heads_q, self.heads_k)
-        sizes = f"b{self.batch} {seq} {heads} d{self.d} {self.dtype.name.lower()}"
+        widths = _pair("d", self.d, self.d_v)
+        sizes = f"b{self.batch} {seq} {heads} {widths} {self.dtype.name.lower()}"
         return " ".join([sizes, *self._words()])
 
     @property
     def kind(self) -> str:
-        """The operation, semantics, page, gradients and bits, without sizes.
+        """The operation, semantics, page, gradients, bits and cache, without sizes.
 
         Examples are 'causal+packed+uneven', 'first_row', 'decode+page16', 'backward+only_dq' and
         'plain'.
@@ -215,15 +259,17 @@ class Problem:
             *[f"page{self.page}"] * (self.page > 0),
             *[self.gradients] * bool(self.gradients),
             *[self.bits] * bool(self.bits),
+            *[self.cache_format.word] * bool(self.cache),
         ]
 
     @classmethod
     def parse(cls, text: str) -> Problem:
         """The problem that a text such as 'b2 s128 h16 d128 fp16 causal' names, in any word order.
 
-        's128:512' means seq_q 128 and seq_k 512, 'h32:8' means heads_q 32 and heads_k 8, and b and
-        h default to 1. The words of Semantics and the name of an operation are separated by spaces
-        or '+'; packed implies uneven. str() writes this form.
+        's128:512' means seq_q 128 and seq_k 512, 'h32:8' means heads_q 32 and heads_k 8,
+        'd192:128' means d 192 and d_v 128, and b and h default to 1. The words of Semantics and the
+        name of an operation are separated by spaces or '+'; packed implies uneven. str() writes
+        this form.
 
         Raises:
             ArgumentError: a word is unknown or doubled, or s, d or the dtype is missing.
@@ -259,12 +305,12 @@ class Problem:
                 f"problem={quoted(text)}: {lacks} missing; write it like 'b1 s128 h1 d128 fp16'"
             )
         (batch, _), (seq_q, seq_k) = found.get("b", (1, 1)), found["s"]
-        (heads_q, heads_k), (d, _) = found.get("h", (1, 1)), found["d"]
+        (heads_q, heads_k), (d, d_v) = found.get("h", (1, 1)), found["d"]
         try:
             parsed = parse_kind("+".join(kind))
         except ArgumentError as error:
             raise ArgumentError(f"problem={quoted(text)}: {error}") from None
-        return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, *parsed)
+        return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, *parsed, d_v)
 
 
 def _semantic_words() -> tuple[str, ...]:
@@ -287,6 +333,7 @@ class ProblemKind(NamedTuple):
     gradients: str
     window_keys: int
     bits: str
+    cache: str
 
 
 def parse_kind(text: str) -> ProblemKind:
@@ -294,7 +341,7 @@ def parse_kind(text: str) -> ProblemKind:
 
     Raises:
         ArgumentError: a word is unknown, or there are two operations, masks, pages, windows, words
-        for gradients or words for bits.
+        for gradients, words for bits or caches.
     """
     words = [word.strip() for word in text.split("+")]
     windows = [word for word in words if WINDOW_KEYS.fullmatch(word)]
@@ -315,7 +362,11 @@ def parse_kind(text: str) -> ProblemKind:
     bits = [word for word in words if word == CANONICAL]
     if len(bits) > 1:
         raise ArgumentError(f"bits={quoted('+'.join(bits))}: give it once")
-    words = [word for word in words if word not in (*pages, *gradients, *bits)]
+    caches = [word for word in words if CacheFormat.of_word(word)]
+    if len(caches) > 1:
+        raise ArgumentError(f"cache={quoted('+'.join(caches))}: give one")
+    cache = CacheFormat.of_word(caches[0]) if caches else None
+    words = [word for word in words if word not in (*pages, *gradients, *bits, *caches)]
     names = [word for word in words if word not in _semantic_words() and known_operation(word)]
     if len(names) > 1:
         raise ArgumentError(f"operation={quoted('+'.join(names))}: give one")
@@ -331,13 +382,16 @@ def parse_kind(text: str) -> ProblemKind:
         )
     computed = names[0] if names else DEFAULT
     parsed = Semantics.parse(semantics or _PLAIN)
-    return ProblemKind(parsed, computed, page, "".join(gradients), window_keys, "".join(bits))
+    return ProblemKind(
+        *(parsed, computed, page, "".join(gradients), window_keys, "".join(bits)),
+        cache.label if cache else "",
+    )
 
 
 def _is_of_kind(word: str) -> bool:
     if word in _semantic_words() or word in (*GRADIENT_WORDS, CANONICAL):
         return True
-    if PAGE.fullmatch(word) or WINDOW_KEYS.fullmatch(word):
+    if PAGE.fullmatch(word) or WINDOW_KEYS.fullmatch(word) or CacheFormat.of_word(word):
         return True
     return known_operation(word) is not None
 
@@ -347,11 +401,13 @@ def _unknown(word: str) -> str:
     wrong = next((part for part in word.split("+") if not _is_of_kind(part)), word)
     operations = [name for name in OPERATIONS if name != DEFAULT]
     dtypes = (dtype.name.lower() for dtype in DType)
-    hint = did_you_mean(wrong, (*_semantic_words(), CANONICAL, *operations, *dtypes))
+    caches = (it.word for it in CacheFormat if it)
+    hint = did_you_mean(wrong, (*_semantic_words(), CANONICAL, *caches, *operations, *dtypes))
     return (
         f"unknown word {quoted(wrong)}{hint or ';'} allowed are sizes (b2, s128 or s128:512, h16 "
-        f"or h32:8, d64), fp16 or bf16, and {', '.join((*_semantic_words(), *operations))}, and an "
-        "operation's name where the package that registers it is installed"
+        "or h32:8, d64 or d192:128), fp16 or bf16, and "
+        f"{', '.join((*_semantic_words(), *operations))}, and an operation's name where the "
+        "package that registers it is installed"
     )
 
 

@@ -20,7 +20,12 @@ from flashsmith.families import (
 )
 from flashsmith.families.canonical import VERSION, version_of
 from flashsmith.families.family import config_class_names
-from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
+from flashsmith.families.legality import (
+    D_STEP,
+    d_head_for,
+    padding_advice,
+    unequal_d_advice,
+)
 from flashsmith.operations import DEFAULT
 from flashsmith.runtime.bits import cannot_keep, resolve_bits
 from flashsmith.runtime.frameworks.base import TensorView
@@ -129,7 +134,8 @@ def check_request(
         wanted.append("o")
     else:
         dtype = q.dtype if ranges is None else "float32"
-        views["o"] = check_output(tensors[3], q, tuple(views.values()), output, dtype=dtype)
+        inputs = tuple(views.values())
+        views["o"] = check_output(tensors[3], q, inputs, output, dtype=dtype, d_v=v.shape[-1])
     numbers = mask_options(mask, scale, softcap)
     if bound is not None:
         read = check_program_arguments(bound, q)
@@ -212,13 +218,10 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
             f"q: dtype {problem.dtype.name}; the config's kernel is for {cfg.dtype.name}: convert "
             "the tensors or choose another config"
         )
-    if problem.d > cfg.d_head:
-        raise ArgumentError(
-            f"q: d_head {problem.d}; the config's kernel is for up to {cfg.d_head}: choose a "
-            "config with a larger d_head"
-        )
+    check_widths("q", cfg, problem)
     check_gradients(cfg, problem)
     check_order(cfg, problem)
+    check_cache(cfg, problem)
     check_program(cfg, problem)
     B_r, _ = cfg.family.loop_tiles(cfg) or (1, 1)
     if problem.batch * problem.heads_q * math.ceil(problem.seq_q / B_r) > MOST_BLOCKS:
@@ -245,15 +248,36 @@ def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
         raise ArgumentError(
             f"problem: dtype {problem.dtype.name}; the config's kernel is for {cfg.dtype.name}"
         )
-    if problem.d > cfg.d_head:
-        raise ArgumentError(
-            f"problem: d {problem.d}; the config's kernel is for up to {cfg.d_head}: choose a "
-            "config with a larger d_head"
-        )
+    check_widths("problem", cfg, problem)
     check_gradients(cfg, problem)
     check_order(cfg, problem)
+    check_cache(cfg, problem)
     check_program(cfg, problem)
     return problem.required_semantics(cfg)
+
+
+def check_widths(name: str, cfg: KernelConfig, problem: Problem) -> None:
+    """Raises ArgumentError when d or d_v is too large for the config's kernel, or d_v another than
+    d and the kernel has one width."""
+    if problem.d > cfg.d_head:
+        what = f"d_head {problem.d}" if name == "q" else f"d {problem.d}"
+        raise ArgumentError(
+            f"{name}: {what}; the config's kernel is for up to {cfg.d_head}: choose a config with "
+            "a larger d_head"
+        )
+    if problem.d_v == problem.d and problem.d_v <= cfg.d_head_v:
+        return
+    name = "v" if name == "q" else name
+    if isinstance(cfg.head_dims, int):
+        raise ArgumentError(
+            f"{name}: d_v {problem.d_v} is not d, {problem.d}; the config's kernel has one width: "
+            f"choose a config with a d_v, such as one for {d_head_for(problem)}"
+        )
+    if problem.d_v > cfg.d_head_v:
+        raise ArgumentError(
+            f"{name}: d_v {problem.d_v}; the config's kernel is for up to {cfg.d_head_v}: choose a "
+            "config with a larger d_v"
+        )
 
 
 def check_gradients(cfg: KernelConfig, problem: Problem) -> None:
@@ -272,6 +296,18 @@ def check_order(cfg: KernelConfig, problem: Problem) -> None:
         raise ArgumentError(
             f"bits={problem.bits!r}: {cfg} does not sum in the canonical order; choose a config "
             f"with canonical_{VERSION}, or none"
+        )
+
+
+def check_cache(cfg: KernelConfig, problem: Problem) -> None:
+    """Raises ArgumentError when the config's kernel is for a cache of another format."""
+    served = cfg.family.cache_of(cfg)
+    if served != problem.cache:
+        other = cfg.with_knobs(cache=problem.cache_format) if "cache" in cfg.KNOBS else None
+        advice = f"for example {other}" if other else "a config of another family"
+        raise ArgumentError(
+            f"config: {cfg} is for a cache that is {served or 'plain'}, and this call's is "
+            f"{problem.cache or 'plain'}; choose {advice}"
         )
 
 
@@ -303,18 +339,26 @@ def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> TensorView | None:
 
 
 def check_output(
-    o: Any, q: TensorView, inputs: Sequence[TensorView], name: str = "o", *, dtype: str = ""
+    o: Any,
+    q: TensorView,
+    inputs: Sequence[TensorView],
+    name: str = "o",
+    *,
+    dtype: str = "",
+    d_v: int | None = None,
 ) -> TensorView:
     """A view of the output that the caller gave as ``name``. Its dtype must be ``dtype``, or q's if
-    that is ''.
+    that is ''; its last dimension is ``d_v``, or q's if that is None.
 
-    Raises ArgumentError unless the output has q's shape, framework and device and that dtype, is
+    Raises ArgumentError unless the output has this shape, framework and device and that dtype, is
     writable and aligned, and does not overlap an input or itself.
     """
     view = view_tensor(name, o) if dtype in ("", q.dtype) else view_tensor(name, o, (dtype,))
-    if view.shape != q.shape:
+    shape = q.shape if d_v is None else (*q.shape[:-1], d_v)
+    if view.shape != shape:
+        whose = "q's" if shape == q.shape else "q's with v's d"
         raise ArgumentError(
-            f"{name}: shape {view.shape}; must be q's, {q.shape}: give such a tensor, or None"
+            f"{name}: shape {view.shape}; must be {whose}, {shape}: give such a tensor, or None"
         )
     if dtype in ("", q.dtype):
         _check_same_kind(view, q)
@@ -362,7 +406,7 @@ def _check_same_kind(view: TensorView, q: TensorView) -> None:
 
 def _check_d(view: TensorView, q: TensorView) -> None:
     d = view.shape[-1]
-    if d != q.shape[-1]:
+    if d != q.shape[-1] and view.name != "v":
         raise ArgumentError(
             f"{view.name}: shape {view.shape}; d_head must be q's (q has shape {q.shape}): "
             f"{unequal_d_advice(view.name, d, q.shape[-1])}"
@@ -423,8 +467,11 @@ def _problem(
     """The problem of three shapes. Cached, because a model reuses a few shapes in many calls."""
     *q_rows, heads_q, d = q
     *k_rows, heads_k, _ = k
-    if v != k:
-        raise ArgumentError(f"v: shape {v}; must be k's, {k}: give a value for every key")
+    if v[:-1] != k[:-1]:
+        raise ArgumentError(
+            f"v: shape {v}; must be k's, {k}, except for the last dimension: give a value for "
+            "every key"
+        )
     if heads_q == 0:
         raise ArgumentError(
             f"q: shape {q}; must have at least one head: give a tensor with heads, or skip the call"
@@ -452,4 +499,4 @@ def _problem(
     uneven = packed is not None or partial or program != ""
     semantics = Semantics(mask, softcap, packed is not None, uneven, partial, program)
     sizes = batch, seq_q, seq_k, heads_q, heads_k, d
-    return Problem(*sizes, dtype, semantics, window_keys=window_keys, bits=bits)
+    return Problem(*sizes, dtype, semantics, window_keys=window_keys, bits=bits, d_v=v[-1])

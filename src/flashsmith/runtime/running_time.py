@@ -35,7 +35,7 @@ def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
     loop = cfg.family.loop_tiles(cfg)
     if loop is None:
         rows = problem.seq_q * problem.heads_q + problem.seq_k * problem.heads_k
-        elements = problem.batch * rows * problem.d
+        elements = problem.batch * rows * max(problem.d, problem.d_v)
         seconds = elements * _SECONDS_PER_ELEMENT + problem.attn_flop() * _SECONDS_PER_FLOP
         return cfg.family.translation_seconds + seconds
     from flashsmith.runtime.emulation import WAVE_THREADS
@@ -45,7 +45,7 @@ def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
     waves = -(-ctas // max(1, WAVE_THREADS // cfg.n_threads))
     steps = waves * -(-problem.seq_k // B_c)
     scores = problem.batch * problem.heads_q * problem.seq_q * problem.seq_k
-    per_score = _SECONDS_PER_SCORE + _SECONDS_PER_SCORE_AND_COLUMN * cfg.d_head
+    per_score = _SECONDS_PER_SCORE + _SECONDS_PER_SCORE_AND_COLUMN * (cfg.d_head + cfg.d_head_v) / 2
     seconds = steps * _STEP_SECONDS + scores * per_score
     return cfg.family.translation_seconds + (
         seconds / 2 if problem.semantics.key_mask.is_triangular else seconds

@@ -6,12 +6,13 @@ import math
 import re
 from typing import Protocol
 
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import UNLIMITED
 
-# A size in a problem's text: b2, d64, s128 or s128:512, h16 or h32:8.
-SIZE = re.compile(r"(?:([bd])(\d+)|([sh])(\d+)(?::(\d+))?)", re.ASCII)
+# A size in a problem's text: b2, s128 or s128:512, h16 or h32:8, d64 or d192:128.
+SIZE = re.compile(r"(?:(b)(\d+)|([shd])(\d+)(?::(\d+))?)", re.ASCII)
 # The number of keys per cache page.
 PAGE = re.compile(r"page(\d+)", re.ASCII)
 # The class of a window: how many keys a row sees, as a power of two.
@@ -61,6 +62,9 @@ class Sizes(Protocol):
     def d(self) -> int: ...
 
     @property
+    def d_v(self) -> int: ...
+
+    @property
     def dtype(self) -> DType: ...
 
     @property
@@ -74,6 +78,9 @@ class Sizes(Protocol):
 
     @property
     def bits(self) -> str: ...
+
+    @property
+    def cache_format(self) -> CacheFormat: ...
 
     @property
     def window(self) -> tuple[int, int] | None:

@@ -37,11 +37,27 @@ def mask_of_blocks(
 
     Raises ArgumentError if the BlockMask was made for other lengths, or its rows are not positions.
     """
-    own = tuple(int(it) for it in block_mask.seq_lengths)
     rows, columns = (int(it) for it in block_mask.BLOCK_SIZE)
-    if min(rows, columns) >= _ONE_BLOCK:
+    if has_no_lists(rows, columns):
         function: Callable[..., Any] = block_mask.mask_mod
         return function
+    own = tuple(int(it) for it in block_mask.seq_lengths)
+    check_lengths(own, lengths, positions)
+    known = _known_lists(block_mask, rows, columns)
+    if known.window is not None and known.window == _window(block_mask.mask_mod, own):
+        function = block_mask.mask_mod
+        return function
+    return known.function
+
+
+def has_no_lists(rows: int, columns: int) -> bool:
+    """Whether these are the block sizes of a BlockMask that is a function alone."""
+    return min(rows, columns) >= _ONE_BLOCK
+
+
+def check_lengths(own: tuple[int, ...], lengths: tuple[int, int] | None, positions: str) -> None:
+    """Raises ArgumentError if a BlockMask of the lengths ``own`` was made for others than a call's,
+    or its rows are not positions."""
     if lengths is not None and own != lengths:
         raise ArgumentError(
             f"block_mask: made for {own[0]} queries and {own[1]} keys, and the call has "
@@ -52,14 +68,13 @@ def mask_of_blocks(
             f"positions='end': a BlockMask's lists count queries from the first, and {own[0]} "
             f"queries of {own[1]} keys count from the last; give positions='start'"
         )
-    known = _known_lists(block_mask, rows, columns)
-    if known.window is not None and known.window == _window(block_mask.mask_mod, own):
-        function = block_mask.mask_mod
-        return function
-    return known.function
 
 
-def _function(states: Any, mask_mod: Callable[..., Any], rows: int, columns: int) -> Any:
+def function_of_blocks(
+    states: Any, mask_mod: Callable[..., Any], rows: int, columns: int
+) -> Callable[..., Any]:
+    """The mask of states_of_lists() and of a function in partial blocks of these sizes, which are
+    Constants."""
     at = table_function(states)
 
     def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -100,7 +115,7 @@ def _known_lists(block_mask: Any, rows: int, columns: int) -> _Known:
     if known is not None and known.owner() is block_mask and known.versions == versions:
         return known
     states = states_of_lists(*lists)
-    function = _function(states, block_mask.mask_mod, Constant(rows), Constant(columns))
+    function = function_of_blocks(states, block_mask.mask_mod, Constant(rows), Constant(columns))
     made = _Known(weakref.ref(block_mask), versions, function, None)
     if not _has_values(states):
         return made

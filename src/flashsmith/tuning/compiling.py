@@ -48,7 +48,7 @@ class CompileQueue:
         groups: dict[tuple[object, ...], list[Build]] = {}
         for build in builds:
             cfg = build.config
-            key = (cfg.FAMILY, cfg.dtype, cfg.d_head, build.semantics)
+            key = (cfg.FAMILY, cfg.dtype, cfg.head_dims, build.semantics)
             groups.setdefault(key, []).append(build)
         share = -(-sum(map(len, groups.values())) // (2 * self._jobs))
         size = max(_MIN_BATCH, min(MAX_BATCH, share))

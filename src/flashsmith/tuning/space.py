@@ -23,6 +23,7 @@ from flashsmith.families import (
     serves_gradients,
 )
 from flashsmith.families.canonical import ORDER, version_of
+from flashsmith.families.head_dims import HeadDims, split_dims
 from flashsmith.operations import DEFAULT
 
 # Stands for the space of the newest family that runs on the device, plus a few configs of other
@@ -143,12 +144,15 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
         return _with_parts(found, [newest], problem, device)
     configs = get_kernel_configs(key)
     if _SCHEDULES.fullmatch(key) and problem.operation == DEFAULT:
-        configs = [cfg.with_knobs(dtype=problem.dtype, d_head=d_head) for cfg in configs]
+        configs = [
+            cfg.with_knobs(**split_dims({"dtype": problem.dtype, "d_head": d_head}))
+            for cfg in configs
+        ]
     wanted = problem.operation, problem.dtype, d_head
     fitting = [
         cfg
         for cfg in configs
-        if (cfg.family.operation, cfg.dtype, cfg.d_head) == wanted
+        if (cfg.family.operation, cfg.dtype, cfg.head_dims) == wanted
         and serves_gradients(cfg, problem)
     ]
     if not fitting:
@@ -242,7 +246,9 @@ def _masked(problem: Problem) -> bool:
     return problem.semantics.key_mask.hides
 
 
-def _whole(asked: Sequence[Family], problem: Problem, d_head: int, key: str) -> list[KernelConfig]:
+def _whole(
+    asked: Sequence[Family], problem: Problem, d_head: HeadDims, key: str
+) -> list[KernelConfig]:
     """The complete spaces of the families of one operation."""
     masked = _masked(problem)
     space = (

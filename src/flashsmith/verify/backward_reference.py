@@ -231,7 +231,8 @@ def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Prob
     lens_q, lens_k = options.get("lens_q"), options.get("lens_k")
     rows = problem.batch * problem.seq_q if lens_q is None else sum(lens_q)
     keys = problem.batch * problem.seq_k if lens_k is None else sum(lens_k)
-    enough = heads_for_enough_outputs(1, keys, problem.heads_k, problem.d) // problem.heads_k
+    narrower = min(problem.d, problem.d_v)
+    enough = heads_for_enough_outputs(1, keys, problem.heads_k, narrower) // problem.heads_k
     most = max(1, MOST_REPEATED // max(1, rows * problem.heads_q * problem.d))
     repeats = min(enough, most)
     return replace(problem, heads_q=problem.heads_q * repeats, heads_k=problem.heads_k * repeats)
@@ -251,7 +252,7 @@ def draw_backward_inputs(
     made = make_inputs(InputSpec.of(p, attention, _OF_QKV[kind], seed, options.get("sinks")))
     rng = np.random.default_rng([seed, 1])
     with np.errstate(over="ignore"):
-        do = rng.standard_normal(made.q.shape, dtype=np.float32)
+        do = rng.standard_normal((*made.q.shape[:-1], p.d_v), dtype=np.float32)
         if kind == "large_do":
             do *= np.float32(LARGE_DO[p.dtype])
         do = do.astype(made.q.dtype)
@@ -266,9 +267,11 @@ def draw_backward_inputs(
         drawn["sinks"] = made.sinks
     more = None
     if options.get("more_keys"):
-        shape = (1, options["more_keys"], p.heads_k, p.d)
-        more_k, more_v = rng.standard_normal((2, *shape), dtype=np.float32).astype(do.dtype)
-        more = more_k, more_v
+        more_k, more_v = (
+            rng.standard_normal((1, options["more_keys"], p.heads_k, d), dtype=np.float32)
+            for d in (p.d, p.d_v)
+        )
+        more = more_k.astype(do.dtype), more_v.astype(do.dtype)
     exact_o, exact_lse = _forward(drawn, attention, sequences, more, on_gpu)
     with np.errstate(over="ignore", invalid="ignore"):
         drawn |= {"o": exact_o.astype(do.dtype), "lse": exact_lse.astype(np.float32)}
@@ -366,7 +369,8 @@ def _forward(
     """
     q, sinks = inputs["q"], inputs.get("sinks")
     statistics = (*q.shape[:-3], q.shape[-2], q.shape[-3])
-    o, lse = np.full(q.shape, math.nan), np.full(statistics, math.nan)
+    shape = (*q.shape[:-1], inputs["v"].shape[-1])
+    o, lse = np.full(shape, math.nan), np.full(statistics, math.nan)
     own = replace(attention, lens_q=None, lens_k=None)
     for rows in sequences:
         own_q = rows.of_queries(q)[None]

@@ -198,6 +198,6 @@ def check_lens(lens_q: Lens, lens_k: Lens) -> None:
 def repeated_over_heads(problem: Problem, lens_q: Lens | None) -> Problem:
     """The problem with its groups of heads repeated until there are enough outputs."""
     rows = problem.batch * problem.seq_q if lens_q is None else sum(lens_q)
-    heads = heads_for_enough_outputs(1, rows, problem.heads_q, problem.d)
+    heads = heads_for_enough_outputs(1, rows, problem.heads_q, problem.d_v)
     repeats = heads // problem.heads_q
     return replace(problem, heads_q=heads, heads_k=problem.heads_k * repeats)

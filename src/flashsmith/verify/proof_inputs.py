@@ -57,6 +57,7 @@ class InputSpec:
     lens_q: Lens | None = None
     lens_k: Lens | None = None
     sinks: bool = False
+    d_v: int = 0  # 0 stands for d
 
     @classmethod
     def of(
@@ -66,7 +67,7 @@ class InputSpec:
         sizes = problem.batch, problem.seq_q, problem.seq_k, problem.heads_q, problem.d
         lens = attention.lens_q, attention.lens_k
         given = kind, problem.dtype, *sizes, attention.scale, seed, tile, problem.heads_k, *lens
-        return cls(*given, sinks=bool(sinks))
+        return cls(*given, sinks=bool(sinks), d_v=problem.d_v)
 
     @property
     def group(self) -> int:
@@ -102,8 +103,8 @@ def _normal(rng: np.random.Generator, spec: InputSpec) -> Draw:
     q = rng.standard_normal((spec.batch, spec.seq_q, spec.heads, spec.d), dtype=np.float32)
     heads_k = spec.heads // spec.group
     k, v = (
-        rng.standard_normal((spec.batch, spec.seq_k, heads_k, spec.d), dtype=np.float32)
-        for _ in range(2)
+        rng.standard_normal((spec.batch, spec.seq_k, heads_k, d), dtype=np.float32)
+        for d in (spec.d, spec.d_v or spec.d)
     )
     return q, k, v
 

@@ -12,7 +12,9 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
 from flashsmith.families.canonical import emulated_arch
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT, FORWARD, MERGE, Operation
+from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.operations.operation import load_attribute
+from flashsmith.operations.score_sums import SCORE_SUMS
 from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import check_serves
@@ -23,10 +25,12 @@ from flashsmith.verify.backward_reference import BackwardReference
 from flashsmith.verify.decode_reference import DecodeReference
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import ForwardReference, check_lens, semantics_of
+from flashsmith.verify.latent_decode_reference import LatentDecodeReference
 from flashsmith.verify.merge_reference import MergeReference
 from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.problem_options import drawn_ranges
 from flashsmith.verify.proof_inputs import check_seed
+from flashsmith.verify.score_sums_reference import ScoreSumsReference
 from flashsmith.verify.tolerance import Comparison
 from flashsmith.verify.write_slots_reference import WriteSlotsReference
 
@@ -41,8 +45,10 @@ _REFERENCES: dict[str, OperationReference] = {
     FORWARD.name: ForwardReference(),
     BACKWARD.name: BackwardReference(),
     DECODE.name: DecodeReference(),
+    LATENT_DECODE.name: LatentDecodeReference(),
     MERGE.name: MergeReference(),
     WRITE_SLOTS.name: WriteSlotsReference(),
+    SCORE_SUMS.name: ScoreSumsReference(),
 }
 
 
@@ -190,6 +196,7 @@ def describe_problem(
     heads: int = 1,
     heads_k: int | None = None,
     d: int | None = None,
+    d_v: int | None = None,
     causal: bool = False,
     window: Window = NO_WINDOW,
     softcap: float = 0.0,
@@ -209,7 +216,8 @@ def describe_problem(
     Args:
         seq, seq_k: numbers of queries and of keys; for seq_k, None means seq.
         heads, heads_k: heads of q, and of k and v; for heads_k, None means heads.
-        d: head dimension of the tensors; None is the d_head of the config.
+        d: head dimension of q and k; None is the d_head of the config.
+        d_v: head dimension of v; None is d or, without d, the config's.
         causal, window, softcap: as in ``forward``. If the config is of another operation, only
             options of that operation are allowed, and its reference defines what they mean.
         scale: None is 1/sqrt(d).
@@ -249,6 +257,8 @@ def describe_problem(
         cfg.family.operation,
         page,
         cfg.family.gradients_of(cfg),
+        cache=cfg.family.cache_of(cfg),
+        d_v=(cfg.d_head_v if d is None else d) if d_v is None else d_v,
     )
     options: dict[str, Any] = {
         "causal": causal,

@@ -19,10 +19,10 @@ from flashsmith.verify.proof_inputs import Inputs, InputSpec, draw_sinks, make_i
 class References:
     """The two references of one problem.
 
-    ``o`` is in float64, never rounded, with the shape of q. ``lse`` is the natural log-sum-exp and
-    ``row_max`` the largest scaled and capped score, both in float64: (batch, heads, seq_q) or, if
-    packed, (heads, total_q). ``same_precision`` is o as computed in 16-bit arithmetic, in that
-    dtype.
+    ``o`` is in float64, never rounded, with the rows of q and the columns of v. ``lse`` is the
+    natural log-sum-exp and ``row_max`` the largest scaled and capped score, both in float64:
+    (batch, heads, seq_q) or, if packed, (heads, total_q). ``same_precision`` is o as computed in
+    16-bit arithmetic, in that dtype.
 
     ``tainted`` marks the finite elements of o that a kernel may return as NaN or inf, because it
     may load NaN or inf in v for a masked key. It is None if there are no such elements.
@@ -51,7 +51,7 @@ def compute_references(
     on_gpu: bool = False,
 ) -> References:
     """Computes both references for 16-bit q, k, v of shape (batch, seq, heads, d), or packed
-    (total, heads, d) with lens_q and lens_k. k and v may have fewer heads.
+    (total, heads, d) with lens_q and lens_k. k and v may have fewer heads, and v another d.
 
     The same-precision reference computes like a textbook kernel: scores and softmax in fp32 from
     the 16-bit inputs, weights rounded to the dtype before the product with v, sums in fp32, and o
@@ -76,11 +76,12 @@ def references_of(
     """compute_references() for what ``attention`` describes."""
     rows, heads = q.shape[:-2], q.shape[-2]
     statistics = (*rows[:-1], heads, rows[-1])
+    shape = (*rows, heads, v.shape[-1])
     tainted = None
     if attention.masked and not np.isfinite(v.astype(np.float32)).all():
-        tainted = np.zeros(q.shape, bool)
-    same = np.empty(q.shape, q.dtype if attention.ranges is None else np.float32)
-    found = References(np.empty(q.shape), np.empty(statistics), same, np.empty(statistics), tainted)
+        tainted = np.zeros(shape, bool)
+    same = np.empty(shape, q.dtype if attention.ranges is None else np.float32)
+    found = References(np.empty(shape), np.empty(statistics), same, np.empty(statistics), tainted)
     engine = engine_for(on_gpu)
     placed = tuple(map(engine.to_device, (q, k, v)))
     attention = attention.placed(engine.to_device)

@@ -221,7 +221,7 @@ def entry_from_json(record: Any, environments: Mapping[str, Any]) -> Entry:
 
     Raises ValueError with the reason if it cannot be used.
     """
-    key = WinnerKey(**_members("it", record, _KEY))
+    key = WinnerKey(**_members("it", record, _KEY), d_v=record.get("d_v", 0))
     key = replace(key, gpu=gpu_name(key.gpu), dtype=key.element.name.lower())
     parse_class(key.semantics)
     problem, listed = _members("it", record, ("problem", "ranked")).values()
@@ -256,5 +256,6 @@ def _members(what: str, record: Any, names: Sequence[str]) -> dict[str, Any]:
     return {name: record[name] for name in names}
 
 
-_KEY = tuple(field.name for field in fields(WinnerKey))
+# Records of kernels with one width have no d_v.
+_KEY = tuple(field.name for field in fields(WinnerKey) if field.name != "d_v")
 _FIGURES = ("family", "config", "ms", "tflops")

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, DType, Problem, d_head_for
 from flashsmith.families.gpu_names import gpu_name
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.operations import ProblemKind, parse_kind
 from flashsmith.operations.decode import DECODE
 from flashsmith.printable import quoted
@@ -27,8 +28,8 @@ class WinnerKey:
 
     gpu: the name that gpu_name() returns. arch: the architecture; 90 is sm_90. dtype: 'fp16' or
     'bf16'. d_head: the head dimension for which the kernels are compiled. semantics: the class, as
-    kind_class() gives it. seq_q, seq_k,
-    batch_heads: with seq_q and seq_k, the buckets of sizes_of().
+    kind_class() gives it. seq_q, seq_k, batch_heads: the buckets of sizes_of(). d_v: the head
+    dimension of v if the kernels have another one for it; otherwise 0.
 
     Raises:
         ValueError: a field has the wrong type, a name is not printable or too long, a number is out
@@ -43,6 +44,7 @@ class WinnerKey:
     seq_q: int
     seq_k: int
     batch_heads: int
+    d_v: int = 0
 
     def __post_init__(self) -> None:
         for knob in fields(self):
@@ -53,9 +55,11 @@ class WinnerKey:
                 )
             if isinstance(value, str) and not is_name(value, MOST_CHARACTERS_OF_A_NAME):
                 raise ValueError(f"{knob.name} is {quoted(value, 80)}, not a name")
-            if isinstance(value, int) and not 1 <= value <= LARGEST_NUMBER:
+            lowest = 0 if knob.name == "d_v" else 1
+            if isinstance(value, int) and not lowest <= value <= LARGEST_NUMBER:
                 raise ValueError(
-                    f"{knob.name} is {quoted(value, 80)}; it must be 1 to {LARGEST_NUMBER:.0e}"
+                    f"{knob.name} is {quoted(value, 80)}; it must be {lowest} to "
+                    f"{LARGEST_NUMBER:.0e}"
                 )
         for name in ("seq_q", "seq_k", "batch_heads"):
             if bucket(getattr(self, name)) != getattr(self, name):
@@ -68,15 +72,18 @@ class WinnerKey:
         Raises ArgumentError if no kernel has the problem's d.
         """
         rows, keys, batch_heads = sizes_of(problem)
+        dims = d_head_for(problem)
+        d_head, d_v = dims if isinstance(dims, HeadPair) else (dims, 0)
         return cls(
             gpu=gpu_name(device.name),
             arch=device.arch,
             dtype=problem.dtype.name.lower(),
-            d_head=d_head_for(problem),
+            d_head=d_head,
             semantics=kind_class(problem),
             seq_q=bucket(rows),
             seq_k=bucket(keys),
             batch_heads=bucket(batch_heads),
+            d_v=d_v,
         )
 
     @property
@@ -84,13 +91,20 @@ class WinnerKey:
         """The dtype in the form that configs have."""
         return DType.parse(self.dtype)
 
+    @property
+    def head_dims(self) -> HeadDims:
+        """The widths for which the kernels are compiled."""
+        return HeadPair(self.d_head, self.d_v) if self.d_v else self.d_head
+
     def to_json(self) -> dict[str, Any]:
-        return {knob.name: getattr(self, knob.name) for knob in fields(self)}
+        """The fields by name, without a d_v of 0."""
+        values = {knob.name: getattr(self, knob.name) for knob in fields(self)}
+        return values if self.d_v else {k: v for k, v in values.items() if k != "d_v"}
 
     def __str__(self) -> str:
         sizes = f"s{self.seq_q}" + (f":{self.seq_k}" if self.seq_k != self.seq_q else "")
         return (
-            f"{self.gpu} sm_{self.arch} {self.dtype} d{self.d_head} {self.semantics} "
+            f"{self.gpu} sm_{self.arch} {self.dtype} d{self.head_dims} {self.semantics} "
             f"{sizes} bh{self.batch_heads}"
         )
 

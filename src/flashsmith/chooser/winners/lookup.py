@@ -39,6 +39,7 @@ from flashsmith.chooser.winners.key import (
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, Problem, Semantics, d_head_for, device_spec
 from flashsmith.families.gpu_names import gpu_name, same_gpu
+from flashsmith.families.head_dims import HeadDims
 from flashsmith.semantics.sizes import ONLY_DQ
 
 DTYPE, PACKED, SOFTCAP, MASK, NEAR_MASK, OTHER_GPU = 4.0, 6.0, 8.0, 10.0, 5.0, 20.0
@@ -80,10 +81,10 @@ class EntryIndex:
     """An index of the entries, which finds the nearest of hundreds in microseconds."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self._kinds: dict[tuple[int, int], dict[_Kind, list[_Placed]]] = defaultdict(dict)
+        self._kinds: dict[tuple[int, HeadDims], dict[_Kind, list[_Placed]]] = defaultdict(dict)
         for entry in sorted(entries, key=lambda one: one.place):
             key = entry.key
-            kinds = self._kinds[key.arch, key.d_head]
+            kinds = self._kinds[key.arch, key.head_dims]
             buckets = key.seq_q, key.seq_k, key.batch_heads
             kinds.setdefault(_Kind(key.gpu, key.dtype, key.semantics), []).append(
                 _Placed(entry, _logs(entry.sizes), buckets)

@@ -79,7 +79,7 @@ def _about_config(entry: Entry, one: RankedConfig) -> Iterator[str]:
         return
     if one.family != config.FAMILY:
         yield f"{one.config} is of the family {config.FAMILY}, not {one.family}"
-    if (config.dtype, config.d_head) != (entry.key.element, entry.key.d_head):
+    if (config.dtype, config.head_dims) != (entry.key.element, entry.key.head_dims):
         yield f"{one.config} is for another dtype or d_head"
     for rule in broken_rules(config, device_of(entry.key)):
         yield f"{one.config} is illegal: {rule.message}"

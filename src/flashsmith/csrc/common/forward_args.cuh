@@ -48,7 +48,13 @@ struct ForwardKernelArgs {
     int32_t seq_q, seq_k;      // packed: the maximum; longer sequences are cut to it
     int32_t total_q, total_k;  // packed: total rows of all sequences
     int32_t heads_q, heads_k;
-    int32_t d;  // <= d_head
+    union {
+        int32_t
+            d;  // <= d_head; wgmma with d_v: of v and o, because the tensor maps have the others
+        struct {
+            int16_t qk, v;  // mma_sync with d_v: the widths of q and k, and of v and o
+        } widths;
+    };
     int32_t n_Q_blocks, n_KV_blocks;
     int32_t window_left, window_right;
     int32_t heads_per_group;  // query heads grouped for L2; 1: no grouping

@@ -25,9 +25,9 @@ FS_DEVICE BlockRange part_of(BlockRange blocks, int part) {
 }
 
 // Log-sum-exp and maximum of the parts' rows.
-template <int d_head>
+template <int d_v>
 FS_DEVICE float2* part_statistics(const ForwardKernelArgs& args) {
-    return reinterpret_cast<float2*>(args.parts + args.part_rows * d_head);
+    return reinterpret_cast<float2*>(args.parts + args.part_rows * d_v);
 }
 
 // Where the statistics of a head's rows begin in lse and row_max; when packed, those of all its
@@ -50,16 +50,15 @@ template <class Kernel>
 FS_DEVICE void merge_parts(const ForwardKernelArgs& args, const SplitRow& of, int column) {
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     constexpr int kParts = Kernel::CFG.split_keys, kColumns = 4;
-    const float* const rows = args.parts + int64_t{of.part_row} * Kernel::d_head + column;
-    const float2* const statistics = part_statistics<Kernel::d_head>(args) + of.part_row;
+    const float* const rows = args.parts + int64_t{of.part_row} * Kernel::d_v + column;
+    const float2* const statistics = part_statistics<Kernel::d_v>(args) + of.part_row;
     // All loads precede the sums, which form one dependency chain.
     float4 parts[kParts];
     float2 lse_and_max[kParts];
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
         lse_and_max[i] = statistics[i * Kernel::B_r];
-        parts[i] =
-            *reinterpret_cast<const float4*>(rows + int64_t{i} * Kernel::B_r * Kernel::d_head);
+        parts[i] = *reinterpret_cast<const float4*>(rows + int64_t{i} * Kernel::B_r * Kernel::d_v);
     }
     MergedRow<kColumns> merged;
     float maximum = -INFINITY;
@@ -96,7 +95,7 @@ FS_DEVICE void merge_parts(const ForwardKernelArgs& args, const SplitRow& of, in
 // The work of one merge thread: four columns of a row of a split tile.
 template <class Kernel>
 struct MergeThread {
-    static constexpr int kThreadsPerRow = Kernel::d_head / 4;
+    static constexpr int kThreadsPerRow = Kernel::d_v / 4;
     int tile, tile_row, column;
 
     FS_DEVICE MergeThread() {

@@ -54,6 +54,7 @@ ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors) {
         .heads_q = numbers.integer(),
         .heads_k = numbers.integer(),
         .d = numbers.integer(),
+        .d_v = numbers.integer(),
         .total_q = numbers.integer(),
         .total_k = numbers.integer(),
         .q = read_strides(numbers),
@@ -103,7 +104,8 @@ ForwardKernelArgs forward_arguments(const ForwardProblem& p, int B_r, int B_c) {
     return args;
 }
 
-void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_head, int B_r) {
+void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_head, int B_r,
+                   int d_v) {
     const auto length = [](int64_t x) { return x >= 0 && x < kMaxLength; };
     const auto count = [](int64_t x) { return x > 0 && x <= INT_MAX; };
     require(length(p.seq_q) && length(p.seq_k), "lengths must be between 0 and 2^30 - 1");
@@ -115,6 +117,13 @@ void check_problem(const ForwardProblem& p, const Semantics& semantics, int d_he
     require(p.d > 0 && p.d <= d_head && p.d % kRowUnit == 0,
             "d is " + std::to_string(p.d) + "; the config serves multiples of 8 up to " +
                 std::to_string(d_head));
+    if (d_v == 0)
+        require(p.d_v == 0 || p.d_v == p.d, "d_v is " + std::to_string(p.d_v) + " and d " +
+                                                std::to_string(p.d) + "; take a config with a d_v");
+    else
+        require(p.d_v > 0 && p.d_v <= d_v && p.d_v % kRowUnit == 0,
+                "d_v is " + std::to_string(p.d_v) + "; the config serves multiples of 8 up to " +
+                    std::to_string(d_v));
 
     require(p.packed == semantics.packed, kOtherKind);
     require((p.softcap > 0) == semantics.changes_scores,
@@ -150,7 +159,7 @@ void set_parts(ForwardKernelArgs& args, int64_t split, int parts, int B_r) {
     args.part_rows = split * parts * B_r;
 }
 
-void add_merge(Plan& plan, size_t problem_offset, int64_t split, int parts, int B_r, int d_head) {
+void add_merge(Plan& plan, size_t problem_offset, int64_t split, int parts, int B_r, int d_v) {
     if (split == 0) return;
     const int64_t rows = split * parts * B_r;
     require(rows <= INT_MAX, "split_keys: rows of all parts must stay within 2^31 - 1");
@@ -159,9 +168,9 @@ void add_merge(Plan& plan, size_t problem_offset, int64_t split, int parts, int 
     main.addresses.push_back({problem_offset + offsetof(ForwardKernelArgs, parts),
                               in_workspace(plan.workspaces.size())});
     plan.workspaces.push_back({"parts",
-                               static_cast<size_t>(rows * (d_head + kStatistics)) * sizeof(float),
+                               static_cast<size_t>(rows * (d_v + kStatistics)) * sizeof(float),
                                Contents::undefined});
-    const int64_t threads = split * B_r * (d_head / 4);
+    const int64_t threads = split * B_r * (d_v / 4);
     Launch merge = main;
     merge.kernel = 1;
     merge.grid = {static_cast<uint32_t>((threads + kPartMergeThreads - 1) / kPartMergeThreads), 1,

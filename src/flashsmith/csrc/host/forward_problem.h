@@ -26,9 +26,9 @@ struct Strides {
 
 // A forward pass. kUnlimited stands for a side on which a window or causal mask has no limit.
 struct ForwardProblem {
-    int64_t batch, seq_q, seq_k;  // packed: number of sequences, maximum lengths
-    int64_t heads_q, heads_k, d;
-    int64_t total_q, total_k;  // packed: total rows of all sequences; otherwise 0
+    int64_t batch, seq_q, seq_k;       // packed: number of sequences, maximum lengths
+    int64_t heads_q, heads_k, d, d_v;  // d: of q and k; d_v: of v and o, or 0 for d
+    int64_t total_q, total_k;          // packed: total rows of all sequences; otherwise 0
     Strides q, k, v, o;
     float scale;    // multiplies q k^T
     float softcap;  // 0: none
@@ -39,9 +39,10 @@ struct ForwardProblem {
 ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors);
 
 // check_problem() checks that kernels with these semantics and tiles of `B_r` rows can compute the
-// problem. forward_arguments() makes its kernel arguments, without addresses. Both throw
-// std::invalid_argument.
-void check_problem(const ForwardProblem& problem, const Semantics& semantics, int d_head, int B_r);
+// problem; `d_v` is that of the config, or 0 if v must be as wide as q and k. forward_arguments()
+// makes its kernel arguments, without addresses. Both throw std::invalid_argument.
+void check_problem(const ForwardProblem& problem, const Semantics& semantics, int d_head, int B_r,
+                   int d_v = 0);
 ForwardKernelArgs forward_arguments(const ForwardProblem& problem, int B_r, int B_c);
 
 // in_rows() returns the problem in terms of rows of tiles: with the knob pack_gqa, the query heads
@@ -64,7 +65,7 @@ int64_t tiles_to_split(const ForwardProblem& problem, const Semantics& semantics
 // Sets the arguments and the plan for a kernel that computes `split` of its tiles in parts. If
 // `split` is not 0, the plan gets a workspace and a second launch, which merges the parts.
 void set_parts(ForwardKernelArgs& args, int64_t split, int parts, int B_r);
-void add_merge(Plan& plan, size_t problem_offset, int64_t split, int parts, int B_r, int d_head);
+void add_merge(Plan& plan, size_t problem_offset, int64_t split, int parts, int B_r, int d_v);
 
 // Where addresses must be written in arguments that contain ForwardKernelArgs at `problem_offset`.
 std::vector<AddressPatch> forward_addresses(const Semantics& semantics, size_t problem_offset = 0);

@@ -35,17 +35,20 @@ struct FlashForwardKernelConfig {
     int split_keys;
     bool pack_gqa;  // a tile's rows are a group's query heads, token after token
     int canonical;  // version of the canonical order of operations; 0: none
+    int d_v;        // columns of V and O; 0: d_head
 
     constexpr auto operator<=>(const FlashForwardKernelConfig&) const = default;
 
     constexpr int n_threads() const { return kWarpSize * n_warps; }
+    constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
 
     // Number of K tiles in shared memory; V has the same number.
     constexpr int kv_tiles() const { return kv_stages > 0 ? kv_stages : 1; }
 
     // Bytes of shared memory for a Q tile and the K and V tiles. O reuses Q's.
     constexpr int tile_bytes(int elem_size = kElementBytes) const {
-        return (B_r + 2 * B_c * kv_tiles()) * d_head * elem_size;
+        const int of_q = B_r * (d_head > d_head_v() ? d_head : d_head_v());
+        return (of_q + B_c * kv_tiles() * (d_head + d_head_v())) * elem_size;
     }
     // Dynamic shared memory of one CTA: the tiles and, if canonical, the state of all rows over the
     // chunks that are done. Each thread stores its own state, in groups of four floats.

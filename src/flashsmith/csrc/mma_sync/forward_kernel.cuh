@@ -73,6 +73,16 @@ struct TileCoord {
     }
 };
 
+// The call's widths.
+template <class Kernel>
+FS_DEVICE int d_of_qk(const ForwardKernelArgs& args) {
+    return Kernel::CFG.d_v > 0 ? args.widths.qk : args.d;
+}
+template <class Kernel>
+FS_DEVICE int d_of_v(const ForwardKernelArgs& args) {
+    return Kernel::CFG.d_v > 0 ? args.widths.v : args.d;
+}
+
 // The lists of a call's Q blocks.
 template <class Kernel>
 FS_DEVICE BlockLists<Kernel::SEMANTICS> block_lists(const typename Kernel::Args& args) {
@@ -127,21 +137,22 @@ struct ForwardBlock {
     FS_DEVICE void start_Q() {
         start_copy<typename Kernel::CopyQ>(
             smem + Kernel::Q_offset, q,
-            query_rows(args.q_seq_stride, args.q_head_stride, sizeof(value_t)), Q_rows);
+            query_rows(args.q_seq_stride, args.q_head_stride, sizeof(value_t)), Q_rows,
+            d_of_qk<Kernel>(args));
     }
     FS_DEVICE void start_K(int position, uint32_t stage = 0) {
         const int block = block_at(position);
-        start_copy<typename Kernel::CopyKV>(
+        start_copy<typename Kernel::CopyK>(
             smem + Kernel::K_offset + stage,
             k + row_bytes(int64_t{block} * Kernel::B_c, args.k_seq_stride),
-            row_bytes(1, args.k_seq_stride), K_rows - block * Kernel::B_c);
+            row_bytes(1, args.k_seq_stride), K_rows - block * Kernel::B_c, d_of_qk<Kernel>(args));
     }
     FS_DEVICE void start_V(int position, uint32_t stage = 0) {
         const int block = block_at(position);
-        start_copy<typename Kernel::CopyKV>(
+        start_copy<typename Kernel::CopyV>(
             smem + Kernel::V_offset + stage,
             v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride),
-            row_bytes(1, args.v_seq_stride), K_rows - block * Kernel::B_c);
+            row_bytes(1, args.v_seq_stride), K_rows - block * Kernel::B_c, d_of_v<Kernel>(args));
     }
     // Closes a group of copies that are waited for together. Empty groups count as well, so that
     // groups correspond to blocks.
@@ -336,7 +347,7 @@ struct ForwardBlock {
         // that.
         if constexpr (Kernel::kv_stages > 0 || Kernel::canonical) __syncwarp();
         const uint32_t tile = smem + Kernel::Q_offset;
-        const typename Kernel::QLayout::Cursor cursor(tile, at.warp_row() + at.lane / 4, 0,
+        const typename Kernel::OLayout::Cursor cursor(tile, at.warp_row() + at.lane / 4, 0,
                                                       at.lane % 4 * 4);
 #pragma unroll
         for (int m = 0; m < N::m_tiles; ++m)
@@ -353,7 +364,7 @@ struct ForwardBlock {
         typename Kernel::CopyO(at.lane, at.warp_row())
             .shared_to_global(o, tile,
                               query_rows(args.o_seq_stride, args.o_head_stride, sizeof(value_t)),
-                              extent(Q_rows));
+                              TileExtent{Q_rows, d_of_v<Kernel>(args) / kChunkElements});
     }
 
     // Stores O unrounded, directly from registers.
@@ -367,10 +378,9 @@ struct ForwardBlock {
     // Stores O to the rows of a part, together with the rows' statistics.
     FS_DEVICE void store_part(const TileCoord<Kernel>& at) const {
         const int64_t first = int64_t{block_index() - args.n_whole_tiles} * Kernel::B_r;
-        store_rows(at, args.parts + first * Kernel::d_head + at.lane % 4 * 2,
-                   int64_t{Kernel::d_head});
+        store_rows(at, args.parts + first * Kernel::d_v + at.lane % 4 * 2, int64_t{Kernel::d_v});
         if (at.lane % 4 != 0) return;
-        float2* statistics = part_statistics<Kernel::d_head>(args) + first;
+        float2* statistics = part_statistics<Kernel::d_v>(args) + first;
 #pragma unroll
         for (int m = 0; m < N::m_tiles; ++m)
 #pragma unroll
@@ -404,7 +414,7 @@ struct ForwardBlock {
                 if (row >= Q_rows) continue;
 #pragma unroll
                 for (int n = 0; n < N::PV_n_tiles; ++n)
-                    if (8 * n < args.d)
+                    if (8 * n < d_of_v<Kernel>(args))
                         store_global_8B(o + row_offset(rows, row) + 8 * n,
                                         float2{O[m][n][2 * r], O[m][n][2 * r + 1]});
             }
@@ -433,8 +443,6 @@ struct ForwardBlock {
     FS_DEVICE static int first_even_row(const TileCoord<Kernel>& at) {
         return Kernel::packs_gqa ? 0 : at.first_row();
     }
-    FS_DEVICE TileExtent extent(int rows) const { return {rows, args.d / kChunkElements}; }
-
     FS_DEVICE static const char* origin(const void* tensor, int64_t elements) {
         return static_cast<const char*>(tensor) + elements * int64_t{sizeof(value_t)};
     }
@@ -443,12 +451,13 @@ struct ForwardBlock {
     }
 
     template <class Copy, class Rows>
-    FS_DEVICE void start_copy(uint32_t tile, const char* gmem, Rows steps, int rows) {
+    FS_DEVICE void start_copy(uint32_t tile, const char* gmem, Rows steps, int rows, int columns) {
         const Copy copy(thread_index());
+        const TileExtent extent{rows, columns / kChunkElements};
         if constexpr (Kernel::async_copy)
-            copy.global_to_shared_async(tile, gmem, steps, extent(rows));
+            copy.global_to_shared_async(tile, gmem, steps, extent);
         else
-            copy.global_to_shared(tile, gmem, steps, extent(rows));
+            copy.global_to_shared(tile, gmem, steps, extent);
     }
 };
 
@@ -467,31 +476,23 @@ template <class Kernel>
 __global__ void __launch_bounds__(kListThreads)
     flash_list_blocks_kernel(const typename Kernel::Args args) {
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    const auto lists = block_lists<Kernel>(args);
-    const int64_t warp = warp_of_lists();
-    const int64_t index = warp / args.n_KV_blocks;
-    if (index >= lists.count()) return;
-    const int block = static_cast<int>(warp % args.n_KV_blocks);
-    const auto [batch, head, Q_block] = lists.tile_of(index);
-    const SequenceRows q =
-        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
-    const SequenceRows k = key_rows<SEMANTICS>(args, batch);
-    const int first_row = Q_block * Kernel::B_r, row_end = min(first_row + Kernel::B_r, q.count);
-    const BlockRange range = KeyMask<SEMANTICS>(args, q.count, k.count)
-                                 .blocks(first_row, row_end - first_row, Kernel::B_c);
-    uint32_t bits = 0;
-    if (first_row < row_end && block >= range.begin && block < range.end)
-        bits = bits_of_keys<SEMANTICS, 1, Kernel::B_r, Kernel::B_c>(
-            args, args.program, {batch, q.count, k.count}, head, first_row, row_end,
-            block * Kernel::B_c);
-    if (lane_index() == 0) lists.list(index)[kBlockListHeader + block] = static_cast<int>(bits);
+    block_lists<Kernel>(args).enter_bits([&](const auto& tile, int block) {
+        const SequenceRows q = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, tile.batch,
+                                                               args.seq_q, args.total_q);
+        const SequenceRows k = key_rows<SEMANTICS>(args, tile.batch);
+        const int first_row = tile.tile_of_head * Kernel::B_r;
+        const int row_end = min(first_row + Kernel::B_r, q.count);
+        const BlockRange range = KeyMask<SEMANTICS>(args, q.count, k.count)
+                                     .blocks(first_row, row_end - first_row, Kernel::B_c);
+        return bits_of_keys<SEMANTICS, 1, Kernel::B_r, Kernel::B_c>(
+            args, args.program, {tile.batch, q.count, k.count}, tile.head, first_row, row_end,
+            block, range);
+    });
 }
 template <class Kernel>
 __global__ void __launch_bounds__(kListThreads)
     flash_compact_lists_kernel(const typename Kernel::Args args) {
-    const auto lists = block_lists<Kernel>(args);
-    const int64_t index = warp_of_lists();
-    if (index < lists.count()) compact_list<1>(lists.list(index), args.n_KV_blocks);
+    block_lists<Kernel>(args).template compact<1>();
 }
 
 // The second launch of kernels that split keys: merges the parts of split tiles.
@@ -502,7 +503,7 @@ __global__ void __launch_bounds__(kPartMergeThreads)
     if (thread.tile * Kernel::CFG.split_keys * Kernel::B_r >= args.part_rows) return;
     const TileCoord<Kernel> at(args, args.n_whole_tiles + thread.tile);
     const int row = at.first_row() + thread.tile_row;
-    if (row >= at.rows() || thread.column >= args.d) return;
+    if (row >= at.rows() || thread.column >= d_of_v<Kernel>(args)) return;
     merge_parts<Kernel>(
         args,
         {.part_row = thread.tile * Kernel::CFG.split_keys * Kernel::B_r + thread.tile_row,

@@ -72,7 +72,7 @@ struct SingleStageLoop {
 // to arrive.
 template <class Kernel>
 struct MultiStageLoop {
-    using Stage = StageOffset<Kernel::kv_stages, Kernel::KVLayout::kBytes>;
+    using Stage = StageOffset<Kernel::kv_stages, Kernel::stage_bytes>;
     static constexpr int kAhead = Kernel::kv_stages - 1;
 
     template <class Block, class Range>
@@ -123,7 +123,7 @@ struct MultiStageLoop {
 // chunk's result is merged with the state of earlier chunks, which is kept in shared memory.
 template <class Kernel>
 struct CanonicalLoop {
-    using Stage = StageOffset<Kernel::kv_tiles, Kernel::KVLayout::kBytes>;
+    using Stage = StageOffset<Kernel::kv_tiles, Kernel::stage_bytes>;
     // Without a ring, a pair is waited for at once.
     static constexpr int kAhead = Kernel::kv_tiles - 1;
     static constexpr int kChunkBlocks = kCanonicalChunk / Kernel::B_c;
@@ -195,7 +195,7 @@ struct CanonicalLoop {
 // are filled only kv_stages - 2 blocks ahead.
 template <class Kernel>
 struct PingPongLoop {
-    using Stage = StageOffset<Kernel::kv_stages, Kernel::KVLayout::kBytes>;
+    using Stage = StageOffset<Kernel::kv_stages, Kernel::stage_bytes>;
     static constexpr int kAhead = Kernel::kv_stages - 2;
 
     template <class Block, class Range>

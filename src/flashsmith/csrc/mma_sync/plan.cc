@@ -16,7 +16,7 @@ namespace {
 // head. 1 if the config does not group heads.
 int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
     if (config.l2_group_mib == 0) return 1;
-    const int64_t head_bytes = std::max<int64_t>(1, 2 * p.seq_k * p.d * kElementBytes);
+    const int64_t head_bytes = std::max<int64_t>(1, p.seq_k * (p.d + p.d_v) * kElementBytes);
     const int64_t kv_heads =
         std::max<int64_t>(1, (int64_t{config.l2_group_mib} << 20) / head_bytes);
     return static_cast<int32_t>(std::min(kv_heads * (p.heads_q / p.heads_k), p.batch * p.heads_q));
@@ -36,18 +36,19 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
     const ForwardProblem p = read_forward_problem(numbers, tensors);
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     check_smem(config.smem_bytes(), device);
-    check_problem(p, semantics, config.d_head, config.B_r);
+    check_problem(p, semantics, config.d_head, config.B_r, config.d_v);
     require(
         config.canonical == 0 || canonical_tile(static_cast<int>(p.d), device.arch) == config.B_c,
         "canonical: this d needs different tiles; use a config with a matching d_head");
     const ForwardProblem rows = in_rows(p, config.pack_gqa);
     if (!semantics.uneven)
-        require(p.d == config.d_head && rows.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&
-                    p.seq_k > 0,
+        require(p.d == config.d_head && p.d_v == config.d_head_v() &&
+                    rows.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole tiles and d = d_head");
     ForwardProgramArgs args;
     std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     static_cast<ForwardKernelArgs&>(args) = forward_arguments(p, config.B_r, config.B_c);
+    if (config.d_v > 0) args.widths = {static_cast<int16_t>(p.d), static_cast<int16_t>(p.d_v)};
     constexpr size_t kProgramOffset = sizeof(ForwardKernelArgs);
     static_assert(sizeof args == kProgramOffset + sizeof(ProgramArgs));
     if (semantics.has_program()) {
@@ -80,7 +81,7 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
     if (semantics.has_program())
         add_program_addresses(launch.addresses, ForwardTensor::first_read, kProgramOffset);
     Plan plan{{std::move(launch)}, {}, forward_presence(semantics)};
-    add_merge(plan, 0, split, config.split_keys, config.B_r, config.d_head);
+    add_merge(plan, 0, split, config.split_keys, config.B_r, config.d_head_v());
     if (semantics.program_masks)
         add_lists(plan, 1, number_of_lists(semantics, p.batch, p.heads_q, args.n_Q_blocks),
                   args.n_KV_blocks, kProgramOffset);

@@ -25,7 +25,7 @@ struct ForwardKernelTileShapes {
     static constexpr int m_tiles = rows_per_warp / 16;
     static constexpr int QK_n_tiles = CFG.B_c / 8;
     static constexpr int QK_k_steps = CFG.d_head / 16;
-    static constexpr int PV_n_tiles = CFG.d_head / 8;
+    static constexpr int PV_n_tiles = CFG.d_head_v() / 8;
     static constexpr int PV_k_steps = CFG.B_c / 16;
 };
 
@@ -45,7 +45,8 @@ struct StaticForwardKernelConfig {
 
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
-    static constexpr int d_head = CFG.d_head;
+    static constexpr int d_head = CFG.d_head;   // of Q and K
+    static constexpr int d_v = CFG.d_head_v();  // of V and O
     static constexpr int n_threads = CFG.n_threads();
     static constexpr bool async_copy = CFG.async_copy;
     static constexpr bool eager_load_blocks = CFG.eager_load_blocks;
@@ -58,19 +59,26 @@ struct StaticForwardKernelConfig {
     static constexpr bool packs_gqa = CFG.pack_gqa;
     static constexpr int min_ctas_per_sm = CFG.min_ctas_per_sm;
 
-    // Shared-memory layout in bytes: Q (later O), the K tiles, the V tiles.
+    // Shared-memory layout in bytes: Q (later O), the K tiles, the V tiles. With d_v, each K tile
+    // is followed by its V tile, so that one distance leads to the next stage of both.
     using QLayout = SmemLayout<B_r, d_head, CFG.swizzled>;
-    using KVLayout = SmemLayout<B_c, d_head, CFG.swizzled>;
+    using OLayout = SmemLayout<B_r, d_v, CFG.swizzled>;
+    using KLayout = SmemLayout<B_c, d_head, CFG.swizzled>;
+    using VLayout = SmemLayout<B_c, d_v, CFG.swizzled>;
+    static constexpr int stage_bytes = KLayout::kBytes + (CFG.d_v > 0 ? VLayout::kBytes : 0);
     static constexpr int Q_offset = 0;
-    static constexpr int K_offset = Q_offset + QLayout::kBytes;
-    static constexpr int V_offset = K_offset + CFG.kv_tiles() * KVLayout::kBytes;
-    static constexpr int state_offset = V_offset + CFG.kv_tiles() * KVLayout::kBytes;
+    static constexpr int K_offset = Q_offset + (d_head > d_v ? QLayout::kBytes : OLayout::kBytes);
+    static constexpr int V_offset =
+        K_offset + (CFG.d_v > 0 ? KLayout::kBytes : CFG.kv_tiles() * KLayout::kBytes);
+    static constexpr int state_offset =
+        K_offset + CFG.kv_tiles() * (KLayout::kBytes + VLayout::kBytes);
     static_assert(state_offset == CFG.tile_bytes());
 
     // All threads copy a Q, K or V tile; each warp writes its own rows of O.
     using CopyQ = TileCopy<QLayout, B_r, n_threads, SEMANTICS.uneven>;
-    using CopyKV = TileCopy<KVLayout, B_c, n_threads, SEMANTICS.uneven>;
-    using CopyO = TileCopy<QLayout, N::rows_per_warp, kWarpSize, SEMANTICS.uneven>;
+    using CopyK = TileCopy<KLayout, B_c, n_threads, SEMANTICS.uneven>;
+    using CopyV = TileCopy<VLayout, B_c, n_threads, SEMANTICS.uneven>;
+    using CopyO = TileCopy<OLayout, N::rows_per_warp, kWarpSize, SEMANTICS.uneven>;
 
     using S_accum_t = accum_t[N::m_tiles][N::QK_n_tiles][4];
     using O_accum_t = accum_t[N::m_tiles][N::PV_n_tiles][4];
@@ -81,9 +89,9 @@ struct StaticForwardKernelConfig {
 
     using Q_t = StreamedOperand<QLoader<QLayout, N::m_tiles>, N::QK_k_steps, CFG.Q_mma_load_K_tiles,
                                 CFG.mma_double_buffer_loads>;
-    using K_t = StreamedOperand<KLoader<KVLayout, N::QK_n_tiles>, N::QK_k_steps,
+    using K_t = StreamedOperand<KLoader<KLayout, N::QK_n_tiles>, N::QK_k_steps,
                                 CFG.K_mma_load_K_tiles, CFG.mma_double_buffer_loads>;
-    using V_t = StreamedOperand<VLoader<KVLayout, N::PV_n_tiles>, N::PV_k_steps,
+    using V_t = StreamedOperand<VLoader<VLayout, N::PV_n_tiles>, N::PV_k_steps,
                                 CFG.V_mma_load_K_tiles, CFG.mma_double_buffer_loads>;
     using P_t = RegisterOperand<N::m_tiles, N::PV_k_steps>;
     using GEMM_QK = WarpGemm<value_t, N::m_tiles, N::QK_n_tiles, Q_t, K_t>;
@@ -101,6 +109,8 @@ struct StaticForwardKernelConfig {
     static constexpr bool valid_config() {
         static_assert(CFG.d_head % 32 == 0 && CFG.d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and O is kept in registers");
+        static_assert(CFG.d_v == 0 || (d_v % 64 == 0 && d_head % 64 == 0 && d_v <= 256),
+                      "d_v: O's panels are those of Q");
         static_assert(CFG.B_r % (16 * CFG.n_warps) == 0, "B_r: an mma has 16 rows");
         static_assert(CFG.B_c % 16 == 0, "B_c: a step of P V takes 16 keys");
         static_assert(n_threads <= 1024, "n_warps: a CTA has at most 1,024 threads");
@@ -122,9 +132,9 @@ struct StaticForwardKernelConfig {
             "ping_pong: halves of whole warpgroups, and a stage for each next to the next one");
         static_assert(!has_lists || (!splits_keys && !packs_gqa && !canonical),
                       "program: a list has the blocks of one Q block of one head");
-        static_assert(!canonical || (CFG.canonical == kCanonicalVersion && optimized_softmax &&
-                                     !CFG.lazy_rescale && !CFG.ping_pong && !splits_keys &&
-                                     B_c == canonical_tile(d_head, kTargetArch)),
+        static_assert(!canonical || (CFG.d_v == 0 && CFG.canonical == kCanonicalVersion &&
+                                     optimized_softmax && !CFG.lazy_rescale && !CFG.ping_pong &&
+                                     !splits_keys && B_c == canonical_tile(d_head, kTargetArch)),
                       "canonical: the order of operations is the specification's");
         return true;
     }

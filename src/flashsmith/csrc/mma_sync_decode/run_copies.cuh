@@ -3,20 +3,26 @@
 #pragma once
 
 #include "common/opaque.cuh"
-#include "mma_sync_decode/run_tile.cuh"
+#include "mma_sync_decode/program_tile.cuh"
 
 namespace flashsmith {
 
 template <class Kernel, bool kPaged>
-struct RunCopies : RunTile<Kernel, kPaged> {
-    using Tile = RunTile<Kernel, kPaged>;
+struct RunCopies : ProgramTile<Kernel, kPaged> {
+    using Tile = ProgramTile<Kernel, kPaged>;
     using Layout = typename Kernel::KeysLayout;
     using Tile::args, Tile::begin, Tile::end, Tile::first_row, Tile::item, Tile::k_head, Tile::lane,
-        Tile::query_of_row, Tile::ring, Tile::rows, Tile::run_begin, Tile::smem, Tile::v_head,
-        Tile::warp;
+        Tile::kSkips, Tile::next_visited, Tile::query_of_row, Tile::ring, Tile::rows,
+        Tile::run_begin, Tile::smem, Tile::v_head, Tile::warp;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kWarpKeys = Kernel::warp_keys;
     static constexpr int kStages = Kernel::stages;
+    // Of the cache: bytes of an element, and elements of 16 bytes and of a panel's row.
+    static constexpr int kBytes = Kernel::cache_bytes;
+    static constexpr int kVector = kChunkBytes / kBytes, kPanelElements = 128 / kBytes;
+    // Whether rows in shared memory have columns that a row of the cache may not have.
+    static constexpr int kRowBytes = Kernel::d_head * kBytes;
+    static constexpr bool kCutsColumns = SEMANTICS.uneven || Kernel::CFG.key_bytes() > kRowBytes;
 
     using Tile::Tile;
 
@@ -39,7 +45,7 @@ struct RunCopies : RunTile<Kernel, kPaged> {
 
     // Page-table entries for a run's first copies, and for the first copy during the steps.
     struct FirstPages {
-        static constexpr int kCount = kPaged ? kStages : 0, kRoom = std::max(kCount, 1);
+        static constexpr int kCount = kPaged && !kSkips ? kStages : 0, kRoom = std::max(kCount, 1);
         const int32_t* places[kRoom];
         int entries[kRoom];
         int now[kRoom];  // for guessed entries: their values after the wait
@@ -64,11 +70,28 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         }
     };
 
+    // With skipped steps: those whose copies are under way, in order, and the one to copy next with
+    // its page-table entry. They are known once the copies have started.
+    struct Visits {
+        int steps[kSkips ? kStages : 1];
+        int entry;
+        typename Tile::KnownSteps known;
+
+        // Removes the first step, and adds the one to copy after the last. Returns the new first.
+        FS_DEVICE int advance(int next) {
+#pragma unroll
+            for (int i = 1; i < kStages; ++i) steps[i - 1] = steps[kSkips ? i : 0];
+            steps[kSkips ? kStages - 1 : 0] = next;
+            return steps[0];
+        }
+    };
+
     // The state of a run's copies: the next step and its source.
     struct Copies {
         int first_step, steps;
         NextRows next_rows;
         FirstPages pages;
+        Visits visits;
 
         // Keeps the compiler from deferring the computations behind these values.
         FS_DEVICE void materialize() {
@@ -83,14 +106,9 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
 
-        Copies copies{first_step, steps, {}, {}};
-        if constexpr (kGoesOn) {
-            const int64_t row = first_key(first_step) + lane / 8;
-            copies.next_rows = {
-                k_head + row * args.k_cache_strides.row * kElementBytes + lane % 8 * 16,
-                v_head + row * args.v_cache_strides.row * kElementBytes + lane % 8 * 16};
-        }
-        if constexpr (kPaged) {
+        Copies copies{first_step, steps, {}, {}, {}};
+        if constexpr (kGoesOn) copies.next_rows = rows_from(first_key(first_step));
+        if constexpr (kPaged && !kSkips) {
             FirstPages& pages = copies.pages;
 #pragma unroll
             for (int i = 0; i < kStages; ++i) pages.places[i] = entry_of(first_step + i);
@@ -112,6 +130,10 @@ struct RunCopies : RunTile<Kernel, kPaged> {
     // Starts the copies of the first stages and of the queries.
     FS_DEVICE void start(Copies& copies) const {
         const int first_step = copies.first_step, steps = copies.steps;
+        if constexpr (kSkips) {
+            start_visited(copies);
+            return;
+        }
         if constexpr (kPaged) {
             if (!has_whole_steps()) {  // too many instructions to repeat for each stage
                 start_queries();
@@ -141,6 +163,22 @@ struct RunCopies : RunTile<Kernel, kPaged> {
             }
             if (i == 0) start_queries();  // in the first step's group
             cp_async_commit();
+        }
+    }
+
+    FS_DEVICE void start_visited(Copies& copies) const {
+        Visits& visits = copies.visits;
+        start_queries();
+        int step = copies.first_step;
+#pragma unroll
+        for (int i = 0; i < kStages; ++i) {
+            step = next_visited(step, copies.steps, visits.known);
+            visits.steps[i] = step;
+            visits.entry = step < copies.steps ? page_of(step) : 0;
+            if (i == kStages - 1) break;
+            if (step < copies.steps) start_step(step, i, visits.entry, copies.next_rows);
+            cp_async_commit();
+            ++step;
         }
     }
 
@@ -205,6 +243,7 @@ struct RunCopies : RunTile<Kernel, kPaged> {
     FS_DEVICE void start_step(int step, int stage, int entry, NextRows& next_rows) const {
         const int key = first_key(step);
         if constexpr (kGoesOn) {
+            if constexpr (kSkips) next_rows = rows_from(key);
             start_rows(key, stage, next_rows);
             return;
         }
@@ -231,13 +270,19 @@ struct RunCopies : RunTile<Kernel, kPaged> {
     FS_DEVICE int slot_of(int key) const {
         return key - args.by_page.divide(key) * static_cast<int>(args.by_page.divisor);
     }
+    // The lane's first row from a key of a dense cache on.
+    FS_DEVICE NextRows rows_from(int key) const {
+        const int64_t row = key + lane / 8;
+        return {k_head + row * args.k_cache_strides.row * kBytes + lane % 8 * 16,
+                v_head + row * args.v_cache_strides.row * kBytes + lane % 8 * 16};
+    }
     // The lane's row among the warp's keys of a step, all in one page. The page is added last,
     // because everything else waits for its number.
     FS_DEVICE NextRows rows_in_page(int first_key, int entry) const {
         const int slot = slot_of(first_key) + lane / 8, page = page_number(entry);
         const auto row = [&](const char* head, const DecodeStrides& strides) {
-            return head + slot * strides.row * kElementBytes + lane % 8 * 16 +
-                   page * strides.batch * kElementBytes;
+            return head + slot * strides.row * kBytes + lane % 8 * 16 +
+                   page * strides.batch * kBytes;
         };
         return {row(k_head, args.k_cache_strides), row(v_head, args.v_cache_strides)};
     }
@@ -258,16 +303,16 @@ struct RunCopies : RunTile<Kernel, kPaged> {
 #pragma unroll
             for (int p = 0; p < Layout::kWidePanels; ++p) {
                 const bool copied =
-                    present && (!SEMANTICS.uneven || chunk * kChunkElements + 64 * p < args.d);
+                    present && (!kCutsColumns || chunk * kVector + kPanelElements * p < args.d);
                 const uint32_t place = target + p * Panel::kBytes + offset;
                 cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
                 cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);
             }
-            k_row += kRowStep * args.k_cache_strides.row * kElementBytes;
-            v_row += kRowStep * args.v_cache_strides.row * kElementBytes;
+            k_row += kRowStep * args.k_cache_strides.row * kBytes;
+            v_row += kRowStep * args.v_cache_strides.row * kBytes;
         }
-        next_rows.k += Kernel::B_c * args.k_cache_strides.row * kElementBytes;
-        next_rows.v += Kernel::B_c * args.v_cache_strides.row * kElementBytes;
+        next_rows.k += Kernel::B_c * args.k_cache_strides.row * kBytes;
+        next_rows.v += Kernel::B_c * args.v_cache_strides.row * kBytes;
     }
 
     template <bool kNarrow>
@@ -293,13 +338,14 @@ struct RunCopies : RunTile<Kernel, kPaged> {
                 k_offset = key * args.k_cache_strides.row;
                 v_offset = key * args.v_cache_strides.row;
             }
-            const int first = (kFirstChunk + chunk) * kChunkElements;
-            const char* const k_row = k_head + (k_offset + first) * kElementBytes;
-            const char* const v_row = v_head + (v_offset + first) * kElementBytes;
+            const int first = (kFirstChunk + chunk) * kVector;
+            const char* const k_row = k_head + (k_offset + first) * kBytes;
+            const char* const v_row = v_head + (v_offset + first) * kBytes;
             const uint32_t offset = Panel::offset(warp_slot() + row, chunk);
 #pragma unroll
             for (int p = 0; p < kPanels; ++p) {
-                const bool copied = present && (!SEMANTICS.uneven || first + 64 * p < args.d);
+                const bool copied =
+                    present && (!kCutsColumns || first + kPanelElements * p < args.d);
                 const uint32_t place = target + p * Panel::kBytes + offset;
                 cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
                 cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);

@@ -26,6 +26,7 @@ struct CopiedTensor {
     int box_rows;
     int box_heads = 0;
     bool is_single_row = false;
+    int64_t columns = 0;  // 0: those of q
 
     bool is_empty(const ForwardProblem& p, bool packed) const {
         return packed ? total == 0 : rows == 0 || p.batch == 0;
@@ -63,7 +64,8 @@ inline TensorMapSpec tensor_map(int d_head, DType dtype, const ForwardProblem& p
                                 const CopiedTensor& tensor) {
     const uint32_t columns = d_head % 64 == 0 ? 64 : 32;
     const auto box_rows = static_cast<uint32_t>(tensor.box_rows);
-    const uint64_t d = p.d, rows = tensor.rows, heads = tensor.heads, batch = p.batch;
+    const uint64_t d = tensor.columns > 0 ? tensor.columns : p.d, rows = tensor.rows,
+                   heads = tensor.heads, batch = p.batch;
     const uint64_t head = stride_bytes(tensor, "head", tensor.strides.head, tensor.heads);
     TensorMapSpec map{
         .argument_offset = tensor.argument_offset,

@@ -50,6 +50,8 @@ struct PipelineBarriers {
 // same time, and a tile is free when both have released it.
 template <int kStages, int kTileBytes, int kCtas = 1>
 struct TilePipeline {
+    static constexpr int kBytes = kTileBytes;
+
     uint32_t tiles;
     PipelineBarriers barriers;
     PipelineState<kStages> state;

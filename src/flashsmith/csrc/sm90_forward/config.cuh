@@ -53,16 +53,18 @@ struct WgmmaForwardKernelConfig {
     bool pack_gqa;       // a tile's rows are a group's query heads, token after token
     int register_Q;      // 16-column steps of Q that a tile's GEMMs read from registers
     int canonical;       // version of the canonical order of operations; 0: none
+    int d_v;             // columns of V and O; 0: d_head
 
     constexpr auto operator<=>(const WgmmaForwardKernelConfig&) const = default;
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
+    constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
 
     // Bytes of the Q, K and V tiles that a CTA holds at once, and of the O tile if it is separate.
     constexpr int64_t tile_bytes() const {
-        const int64_t rows =
-            int64_t{B_r} * (q_buffers + (separate_O ? 1 : 0)) + 2 * int64_t{kv_stages} * B_c;
-        return rows * d_head * kElementBytes;
+        const int64_t of_qk = int64_t{B_r} * q_buffers + int64_t{kv_stages} * B_c;
+        const int64_t of_v = int64_t{B_r} * (separate_O ? 1 : 0) + int64_t{kv_stages} * B_c;
+        return (of_qk * d_head + of_v * d_head_v()) * kElementBytes;
     }
     // Dynamic shared memory of one CTA: the tiles, and a page for barriers and tile infos.
     static constexpr int kBarrierPage = 1024;
@@ -71,7 +73,7 @@ struct WgmmaForwardKernelConfig {
     // Canonical kernels: the bytes that a warpgroup saves of its rows between chunks. Each thread
     // has four sums of O for every eight columns, and two rows' statistics.
     constexpr int64_t running_state_bytes() const {
-        return int64_t{kWarpgroupThreads} * (d_head / 8 + 1) * 16;
+        return int64_t{kWarpgroupThreads} * (d_head_v() / 8 + 1) * 16;
     }
 
     // CTAs that fit on one SM with `max_smem_bytes` of shared memory. `registers` is the compiler's

@@ -29,7 +29,8 @@ struct Consumer {
     const StageOrder<Kernel> order;
 
     PipelineState<CFG.q_buffers> Q_state;
-    TilePipeline<CFG.kv_stages, Kernel::KV_tile_bytes, CFG.cluster_size> K, V;
+    TilePipeline<CFG.kv_stages, Kernel::K_tile_bytes, CFG.cluster_size> K;
+    TilePipeline<CFG.kv_stages, Kernel::V_tile_bytes, CFG.cluster_size> V;
     OutputStore<Kernel> output;
     TileInfoOf<Kernel> tile;
 
@@ -495,7 +496,7 @@ struct Consumer {
         requires(Kernel::splits_keys)
     {
         if (lane % 4 != 0) return;
-        float2* statistics = part_statistics<Kernel::d_head>(problem) + tile.part_row;
+        float2* statistics = part_statistics<Kernel::d_v>(problem) + tile.part_row;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = warp * kWarpRows + 8 * r + lane / 4;
@@ -517,7 +518,7 @@ struct Consumer {
         } else if constexpr (CFG.direct_O) {
             output.store_directly(O, tile, tile.first_row);
         } else if constexpr (CFG.separate_O) {
-            output.start(O, smem + Kernel::O_offset + warpgroup * Kernel::Q_tile_bytes, slot_empty,
+            output.start(O, smem + Kernel::O_offset + warpgroup * Kernel::O_tile_bytes, slot_empty,
                          tile, tile.first_row);
         } else {
             order.sync_warpgroup();  // no warp's GEMM reads Q any more

@@ -11,7 +11,7 @@ template <class Kernel>
 FS_DEVICE void init_barriers(uint32_t smem, int kv_producers = 1) {
     // Each Q slot belongs to one warpgroup, each K and V stage to all of them.
     constexpr int kArrivals =
-        TilePipeline<Kernel::CFG.kv_stages, Kernel::KV_tile_bytes,
+        TilePipeline<Kernel::CFG.kv_stages, Kernel::K_tile_bytes,
                      Kernel::CFG.cluster_size>::arrivals_at_empty(Kernel::n_warpgroups);
     PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::Q_slots, kWarpsPerWarpgroup);
     PipelineBarriers{smem + Kernel::K_barriers}.init(Kernel::CFG.kv_stages, kArrivals,

@@ -62,7 +62,7 @@ struct OutputStore {
         for (int r = 0; r < 2; ++r) {
             const bool exists = row + 8 * r < info.row_end;
 #pragma unroll
-            for (int n = 0; n < Kernel::d_head / 8; n += 2) {
+            for (int n = 0; n < Kernel::d_v / 8; n += 2) {
                 const uint32_t left = packed(O, n, r), right = packed(O, n + 1, r);
                 const uint32_t swapped = __shfl_xor_sync(0xffffffffu, odd ? left : right, 1);
                 if (exists && (!Kernel::SEMANTICS.uneven || 8 * (n + odd) < problem.d))
@@ -89,8 +89,8 @@ struct OutputStore {
                               int first_row) const {
         const int lane = lane_index();  // as in write_rows()
         const int row = warp * kWarpRows + lane / 4;
-        auto* o = args.problem.parts + int64_t{info.part_row + row} * Kernel::d_head + lane % 4 * 2;
-        store_rows(O, o, 8 * Kernel::d_head, first_row + row, info.row_end);
+        auto* o = args.problem.parts + int64_t{info.part_row + row} * Kernel::d_v + lane % 4 * 2;
+        store_rows(O, o, 8 * Kernel::d_v, first_row + row, info.row_end);
     }
 
     // Waits until the last store has been read from shared memory, and frees Q's slot.
@@ -127,7 +127,7 @@ struct OutputStore {
         for (int r = 0; r < 2; ++r) {
             if (row + 8 * r < row_end) {
 #pragma unroll
-                for (int n = 0; n < Kernel::d_head / 8; ++n)
+                for (int n = 0; n < Kernel::d_v / 8; ++n)
                     if (8 * n < args.problem.d)
                         store_global_8B(o + 8 * n, float2{O[0][n][2 * r], O[0][n][2 * r + 1]});
             }
@@ -147,7 +147,7 @@ struct OutputStore {
         // registers that the main loop needs.
         const int lane = lane_index();
 #pragma unroll
-        for (int n = 0; n < Kernel::d_head / 8; n += 2) {
+        for (int n = 0; n < Kernel::d_v / 8; n += 2) {
             uint32_t rows[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) rows[i] = packed(O, n + i / 2, i % 2);
@@ -160,7 +160,7 @@ struct OutputStore {
     FS_DEVICE void store_panels(uint32_t tile, const TileInfo& info, int row) const {
         auto box = box_of_queries<Kernel>(args, info, row);
 #pragma unroll
-        for (int p = 0; p < Kernel::n_panels; ++p) {
+        for (int p = 0; p < Kernel::V_panels; ++p) {
             box.column = p * Panel::kColumns;
             tma_store(&args.o, box, tile + p * Kernel::Q_panel_bytes);
         }

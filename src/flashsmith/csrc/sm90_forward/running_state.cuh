@@ -11,7 +11,7 @@ namespace flashsmith {
 // A thread reads only what it has written, so that no order between threads is needed.
 template <class Kernel>
 struct RunningState {
-    static constexpr int kTiles = Kernel::d_head / 8;
+    static constexpr int kTiles = Kernel::d_v / 8;
     float* const own;  // this thread's first four floats; the next ones are a warpgroup further on
 
     FS_DEVICE RunningState(const ForwardKernelArgs& args, int warpgroup)

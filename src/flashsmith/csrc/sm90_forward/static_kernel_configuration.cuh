@@ -27,7 +27,8 @@ struct StaticHopperKernelConfig {
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
-    static constexpr int d_head = CFG.d_head;
+    static constexpr int d_head = CFG.d_head;   // of Q and K
+    static constexpr int d_v = CFG.d_head_v();  // of V and O
     static constexpr int n_warpgroups = CFG.n_warpgroups;
     static constexpr bool clusters = CFG.cluster_size > 1;
     static constexpr bool splits_keys = CFG.split_keys > 0;
@@ -50,14 +51,18 @@ struct StaticHopperKernelConfig {
     // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     static constexpr int n_panels = d_head / Panel::kColumns;
+    static constexpr int V_panels = d_v / Panel::kColumns;
     static constexpr int Q_panel_bytes = kWarpgroupRows * Panel::kRowBytes;
     static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // per warpgroup
+    static constexpr int O_tile_bytes = V_panels * Q_panel_bytes;
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
-    static constexpr int KV_tile_bytes = n_panels * KV_panel_bytes;
+    static constexpr int K_tile_bytes = n_panels * KV_panel_bytes;
+    static constexpr int KV_tile_bytes = K_tile_bytes;  // where V is as wide as K
+    static constexpr int V_tile_bytes = V_panels * KV_panel_bytes;
 
     // GEMMs and their registers.
     using GEMM_QK = Wgmma<value_t, B_c, false>;
-    using GEMM_PV = Wgmma<value_t, d_head, true>;
+    using GEMM_PV = Wgmma<value_t, d_v, true>;
     static constexpr int QK_steps = d_head / 16;
     static constexpr int PV_steps = B_c / 16;
     // Whether a warpgroup's last block is computed only as far as its rows see it, in units of
@@ -71,16 +76,16 @@ struct StaticHopperKernelConfig {
     using register_Q_t = uint32_t[CFG.register_Q > 0 ? CFG.register_Q : 1][4];
     using S_t = float[1][B_c / 8][4];
     using P_t = uint32_t[PV_steps][4];
-    using O_t = float[1][d_head / 8][4];
+    using O_t = float[1][d_v / 8][4];
 
     // Shared-memory layout: byte offsets from its start. A Q slot has one warpgroup's rows. Slots
     // are ordered by buffer, then by warpgroup.
     static constexpr int Q_slots = n_warpgroups * CFG.q_buffers;
     static constexpr int Q_offset = 0;
     static constexpr int O_offset = Q_offset + Q_slots * Q_tile_bytes;
-    static constexpr int K_offset = O_offset + (CFG.separate_O ? n_warpgroups * Q_tile_bytes : 0);
-    static constexpr int V_offset = K_offset + CFG.kv_stages * KV_tile_bytes;
-    static constexpr int barrier_offset = V_offset + CFG.kv_stages * KV_tile_bytes;
+    static constexpr int K_offset = O_offset + (CFG.separate_O ? n_warpgroups * O_tile_bytes : 0);
+    static constexpr int V_offset = K_offset + CFG.kv_stages * K_tile_bytes;
+    static constexpr int barrier_offset = V_offset + CFG.kv_stages * V_tile_bytes;
     static_assert(barrier_offset == CFG.tile_bytes());
 
     // The page of barriers: a pair (full, empty) for every Q slot, K stage and V stage, and the
@@ -105,6 +110,10 @@ struct StaticHopperKernelConfig {
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
+        static_assert(CFG.d_v == 0 || (d_head % 64 == 0 && d_v % 64 == 0 && d_v <= 256),
+                      "d_v: panels of V are as wide as those of Q and K");
+        static_assert(d_v <= d_head || CFG.separate_O || CFG.direct_O,
+                      "d_v: O does not fit in Q's slot");
         static_assert(B_r == kWarpgroupRows * n_warpgroups, "B_r: a warpgroup has 64 rows");
         static_assert(B_c % 16 == 0 && B_c <= 256,
                       "B_c: a step of P V takes 16 keys, a wgmma of Q K^T up to 256");
@@ -139,9 +148,9 @@ struct StaticHopperKernelConfig {
                       "split_keys: CTAs of a cluster go through the same K and V");
         static_assert(
             !canonical ||
-                (CFG.canonical == kCanonicalVersion && B_c == canonical_tile(d_head, 90) &&
-                 CFG.rescale_threshold == 0 && !CFG.stale_max && CFG.exp2_fma_share == 0 &&
-                 CFG.short_block == 0 && !splits_keys),
+                (CFG.d_v == 0 && CFG.canonical == kCanonicalVersion &&
+                 B_c == canonical_tile(d_head, 90) && CFG.rescale_threshold == 0 &&
+                 !CFG.stale_max && CFG.exp2_fma_share == 0 && CFG.short_block == 0 && !splits_keys),
             "canonical: the order of operations is the specification's");
         static_assert(!has_lists || (CFG.cluster_size == 1 && !splits_keys && !packs_gqa &&
                                      !CFG.stale_max && !canonical && n_warpgroups <= 3),

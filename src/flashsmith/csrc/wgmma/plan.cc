@@ -54,9 +54,10 @@ std::vector<TensorMapSpec> tensor_maps(const WgmmaForwardKernelConfig& config,
         {"q", Order::q, offsetof(Args, q), p.q, p.seq_q, p.heads_q, p.total_q, kWarpgroupRows,
          group},
         {"k", Order::k, offsetof(Args, k), p.k, p.seq_k, p.heads_k, p.total_k, kv_rows},
-        {"v", Order::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows},
+        {"v", Order::v, offsetof(Args, v), p.v, p.seq_k, p.heads_k, p.total_k, kv_rows, 0, false,
+         p.d_v},
         {"o", Order::o, offsetof(Args, o), p.o, p.seq_q, p.heads_q, p.total_q, kWarpRows,
-         std::min(group, kWarpRows)},
+         std::min(group, kWarpRows), false, p.d_v},
     };
     std::vector<TensorMapSpec> maps;
     for (const CopiedTensor& tensor : tensors) {
@@ -87,7 +88,8 @@ Reciprocal divide_by(int64_t divisor) {
 // Query heads per group: those of at most section_mib of K and V. Groups are as even as possible:
 // if the last group had few heads, most SMs would be idle during its longest tiles.
 int64_t heads_per_group(const WgmmaForwardKernelConfig& config, const ForwardProblem& p) {
-    const int64_t bytes = 2 * std::max<int64_t>(1, p.seq_k) * config.d_head * kElementBytes;
+    const int64_t columns = config.d_head + config.d_head_v();
+    const int64_t bytes = std::max<int64_t>(1, p.seq_k) * columns * kElementBytes;
     const int64_t most = std::max<int64_t>(1, (int64_t{config.section_mib} << 20) / bytes);
     const int64_t kv_heads = std::max<int64_t>(1, p.batch * p.heads_k);
     const int64_t groups = (kv_heads + most - 1) / most;
@@ -161,18 +163,20 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
     const ForwardProblem p = read_forward_problem(numbers, tensors);
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
     check_smem(config.smem_bytes(), device);
-    check_problem(p, semantics, config.d_head, config.B_r);
+    check_problem(p, semantics, config.d_head, config.B_r, config.d_v);
     if (config.pack_gqa) check_group(p);
     require(config.canonical == 0 || canonical_tile(static_cast<int>(p.d), kArch) == config.B_c,
             "canonical: this d needs different tiles; use a config with a matching d_head");
     if (!semantics.uneven)
-        require(p.d == config.d_head && p.seq_k % config.B_c == 0 && p.seq_k > 0,
+        require(p.d == config.d_head && p.d_v == config.d_head_v() && p.seq_k % config.B_c == 0 &&
+                    p.seq_k > 0,
                 "uneven: this library's kernels want whole K/V tiles and d = d_head");
 
     HopperProgramArgs args;
     std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     const size_t argument_bytes = semantics.has_program() ? sizeof args : kProgramOffset;
     args.problem = forward_arguments(p, config.B_r, config.B_c);
+    args.problem.d = static_cast<int32_t>(p.d_v);
     if (semantics.partial) {
         // Replaces the strides, which no kernel of this family reads.
         args.problem.k_batch_stride = rows_of_batches("k", p.k, p);
@@ -221,7 +225,7 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
     if (args.n_tiles > 0) launch.tensor_maps = tensor_maps(config, p, semantics);
     Plan plan{{std::move(launch)}, std::move(workspaces), forward_presence(semantics)};
     add_merge(plan, offsetof(Args, problem), split_tiles, config.split_keys, config.B_r,
-              config.d_head);
+              config.d_head_v());
     if (semantics.program_masks)
         add_lists(plan, 1,
                   number_of_lists(semantics, p.batch, p.heads_q, args.tiles_per_head.divisor),

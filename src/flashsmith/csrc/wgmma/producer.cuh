@@ -18,7 +18,8 @@ struct Producer {
     const typename Kernel::Args& args;
     const uint32_t smem;
     TilePipeline<Kernel::Q_slots, Kernel::Q_tile_bytes> Q;
-    TilePipeline<CFG.kv_stages, Kernel::KV_tile_bytes, CFG.cluster_size> K, V;
+    TilePipeline<CFG.kv_stages, Kernel::K_tile_bytes, CFG.cluster_size> K;
+    TilePipeline<CFG.kv_stages, Kernel::V_tile_bytes, CFG.cluster_size> V;
 
     FS_DEVICE Producer(const typename Kernel::Args& args, uint32_t smem)
         : args(args),
@@ -96,7 +97,7 @@ struct Producer {
             info.template store<Kernel::info_has_q_count>(info_slot());
             Q.producer_expect();
             const auto box = box_of_queries<Kernel>(args, info, info.first_row);
-            load_panels<Kernel::Q_panel_bytes>(Q.tile(), &args.q, box, Q.full());
+            load_panels<Kernel::n_panels, Kernel::Q_panel_bytes>(Q.tile(), &args.q, box, Q.full());
             Q.state.advance();
         }
     }
@@ -112,8 +113,9 @@ struct Producer {
         const auto box = box_of_rows<kPacksKeys>(block * Kernel::B_c + first, k_first, tile.k_count,
                                                  tile.head_k, tile.batch);
         pipeline.producer_acquire();
-        load_panels<Kernel::KV_panel_bytes, CFG.cluster_size>(
-            pipeline.tile() + first * Kernel::Panel::kRowBytes, map, box, pipeline.full());
+        load_panels<Pipeline::kBytes / Kernel::KV_panel_bytes, Kernel::KV_panel_bytes,
+                    CFG.cluster_size>(pipeline.tile() + first * Kernel::Panel::kRowBytes, map, box,
+                                      pipeline.full());
         pipeline.state.advance();
     }
 
@@ -124,11 +126,11 @@ struct Producer {
         return static_cast<int>(of_k ? p.k_batch_stride : p.v_batch_stride);
     }
 
-    template <int kPanelBytes, int kCtas = 1, bool kPackedBox>
+    template <int kPanels, int kPanelBytes, int kCtas = 1, bool kPackedBox>
     FS_DEVICE void load_panels(uint32_t tile, const TensorMap* map, TmaBox<kPackedBox> box,
                                uint32_t full) {
 #pragma unroll
-        for (int p = 0; p < Kernel::n_panels; ++p) {
+        for (int p = 0; p < kPanels; ++p) {
             box.column = p * Kernel::Panel::kColumns;
             if constexpr (kCtas == 1)
                 tma_load(tile + p * kPanelBytes, map, box, full);

@@ -23,7 +23,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         const PipelineBarriers barriers{smem + Kernel::P_barriers};
         mbarrier_init(barriers.full(0), kWarpsPerWarpgroup);
         mbarrier_init(barriers.empty(0), kWarpsPerWarpgroup);
-        if constexpr (kHidesKeys<Kernel::SEMANTICS>)
+        if constexpr (Kernel::zeroes_rows)
             mbarrier_init(smem + Kernel::rows_barrier, Kernel::consumer_threads);
     }
     FS_DEVICE PipelineBarriers P_barriers() const { return {smem + Kernel::P_barriers}; }
@@ -153,6 +153,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         if constexpr (kHalf == 0) this->advance_dq_sums();
         const uint32_t tile =
             kHalf == 0 ? this->stages.wait() : this->stages.tile(this->stages.read.stage());
+        if constexpr (Kernel::has_lists && kHalf == 0) this->find_dq_sums();
         uint32_t keys = opaque(smem) + Kernel::K_offset;
         if constexpr (Kernel::halves_a_panel && kHalf == 1)
             keys += 2 * Kernel::KV_panel_bytes + warpgroup * Panel::kRowBytes / 2;

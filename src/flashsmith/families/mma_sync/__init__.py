@@ -12,6 +12,7 @@ from flashsmith.families.block_lists import has_lists, list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.head_dims import PAIRS, HeadDims
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
@@ -43,6 +44,7 @@ class MmaSyncFamily(Family):
         function="forward_kernel_fn",
         plan_header="mma_sync/plan.h",
     )
+    pairs = PAIRS
     space_key = "space"
     has_cost_model = True
     equal_steps = True
@@ -87,12 +89,12 @@ class MmaSyncFamily(Family):
         return sets.get_autotuning_kernel_configs()
 
     def candidates(
-        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+        self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
     ) -> Sequence[FlashForwardKernelConfig]:
         return sets.candidates(dtype, d_head, device)
 
     def search_space(
-        self, dtype: DType, d_head: int, masked: bool
+        self, dtype: DType, d_head: HeadDims, masked: bool
     ) -> Sequence[FlashForwardKernelConfig]:
         return search_space.get_search_space_configs((dtype,), (d_head,))
 
@@ -102,7 +104,7 @@ class MmaSyncFamily(Family):
     def worth_searching(self, cfg: FlashForwardKernelConfig) -> bool:
         return search_space.worth_searching(cfg)
 
-    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+    def proof_configs(self, dtype: DType, d: HeadDims) -> Sequence[Any]:
         return sets.proof_configs(dtype, d)
 
     def compile_cost(self, cfg: FlashForwardKernelConfig) -> float:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from flashsmith.families.canonical import canonical_knob
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
+from flashsmith.families.head_dims import d_v_knob
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.mma_sync import describe
 from flashsmith.families.pack_gqa import pack_gqa_knob
@@ -53,7 +54,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         "head dimension, elements",
         values=(32, 64, 96, 128, 192, 256),
         effect=lambda cfg: (
-            f"S = Q K^T takes {cfg.d_head // 16} k16-steps; O has {cfg.d_head // 8} tiles"
+            f"S = Q K^T takes {cfg.d_head // 16} k16-steps; O has {cfg.d_head_v // 8} tiles"
         ),
         where="ForwardKernelTileShapes",
     )
@@ -210,6 +211,7 @@ class FlashForwardKernelConfig(ForwardConfig):
     split_keys: int = split_keys_knob(default=0)
     pack_gqa: bool = pack_gqa_knob(default=False)
     canonical: int = canonical_knob()
+    d_v: int = d_v_knob()
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -237,7 +239,9 @@ class FlashForwardKernelConfig(ForwardConfig):
         """Bytes of dynamic shared memory of a CTA: a Q tile, in whose place O is stored later, and
         the tiles of K and V. Canonical configs also keep the state of the rows over the chunks that
         are finished."""
-        tiles = (self.B_r + 2 * self.B_c * self.kv_tiles) * self.d_head * elem_size
+        of_q = self.B_r * max(self.d_head, self.d_head_v)
+        of_kv = self.B_c * self.kv_tiles * (self.d_head + self.d_head_v)
+        tiles = (of_q + of_kv) * elem_size
         return tiles + (self.B_r * (self.d_head + 8) * 4 if self.canonical else 0)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:

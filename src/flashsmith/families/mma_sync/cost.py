@@ -74,8 +74,9 @@ def _step_cycles(
     warps = resident * cfg.n_warps / QUARTERS  # Warps that share a quarter of the SM
     element = cfg.dtype.element_size
     scores = cfg.rows_per_warp * cfg.B_c / _WARP  # Of a lane
-    products = 2 * cfg.rows_per_warp * cfg.B_c * cfg.d_head * 2 / _MMA_FLOP
-    tile_bytes = 2 * cfg.B_c * cfg.d_head * element  # For K and V
+    columns = cfg.d_head + cfg.d_head_v
+    products = cfg.rows_per_warp * cfg.B_c * columns * 2 / _MMA_FLOP
+    tile_bytes = cfg.B_c * columns * element  # For K and V
 
     mma = products * _MMA_FLOP * QUARTERS / rates.mma
     shared = _bytes_read(cfg, tile_bytes) * QUARTERS / SMEM_BYTES
@@ -83,7 +84,7 @@ def _step_cycles(
     exp2 = scores * _WARP * QUARTERS / EXP2
     issue = (
         scores * (_PER_SCORE + (0 if cfg.optimized_softmax else _SCALING))
-        + cfg.rows_per_warp * cfg.d_head / _WARP  # For rescaling O
+        + cfg.rows_per_warp * cfg.d_head_v / _WARP  # For rescaling O
         + products * _PER_PRODUCT
         + _bytes_read(cfg, tile_bytes, conflicts=False) / _LDMATRIX_BYTES
         + _PER_STEP
@@ -130,7 +131,7 @@ def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
     """
     of_a_lane = cfg.rows_per_warp / THREADS_PER_WARP
     registers = 25 + 6.5 * cfg.rows_per_warp / 16
-    registers += 1.3 * of_a_lane * (cfg.d_head + cfg.B_c)
+    registers += 1.3 * of_a_lane * (cfg.d_head_v + cfg.B_c)
     if cfg.Q_mma_load_K_tiles == 0:
         registers += 0.7 * of_a_lane * cfg.d_head / 2
     return registers + (0 if cfg.async_copy else 5)
@@ -166,9 +167,10 @@ def compile_cost(cfg: FlashForwardKernelConfig) -> float:
 
     Both compilers take most of their time for the unrolled body of the loop over K and V. The
     length of the body is the number of m16n8k16 MMAs of one warp per K/V block. For Q K^T this is
-    rows per warp / 16 x B_c / 8 x d_head / 16, and for P V the same. A peeled first tile is another
-    body.
+    rows per warp / 16 x B_c / 8 x d_head / 16, and for P V the same with d_v. A peeled first tile
+    is another body.
     """
-    products = 2 * (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (cfg.d_head // 16)
+    columns = cfg.d_head + cfg.d_head_v
+    products = (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (columns // 16)
     bodies = 2 if cfg.optimized_softmax else 1
     return _FIXED_COST + products * bodies

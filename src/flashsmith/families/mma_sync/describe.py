@@ -22,23 +22,33 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     """The layout of a CTA's dynamic shared memory; O replaces Q."""
-    tiles = [("Q, then O", 1, cfg.B_r), ("K", cfg.kv_tiles, cfg.B_c), ("V", cfg.kv_tiles, cfg.B_c)]
-    return smem_regions(cfg, tiles)
+    d, d_v = cfg.d_head, cfg.d_head_v
+    first = ("Q, then O", 1, cfg.B_r, max(d, d_v))
+    if not cfg.d_v:
+        rows = (("K", cfg.kv_tiles, cfg.B_c, d), ("V", cfg.kv_tiles, cfg.B_c, d))
+        return smem_regions(cfg, (first, *rows))
+    pairs = [
+        (f"{tile} {i + 1}", 1, cfg.B_c, width)
+        for i in range(cfg.kv_tiles)
+        for tile, width in (("K", d), ("V", d_v))
+    ]
+    return smem_regions(cfg, (first, *pairs))
 
 
 def intensity(cfg: Any) -> Intensity:
     """FLOP per byte in the loop over K and V; what is outside the loop does not count.
 
-    A step of the loop does 4 B_r B_c d FLOP. K and V are read from global memory once per CTA, and
-    from shared memory once per warp. Q is read from shared memory too, unless its fragments stay in
-    registers.
+    A step of the loop does 2 B_r B_c (d + d_v) FLOP. K and V are read from global memory once per
+    CTA, and from shared memory once per warp. Q is read from shared memory too, unless its
+    fragments stay in registers.
     """
-    flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
-    tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
-    shared = 2 * cfg.n_warps * tile_bytes
+    columns = cfg.d_head + cfg.d_head_v
+    flop = 2 * cfg.B_r * cfg.B_c * columns
+    tiles_bytes = cfg.B_c * columns * cfg.dtype.element_size
+    shared = cfg.n_warps * tiles_bytes
     if cfg.Q_mma_load_K_tiles:
         shared += cfg.B_r * cfg.d_head * cfg.dtype.element_size
-    return Intensity(shared=flop / shared, global_memory=flop / (2 * tile_bytes))
+    return Intensity(shared=flop / shared, global_memory=flop / tiles_bytes)
 
 
 def order(cfg: Any, arch: int) -> Order:

@@ -9,6 +9,7 @@ from functools import partial
 
 from flashsmith.families.canonical import canonical_rules
 from flashsmith.families.config import REGISTERS_PER_SM, RESERVED_SMEM_PER_CTA
+from flashsmith.families.head_dims import PAIRS, pair_rule
 from flashsmith.families.mma_sync.config import (
     K_TILE_COLUMNS,
     MAX_LOAD_COUNT,
@@ -96,10 +97,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "smem_within_limit",
-        "the Q, K and V tiles, 2 (B_r + 2 B_c max(1, kv_stages)) d_head bytes, and with canonical "
-        "4 B_r (d_head + 8) more, must fit in the shared memory that the device gives one CTA",
+        "the Q, K and V tiles, 2 (B_r max(d_head, d_v) + B_c max(1, kv_stages) (d_head + d_v)) "
+        "bytes, where a d_v of 0 is d_head, and with canonical 4 B_r (d_head + 8) more, must fit "
+        "in the shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("B_r", "B_c", "d_head", "kv_stages", "canonical"),
+        ("B_r", "B_c", "d_head", "d_v", "kv_stages", "canonical"),
         lambda cfg, device: (
             f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
         ),
@@ -118,12 +120,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "O_fits_registers",
-        "d_head above 128 needs B_r / n_warps, the rows of one warp, to be 16: O takes d_head x "
-        "rows / 32 of the 255 registers of a thread",
+        "d_head, or d_v if it is not 0, above 128 needs B_r / n_warps, the rows of one warp, to be "
+        "16: O takes as many columns x rows / 32 of the 255 registers of a thread",
         lambda cfg, device: (
-            cfg.d_head <= MAX_D_HEAD_OF_32_ROWS or cfg.B_r <= MMA_ROWS * cfg.n_warps
+            cfg.d_head_v <= MAX_D_HEAD_OF_32_ROWS or cfg.B_r <= MMA_ROWS * cfg.n_warps
         ),
-        ("d_head", "B_r", "n_warps"),
+        ("d_head", "d_v", "B_r", "n_warps"),
     ),
     _supported("kv_stages"),
     Rule(
@@ -150,14 +152,14 @@ RULES: tuple[Rule, ...] = (
     _supported("min_ctas_per_sm", name="min_ctas_supported"),
     Rule(
         "min_ctas_fit_registers",
-        "min_ctas_per_sm must leave a thread 48 registers in addition to O, which takes B_r d_head "
-        "/ (32 n_warps): an SM has 65,536",
+        "min_ctas_per_sm must leave a thread 48 registers in addition to O, which takes B_r d_v / "
+        "(32 n_warps), where a d_v of 0 is d_head: an SM has 65,536",
         lambda cfg, device: (
             cfg.min_ctas_per_sm == 0
             or REGISTERS_PER_SM // (cfg.n_threads * cfg.min_ctas_per_sm)
-            >= cfg.B_r * cfg.d_head // cfg.n_threads + MIN_REGISTERS_BESIDE_O
+            >= cfg.B_r * cfg.d_head_v // cfg.n_threads + MIN_REGISTERS_BESIDE_O
         ),
-        ("min_ctas_per_sm", "n_warps", "B_r", "d_head"),
+        ("min_ctas_per_sm", "n_warps", "B_r", "d_head", "d_v"),
     ),
     Rule(
         "min_ctas_fit_smem",
@@ -168,7 +170,7 @@ RULES: tuple[Rule, ...] = (
             or cfg.smem_bytes() + RESERVED_SMEM_PER_CTA
             <= (device.max_smem_per_block + RESERVED_SMEM_PER_CTA) // cfg.min_ctas_per_sm
         ),
-        ("min_ctas_per_sm", "B_r", "B_c", "d_head", "kv_stages", "canonical"),
+        ("min_ctas_per_sm", "B_r", "B_c", "d_head", "d_v", "kv_stages", "canonical"),
         lambda cfg, device: f"{cfg.smem_bytes()} bytes a CTA on {device.name}",
     ),
     _supported("l2_group_mib", name="l2_group_supported"),
@@ -190,5 +192,7 @@ RULES: tuple[Rule, ...] = (
             "split_keys 0: parts and chunks end at different keys",
             lambda cfg: cfg.split_keys == 0,
         ),
+        ("d_v", "d_v 0: the tile of keys is by one width", lambda cfg: cfg.d_v == 0),
     ),
+    pair_rule(PAIRS),
 )

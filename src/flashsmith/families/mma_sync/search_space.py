@@ -15,6 +15,7 @@ from itertools import product
 
 from flashsmith.families.config import THREADS_PER_WARP
 from flashsmith.families.device import KNOWN_DEVICES
+from flashsmith.families.head_dims import HeadDims, split_dims
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.semantics.dtype import DType
@@ -61,7 +62,7 @@ _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 def held_registers(cfg: FlashForwardKernelConfig) -> int:
     """The registers per thread for O and S (fp32), and for Q if it stays in registers."""
     rows = cfg.rows_per_warp
-    held = rows * (cfg.d_head + cfg.B_c) // THREADS_PER_WARP
+    held = rows * (cfg.d_head_v + cfg.B_c) // THREADS_PER_WARP
     return held + (0 if cfg.Q_mma_load_K_tiles else rows * cfg.d_head // (2 * THREADS_PER_WARP))
 
 
@@ -71,13 +72,13 @@ def worth_searching(cfg: FlashForwardKernelConfig) -> bool:
 
 
 def get_search_space_configs(
-    dtypes: Sequence[DType] = tuple(DType), d_heads: Sequence[int] = SEARCH_D_HEADS
+    dtypes: Sequence[DType] = tuple(DType), d_heads: Sequence[HeadDims] = SEARCH_D_HEADS
 ) -> list[FlashForwardKernelConfig]:
     """The set 'space': all combinations of the values in SEARCH_KNOBS that are worth searching, and
     legal on the known device with the most shared memory."""
     knobs = {"dtype": tuple(dtypes), "d_head": tuple(d_heads), **SEARCH_KNOBS}
     configs = (
-        FlashForwardKernelConfig(**dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]
+        FlashForwardKernelConfig(**split_dims(dict(zip(knobs, values, strict=True))))
         for values in product(*knobs.values())
     )
     return [cfg for cfg in configs if worth_searching(cfg) and is_legal(cfg, _ROOMIEST)]

@@ -11,6 +11,7 @@ from flashsmith.families.canonical import VERSION, canonical_tile
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.covering_array import cover
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.legality import compiled_d_head, is_legal
 from flashsmith.families.mma_sync.config import FlashForwardKernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
@@ -133,11 +134,12 @@ _PROOF_CONFIGS = (
 
 
 @cache
-def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
+def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
     """The configs with which problems of this dtype and head dimension are proven."""
-    d_head = compiled_d_head(d)
-    B_c = 128 if d_head <= 64 else 64
-    texts = _PROOF_CONFIGS if d_head <= 128 else _PROOF_CONFIGS[:-1]
+    d_head = d if isinstance(d, HeadPair) else compiled_d_head(d)
+    narrower, d_v = (d_head, d_head) if isinstance(d_head, int) else (min(d_head), d_head.d_v)
+    B_c = 128 if narrower <= 64 and d_v <= 64 else 64
+    texts = _PROOF_CONFIGS if d_v <= 128 else _PROOF_CONFIGS[:-1]
     return tuple(
         parse_kernel_name_into_config(text.format(dtype=dtype.name, d_head=d_head, B_c=B_c))
         for text in texts
@@ -162,7 +164,7 @@ SHAPES = (
 
 @lru_cache(maxsize=256)
 def candidates(
-    dtype: DType, d_head: int, device: DeviceSpec
+    dtype: DType, d_head: HeadDims, device: DeviceSpec
 ) -> tuple[FlashForwardKernelConfig, ...]:
     """Kernels of those SHAPES that are legal on the device."""
     configs = (_of_shape(dtype, d_head, *shape) for shape in SHAPES)
@@ -170,7 +172,7 @@ def candidates(
 
 
 def _of_shape(
-    dtype: DType, d_head: int, rows: int, keys: int, n_warps: int
+    dtype: DType, d_head: HeadDims, rows: int, keys: int, n_warps: int
 ) -> FlashForwardKernelConfig:
     """The kernel with this shape and the optimisations that were worthwhile on an H200.
 
@@ -178,12 +180,12 @@ def _of_shape(
     larger d. If O takes half of all registers, the peeled first tile of optimized_softmax spills
     more than it saves (causal, d 128: 325 and not 338 TFLOP/s).
     """
-    of_a_warp = rows // n_warps * d_head
+    d_head, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
+    of_a_warp = rows // n_warps * max(d_head, d_v)
     q_loads = 0 if of_a_warp <= 32 * 64 else 2
     peeled = of_a_warp < 32 * 128
-    return FlashForwardKernelConfig(
-        dtype, d_head, rows, keys, n_warps, True, True, True, q_loads, 2, 2, True, peeled
-    )
+    knobs = dtype, d_head, rows, keys, n_warps, True, True, True, q_loads, 2, 2, True, peeled
+    return FlashForwardKernelConfig(*knobs, d_v=d_v)
 
 
 # --- the canonical order -------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from flashsmith.families.block_lists import has_lists, list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
+from flashsmith.families.head_dims import PAIRS, HeadDims
 from flashsmith.families.legality import is_legal
 from flashsmith.families.order import Order
 from flashsmith.families.pack_gqa import pack_variants
@@ -55,6 +56,7 @@ class WgmmaFamily(WarpgroupFamily):
         plan_header="wgmma/plan.h",
     )
     persistent = True
+    pairs = PAIRS
     space_key = "hopper"
     has_cost_model = True
     translation_seconds = 0.3
@@ -81,12 +83,12 @@ class WgmmaFamily(WarpgroupFamily):
         ]
 
     def candidates(
-        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+        self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
     ) -> Sequence[WgmmaForwardKernelConfig]:
         return sets.candidates(dtype, d_head, device, masked)
 
     def search_space(
-        self, dtype: DType, d_head: int, masked: bool
+        self, dtype: DType, d_head: HeadDims, masked: bool
     ) -> Sequence[WgmmaForwardKernelConfig]:
         return search_space.get_hopper_space_configs((dtype,), (d_head,), masked)
 
@@ -96,7 +98,7 @@ class WgmmaFamily(WarpgroupFamily):
     def worth_searching(self, cfg: WgmmaForwardKernelConfig) -> bool:
         return search_space.worth_searching(cfg)
 
-    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+    def proof_configs(self, dtype: DType, d: HeadDims) -> Sequence[Any]:
         return sets.proof_configs(dtype, d)
 
     def compile_cost(self, cfg: WgmmaForwardKernelConfig) -> float:

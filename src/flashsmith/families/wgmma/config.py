@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from flashsmith.families.canonical import canonical_knob
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
 from flashsmith.families.earlier_names import getter
+from flashsmith.families.head_dims import d_v_knob
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.pack_gqa import pack_gqa_knob
 from flashsmith.families.split_keys import split_keys_knob
@@ -100,7 +101,7 @@ class WgmmaForwardKernelConfig(ForwardConfig):
         "head dimension, elements",
         values=D_HEADS,
         effect=lambda cfg: (
-            f"S = Q K^T takes {cfg.d_head // 16} k16-steps; O has {cfg.d_head // 2} "
+            f"S = Q K^T takes {cfg.d_head // 16} k16-steps; O has {cfg.d_head_v // 2} "
             "registers a thread"
         ),
         where="StaticHopperKernelConfig",
@@ -273,6 +274,7 @@ class WgmmaForwardKernelConfig(ForwardConfig):
         where="Consumer::load_register_Q",
     )
     canonical: int = canonical_knob()
+    d_v: int = d_v_knob()
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -294,8 +296,9 @@ class WgmmaForwardKernelConfig(ForwardConfig):
     def tile_bytes(self, elem_size: int = 2) -> int:
         """Bytes of the Q, K and V tiles that a CTA has at once, and with separate_O of the O
         tile."""
-        rows = self.B_r * (self.q_buffers + self.separate_O) + 2 * self.kv_stages * self.B_c
-        return rows * self.d_head * elem_size
+        of_qk = self.B_r * self.q_buffers + self.kv_stages * self.B_c
+        of_v = self.B_r * self.separate_O + self.kv_stages * self.B_c
+        return (of_qk * self.d_head + of_v * self.d_head_v) * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: the tiles, and a page for barriers."""

@@ -15,11 +15,12 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     O is stored in the place of Q, unless separate_O or direct_O.
     """
     shared = not (cfg.separate_O or cfg.direct_O)
+    d, d_v = cfg.d_head, cfg.d_head_v
     tiles = [
-        ("Q, then O" if shared else "Q", cfg.q_buffers, cfg.B_r),
-        ("O", int(cfg.separate_O), cfg.B_r),
-        ("K", cfg.kv_stages, cfg.B_c),
-        ("V", cfg.kv_stages, cfg.B_c),
+        ("Q, then O" if shared else "Q", cfg.q_buffers, cfg.B_r, d),
+        ("O", int(cfg.separate_O), cfg.B_r, d_v),
+        ("K", cfg.kv_stages, cfg.B_c, d),
+        ("V", cfg.kv_stages, cfg.B_c, d_v),
     ]
     return smem_regions(cfg, tiles, rest="barriers, tile info")
 
@@ -27,13 +28,15 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 def intensity(cfg: Any) -> Intensity:
     """FLOP per byte in the loop over K and V; what is outside the loop does not count.
 
-    A step of the loop does 4 B_r B_c d FLOP. K and V are read from global memory once per CTA, and
-    from shared memory once per warpgroup. All of Q counts as read from shared memory in each step.
+    A step of the loop does 2 B_r B_c (d + d_v) FLOP. K and V are read from global memory once per
+    CTA, and from shared memory once per warpgroup. All of Q counts as read from shared memory in
+    each step.
     """
-    flop = 4 * cfg.B_r * cfg.B_c * cfg.d_head
-    tile_bytes = cfg.B_c * cfg.d_head * cfg.dtype.element_size
-    shared = 2 * cfg.n_warpgroups * tile_bytes + cfg.B_r * cfg.d_head * cfg.dtype.element_size
-    return Intensity(shared=flop / shared, global_memory=flop / (2 * tile_bytes))
+    columns = cfg.d_head + cfg.d_head_v
+    flop = 2 * cfg.B_r * cfg.B_c * columns
+    tiles_bytes = cfg.B_c * columns * cfg.dtype.element_size
+    shared = cfg.n_warpgroups * tiles_bytes + cfg.B_r * cfg.d_head * cfg.dtype.element_size
+    return Intensity(shared=flop / shared, global_memory=flop / tiles_bytes)
 
 
 def order(cfg: Any, arch: int) -> Order:

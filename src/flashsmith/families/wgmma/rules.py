@@ -7,6 +7,7 @@ from functools import partial
 from flashsmith.families.canonical import canonical_rules
 from flashsmith.families.config import RESERVED_SMEM_PER_CTA
 from flashsmith.families.device import DeviceSpec
+from flashsmith.families.head_dims import PAIRS, pair_rule
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import (
     REGISTERS_BESIDE_TILES,
@@ -43,7 +44,7 @@ _supported = partial(supported, WgmmaForwardKernelConfig)
 def tile_registers(cfg: WgmmaForwardKernelConfig) -> int:
     """The registers that a thread needs for O and S in fp32, and for P if it is not in the place of
     S."""
-    return cfg.d_head // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
+    return cfg.d_head_v // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
 
 
 def _smem_figures(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> str:
@@ -82,11 +83,11 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "smem_within_limit",
-        "the tiles, 2 d_head (B_r (q_buffers + separate_O) + 2 kv_stages B_c) bytes, and "
-        f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
-        "CTA",
+        "the tiles, 2 d_head (B_r q_buffers + kv_stages B_c) + 2 d_v (B_r separate_O + kv_stages "
+        f"B_c) bytes, where a d_v of 0 is d_head, and {BARRIER_PAGE} bytes of barriers must fit in "
+        "the shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("d_head", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
+        ("d_head", "d_v", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
         _smem_figures,
     ),
     *register_rules(),
@@ -102,22 +103,22 @@ HOPPER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "tiles_fit_registers",
-        "consumer_registers must hold a thread's share of O (d_head / 2), of S (B_c / 2), with "
+        "consumer_registers must hold a thread's share of O (d_v / 2), of S (B_c / 2), with "
         f"overlap also of P (B_c / 4), and {REGISTERS_BESIDE_TILES} for everything else",
         lambda cfg, device: tile_registers(cfg) + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
-        ("d_head", "B_c", "overlap", "consumer_registers"),
+        ("d_head", "d_v", "B_c", "overlap", "consumer_registers"),
         lambda cfg, device: f"the tiles take {tile_registers(cfg)}",
     ),
     Rule(
         "product_fits_registers",
-        "the accumulators of a GEMM, max(d_head, B_c) / 2 a thread, plus "
+        "the accumulators of a GEMM, max(d_v, B_c) / 2 a thread, plus "
         f"{REGISTERS_BESIDE_PRODUCT} must not exceed what a thread starts with, 512 / "
         "(ctas_per_sm (n_warpgroups + 1)) rounded down to a multiple of 8: ptxas refuses others",
         lambda cfg, device: (
-            max(cfg.d_head, cfg.B_c) // 2 + REGISTERS_BESIDE_PRODUCT
+            max(cfg.d_head_v, cfg.B_c) // 2 + REGISTERS_BESIDE_PRODUCT
             <= registers_each(cfg.n_warpgroups, cfg.ctas_per_sm)
         ),
-        ("d_head", "B_c", "n_warpgroups", "ctas_per_sm"),
+        ("d_head", "d_v", "B_c", "n_warpgroups", "ctas_per_sm"),
     ),
     Rule(
         "pingpong_needs_two",
@@ -160,7 +161,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
             or cfg.ctas_per_sm * (cfg.smem_bytes() + RESERVED_SMEM_PER_CTA)
             <= device.max_smem_per_block + RESERVED_SMEM_PER_CTA
         ),
-        ("ctas_per_sm", "d_head", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
+        ("ctas_per_sm", "d_head", "d_v", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
         _smem_figures,
     ),
     _supported(
@@ -254,5 +255,13 @@ HOPPER_RULES: tuple[Rule, ...] = (
             "a persistent schedule: each CTA has memory for the state of rows between chunks",
             lambda cfg: cfg.schedule != Schedule.ONE_TILE,
         ),
+        ("d_v", "d_v 0: the tile of keys is by one width", lambda cfg: cfg.d_v == 0),
+    ),
+    pair_rule(PAIRS),
+    Rule(
+        "wide_O_needs_a_place",
+        "d_v above d_head needs direct_O or separate_O: O is wider than Q's slot",
+        lambda cfg, device: cfg.d_v <= cfg.d_head or cfg.direct_O or cfg.separate_O,
+        ("d_head", "d_v", "direct_O", "separate_O"),
     ),
 )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma.config import (
     B_C_STEP,
@@ -21,7 +22,7 @@ from flashsmith.families.wgmma.config import (
     TileOrder,
     WgmmaForwardKernelConfig,
 )
-from flashsmith.families.wgmma.sets import get_hopper_configs
+from flashsmith.families.wgmma.sets import get_hopper_configs, get_pair_configs
 from flashsmith.semantics.dtype import DType
 
 
@@ -47,7 +48,7 @@ REGISTERS = {
 # warpgroup is for problems with few rows, or for two or three CTAs per SM with a small d_head.
 # Registers limit the length of key tiles for three warpgroups; shared memory does for d_head 192
 # and 256, and for several CTAs.
-SHAPES: dict[int, tuple[TileShape, ...]] = {
+SHAPES: dict[HeadDims, tuple[TileShape, ...]] = {
     32: (
         TileShape(4, 128),
         TileShape(4, 96),
@@ -104,6 +105,31 @@ SHAPES: dict[int, tuple[TileShape, ...]] = {
         TileShape(2, 48, overlap=True),
         TileShape(1, 80, overlap=True),
     ),
+    HeadPair(64, 128): (
+        TileShape(3, 128),
+        TileShape(3, 112),
+        TileShape(2, 128, overlap=True),
+        TileShape(2, 160, overlap=True),
+    ),
+    HeadPair(128, 64): (
+        TileShape(3, 128),
+        TileShape(3, 160, q_buffers=1),
+        TileShape(3, 96, overlap=True),
+        TileShape(2, 160, overlap=True),
+    ),
+    HeadPair(192, 128): (
+        TileShape(2, 128, overlap=True, q_buffers=1),
+        TileShape(2, 128, q_buffers=1),
+        TileShape(2, 96, overlap=True),
+        TileShape(3, 112, q_buffers=1),
+        TileShape(3, 96, q_buffers=1),
+    ),
+    HeadPair(256, 128): (
+        TileShape(2, 96, overlap=True, q_buffers=1),
+        TileShape(2, 64, overlap=True),
+        TileShape(3, 64, q_buffers=1),
+    ),
+    HeadPair(256, 256): (TileShape(2, 80, overlap=True, q_buffers=1),),
 }
 # From this d_head on, GEMMs take so much longer than a softmax that ping-pong only costs time.
 _WITHOUT_TURNS = 192
@@ -146,7 +172,7 @@ def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
 
 
 def get_hopper_space_configs(
-    dtypes: Sequence[DType], d_heads: Sequence[int], masked: bool
+    dtypes: Sequence[DType], d_heads: Sequence[HeadDims], masked: bool
 ) -> list[WgmmaForwardKernelConfig]:
     """The wgmma configs to try; none for a head dimension that has no kernels.
 
@@ -160,14 +186,16 @@ def get_hopper_space_configs(
         for shape in SHAPES.get(d_head, ())
         for cfg in _of_shape(dtype, d_head, shape, orders)
     )
-    shipped = (cfg for cfg in get_hopper_configs(dtypes) if cfg.tile_order in orders)
-    found.update(dict.fromkeys(cfg for cfg in shipped if cfg.d_head in d_heads))
+    pairs = (cfg for dtype in dtypes for cfg in get_pair_configs(dtype))
+    shipped = (cfg for cfg in (*get_hopper_configs(dtypes), *pairs) if cfg.tile_order in orders)
+    found.update(dict.fromkeys(cfg for cfg in shipped if cfg.head_dims in d_heads))
     return list(found)
 
 
 def _of_shape(
-    dtype: DType, d_head: int, shape: TileShape, orders: Sequence[TileOrder]
+    dtype: DType, d_head: HeadDims, shape: TileShape, orders: Sequence[TileOrder]
 ) -> Iterator[WgmmaForwardKernelConfig]:
+    d_head, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
     alone = shape.n_warpgroups == 1 or d_head >= _WITHOUT_TURNS
     producer, consumer = REGISTERS[shape.n_warpgroups, shape.ctas_per_sm]
     for order in orders:
@@ -187,6 +215,8 @@ def _of_shape(
             tile_order=order,
             rescale_threshold=MAX_RESCALE_THRESHOLD,
             ctas_per_sm=shape.ctas_per_sm,
+            direct_O=d_v > d_head,
+            d_v=d_v,
         )
 
 

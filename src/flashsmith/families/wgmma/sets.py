@@ -11,6 +11,7 @@ from typing import Any
 from flashsmith.families.canonical import VERSION, canonical_tile
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.legality import is_legal
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.wgmma.config import (
@@ -67,6 +68,28 @@ def get_hopper_configs(
             _two_warpgroups(dtype, 256, 64, longest_first, q_buffers=1, direct_O=True),
         )
     ]
+
+
+def get_pair_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
+    """For each pair of widths, configs for full and for causal attention, not yet measured. Tiles
+    are those of the neighbouring d_head, longer if shared memory allows it with a narrower V."""
+    return [
+        replace(cfg, d_v=d_v)
+        for order in TileOrder
+        for cfg, d_v in (
+            (replace(_three_warpgroups(dtype, 64, 128, order), direct_O=True), 128),
+            (_three_warpgroups(dtype, 128, 128, order), 64),
+            (_one_buffer(_two_warpgroups(dtype, 192, 128, order)), 128),
+            (_one_buffer(_three_warpgroups(dtype, 192, 112, order)), 128),
+            (_one_buffer(_two_warpgroups(dtype, 256, 96, order)), 128),
+            (_one_buffer(_two_warpgroups(dtype, 256, 80, order)), 256),
+        )
+    ]
+
+
+def _one_buffer(cfg: WgmmaForwardKernelConfig) -> WgmmaForwardKernelConfig:
+    """There is room for only one Q buffer; O is stored from registers so that it is free."""
+    return replace(cfg, q_buffers=1, direct_O=True)
 
 
 def _three_warpgroups(
@@ -240,8 +263,10 @@ _PROOF_CONFIGS = {
 
 
 @cache
-def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
+def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
     """The configs with which problems of this dtype and head dimension are proven."""
+    if isinstance(d, HeadPair):
+        return tuple(cfg for cfg in get_pair_configs(dtype) if cfg.head_dims == d)
     d_head = min(d_head for d_head in _PROOF_CONFIGS if d_head >= d)
     texts = (f"({dtype.name}, {d_head}, {rest}" for rest in _PROOF_CONFIGS[d_head])
     return tuple(map(parse_kernel_name_into_config, texts))
@@ -251,16 +276,19 @@ def proof_configs(dtype: DType, d: int) -> tuple[KernelConfig, ...]:
 
 
 def candidates(
-    dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+    dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
 ) -> tuple[WgmmaForwardKernelConfig, ...]:
-    """The shipped configs; none for a device or d_head that has no kernels.
+    """The shipped configs, or those of a pair; none for a device or widths without kernels.
 
     Configs with the right order of tiles come first, followed by the others with their order
     changed to it. With a mask, the longest first is right: causal 607 and not 585 TFLOP/s, but
     without a mask 637 and not 687 (d 128, H200).
     """
     order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
-    shipped = [config for config in get_hopper_configs((dtype,)) if config.d_head == d_head]
+    known = (
+        get_pair_configs(dtype) if isinstance(d_head, HeadPair) else get_hopper_configs((dtype,))
+    )
+    shipped = [config for config in known if config.head_dims == d_head]
     ordered = sorted(shipped, key=lambda config: config.tile_order != order)
     found = (
         config

@@ -1,0 +1,83 @@
+"""Head dimensions of kernels: one width, or those of q and k and of v."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from flashsmith.families.knob import knob
+from flashsmith.families.rule import Rule
+from flashsmith.operations.problem import Problem
+
+
+class HeadPair(NamedTuple):
+    """The tiles' columns of a kernel whose q and k may have another d than v and o.
+
+    ``d_head`` is for q and k, ``d_v`` for v and o. With equal numbers, as in 256:256, both are
+    upper bounds for calls with different widths.
+    """
+
+    d_head: int
+    d_v: int
+
+    def __str__(self) -> str:
+        return f"{self.d_head}:{self.d_v}"
+
+
+HeadDims = int | HeadPair
+
+# Every problem with d and d_v up to 256 fits in one of these.
+PAIRS = (
+    HeadPair(64, 128),
+    HeadPair(128, 64),
+    HeadPair(192, 128),
+    HeadPair(256, 128),
+    HeadPair(256, 256),
+)
+
+
+def fitting_dims(problem: Problem, known: Iterable[HeadDims]) -> list[HeadDims]:
+    """The widths that can compute a problem, those with the fewest columns first.
+
+    They are pairs if d_v is not d, and single widths otherwise.
+    """
+    if problem.d_v == problem.d:
+        return sorted({d for d in known if isinstance(d, int) and problem.d <= d})
+    pairs = {pair for pair in known if isinstance(pair, HeadPair)}
+    fitting = [pair for pair in pairs if problem.d <= pair.d_head and problem.d_v <= pair.d_v]
+    return [pair for _, pair in sorted((sum(pair), pair) for pair in fitting)]
+
+
+def split_dims(knobs: dict[str, Any]) -> dict[str, Any]:
+    """Knobs whose `d_head` may be a HeadPair, with its numbers as `d_head` and `d_v`."""
+    widths = knobs["d_head"]
+    return knobs | widths._asdict() if isinstance(widths, HeadPair) else knobs
+
+
+def d_v_knob() -> Any:
+    """The field `d_v` of a config. It must be the last one, which leaves the names of kernels
+    without it as they are."""
+    return knob(
+        "head dimension of v and o, elements; 0: d_head, for all calls",
+        values=(0, *sorted({pair.d_v for pair in PAIRS})),
+        default=0,
+        lowest=0,
+        effect=lambda cfg: (
+            f"v and o have up to {cfg.d_v} columns, q and k up to {cfg.d_head}"
+            if cfg.d_v
+            else "v and o are as wide as q and k"
+        ),
+        where="d_v",
+    )
+
+
+def pair_rule(pairs: tuple[HeadPair, ...]) -> Rule:
+    """The rule that a d_v other than 0 must be one of a pair for which there are kernels."""
+    listed = ", ".join(map(str, pairs))
+    return Rule(
+        "d_v_supported",
+        f"d_v must be 0 (v as wide as q and k), or d_head and d_v must be a pair, {listed}: there "
+        "are kernels for these only",
+        lambda cfg, device: cfg.d_v == 0 or (cfg.d_head, cfg.d_v) in pairs,
+        ("d_head", "d_v"),
+    )

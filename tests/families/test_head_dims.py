@@ -1,0 +1,129 @@
+"""Head dimensions of v that are not those of q and k: in problems, configs and the choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flashsmith.errors import ArgumentError
+from flashsmith.families import (
+    MMA_SYNC,
+    WGMMA,
+    DType,
+    Problem,
+    d_head_for,
+    device_spec,
+    is_legal,
+    parse_kernel_name_into_config,
+)
+from flashsmith.families.head_dims import PAIRS, HeadPair
+from flashsmith.operations import BACKWARD, FORWARD
+
+PAIR = Problem.parse("b2 s128:512 h16:4 d192:128 bf16 causal")
+SHORT_FORMS = (
+    "(BF16, 192:128, 128, 64, 8): async+eager+swizzled+load_2_2_2_tiles",
+    "(FP16, 256:256, 128, 80, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+direct_O",
+)
+
+
+def test_texts_of_problems_have_both_widths_only_if_they_differ() -> None:
+    assert (PAIR.d, PAIR.d_v) == (192, 128)
+    assert str(PAIR) == "b2 s128:512 h16:4 d192:128 bf16 causal"
+    assert Problem.parse(str(PAIR)) == PAIR
+    equal = Problem.parse("s128 d64:64 fp16")
+    assert str(equal) == "b1 s128 h1 d64 fp16"
+    assert equal == Problem(1, 128, 128, 1, 1, 64, DType.FP16)
+    assert equal.d_v == 64
+
+
+def test_tensors_have_the_widths_of_what_they_are() -> None:
+    shapes = {it.name: FORWARD.shape(it, PAIR) for it in FORWARD.tensors[:4]}
+    assert shapes == {
+        "q": (2, 128, 16, 192),
+        "k": (2, 512, 4, 192),
+        "v": (2, 512, 4, 128),
+        "o": (2, 128, 16, 128),
+    }
+    backward = PAIR.of_operation("backward")
+    widths = {it.name: BACKWARD.shape(it, backward)[-1] for it in BACKWARD.tensors[:9]}
+    wide = dict.fromkeys(("q", "k", "dq", "dk"), 192)
+    assert widths == wide | dict.fromkeys(("do", "v", "o", "dv"), 128) | {"lse": 128}
+
+
+@pytest.mark.parametrize(
+    ("word", "columns"),
+    [("", 3 * 192 + 2 * 128), ("only_dq", 2 * 192 + 128), ("no_dq", 2 * 192 + 2 * 128)],
+)
+def test_flop_count_each_gemm_with_its_width(word: str, columns: int) -> None:
+    pairs = 2 * 16 * 128 * 512
+    assert PAIR.attn_flop() == pairs * (192 + 128)
+    assert PAIR.of_operation("backward", word).attn_flop() == pairs * columns
+
+
+@pytest.mark.parametrize("operation", ["decode", "merge", "write_slots"])
+def test_operations_without_d_v_refuse_it(operation: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^d_v=128: {operation} computes v of q's and k's"):
+        Problem.parse(f"s128 d192:128 fp16 {operation}")
+
+
+def test_canonical_bits_refuse_it() -> None:
+    with pytest.raises(ArgumentError, match=r"^bits='canonical': not with d=192 and d_v=128"):
+        replace(PAIR, bits="canonical")
+
+
+@pytest.mark.parametrize("text", SHORT_FORMS)
+def test_short_forms_name_both_widths(text: str) -> None:
+    cfg = parse_kernel_name_into_config(text)
+    assert str(cfg) == text
+    assert cfg.head_dims == HeadPair(cfg.d_head, cfg.d_head_v)
+    one_width = replace(cfg, d_v=0)  # type: ignore[call-arg]
+    assert str(one_width) == text.replace(f"{cfg.head_dims}", f"{cfg.d_head}")
+    assert one_width.head_dims == one_width.d_head_v == cfg.d_head
+    assert cfg.kernel_name() != one_width.kernel_name()
+
+
+@pytest.mark.parametrize(
+    ("widths", "pair"),
+    [
+        ("192:128", (192, 128)),
+        ("128:64", (128, 64)),
+        ("96:72", (192, 128)),
+        ("8:16", (64, 128)),
+        ("72:64", (128, 64)),
+        ("200:104", (256, 128)),
+        ("64:256", (256, 256)),
+        ("248:256", (256, 256)),
+    ],
+)
+def test_the_pair_with_the_fewest_columns_is_chosen(widths: str, pair: tuple[int, int]) -> None:
+    assert d_head_for(Problem.parse(f"s128 d{widths} fp16")) == pair
+
+
+@pytest.mark.parametrize("widths", ["264:128", "128:264", "64:60", "60:64"])
+def test_widths_without_kernels_are_refused(widths: str) -> None:
+    d, d_v = widths.split(":")
+    with pytest.raises(ArgumentError, match=rf"^d={d}, d_v={d_v}: forward has kernels of the pair"):
+        d_head_for(Problem.parse(f"s128 d{widths} fp16"))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_both_families_offer_each_pair(pair: HeadPair) -> None:
+    for family, device in ((WGMMA, device_spec("H200")), (MMA_SYNC, device_spec("RTX 4090"))):
+        for dtype in DType:
+            offered = (
+                *family.candidates(dtype, pair, device, True),
+                *family.search_space(dtype, pair, True),
+            )
+            assert offered
+            assert {it.head_dims for it in offered} == {pair}
+        proven = family.proof_configs(DType.BF16, pair)
+        assert all(is_legal(it, family.roomiest_device) for it in proven)
+        assert {it.head_dims for it in proven} == {pair}
+
+
+def test_a_kernel_of_a_pair_needs_whole_tiles_of_both_widths() -> None:
+    cfg = parse_kernel_name_into_config(SHORT_FORMS[0])
+    whole = Problem.parse("s128 d192:128 bf16")
+    assert not whole.required_semantics(cfg).uneven
+    assert Problem.parse("s128 d192:64 bf16").required_semantics(cfg).uneven
