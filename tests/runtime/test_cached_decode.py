@@ -255,8 +255,8 @@ def test_defaults_of_keywords_are_those_of_the_function() -> None:
     required = {"cache_lens": Parameter.empty}
     of_tensors = dict.fromkeys(DecodeTensors._fields[3:]) | required
     others = DecodeOptions._field_defaults | {"config": None, "emulate": False}
-    for name in ("program", "k_scale_value", "v_scale_value"):
-        del others[name]  # which only the runtime passes
+    for only_of_the_runtime in ("program", "k_scale_value", "v_scale_value"):
+        del others[only_of_the_runtime]
     more = dict.fromkeys(("score_mod", "mask_mod", "mask", "bias", "v_width"))
     assert dict(keywords) == of_tensors | others | more
     assert DecodeTensors._fields[:3] == ("q", "k_cache", "v_cache")
@@ -306,7 +306,8 @@ def variant(name: str) -> dict[str, Any]:
     angles = {name: torch.zeros(128, 8) for name in ("cos", "sin")}
     call = dense(**appending(**angles, out=half(2, 1, 4, 64)))
     options = DecodeOptions()._asdict() | {"page_table": None, "sinks": None, "config": None}
-    del options["program"]
+    for only_of_the_runtime in ("program", "k_scale_value", "v_scale_value"):
+        del options[only_of_the_runtime]
     call = {**call, **options}
     changed = VARIANTS[name]()
     assert changed.keys() <= call.keys()
