@@ -49,7 +49,7 @@ pytestmark = pytest.mark.torch
 CFG = parse_kernel_name_into_config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2")
 ORDER = (
     *("q", "k_cache", "v_cache", "cache_lens", "o", "lse", "page_table", "k", "v", "cos", "sin"),
-    *("sinks", "cu_seqlens_q", "kv_offset"),
+    *("sinks", "cu_seqlens_q", "kv_offset", "k_scale", "v_scale"),
 )
 LENS = [100, 0]
 
@@ -255,9 +255,10 @@ def test_defaults_of_keywords_are_those_of_the_function() -> None:
     required = {"cache_lens": Parameter.empty}
     of_tensors = dict.fromkeys(DecodeTensors._fields[3:]) | required
     others = DecodeOptions._field_defaults | {"config": None, "emulate": False}
-    del others["program"]  # which only the runtime passes
-    functions = dict.fromkeys(("score_mod", "mask_mod", "mask", "bias"))
-    assert dict(keywords) == of_tensors | others | functions
+    for only_of_the_runtime in ("program", "k_scale_value", "v_scale_value"):
+        del others[only_of_the_runtime]
+    more = dict.fromkeys(("score_mod", "mask_mod", "mask", "bias", "v_width"))
+    assert dict(keywords) == of_tensors | others | more
     assert DecodeTensors._fields[:3] == ("q", "k_cache", "v_cache")
 
 
@@ -305,7 +306,8 @@ def variant(name: str) -> dict[str, Any]:
     angles = {name: torch.zeros(128, 8) for name in ("cos", "sin")}
     call = dense(**appending(**angles, out=half(2, 1, 4, 64)))
     options = DecodeOptions()._asdict() | {"page_table": None, "sinks": None, "config": None}
-    del options["program"]
+    for only_of_the_runtime in ("program", "k_scale_value", "v_scale_value"):
+        del options[only_of_the_runtime]
     call = {**call, **options}
     changed = VARIANTS[name]()
     assert changed.keys() <= call.keys()

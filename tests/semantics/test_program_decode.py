@@ -77,8 +77,10 @@ def test_blocks_that_a_table_omits_are_not_read(queries: int, *, paged: bool) ->
 @pytest.mark.parametrize("sm_count", [2, 12], ids=["two SMs", "clusters"])
 @pytest.mark.parametrize(
     ("cfg", "queries", "together"),
-    [(EARLY, 3, BLOCK), (ROWS, 20, ROWS.B_c)],
-    ids=["own keys", "own rows"],
+    [
+        pytest.param(EARLY, 3, BLOCK, id="own keys"),
+        pytest.param(ROWS, 20, ROWS.B_c, id="own rows", marks=pytest.mark.full),
+    ],
 )
 def test_hopper_kernels_skip_them_too(
     cfg: KernelConfig, queries: int, together: int, sm_count: int
