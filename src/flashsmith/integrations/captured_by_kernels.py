@@ -90,6 +90,8 @@ class ScoreSums:
     @staticmethod
     def serves(saved: Any, emulate: bool) -> bool:
         """Whether kernels take the tensors."""
+        if saved.q.shape[-1] != saved.v.shape[-1]:
+            return False
         return saved.q.dtype in _DTYPES and (saved.q.is_cuda or emulate) and saved.q.numel() > 0
 
     def fits(self, node: Typed, shape: tuple[int, ...]) -> bool:
