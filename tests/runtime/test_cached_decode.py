@@ -49,7 +49,7 @@ pytestmark = pytest.mark.torch
 CFG = parse_kernel_name_into_config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2")
 ORDER = (
     *("q", "k_cache", "v_cache", "cache_lens", "o", "lse", "page_table", "k", "v", "cos", "sin"),
-    *("sinks", "cu_seqlens_q", "kv_offset"),
+    *("sinks", "cu_seqlens_q", "kv_offset", "k_scale", "v_scale"),
 )
 LENS = [100, 0]
 
@@ -96,6 +96,11 @@ def interleaved() -> dict[str, Any]:
     return dense(**appending(k_cache=both[:, 0], v_cache=both[:, 1]))
 
 
+def codes(**options: Any) -> dict[str, Any]:
+    caches = {name: half(2, 128, 2, 64).to(torch.float8_e4m3fn) for name in ("k_cache", "v_cache")}
+    return dense(**caches, **options)
+
+
 CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "dense": dense,
     "paged": paged,
@@ -119,6 +124,9 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
         sinks=torch.zeros(4), cu_seqlens_q=offsets(2, 5), max_seqlen_q=5, out=half(7, 4, 64),
         return_lse=True,
     ),
+    "8-bit floats": codes,
+    "8-bit floats and scales": lambda: codes(k_scale=torch.ones(2), v_scale=0.5, **appending()),
+    "a scale of all heads": lambda: dense(v_scale=torch.ones(())),
     "packed, of unknown lengths": lambda: dense(q=half(7, 4, 64), cu_seqlens_q=offsets(2, 5)),
 }  # fmt: skip
 
@@ -127,7 +135,8 @@ def places(call: dict[str, Any], outputs: Any) -> tuple[int, ...]:
     """The addresses that a launch must be given."""
     o, lse = outputs if isinstance(outputs, tuple) else (outputs, None)
     found = ((call | {"o": o, "lse": lse}).get(name) for name in ORDER)
-    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in found)
+    # A scale may be a number, which is no address.
+    return tuple(it.data_ptr() if isinstance(it, torch.Tensor) else 0 for it in found)
 
 
 def facts(outputs: Any) -> list[Any]:
