@@ -42,6 +42,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from flashsmith import attention_with_cache, chooser  # noqa: E402
 from flashsmith.chooser import decode  # noqa: E402
 from flashsmith.integrations import torch_decode  # noqa: E402
+from flashsmith.operations.cache_scales import SCALE_OPTIONS  # noqa: E402
 from flashsmith.runtime.frameworks.torch import TorchTensors  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -264,8 +265,9 @@ def test_defaults_of_keywords_are_those_of_the_function() -> None:
     required = {"cache_lens": Parameter.empty}
     of_tensors = dict.fromkeys(DecodeTensors._fields[3:]) | required
     others = DecodeOptions._field_defaults | {"config": None, "emulate": False}
-    del others["program"]  # which only the runtime passes
-    functions = dict.fromkeys(("score_mod", "mask_mod", "mask", "bias"))
+    for name in ("program", *SCALE_OPTIONS):  # which only the runtime passes
+        del others[name]
+    functions = dict.fromkeys(("score_mod", "mask_mod", "mask", "bias", "v_width"))
     assert dict(keywords) == of_tensors | others | functions
     assert DecodeTensors._fields[:3] == ("q", "k_cache", "v_cache")
 
@@ -305,6 +307,8 @@ VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "no output": lambda: {"out": None},
     "sinks": lambda: {"sinks": torch.zeros(4)},
+    "a scale": lambda: {"k_scale": 0.5},
+    "another scale": lambda: {"k_scale": 0.25},
     "shorter": lambda: {"k_cache": half(2, 64, 2, 64), "v_cache": half(2, 64, 2, 64)},
 }  # fmt: skip
 
@@ -314,7 +318,9 @@ def variant(name: str) -> dict[str, Any]:
     angles = {name: torch.zeros(128, 8) for name in ("cos", "sin")}
     call = dense(**appending(**angles, out=half(2, 1, 4, 64)))
     options = DecodeOptions()._asdict() | {"page_table": None, "sinks": None, "config": None}
-    del options["program"]
+    for name_of_option in ("program", *SCALE_OPTIONS):
+        del options[name_of_option]
+    options |= {"k_scale": None, "v_scale": None}
     call = {**call, **options}
     changed = VARIANTS[name]()
     assert changed.keys() <= call.keys()
