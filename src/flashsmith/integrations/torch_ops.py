@@ -247,7 +247,7 @@ def _remember_gradients(
     _, repeated = cached_calls.find(backward_call(*call))
     if repeated is not None:
         if this.swapped:
-            repeated = repeated.swapped(framework_of(torch.Tensor), like[0])
+            repeated = repeated.swapped(like[0])
         cached_calls.remember_repeated(groups, like, (this, needs), like, repeated.run)
 
 
@@ -813,7 +813,7 @@ def _remember(
 ) -> None:
     """Makes run_repeated serve calls with such arguments through this call's cached call."""
     groups, tensors = cached_calls.repeated, arguments[:3]
-    this.call = _cached_forward(*tensors, this)
+    this.call = _cached_forward(tensors, this)
     if this.call is not None:
         run = _run_of(this, follows_pytorch)
         cached_calls.remember_repeated(groups, arguments, names, tensors, run)
@@ -829,16 +829,18 @@ def remember_swapped(
     the tensors are whole views of the arguments.
     """
     groups, given = cached_calls.repeated, arguments[:3]
-    this, _, follows_pytorch = saved_call(*tensors, keywords)
-    call = _cached_forward(*tensors, this)
+    q, k, v = tensors
+    this, _, follows_pytorch = saved_call(q, k, v, keywords)
+    call = _cached_forward(tensors, this)
     if call is not None:
-        this.call, this.swapped = call.swapped(framework_of(torch.Tensor), given[0]), True
+        this.call, this.swapped = call.swapped(given[0]), True
         run = _run_of(this, follows_pytorch)
         cached_calls.remember_repeated(groups, arguments, names, given, run)
 
 
-def _cached_forward(q: Any, k: Any, v: Any, this: SavedCall) -> CachedCall | None:
-    """The cached call of a forward pass that has just run."""
+def _cached_forward(tensors: tuple[Any, ...], this: SavedCall) -> CachedCall | None:
+    """The cached call of a forward pass of q, k and v that has just run."""
+    q, k, v = tensors
     with torch.no_grad():  # as within an autograd function
         signature = attention_call(*_forward_arguments(q, k, v, None, None, None, this.opts))
         return cached_calls.find(signature)[1]
