@@ -145,7 +145,8 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     seq_q, seq_k = (rows, 2 * step) if rows else (whole_tiles(_ROWS, cfg),) * 2
     sizes = 1, seq_q, seq_k, 1, 1, cfg.d_head
     computed, needed = cfg.family.operation, cfg.family.gradients_of(cfg)
-    problem = Problem(*sizes, cfg.dtype, operation=computed, gradients=needed)
+    widths = {"gradients": needed, "d_v": cfg.d_head_v}
+    problem = Problem(*sizes, cfg.dtype, operation=computed, **widths)
     verdict = prove(cfg, problem, arch=device.arch, observers=[conflicts])
     return Explanation(
         **{name: getattr(known, name) for name in _BEFORE},
