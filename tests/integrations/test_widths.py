@@ -40,7 +40,8 @@ def test_output_and_gradients_have_the_width_of_what_they_are_of() -> None:
     assert o.shape == (1, 33, 4, D_V)
     torch.testing.assert_close(o.double(), expected, rtol=0, atol=2e-3)
     for mine, theirs in zip(ours, exact, strict=True):
-        assert mine.grad is not None and theirs.grad is not None
+        assert mine.grad is not None
+        assert theirs.grad is not None
         assert mine.grad.shape == mine.shape
         torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=0, atol=6e-3)
 
