@@ -200,7 +200,8 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("no gaps in dv", _ROWS,
                     "clear(args.dv, d_of_v<Kernel>(args), args.heads_k, args.dv_seq_stride, "
                     "args.dv_head_stride);", ";"),
-        SourcePatch("gaps in the first head of k alone", _ROWS, "clear(args.dk, d_of_qk<Kernel>(args), args.heads_k,",
+        SourcePatch("gaps in the first head of k alone", _ROWS,
+                    "clear(args.dk, d_of_qk<Kernel>(args), args.heads_k,",
                     "clear(args.dk, d_of_qk<Kernel>(args), 1,"),
         SourcePatch("every row is in some sequence", _ROWS, "if (any_lane(found)) return;",
                     "return;"),
