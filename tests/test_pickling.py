@@ -100,7 +100,8 @@ def test_partial_functions(name: str) -> None:
 
 
 def _instances() -> Iterator[Any]:
-    for kernels in ("prog", "hopper", "hopper-backward", "hopper-dq", "backward", "decode"):
+    of_others = ("backward", "decode", "latent")
+    for kernels in ("prog", "hopper", "hopper-backward", "hopper-dq", *of_others):
         yield get_kernel_configs(kernels)[0]
     yield from DType
     yield Semantics("window", softcap=True)

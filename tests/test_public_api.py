@@ -86,6 +86,13 @@ def test_what_breaks_callers_is_named_and_not_recorded(
     assert json.loads(tool.LIST.read_text()) == broken
 
 
+def test_an_argument_that_may_be_left_out_now_breaks_nobody(tool: ModuleType) -> None:
+    before = {"python": {"f": ["q: 0: required", "k: 1: required"]}}
+    assert tool.breaks(before, {"python": {"f": ["q: 0: required", "k: 1: None"]}}) == []
+    moved = tool.breaks(before, {"python": {"f": ["q: 0: required", "k: keyword: None"]}})
+    assert moved == ["f: 'k: 1: required' is gone"]
+
+
 def test_what_is_new_is_recorded(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

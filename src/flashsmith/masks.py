@@ -13,7 +13,7 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
-from flashsmith.tracing import table_function
+from flashsmith.tracing import table_reader
 from flashsmith.tracing.captures import Constant
 
 __all__ = [
@@ -32,42 +32,76 @@ __all__ = [
 
 
 class MaskValue:
-    """A mask: a function (b, h, q_idx, kv_idx) that gives whether the query sees the key."""
+    """A mask: a function (b, h, q_idx, kv_idx) that gives whether the query sees the key.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    The function gets ``parts``, its tensors, numbers and other masks, before the indices. PyTorch's
+    compiler finds them there in a value that compiled code makes.
+    """
+
+    def __init__(self, function: Callable[..., Any], *parts: Any) -> None:
         self.function = function
+        self.parts = parts
 
     def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return self.function(b, h, q_idx, kv_idx)
+        return self.function(*self.parts, b, h, q_idx, kv_idx)
 
     def __and__(self, other: Callable[..., Any]) -> MaskValue:
-        one = self.function
-        return MaskValue(lambda b, h, q, k: one(b, h, q, k) & other(b, h, q, k))
+        return MaskValue(_both, self, other)
 
     def __or__(self, other: Callable[..., Any]) -> MaskValue:
-        one = self.function
-        return MaskValue(lambda b, h, q, k: one(b, h, q, k) | other(b, h, q, k))
+        return MaskValue(_either, self, other)
 
     def __invert__(self) -> MaskValue:
-        one = self.function
-        return MaskValue(lambda b, h, q, k: ~one(b, h, q, k))
+        return MaskValue(_hidden, self)
+
+
+def _both(one: Any, other: Any, *indices: Any) -> Any:
+    return one(*indices) & other(*indices)
+
+
+def _either(one: Any, other: Any, *indices: Any) -> Any:
+    return one(*indices) | other(*indices)
+
+
+def _hidden(one: Any, *indices: Any) -> Any:
+    return ~one(*indices)
 
 
 def causal() -> MaskValue:
     """A query sees the keys up to its own index."""
-    return MaskValue(lambda b, h, q, k: k <= q)
+    return MaskValue(_causal)
+
+
+def _causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return k <= q
 
 
 def window(left: int | None, right: int | None = None) -> MaskValue:
     """A query sees ``left`` keys before its own index and ``right`` keys after it; None is no
     limit."""
     if left is None and right is None:
-        return MaskValue(lambda b, h, q, k: q == q)
+        return MaskValue(_everything)
     if right is None:
-        return MaskValue(lambda b, h, q, k: q - k <= left)
+        return MaskValue(_not_before, left)
     if left is None:
-        return MaskValue(lambda b, h, q, k: k - q <= right)
-    return MaskValue(lambda b, h, q, k: (q - k <= left) & (k - q <= right))
+        return MaskValue(_not_after, right)
+    return MaskValue(_within, left, right)
+
+
+def _everything(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q == q
+
+
+def _not_before(left: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q - k <= left
+
+
+def _not_after(right: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return k - q <= right
+
+
+def _within(left: Any, right: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (q - k <= left) & (k - q <= right)
 
 
 def documents(ids: Any, key_ids: Any = None) -> MaskValue:
@@ -81,8 +115,20 @@ def documents(ids: Any, key_ids: Any = None) -> MaskValue:
     Raises ArgumentError for tensors of another rank.
     """
     of_query = _by_row("ids", ids)
-    of_key = of_query if key_ids is None else _by_row("key_ids", key_ids)
-    return MaskValue(lambda b, h, q, k: of_query(b, q) == of_key(b, k))
+    if key_ids is None:
+        return MaskValue(_same_document, of_query, ids)
+    of_key = _by_row("key_ids", key_ids)
+    return MaskValue(_same_document_of_keys, of_query, ids, of_key, key_ids)
+
+
+def _same_document(of_all: Any, ids: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return of_all(ids, b, q) == of_all(ids, b, k)
+
+
+def _same_document_of_keys(
+    of_query: Any, ids: Any, of_key: Any, key_ids: Any, b: Any, h: Any, q: Any, k: Any
+) -> Any:
+    return of_query(ids, b, q) == of_key(key_ids, b, k)
 
 
 def prefix_lm(length: Any) -> MaskValue:
@@ -92,8 +138,16 @@ def prefix_lm(length: Any) -> MaskValue:
         length: the number of keys in the prefix: an int, or (batch,) of ints.
     """
     if len(getattr(length, "shape", ())) == 1:
-        return MaskValue(lambda b, h, q, k: (k < length[b]) | (k <= q))
-    return MaskValue(lambda b, h, q, k: (k < length) | (k <= q))
+        return MaskValue(_prefix_of_batch, length)
+    return MaskValue(_prefix, length)
+
+
+def _prefix_of_batch(length: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (k < length[b]) | (k <= q)
+
+
+def _prefix(length: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (k < length) | (k <= q)
 
 
 def prefix_tree(starts: Any, ends: Any) -> MaskValue:
@@ -107,21 +161,31 @@ def prefix_tree(starts: Any, ends: Any) -> MaskValue:
     Raises ArgumentError for tensors of another rank.
     """
     start, end = _by_row("starts", starts), _by_row("ends", ends)
-    return MaskValue(lambda b, h, q, k: (start(b, k) <= start(b, q)) & (start(b, q) < end(b, k)))
+    return MaskValue(_follows, start, starts, end, ends)
+
+
+def _follows(start: Any, starts: Any, end: Any, ends: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (start(starts, b, k) <= start(starts, b, q)) & (start(starts, b, q) < end(ends, b, k))
 
 
 def chunks(size: int) -> MaskValue:
     """A query sees the keys of its own chunk of ``size`` indices; with ``& causal()`` those up to
     itself."""
-    return MaskValue(lambda b, h, q, k: q // size == k // size)
+    return MaskValue(_same_chunk, size)
+
+
+def _same_chunk(size: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q // size == k // size
 
 
 def window_and_global(left: int, right: int, n_global: int) -> MaskValue:
     """A query sees a window as in window(), and the first ``n_global`` keys; the first queries see
     all keys."""
-    return MaskValue(
-        lambda b, h, q, k: ((q - k <= left) & (k - q <= right)) | (k < n_global) | (q < n_global)
-    )
+    return MaskValue(_window_or_global, left, right, n_global)
+
+
+def _window_or_global(left: Any, right: Any, n_global: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return ((q - k <= left) & (k - q <= right)) | (k < n_global) | (q < n_global)
 
 
 def image_blocks(ids: Any) -> MaskValue:
@@ -132,10 +196,12 @@ def image_blocks(ids: Any) -> MaskValue:
 
     Raises ArgumentError for a tensor of another rank.
     """
-    image = _by_row("ids", ids)
-    return MaskValue(
-        lambda b, h, q, k: (k <= q) | ((image(b, q) == image(b, k)) & (image(b, q) >= 0))
-    )
+    return MaskValue(_before_or_same_image, _by_row("ids", ids), ids)
+
+
+def _before_or_same_image(image: Any, ids: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    own = image(ids, b, q)
+    return (k <= q) | ((own == image(ids, b, k)) & (own >= 0))
 
 
 def intervals(bounds: Any) -> MaskValue:
@@ -152,17 +218,31 @@ def intervals(bounds: Any) -> MaskValue:
         raise ArgumentError(
             f"bounds: shape {shape}; give (batch or 1, heads or 1, seq_q, 2 n), with n from 1 to 4"
         )
-    at = _with_batch_and_head(bounds)
-    columns = tuple(Constant(it) for it in range(0, shape[-1], 2))
+    return MaskValue(_IN_INTERVALS[shape[-1] // 2 - 1], table_reader(shape), bounds)
 
-    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
-        seen = None
-        for i in columns:
-            inside = (k >= at(b, h, q, i)) & (k < at(b, h, q, Constant(i + 1)))
-            seen = inside if seen is None else seen | inside
+
+def _in_interval(i: int) -> Callable[..., Any]:
+    first, end = Constant(2 * i), Constant(2 * i + 1)
+
+    def inside(at: Any, bounds: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (k >= at(bounds, b, h, q, first)) & (k < at(bounds, b, h, q, end))
+
+    return inside
+
+
+def _in_intervals(n: int) -> Callable[..., Any]:
+    functions = tuple(map(_in_interval, range(n)))
+
+    def inside(*arguments: Any) -> Any:
+        seen = functions[0](*arguments)
+        for function in functions[1:]:
+            seen = seen | function(*arguments)
         return seen
 
-    return MaskValue(mask)
+    return inside
+
+
+_IN_INTERVALS = tuple(map(_in_intervals, range(1, 5)))
 
 
 def blocks(table: Any, block_q: int, block_k: int | None = None) -> MaskValue:
@@ -182,24 +262,35 @@ def blocks(table: Any, block_q: int, block_k: int | None = None) -> MaskValue:
             f"table: shape {tuple(table.shape)} with blocks of {int(rows)} x {int(columns)}; give "
             "(batch or 1, heads or 1, query blocks, key blocks), and blocks of at least 1"
         )
-    at = _with_batch_and_head(table)
-    return MaskValue(lambda b, h, q, k: at(b, h, q // rows, k // columns))
+    return MaskValue(_in_block, table_reader(tuple(table.shape)), table, rows, columns)
 
 
-def _by_row(name: str, ids: Any) -> Callable[[Any, Any], Any]:
-    """A function of (b, index) that reads ids of rank 1 or 2."""
+def _in_block(at: Any, table: Any, rows: Any, columns: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return at(table, b, h, q // rows, k // columns)
+
+
+def _by_row(name: str, ids: Any) -> Callable[..., Any]:
+    """A function of (ids, b, index) that reads ids of rank 1 or 2."""
     shape = tuple(getattr(ids, "shape", ()))
     if len(shape) not in (1, 2):
         raise ArgumentError(
             f"{name}: {quoted(shape)} is its shape; give a tensor (seq,) or (batch, seq) of ints"
         )
     if len(shape) == 1:
-        return lambda b, i: ids[i]
-    if shape[0] == 1:
-        return lambda b, i: ids[Constant(0), i]
-    return lambda b, i: ids[b, i]
+        return _of_all
+    return _of_the_only if shape[0] == 1 else _of_its_own
 
 
-def _with_batch_and_head(table: Any) -> Callable[..., Any]:
-    """A function of (b, h, x, y) that reads a tensor of rank 2 to 4; sizes of 1 are broadcast."""
-    return table_function(table)
+_ZERO = Constant(0)
+
+
+def _of_all(ids: Any, b: Any, i: Any) -> Any:
+    return ids[i]
+
+
+def _of_the_only(ids: Any, b: Any, i: Any) -> Any:
+    return ids[_ZERO, i]
+
+
+def _of_its_own(ids: Any, b: Any, i: Any) -> Any:
+    return ids[b, i]

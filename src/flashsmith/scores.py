@@ -13,30 +13,46 @@ from typing import Any
 import numpy as np
 
 from flashsmith.errors import ArgumentError
-from flashsmith.tracing import table_function
+from flashsmith.tracing import table_reader
 
 __all__ = ["ScoreValue", "alibi", "bias", "relative", "softcap", "squared_distance", "t5"]
 
 
 class ScoreValue:
-    """A change of scores: a function (score, b, h, q_idx, kv_idx) that gives the new score."""
+    """A change of scores: a function (score, b, h, q_idx, kv_idx) that gives the new score.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    The function gets ``parts``, its tensors, numbers and other functions, before the score, as in
+    a MaskValue.
+    """
+
+    def __init__(self, function: Callable[..., Any], *parts: Any) -> None:
         self.function = function
+        self.parts = parts
 
     def __call__(self, score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return self.function(score, b, h, q_idx, kv_idx)
+        return self.function(*self.parts, score, b, h, q_idx, kv_idx)
 
     def __add__(self, other: Callable[..., Any]) -> ScoreValue:
-        one = self.function
-        return ScoreValue(lambda s, b, h, q, k: other(one(s, b, h, q, k), b, h, q, k))
+        return ScoreValue(_one_after_another, self, other)
+
+
+def _one_after_another(one: Any, other: Any, score: Any, *indices: Any) -> Any:
+    return other(one(score, *indices), *indices)
 
 
 def alibi(slopes: Any) -> ScoreValue:
     """score - slope |q - k|, with a slope for each query head: (heads,) or (batch, heads)."""
     if _rank("slopes", slopes, (1, 2), "(heads,) or (batch, heads)") == 1:
-        return ScoreValue(lambda s, b, h, q, k: s - slopes[h] * abs(q - k))
-    return ScoreValue(lambda s, b, h, q, k: s - slopes[b, h] * abs(q - k))
+        return ScoreValue(_alibi, slopes)
+    return ScoreValue(_alibi_of_batch, slopes)
+
+
+def _alibi(slopes: Any, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return s - slopes[h] * abs(q - k)
+
+
+def _alibi_of_batch(slopes: Any, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return s - slopes[b, h] * abs(q - k)
 
 
 def relative(table: Any, center: int) -> ScoreValue:
@@ -48,8 +64,18 @@ def relative(table: Any, center: int) -> ScoreValue:
     """
     last = int(table.shape[-1]) - 1
     if _rank("table", table, (1, 2), "(heads, n) or (n,)") == 1:
-        return ScoreValue(lambda s, b, h, q, k: s + table[_within(k - q + center, last)])
-    return ScoreValue(lambda s, b, h, q, k: s + table[h, _within(k - q + center, last)])
+        return ScoreValue(_of_distance, table, center, last)
+    return ScoreValue(_of_distance_and_head, table, center, last)
+
+
+def _of_distance(table: Any, center: Any, last: Any, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return s + table[_within(k - q + center, last)]
+
+
+def _of_distance_and_head(
+    table: Any, center: Any, last: Any, s: Any, b: Any, h: Any, q: Any, k: Any
+) -> Any:
+    return s + table[h, _within(k - q + center, last)]
 
 
 def _within(index: Any, last: Any) -> Any:
@@ -96,21 +122,36 @@ def _t5_buckets(
 def squared_distance(strength: Any) -> ScoreValue:
     """score - strength (q - k)^2; strength is a number or (heads,)."""
     if len(getattr(strength, "shape", ())) == 1:
-        return ScoreValue(lambda s, b, h, q, k: s - strength[h] * ((q - k) * (q - k)))
-    return ScoreValue(lambda s, b, h, q, k: s - strength * ((q - k) * (q - k)))
+        return ScoreValue(_squared_of_head, strength)
+    return ScoreValue(_squared, strength)
+
+
+def _squared_of_head(strength: Any, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return s - strength[h] * ((q - k) * (q - k))
+
+
+def _squared(strength: Any, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return s - strength * ((q - k) * (q - k))
 
 
 def softcap(cap: float) -> ScoreValue:
     """cap tanh(score / cap), like attention's own softcap, which is quicker."""
-    return ScoreValue(lambda s, b, h, q, k: cap * (s / cap).tanh())
+    return ScoreValue(_capped, cap)
+
+
+def _capped(cap: Any, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return cap * (s / cap).tanh()
 
 
 def bias(tensor: Any) -> ScoreValue:
     """score + tensor[b, h, q, k], for a float tensor (batch or 1, heads or 1, seq_q, seq_k) or one
     without leading dimensions."""
     _rank("tensor", tensor, (2, 3, 4), "(batch or 1, heads or 1, seq_q, seq_k)")
-    at = table_function(tensor)
-    return ScoreValue(lambda s, b, h, q, k: s + at(b, h, q, k))
+    return ScoreValue(_plus, table_reader(tuple(tensor.shape)), tensor)
+
+
+def _plus(at: Any, tensor: Any, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return s + at(tensor, b, h, q, k)
 
 
 def _rank(name: str, tensor: Any, ranks: tuple[int, ...], allowed: str) -> int:

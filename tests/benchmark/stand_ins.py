@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from flashsmith.families import DType
+from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.verify.proof_inputs import numpy_dtype
 
 
@@ -92,9 +94,12 @@ class PretendedImplementation:
 class HostMemory:
     """NumPy's arrays in a GPU's place: kernels run in the emulator on them."""
 
-    def draw(self, shape: tuple[int, ...], dtype: DType, seed: int) -> np.ndarray:
+    def draw(
+        self, shape: tuple[int, ...], dtype: DType, seed: int, cache: Any = CacheFormat.PLAIN
+    ) -> np.ndarray:
         numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-        return numbers.astype(numpy_dtype(dtype))
+        drawn = numbers.astype(numpy_dtype(dtype))
+        return drawn.astype(NUMPY_DTYPES[cache.numpy_name]) if cache.is_8bit else drawn
 
     def put(self, array: np.ndarray) -> np.ndarray:
         return array

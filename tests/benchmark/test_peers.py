@@ -199,10 +199,10 @@ def test_flash_attention_gets_windows_and_caps_by_its_own_names(modules) -> None
 class TorchOnTheHost(HostMemory):
     """PyTorch's CPU tensors."""
 
-    def draw(self, shape, dtype, seed) -> Any:
+    def draw(self, shape, dtype, seed, *cache) -> Any:
         import torch
 
-        return torch.from_numpy(super().draw(shape, dtype, seed))
+        return torch.from_numpy(super().draw(shape, dtype, seed, *cache))
 
     def put(self, array: np.ndarray) -> Any:
         import torch
@@ -326,6 +326,25 @@ def test_a_backward_problem_has_the_peers_whose_names_are_asked_for() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.torch
+def test_the_functions_of_flex_attention_can_be_compiled() -> None:
+    """PyTorch traces their Python; they keep fp32, as a user's own functions would."""
+    import torch
+
+    change, sees = peers_module._changed(CAPPED), peers_module._visible(WINDOW)
+    scores, at = torch.linspace(-90, 90, 61), torch.arange(0, 256, 5)
+    compiled = torch.compile(change, backend="eager", fullgraph=True)
+    cap = CAPPED.numbers["softcap"]
+    found = compiled(scores, 0, 0, 0, 0)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, cap * torch.tanh(scores / cap))
+    compiled = torch.compile(sees, backend="eager", fullgraph=True)
+    row, key = at[:, None], at
+    left, right = WINDOW.window
+    distance = key - (row + WINDOW.seq_k - WINDOW.seq_q)
+    assert torch.equal(compiled(0, 0, row, key), (-left <= distance) & (distance <= right))
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("problem", [FULL, CAUSAL, UNEQUAL, WINDOW, CAPPED], ids=str)
 def test_flex_attention_computes_the_same_problem(problem: Problem, monkeypatch) -> None:

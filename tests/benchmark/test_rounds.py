@@ -12,6 +12,7 @@ from flashsmith.benchmark.rounds import (
     Contender,
     PooledFigure,
     left_out,
+    ratios_to,
     rotated,
     rounds_within,
 )
@@ -51,6 +52,17 @@ def test_each_round_begins_with_another() -> None:
     assert [next(iter(turns.round(ONCE))) for _ in range(4)] == ["a", "b", "c", "a"]
     assert rotated([], 3) == []
     assert rotated("abc", 4) == ["b", "c", "a"]
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    clock = PretendedClock()
+    turns = AlternatingRounds([contender(clock, "a", 2.0), contender(clock, "b", 1.0)], clock)
+    rounds = list(turns.times_ms(ONCE, 3))
+    assert [list(times) for times in rounds] == [["a", "b"], ["b", "a"], ["a", "b"]]
+    assert rounds[0] == {"a": pytest.approx(2.0), "b": pytest.approx(1.0)}
+    drifting = [{"a": 2.0, "b": 1.0}, {"a": 4.0, "b": 2.0}, {"a": 8.0, "b": 2.0}]
+    assert ratios_to("a", drifting) == {"b": PooledFigure(0.5, 0.25, 0.5, False)}
+    assert ratios_to("a", []) == {}
 
 
 def test_rounds_end_before_the_time_is_over() -> None:

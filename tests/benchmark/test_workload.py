@@ -404,6 +404,7 @@ CACHES = [
     "b2 s5:33 h4:1 d16 fp16 causal decode page8",
     "b2 s4:90 h4:2 d16 fp16 window decode",
     "b2 s3:40 h2 d16 bf16 causal softcap packed decode page1",
+    "b2 s1:70 h4:2 d32 bf16 decode cache_e4m3",
 ]
 
 
@@ -420,7 +421,8 @@ def right_over_cache(w: DecodeWorkload) -> np.ndarray:
     reference = reference_of(DECODE)
     lens_k = (w.problem.seq_k,) * w.problem.batch
     lens_q = (w.problem.seq_q,) * w.problem.batch if w.packed else None
-    options = reference.options(w.problem, lens_q=lens_q, lens_k=lens_k)
+    scales = {"k_scale_value": 1.0, "v_scale_value": 1.0} if w.problem.cache else {}
+    options = reference.options(w.problem, lens_q=lens_q, lens_k=lens_k, **scales)
     return reference.expected(w.problem, inputs, options).rounded["o"]
 
 

@@ -24,6 +24,7 @@ BORROWED = {
     "wgmma": {"sm90", "sm90_forward"},
     "wgmma_backward": {"backward", "sm90"},
     "wgmma_dq": {"backward", "sm90"},
+    "wgmma_mla": {"sm90", "sm90_forward"},
 }
 
 

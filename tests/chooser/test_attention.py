@@ -101,7 +101,7 @@ def test_what_is_said_twice_is_said_alike() -> None:
     options = [p for p in theirs.values() if p.kind is p.KEYWORD_ONLY]
     assert [p for p in ours.values() if p.kind is p.KEYWORD_ONLY and p.name in theirs] == options
     added = [name for name in ours if name not in theirs]
-    functions = ["score_mod", "mask_mod", "mask", "positions"]
+    functions = ["score_mod", "mask_mod", "mask", "bias", "positions"]
     assert added == [*functions, "out", "config", "backward_config", "deterministic"]
     assert [name for name in theirs if name not in ours] == ["cfg", "o"]
     names = [p.name for p in options if p.name != "emulate"]

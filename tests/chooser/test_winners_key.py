@@ -102,6 +102,7 @@ def test_uneven_is_no_class_of_its_own() -> None:
                     "",
                     0,
                     "",
+                    "",
                 )
 
 

@@ -57,6 +57,7 @@ class Layer:
     sinks: bool = False
     dtype: Any = torch.bfloat16
     layout: str = "NHD"  # the cache's order in memory
+    cache: str = "auto"  # kv_cache_dtype
 
 
 @dataclass
@@ -166,7 +167,7 @@ class Engine:
         with set_current_vllm_config(config):
             impl = FlashsmithBackend.get_impl_cls()(
                 *(layer.heads // self.ranks, layer.d, layer.d**-0.5, layer.kv_heads, None),
-                *(layer.window, "auto", layer.softcap),
+                *(layer.window, layer.cache, layer.softcap),
                 **more,
             )
         impl.process_weights_after_loading(layer.dtype)
@@ -316,7 +317,8 @@ class Engine:
     ) -> Any:
         metadata = builder.build(0, step)
         output = torch.full(q.shape, torch.nan, dtype=q.dtype)
-        layer = SimpleNamespace()
+        # Only caches of 8-bit floats have them.
+        layer = SimpleNamespace(_k_scale=torch.tensor(0.02), _v_scale=torch.tensor(0.03))
         impl.do_kv_cache_update(layer, k, v, cache, step.slot_mapping)
         impl.forward(layer, q, k, v, cache, metadata, output)
         return output
@@ -356,7 +358,11 @@ def _cache(layer: Layer, blocks: int, block: int) -> Any:
     """The engine's cache, (blocks, heads, tokens, K and V), with NaN where nothing was written."""
     shape = FlashsmithBackend.get_kv_cache_shape(blocks, block, layer.kv_heads, layer.d)
     order = (0, 2, 1, 3) if layer.layout == "NHD" else (0, 1, 2, 3)
-    memory = torch.full([shape[it] for it in order], torch.nan, dtype=layer.dtype)
+    sizes = [shape[it] for it in order]
+    if layer.cache == "auto":
+        memory = torch.full(sizes, torch.nan, dtype=layer.dtype)
+    else:  # bytes, of which this is NaN in any format
+        memory = torch.full(sizes, 0x7F, dtype=torch.uint8)
     return memory.permute(*map(order.index, range(4)))
 
 

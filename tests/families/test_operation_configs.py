@@ -23,6 +23,7 @@ from flashsmith.families import (
     KernelConfig,
     WgmmaBackwardKernelConfig,
     WgmmaDqKernelConfig,
+    WgmmaMlaKernelConfig,
     broken_rules,
     device_spec,
     family_named,
@@ -31,6 +32,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.families.wgmma_backward.config import DqSums, StepOrder
+from flashsmith.semantics.cache_format import CacheFormat
 
 H200 = device_spec("H200")
 MANY = 4000
@@ -188,6 +190,30 @@ SAMPLES = {
         },
         ("smem_bytes", "n_threads", "tile_bytes"),
     ),
+    "wgmma_mla": Sample(
+        WgmmaMlaKernelConfig(DType.FP16, 320, d_v=256),
+        "(FP16, 320:256): latent+least_512+parts_16+regs_24_240",
+        {
+            "widths_supported": {"d_v": 512},
+            "min_keys_supported": {"min_keys": 192},
+            "most_parts_supported": {"most_parts": 3},
+            "rescale_threshold_supported": {"rescale_threshold": 4},
+            "producer_registers_supported": {"producer_registers": 20},
+            "consumer_registers_supported": {"consumer_registers": 236},
+            "registers_within_file": {"producer_registers": 40},
+            "tiles_fit_registers": {"consumer_registers": 128},
+            "smem_within_limit": {"d_head": 640},
+        },
+        {
+            "d_head: a row": {"d_head": 256},
+            "d_v: a warpgroup": {"d_v": 192},
+            "the tiles need more": {"d_head": 704},
+            "registers: setmaxnreg takes": {"producer_registers": 20},
+            "registers: setmaxnreg deadlocks": {"producer_registers": 40},
+            "min_keys": {"min_keys": 64},
+        },
+        ("smem_bytes",),
+    ),
     "mma_sync_decode": Sample(
         FlashDecodeKernelConfig(DType.FP16, 64, 16, 64, 4),
         "(FP16, 64, 16, 64, 4): decode+stages_3+least_128+parts_2",
@@ -226,6 +252,7 @@ SAMPLES = {
             "chunk_cluster_supported": CANONICAL | {"chunk_cluster": 3},
             "chunk_cluster_is_canonical": {"chunk_cluster": 2},
             "chunk_cluster_columns": CANONICAL | {"chunk_cluster": 8},
+            "cache_of_mma_sync": {"cache": CacheFormat.E4M3, "chunk_warpgroups": 2},
         },
         {
             "d_head": {"d_head": 80},
@@ -237,8 +264,12 @@ SAMPLES = {
             "own_rows": {"own_rows": True},
             "min_keys": {"B_c": 128, "min_keys": 64},
             "the tiles need more": {"d_head": 256, "stages": 8},
+            "cache": {"cache": CacheFormat.SCALED, "chunk_warpgroups": 2},
         },
-        ("smem_bytes", "n_threads", "keys_per_warp", "keeps_queries", "most_ctas"),
+        (
+            *("smem_bytes", "chunk_smem_bytes", "n_threads", "keys_per_warp", "keeps_queries"),
+            *("most_ctas", "other_sums_bytes"),
+        ),
     ),
 }  # fmt: skip
 

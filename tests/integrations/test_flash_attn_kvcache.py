@@ -173,8 +173,9 @@ def test_splits_of_0_and_1_are_invariant_and_more_are_free(splits_asked: list[st
     ("keywords", "message"),
     [
         *[({name: LENS}, f"{name}: not supported; must be None") for name in (
-            "alibi_slopes", "qv", "cache_batch_idx", "cache_leftpad", "q_descale", "k_descale",
+            "alibi_slopes", "cache_batch_idx", "cache_leftpad", "q_descale", "k_descale",
             "v_descale", "scheduler_metadata")],
+        ({"qv": LENS}, "qv: k_cache and v_cache are no PyTorch tensors; kernels read latent rows"),
         ({"rotary_seqlens": LENS // 2}, "rotary_seqlens: has other numbers than cache_seqlens, "),
         ({"rotary_seqlens": LENS[:1]}, "rotary_seqlens: has other numbers .* rows of rotary_cos"),
         ({"rotary_seqlens": 5}, "rotary_seqlens: has other numbers than cache_seqlens"),

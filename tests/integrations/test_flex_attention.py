@@ -111,6 +111,13 @@ def test_a_causal_function_runs_the_causal_kernel() -> None:
         *(it.transpose(1, 2) for it in tensors), causal=True, config=CONFIG
     )
     assert torch.equal(found, causal)
+    block_mask = pytorch.create_block_mask(
+        lambda b, h, q, k: q >= k, None, None, 130, 130, device="cpu"
+    )
+    found = flashsmith.flex_attention(
+        *tensors, block_mask=block_mask, enable_gqa=True, kernel_options=OPTIONS
+    )
+    assert torch.equal(found.transpose(1, 2), causal)
 
 
 def test_keywords_of_attention(eager: Callable[..., Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from backward_cases import Asked, Spoiled
 from operation_victims import SourcePatch
@@ -13,12 +13,13 @@ from flashsmith.families import KernelConfig, Problem
 from flashsmith.verify.decode_reference import DecodeReference
 from ptxlab.interface import Observer
 
-_REFERENCE = DecodeReference()
-
 
 @dataclass(frozen=True)
 class AskedDecode(Asked):
     """A decode problem without its dtype, and options of the reference."""
+
+    operation: ClassVar[str] = "decode"
+    reference: ClassVar[DecodeReference] = DecodeReference()
 
     #: Of the inputs: with some, no sequence has page 0, where bad entries lead.
     seed: int = 0
@@ -26,12 +27,13 @@ class AskedDecode(Asked):
     sm_count: int | None = None
 
     def problem(self, cfg: KernelConfig) -> Problem:
-        return Problem.parse(f"{self.sizes} {cfg.dtype.name.lower()} decode")
+        return Problem.parse(f"{self.sizes} {cfg.dtype.name.lower()} {self.operation}")
 
     def case(self, cfg: KernelConfig) -> Spoiled:
         problem = self.problem(cfg)
-        options = _REFERENCE.options(problem, **self.options)
-        return _REFERENCE.case(cfg, problem, kind=self.inputs, seed=self.seed, options=options), {}
+        options = self.reference.options(problem, **self.options)
+        how = {"kind": self.inputs, "seed": self.seed, "options": options}
+        return self.reference.case(cfg, problem, **how), {}
 
     def reasons(
         self,
@@ -44,7 +46,7 @@ class AskedDecode(Asked):
         case, _ = spoiled or self.case(cfg)
         if self.sm_count is not None:
             how["arch"] = replace(how["arch"], sm_count=self.sm_count)
-        result = _REFERENCE.run(
+        result = self.reference.run(
             cfg,
             case,
             lambda array: array,
@@ -53,7 +55,7 @@ class AskedDecode(Asked):
             schedule_seed=self.schedule_seed,
             **how,
         )
-        reasons = _REFERENCE.compare(cfg, case, result.outputs).reasons
+        reasons = self.reference.compare(cfg, case, result.outputs).reasons
         # Stricter than the rule, which allows NaN next to what is not finite in v: a row without
         # keys gives 0.
         exact = case.expected.references.o
@@ -70,6 +72,7 @@ _RUN, _PART_MERGE = "mma_sync_decode/decode_run.cuh", "mma_sync_decode/part_merg
 _CLUSTER = "mma_sync_decode/cluster_merge.cuh"
 _CONFIG = "mma_sync_decode/static_kernel_configuration.cuh"
 _MERGE, _STATE = "mma_sync_decode/merge_kernel.cuh", "mma_sync_decode/row_state.cuh"
+_SCALES = "mma_sync_decode/cache_scales.cuh"
 _APPEND = "mma_sync_decode/append_kernel.cuh"
 _CHUNK, _OWN = "mma_sync_decode/chunk_kernel.cuh", "mma_sync_decode/own_rows.cuh"
 
@@ -173,7 +176,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("rows behind the last are there", _COPIES, "row < rows && (!SEMANTICS.uneven",
                     "row < Kernel::B_r && (!SEMANTICS.uneven"),
         SourcePatch("columns behind d are there", _COPIES,
-                    "present && (!SEMANTICS.uneven || chunk * kChunkElements + 64 * p < args.d)",
+                    "present && (!kCutsColumns || chunk * kVector + kPanelElements * p < args.d)",
                     "present"),
         SourcePatch("a stage early", _RUN,
                     "cp_async_wait<kStages - 2>();\n                sync_stages();",
@@ -216,7 +219,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "+ 2.0f * exp2_approx(sink_log2 - base);"),
         SourcePatch("sinks in the LSE alone", _STATE,
                     "weight * reciprocal_approx(total);", "reciprocal_approx(row.sum);"),
-        SourcePatch("sinks of the first head", _STATE, "nullptr : args.sinks + head);",
+        SourcePatch("sinks of the first head", _SCALES, "nullptr : args.sinks + head);",
                     "nullptr : args.sinks);"),
         SourcePatch("rows without keys are not 0", _STATE, "row.is_empty() ? -1.0f : weight *",
                     "weight *"),
@@ -348,8 +351,8 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("all lanes guess the first length", _PART,
                     "args.cache_lens + min(lane_index(), args.batch - 1);", "args.cache_lens;"),
         SourcePatch("V's keys are asked for by K's strides", _SPLIT,
-                    "prefetch_line(args.v_cache, args.v_cache_strides, block, its",
-                    "prefetch_line(args.v_cache, args.k_cache_strides, block, its"),
+                    "prefetch_line<kBytes>(args.v_cache, args.v_cache_strides, block, its",
+                    "prefetch_line<kBytes>(args.v_cache, args.k_cache_strides, block, its"),
         SourcePatch("keys of twice as many are asked for", _SPLIT,
                     "const int keys = 1 << args.log2_prefetched_keys;",
                     "const int keys = 2 << args.log2_prefetched_keys;"),
@@ -458,13 +461,13 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "in_block * args.v_cache_strides.row;",
                     "in_block * args.k_cache_strides.row;"),
         SourcePatch("the pages of steps in one page begin at the first", _COPIES,
-                    "page * strides.batch * kElementBytes;", "0;"),
+                    "page * strides.batch * kBytes;", "0;"),
         SourcePatch("slots of steps in one page are the first", _COPIES,
-                    "head + slot * strides.row * kElementBytes +", "head +"),
+                    "head + slot * strides.row * kBytes +", "head +"),
         SourcePatch("page and slot of the first row", _COPIES,
                     "__shfl_sync(kWholeWarp, slot, row);", "__shfl_sync(kWholeWarp, slot, 0);"),
         SourcePatch("columns of a page behind d are there", _COPIES,
-                    "present && (!SEMANTICS.uneven || first + 64 * p < args.d)", "present"),
+                    "present && (!kCutsColumns || first + kPanelElements * p < args.d)", "present"),
         SourcePatch("items of the last sequences alone count", _SPLIT,
                     "cursor.is_last(cursor.before + all)", "cursor.is_last(all)"),
         SourcePatch("items end with the sequences looked through at once", _SPLIT,
@@ -501,7 +504,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("appended keys do not count", _SPLIT,
                     "s.keys = min(s.keys + s.queries, args.capacity);", ";"),
         SourcePatch("the cap left out", _RUN,
-                    "change_scores<SEMANTICS>(scores, args.score_argument);", ";"),
+                    "change_scores<SEMANTICS>(scores, this->score_argument());", ";"),
         SourcePatch("o of the first packed sequence", _STATE,
                     "int64_t{first_query + query} * args.o_strides.row +",
                     "int64_t{query} * args.o_strides.row +"),
@@ -514,11 +517,11 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "const int key = max(length + query - 1, 0);"),
         SourcePatch("all queries' keys at one place", _APPEND, "const int key = length + query;",
                     "const int key = length;"),
-        SourcePatch("v where k is", _APPEND, "address(args.v_cache, args.v_cache_strides, block,",
-                    "address(args.k_cache, args.k_cache_strides, block,"),
+        SourcePatch("v where k is", _APPEND, "cache_row(args.v_cache, args.v_cache_strides, block,",
+                    "cache_row(args.k_cache, args.k_cache_strides, block,"),
         SourcePatch("v as far apart as k is", _APPEND,
-                    "address(args.v_cache, args.v_cache_strides, block,",
-                    "address(args.v_cache, args.k_cache_strides, block,"),
+                    "cache_row(args.v_cache, args.v_cache_strides, block,",
+                    "cache_row(args.v_cache, args.k_cache_strides, block,"),
         SourcePatch("new v as far apart as new k", _APPEND,
                     "address(args.new_v, args.new_v_strides,",
                     "address(args.new_v, args.new_k_strides,"),

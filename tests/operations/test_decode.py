@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ def test_a_problem_with_pages_says_so_in_its_text_alone() -> None:
     assert (problem.page, problem.computed) == (16, DECODE)
     assert str(problem) == "b8 s1:8192 h32:8 d128 bf16 decode page16"
     assert problem.kind == "decode+page16"
-    assert parse_kind(problem.kind) == (problem.semantics, "decode", 16, "", 0, "")
+    assert parse_kind(problem.kind) == (problem.semantics, "decode", 16, "", 0, "", "")
     assert Problem.parse(str(PAGED)) == PAGED
     assert PAGED.kind == "decode+causal+packed+uneven+page16"
     assert DENSE.page == 0
@@ -50,8 +51,8 @@ def test_a_page_must_be_one_whole_number_of_an_operation_with_pages(
         Problem.parse(text)
 
 
-def test_no_other_operation_has_pages() -> None:
-    assert [name for name, it in OPERATIONS.items() if it.has_pages] == ["decode"]
+def test_only_operations_over_caches_have_pages() -> None:
+    assert [name for name, it in OPERATIONS.items() if it.has_pages] == ["decode", "latent_decode"]
     assert operation("decode") is DECODE
 
 
@@ -117,6 +118,7 @@ def test_numbers_of_a_dense_call() -> None:
         *(1536, 512, 64, 8192, 128, 64, 9216, 256, 72, 1600, 520, 64, *[0] * 6),
         *(0, 0, 0, 0, 0),
         *(64**-0.5, 0.0, UNLIMITED, UNLIMITED, 0, 0, 0),
+        *(1.0, 1.0, 0, 0),
     )
 
 
@@ -130,11 +132,15 @@ def test_numbers_of_a_paged_call_with_everything() -> None:
         "lse": (5, 1),
     }
     options = {"rotary_interleaved": True, "rotary_dtype": "float32", "split": "free"}
-    assert DECODE.numbers(_call(PAGED, extra, scale=0.5, **options)) == (
+    options |= {"k_scale_value": 0.5, "v_scale_value": 2.0}
+    asked = _call(PAGED, extra, scale=0.5, **options)
+    asked = asked._replace(sizes={**asked.sizes, "k_scales": 1, "v_scales": 2})
+    assert DECODE.numbers(asked) == (
         *(2, 3, 144, 8, 2, 64, 5, 30, 16, 9, 200, 16),
         *(0, 512, 64, 8192, 128, 64, 9216, 256, 72, 0, 520, 64, 0, 128, 64, 0, 136, 68),
         *(12, 20, 24, 0, 5),
         *(0.5, 0.0, UNLIMITED, 0, 1, 1, 1),
+        *(0.5, 2.0, 0, 1),
     )
 
 
@@ -175,3 +181,40 @@ def test_a_call_that_appends_nothing_only_reads_the_caches() -> None:
     for tensor in caches:
         assert not tensor.is_written(("q", "k_cache", "v_cache"))
         assert tensor.is_written(("q", "k_cache", "v_cache", "k", "v"))
+
+
+def test_a_cache_format_is_a_word_and_halves_the_bytes() -> None:
+    plain = Problem.parse("b8 s1:8192 h32:8 d128 bf16 decode page16")
+    problem = Problem.parse(f"{plain} cache_e4m3")
+    assert problem == replace(plain, cache="e4m3")
+    assert Problem.parse(str(problem)) == problem
+    assert kind_class(problem) == "decode+cache_e4m3"
+    assert parse_class("decode+cache_e4m3").cache == "e4m3"
+    (cache,) = (it for it in DECODE.tensors if it.name == "k_cache")
+    assert cache.dtype_of(problem) == "float8_e4m3fn"
+    assert cache.dtype_of(replace(plain, cache="scaled")) == "bfloat16"
+    keys = 2 * 8 * 8192 * 8 * 128
+    assert DECODE.bytes(plain) - DECODE.bytes(problem) == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("s1:8 d64 fp16 cache_e4m3", "cache='e4m3': forward has no KV cache; leave it out"),
+        ("s1:8 d64 fp16 decode cache_e4m3 cache_e5m2", r"cache='cache_e4m3\+cache_e5m2': give"),
+        ("s1:8 d64 fp16 decode cache_e4m2", "unknown word 'cache_e4m2'; did you mean 'cache_e"),
+    ],
+)
+def test_other_cache_formats_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Problem.parse(text)
+    with pytest.raises(
+        ArgumentError, match="cache='fp8': allowed are '', 'scaled', 'e4m3', 'e5m2'"
+    ):
+        replace(DENSE, cache="fp8")
+
+
+def test_scales_are_one_or_one_for_each_head() -> None:
+    asked = _call(DENSE, {})
+    with pytest.raises(ArgumentError, match="v_scale: 3 scales, and the cache has 2 heads"):
+        DECODE.numbers(asked._replace(sizes={**asked.sizes, "v_scales": 3}))

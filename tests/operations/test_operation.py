@@ -62,7 +62,7 @@ def test_another_operation_is_a_word_of_a_problems_text() -> None:
     assert Problem.parse(str(problem)) == problem
     assert Problem.parse("paged_copy+causal b2 s64:128 h8:2 d64 fp16") == problem
     assert problem.kind == "paged_copy+causal"
-    assert parse_kind(problem.kind) == (Semantics("causal"), "paged_copy", 0, "", 0, "")
+    assert parse_kind(problem.kind) == (Semantics("causal"), "paged_copy", 0, "", 0, "", "")
     assert problem.attn_flop() == 128
     assert problem != replace(problem, operation="forward")
 

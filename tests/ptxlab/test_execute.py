@@ -283,6 +283,16 @@ def test_a_choice_may_leave_out_what_is_not_written() -> None:
     assert words_of(body.format(chosen="5, %r2", rounds=1))[:3] == [0xFFFFFFFF] * 3
 
 
+def test_a_half_that_nothing_writes_is_poison() -> None:
+    """nvcc packs a register that it never writes to convert the other half."""
+    body = "mov.b64 %rd3, {packed}; mov.b64 {{%r2, %r1}}, %rd3; mov.b32 %r1, {used};"
+    assert words_of(body.format(packed="{%r60, %r3}", used="%r2"))[:3] == [0, 1, 2]
+    assert words_of(body.format(packed="{%r3, %r60}", used="%r1"))[:3] == [0, 1, 2]
+    assert words_of(body.format(packed="{%r60, %r3}", used="%r1"))[:3] == [0xFFFFFFFF] * 3
+    with pytest.raises(EmulatorError, match="register %r3 is read before it is written"):
+        words_of(body.format(packed="{%r3, %r3}", used="%r1"))
+
+
 def test_a_guarded_first_write_leaves_poison_in_the_others() -> None:
     body = "setp.lt.u32 %p1, %r60, 2; @%p1 mov.u32 %r1, 5; @!%p1 xor.b32 %r1, %r60, 1;"
     assert words_of(body)[:4] == [5, 5, 3, 2]

@@ -17,8 +17,10 @@ from flashsmith.chooser import (
     merge_attention,
     write_slots,
 )
+from flashsmith.operations.cache_scales import SCALE_OPTIONS
 from flashsmith.runtime import forward, keywords
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
+from flashsmith.runtime.latent_pass import LatentOptions, LatentTensors
 from flashsmith.semantics.signature import (
     ARGUMENTS,
     ATTENTION,
@@ -89,7 +91,7 @@ def test_parallel_attention_has_attentions_keywords() -> None:
     own = {"group", "schedule"}
     found = set(parallel_keywords.ParallelKeywords.__annotations__)
     # Functions would see the indices of a GPU's part of the sequence.
-    functions = {"score_mod", "mask_mod", "mask", "positions"}
+    functions = {"score_mod", "mask_mod", "mask", "bias", "positions"}
     others = RETURNED | functions | {"seqused_k", "k_begin"}
     assert found == own | set(ATTENTION.defaults) - others
 
@@ -104,13 +106,16 @@ def test_options_have_the_defaults() -> None:
         for name, default in options._field_defaults.items():
             # Whether gradients must be repeatable is resolved before. attention() makes the program
             # of functions.
-            if name not in ("forward", "deterministic", "program"):
+            if name not in ("forward", "deterministic", "program", *SCALE_OPTIONS):
                 assert (name, default) == (name, signature.defaults[name])
     assert set(FORWARD.defaults) == {*ForwardOptions._fields, "emulate"} - {"program"}
-    assert set(CACHE.defaults) == (
-        {*DecodeOptions._fields, *DecodeTensors._fields[3:], "config", "emulate"} - {"program"}
+    # A scale is a tensor or a number.
+    options = [name for name in DecodeOptions._fields if name not in SCALE_OPTIONS]
+    assert set(CACHE.defaults) - {"v_width"} == (
+        {*options, *DecodeTensors._fields[3:], "config", "emulate"} - {"program"}
     )
-    assert [name for name in DecodeOptions._fields if ARGUMENTS[name].is_tensor] == []
+    assert set(CACHE.defaults) > set(LatentOptions._fields) | set(LatentTensors._fields[2:])
+    assert [name for name in options if ARGUMENTS[name].is_tensor] == []
     assert [name for name in DecodeTensors._fields[3:] if not ARGUMENTS[name].is_tensor] == []
 
 

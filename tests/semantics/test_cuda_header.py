@@ -15,12 +15,12 @@ from flashsmith.errors import ArgumentError
 from flashsmith.semantics import MASKS, PLAIN, SOFTCAP, UNLIMITED, Mask, Score, Semantics
 from flashsmith.semantics import mask as masks
 from flashsmith.semantics.cuda import semantics_header, semantics_numbers
-from flashsmith.semantics.expression import exp, maximum, symbol, where
 from flashsmith.semantics.mask import KEY, POSITION, RIGHT
-from flashsmith.semantics.score import SCORE
+from flashsmith.semantics.score import ARGUMENT
+from flashsmith.semantics.typed import FLOAT, apply, typed_symbol, where
 
 PREFIX = Mask(
-    "prefix", last=maximum(POSITION, RIGHT), first_row=where(KEY <= RIGHT, -UNLIMITED, KEY)
+    "prefix", last=apply("maximum", POSITION, RIGHT), first_row=where(KEY <= RIGHT, -UNLIMITED, KEY)
 )
 ENDS = ("first_key", "last_key", "first_row", "last_row")
 ON_THE_HOST = """\
@@ -93,8 +93,8 @@ def test_a_softcap_and_its_derivative(tmp_path: Path) -> None:
 
 
 def test_what_kernels_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value in (exp(SCORE), symbol("a") * exp(SCORE / symbol("a")), SCORE * SCORE):
-        other = Score("other", value, ("a",))
+    for function in (apply("exp", ARGUMENT), apply("tanh", 2 * ARGUMENT), ARGUMENT * ARGUMENT):
+        other = Score("other", function, typed_symbol("a", FLOAT))
         monkeypatch.setattr(Semantics, "score", property(lambda self, other=other: other))
         with pytest.raises(ArgumentError, match=r"score='other': kernels compute a \* tanh"):
             semantics_header(Semantics())

@@ -13,13 +13,13 @@ import pytest
 from flashsmith.errors import ArgumentError
 from flashsmith.semantics import CAUSAL, MASKS, NONE, UNLIMITED, WINDOW, Mask, Semantics
 from flashsmith.semantics import mask as masks
-from flashsmith.semantics.expression import maximum, symbol, where
 from flashsmith.semantics.mask import KEY, LEFT, POSITION, RIGHT
+from flashsmith.semantics.typed import INT, apply, typed_symbol, where
 
 # Every row sees the first RIGHT + 1 keys, and those up to its own.
 PREFIX = Mask(
     "prefix",
-    last=maximum(POSITION, RIGHT),
+    last=apply("maximum", POSITION, RIGHT),
     first_row=where(KEY <= RIGHT, -UNLIMITED, KEY),
 )
 LENGTHS = [(1, 1), (5, 5), (3, 9), (9, 3), (7, 1)]
@@ -106,6 +106,8 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ArgumentError, match="mask early: give first with last_row"):
         Mask("early", first=POSITION)
     with pytest.raises(ArgumentError, match="mask odd: z is unknown here; use key, left, right"):
-        Mask("odd", last=POSITION, first_row=KEY + symbol("z"))
+        Mask("odd", last=POSITION, first_row=KEY + typed_symbol("z", INT))
     with pytest.raises(ArgumentError, match="mask odd: key is unknown here"):
         Mask("odd", first=KEY - LEFT, last_row=KEY)
+    with pytest.raises(ArgumentError, match=r"mask odd: 'float32\(key\) \* 0.5' is float32"):
+        Mask("odd", last=POSITION, first_row=KEY * 0.5)

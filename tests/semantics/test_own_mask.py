@@ -12,12 +12,12 @@ from flashsmith.families import KernelConfig, Problem, Semantics, device_spec
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime.operation_run import run_operation
 from flashsmith.semantics import mask as masks
-from flashsmith.semantics.expression import maximum, where
 from flashsmith.semantics.mask import KEY, POSITION, RIGHT, UNLIMITED, Mask, register_mask
+from flashsmith.semantics.typed import apply, where
 from ptxlab.checks import all_checks
 
 PREFIX = Mask(
-    "prefix", last=maximum(POSITION, RIGHT), first_row=where(KEY <= RIGHT, -UNLIMITED, KEY)
+    "prefix", last=apply("maximum", POSITION, RIGHT), first_row=where(KEY <= RIGHT, -UNLIMITED, KEY)
 )
 D, HEADS, SEQ = 64, 2, 150
 FORWARD = "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax"

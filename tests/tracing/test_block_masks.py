@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
 
 from flashsmith.errors import ArgumentError
-from flashsmith.tracing import trace
+from flashsmith.tracing import block_masks, trace
 from flashsmith.tracing.block_masks import is_block_mask, mask_of_blocks
 
 BLOCK, ROWS, COLUMNS = 16, 5, 6
@@ -121,3 +122,95 @@ def test_the_mask_of_no_lists_hides_nothing() -> None:
     assert mask_of_blocks(made, (8, 8)) is noop_mask
     assert is_block_mask(made)
     assert not is_block_mask(odd)
+
+
+class _Lists(NamedTuple):
+    """A BlockMask of a window: its function, and whether its lists say as much."""
+
+    mask_mod: Callable[..., Any]
+    states: np.ndarray
+
+    def is_function_alone(self) -> bool:
+        lists = lists_of(self.states, garbage=True)
+        none = None, None, None, None
+        made = BlockMask(LENGTHS, *lists, *none, (BLOCK, BLOCK), self.mask_mod)
+        return mask_of_blocks(made, LENGTHS) is self.mask_mod
+
+
+def states_of(mask_mod: Callable[..., Any]) -> np.ndarray:
+    """The states of a function's blocks, element by element."""
+    q, k = np.arange(LENGTHS[0])[:, None], np.arange(LENGTHS[1])
+    seen = np.broadcast_to(mask_mod(0, 0, q, k), LENGTHS)
+    states = np.zeros((1, 1, ROWS, COLUMNS), int)
+    for i, j in np.ndindex(ROWS, COLUMNS):
+        block = seen[i * BLOCK : (i + 1) * BLOCK, j * BLOCK : (j + 1) * BLOCK]
+        states[0, 0, i, j] = 2 if block.all() else 1 if block.any() else 0
+    return states
+
+
+@pytest.mark.parametrize("ahead", [14, 15, 16, 17, 40])
+@pytest.mark.parametrize("before", [3, 15, 16, 30, None])
+def test_lists_of_a_window_are_its_function(ahead: int, before: int | None) -> None:
+    """Exactly if no visible block is omitted, and no hidden key is in a full block."""
+
+    def window(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return k <= q + ahead if before is None else (k <= q + ahead) & (k >= q - before)
+
+    states = states_of(window)
+    assert _Lists(window, states).is_function_alone()
+    # More partial blocks show no more.
+    assert _Lists(window, np.where(states == 0, 1, states)).is_function_alone()
+    assert _Lists(window, np.where(states == 2, 1, states)).is_function_alone()
+    for place in np.ndindex(*states.shape):
+        for state in {0, 2} - {states[place]}:
+            other = states.copy()
+            other[place] = state
+            assert not _Lists(window, other).is_function_alone(), (place, state)
+
+
+def test_a_windows_number_that_grows_does_not_outgrow_the_lists() -> None:
+    limit = [9]
+
+    def window(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (k <= q + 14) & (q - k <= limit[0])
+
+    lists = lists_of(states_of(window), garbage=False)
+    made = BlockMask(LENGTHS, *lists, None, None, None, None, (BLOCK, BLOCK), window)
+    assert mask_of_blocks(made, LENGTHS) is window
+    limit[0] = 50
+    assert mask_of_blocks(made, LENGTHS) is not window
+    states = torch.tensor(states_of(lambda b, h, q, k: (k <= q + 14) & (q - k <= 9)))[0, 0]
+    wide = states.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    wide = wide[: LENGTHS[0], : LENGTHS[1]].numpy()
+    q, k = np.arange(LENGTHS[0])[:, None], np.arange(LENGTHS[1])
+    seen = (wide == 2) | ((wide == 1) & (k <= q + 14) & (q - k <= 50))
+    np.testing.assert_array_equal(values_of(mask_of_blocks(made, LENGTHS), 1, 1)[0, 0], seen)
+
+
+def test_fake_tensors_are_not_kept() -> None:
+    def window(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return k <= q + 14
+
+    made = create_block_mask(window, None, None, *LENGTHS, device="cpu", BLOCK_SIZE=BLOCK)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert mask_of_blocks(made, LENGTHS) is not window
+    assert mask_of_blocks(made, LENGTHS) is window
+
+
+def test_states_of_a_capture_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no values before the graph is launched."""
+
+    def window(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return k <= q + 14
+
+    made = create_block_mask(window, None, None, *LENGTHS, device="cpu", BLOCK_SIZE=BLOCK)
+    with monkeypatch.context() as patch:
+        patch.setattr(block_masks, "_has_values", lambda states: False)
+        assert mask_of_blocks(made, LENGTHS) is not window
+    assert mask_of_blocks(made, LENGTHS) is window
+
+
+def test_rows_are_no_positions_from_the_end() -> None:
+    made = block_mask(np.ones((1, 1, ROWS, COLUMNS), int))
+    with pytest.raises(ArgumentError, match="positions='end': a BlockMask's lists count queries"):
+        mask_of_blocks(made, LENGTHS, "end")

@@ -158,10 +158,10 @@ def test_a_zero_dimensional_tensor_that_requires_grad_is_read() -> None:
 def test_uses_of_tensors_by_the_trace_do_not_forbid_its_reuse() -> None:
     cap = torch.tensor(2.0)
     functions = (lambda s, b, h, q, k: s * cap + SLOPES[h], None)
-    traced = tracer._traced(functions, captures_of(functions))
-    assert traced.is_reusable
+    made = tracer.traced(functions, captures_of(functions))
+    assert made.is_reusable
     shape = (lambda s, b, h, q, k: s * SLOPES.shape[0], None)
-    assert not tracer._traced(shape, captures_of(shape)).is_reusable
+    assert not tracer.traced(shape, captures_of(shape)).is_reusable
 
 
 def test_values_that_steer_python_are_read_in_every_call() -> None:

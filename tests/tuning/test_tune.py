@@ -496,3 +496,9 @@ def test_the_nvcc_compiler_names_the_config_that_does_not_compile(
     assert facts is not None
     assert (facts.registers, facts.spill_bytes, found[0].library) == (99, 24, "a key")
     assert asked == [5, 1, 1, 1, 1, 1]
+
+
+def test_a_cache_in_another_format_has_the_kernels_of_a_plain_one() -> None:
+    problem = Problem.parse("b1 s1:8192 h32:8 d128 bf16 decode causal cache_e4m3")
+    with pytest.raises(ArgumentError, match="tune 'b1 s1:8192 h32:8 d128 bf16 decode causal'"):
+        plan_races([problem], fakes.DEVICE, "tune", Settings())

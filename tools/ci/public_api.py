@@ -153,7 +153,11 @@ def breaks(recorded: Api, now: Api) -> list[str]:
                 found.append(f"{name} is gone")
                 continue
             present = now[part][name]
-            found += [f"{name}: {entry!r} is gone" for entry in listed if entry not in present]
+            found += [
+                f"{name}: {entry!r} is gone"
+                for entry in listed
+                if entry not in present and not _is_now_optional(entry, present)
+            ]
             if part == "python":
                 found += [
                     f"{name}: {entry!r} is new and has no default"
@@ -161,6 +165,12 @@ def breaks(recorded: Api, now: Api) -> list[str]:
                     if entry.endswith(f": {REQUIRED}") and entry not in listed
                 ]
     return found
+
+
+def _is_now_optional(entry: str, present: list[str]) -> bool:
+    """Whether an argument that had to be given has a default now, which breaks no caller."""
+    place, required = entry.rpartition(": ")[::2]
+    return required == REQUIRED and any(it.startswith(f"{place}: ") for it in present)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -42,6 +42,7 @@ GROUPS = {
         "flash_attn_with_kvcache",
     ),
     "Masks and scores": (
+        "explain",
         *(f"masks.{name}" for name in _MASKS),
         *(f"scores.{name}" for name in _SCORES),
     ),

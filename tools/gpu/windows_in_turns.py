@@ -39,7 +39,7 @@ from typing import Any
 
 from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.implementations import kernel_implementation
-from flashsmith.benchmark.rounds import AlternatingRounds, Contender, PooledFigure
+from flashsmith.benchmark.rounds import AlternatingRounds, Contender, ratios_to
 from flashsmith.benchmark.timing import Protocol
 from flashsmith.benchmark.workload import workload_of
 from flashsmith.chooser import choose
@@ -87,14 +87,7 @@ def rounds_of(
     )
     for config, why in turns.wrong.items():
         raise ValueError(f"{problem}: {config}: {why}")
-    for _ in range(rounds):
-        yield {config: samples.median_ms for config, samples in turns.round(ROUND).items()}
-
-
-def ratios(rounds: Sequence[dict[str, float]], chosen: str) -> dict[str, PooledFigure]:
-    """The time of each other kernel divided by that of the chosen kernel."""
-    others = [config for config in rounds[0] if config != chosen]
-    return {one: PooledFigure.of([of[one] / of[chosen] for of in rounds]) for one in others}
+    yield from turns.times_ms(ROUND, rounds)
 
 
 def enter(rows: Path, table: Path) -> None:
@@ -181,7 +174,7 @@ def measure(options: argparse.Namespace) -> int:
                         writer.writerow(row | environment)
                 file.flush()
                 print(f"{problem}: {config}", flush=True)
-                for kernel, ratio in ratios(found, str(config)).items():
+                for kernel, ratio in ratios_to(str(config), found).items():
                     print(f"  {ratio:.4f}: {kernel}", flush=True)
     return wrong
 

@@ -3,7 +3,7 @@ a small run."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
@@ -144,9 +144,9 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     rows, step = cfg.family.loop_tiles(cfg) or (0, 0)
     seq_q, seq_k = (rows, 2 * step) if rows else (whole_tiles(_ROWS, cfg),) * 2
     sizes = 1, seq_q, seq_k, 1, 1, cfg.d_head
-    computed, needed = cfg.family.operation, cfg.family.gradients_of(cfg)
-    widths = {"gradients": needed, "d_v": cfg.d_head_v}
-    problem = Problem(*sizes, cfg.dtype, operation=computed, **widths)
+    family = cfg.family
+    problem = Problem(*sizes, cfg.dtype, operation=family.operation, d_v=cfg.d_head_v)
+    problem = replace(problem, gradients=family.gradients_of(cfg), cache=family.cache_of(cfg))
     verdict = prove(cfg, problem, arch=device.arch, observers=[conflicts])
     return Explanation(
         **{name: getattr(known, name) for name in _BEFORE},

@@ -253,8 +253,10 @@ def _changed(problem: Problem) -> Callable[..., Any] | None:
         return None
     import torch
 
+    changed = score.value
+
     def change(value: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
-        return score.apply(value, numbers, torch)
+        return changed.evaluate({"score": value, **numbers}, xp=torch, exact=False)
 
     return change
 
@@ -404,6 +406,8 @@ class DenseCachePeer:
     def absence(self, problem: Problem) -> str | None:
         if problem.page:
             return "PyTorch's SDPA has no page tables"
+        if problem.cache:
+            return _NO_OTHER_DTYPE
         if problem.semantics.packed:
             return "PyTorch's SDPA has no packed queries over a cache"
         if _sees_all(problem):
@@ -426,6 +430,9 @@ class DenseCachePeer:
         return PeerImplementation(self.name, _direct_call(workload), _output)
 
 
+_NO_OTHER_DTYPE = "it takes no cache with scales or of another dtype than 16-bit queries"
+
+
 def _sees_all(problem: Problem) -> bool:
     """Whether every query sees every key in the cache."""
     mask = problem.semantics.key_mask
@@ -443,7 +450,7 @@ class CachePeer:
         return self.of.name
 
     def absence(self, problem: Problem) -> str | None:
-        return self.of.absence_of(_CACHED)
+        return _NO_OTHER_DTYPE if problem.cache else self.of.absence_of(_CACHED)
 
     def version(self) -> str:
         return self.of.version()
@@ -498,7 +505,7 @@ class FlashInferPeer:
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             _workspace(w.q.device), "NHD", use_tensor_cores=True
         )
-        options: dict[str, Any] = {"q_data_type": w.q.dtype, "kv_data_type": w.q.dtype}
+        options: dict[str, Any] = {"q_data_type": w.q.dtype, "kv_data_type": w.k_cache.dtype}
         if p.window is not None:
             options["window_left"] = p.window[0]
         if not p.semantics.score.is_plain:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -69,6 +69,19 @@ class AlternatingRounds:
         order = rotated(self.right, self.done)
         self.done += 1
         return measure(order, protocol, clock=self._clock)
+
+    def times_ms(self, protocol: Protocol, rounds: int) -> Iterator[dict[str, float]]:
+        """Runs this many rounds; yields each round's median milliseconds by name."""
+        for _ in range(rounds):
+            yield {name: samples.median_ms for name, samples in self.round(protocol).items()}
+
+
+def ratios_to(base: str, rounds: Sequence[Mapping[str, float]]) -> dict[str, PooledFigure]:
+    """The time of each other contender divided by that of ``base`` in the same round."""
+    others = dict.fromkeys(name for times in rounds for name in times if name != base)
+    return {
+        name: PooledFigure.of([times[name] / times[base] for times in rounds]) for name in others
+    }
 
 
 def rotated(items: Sequence[_T], first: int) -> list[_T]:

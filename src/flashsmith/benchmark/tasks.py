@@ -61,9 +61,8 @@ def _problem(
     """The problem of these sizes for a config's kernel; ``queries`` is ``seq`` if not given."""
     sizes = batch, seq if queries is None else queries, seq, heads, heads, cfg.d_head
     family = cfg.family
-    needed = family.gradients_of(cfg)
-    kind = cfg.dtype, semantics, family.operation
-    return Problem(*sizes, *kind, gradients=needed, d_v=cfg.d_head_v)
+    problem = Problem(*sizes, cfg.dtype, semantics, family.operation, d_v=cfg.d_head_v)
+    return replace(problem, gradients=family.gradients_of(cfg), cache=family.cache_of(cfg))
 
 
 TIMED = TimedSize()

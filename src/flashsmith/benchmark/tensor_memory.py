@@ -10,23 +10,28 @@ import math
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 
 from flashsmith.errors import LaunchError
 from flashsmith.families import DType
 from flashsmith.runtime import driver
+from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.runtime.frameworks.device_array import DeviceArray
+from flashsmith.semantics.cache_format import DTYPES_OF_8BIT, CacheFormat
 from flashsmith.verify.proof_inputs import numpy_dtype
 
 Shape = tuple[int, ...]
+# The types that torch and NumPy cannot convert into each other: bits are passed as integers.
+_OF_ML_DTYPES = ("bfloat16", *DTYPES_OF_8BIT)
 
 
 class TensorMemory(Protocol):
     """Makes tensors on GPU 0 with standard normal values, and copies them to the host."""
 
-    def draw(self, shape: Shape, dtype: DType, seed: int) -> Any:
-        """A new tensor of random values."""
+    def draw(
+        self, shape: Shape, dtype: DType, seed: int, cache: CacheFormat = CacheFormat.PLAIN
+    ) -> Any:
+        """A new tensor of random values, which are rounded to 8-bit floats for a cache of these."""
 
     def put(self, array: np.ndarray) -> Any:
         """A new tensor with the contents of a host array."""
@@ -54,20 +59,23 @@ class TorchMemory:
 
     device = "cuda:0"
 
-    def draw(self, shape: Shape, dtype: DType, seed: int) -> Any:
+    def draw(
+        self, shape: Shape, dtype: DType, seed: int, cache: CacheFormat = CacheFormat.PLAIN
+    ) -> Any:
         import torch
 
         generator = torch.Generator(self.device).manual_seed(seed)
         kind = torch.bfloat16 if dtype is DType.BF16 else torch.float16
-        return torch.randn(shape, generator=generator, device=self.device, dtype=kind)
+        drawn = torch.randn(shape, generator=generator, device=self.device, dtype=kind)
+        return drawn.to(getattr(torch, cache.numpy_name)) if cache.is_8bit else drawn
 
     def put(self, array: np.ndarray) -> Any:
         import torch
 
-        if array.dtype == ml_dtypes.bfloat16:
-            # torch cannot read NumPy's bfloat16, so the bits are passed as integers.
-            bits = torch.from_numpy(array.view(np.int16)).to(self.device)
-            return bits.view(torch.bfloat16)
+        if array.dtype.name in _OF_ML_DTYPES:
+            whole = np.int16 if array.itemsize == 2 else np.uint8
+            bits = torch.from_numpy(array.view(whole)).to(self.device)
+            return bits.view(getattr(torch, array.dtype.name))
         return torch.from_numpy(array).to(self.device)
 
     def fetch(self, tensor: Any) -> np.ndarray:
@@ -75,9 +83,11 @@ class TorchMemory:
 
         with _failures_as_launch_errors():
             host = tensor.contiguous().cpu()
-        if host.dtype is torch.bfloat16:
-            bits: np.ndarray = host.view(torch.int16).numpy()
-            return bits.view(ml_dtypes.bfloat16)
+        name = str(host.dtype).removeprefix("torch.")
+        if name in _OF_ML_DTYPES:
+            whole = torch.int16 if host.itemsize == 2 else torch.uint8
+            bits: np.ndarray = host.view(whole).numpy()
+            return bits.view(NUMPY_DTYPES[name])
         numbers: np.ndarray = host.numpy()
         return numbers
 
@@ -114,9 +124,14 @@ def _failures_as_launch_errors() -> Iterator[None]:
 class DriverMemory:
     """DeviceArrays, which are filled from the host."""
 
-    def draw(self, shape: Shape, dtype: DType, seed: int) -> DeviceArray:
+    def draw(
+        self, shape: Shape, dtype: DType, seed: int, cache: CacheFormat = CacheFormat.PLAIN
+    ) -> DeviceArray:
         numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-        return DeviceArray.from_host(numbers.astype(numpy_dtype(dtype)))
+        drawn = numbers.astype(numpy_dtype(dtype))
+        if cache.is_8bit:
+            drawn = drawn.astype(NUMPY_DTYPES[cache.numpy_name])
+        return DeviceArray.from_host(drawn)
 
     def put(self, array: np.ndarray) -> DeviceArray:
         return DeviceArray.from_host(array)

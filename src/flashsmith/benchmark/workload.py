@@ -17,6 +17,7 @@ from flashsmith.operations import BACKWARD, DECODE, DEFAULT, TensorSpec
 from flashsmith.runtime import forward, prepare_operation
 from flashsmith.runtime.bits import named_bits
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.verify import Comparison, ProofCase, reference_of
 from flashsmith.verify.attention_semantics import NO_WINDOW, offsets
 from flashsmith.verify.backward_reference import BackwardReference
@@ -346,7 +347,7 @@ class BackwardWorkload(Workload):
 
 class DecodeWorkload(Workload):
     """q and a cache that the sequences of the problem fill, with standard normal values, and an
-    output ``o``.
+    output ``o``. Scales of the cache are 1.
 
     In a packed problem, all sequences have the same number of queries. Pages are in a random order.
     ``k`` and ``v`` are other names of the caches, for implementations that use them.
@@ -361,8 +362,10 @@ class DecodeWorkload(Workload):
             if tensor.is_required(p)
         }
         self.q, self.k_cache, self.v_cache = (
-            self.memory.draw(shapes[name], p.dtype, 4 * self.seed + number)
-            for number, name in enumerate(("q", "k_cache", "v_cache"))
+            self.memory.draw(shapes[name], p.dtype, 4 * self.seed + number, cache)
+            for number, (name, cache) in enumerate(
+                (("q", CacheFormat.PLAIN), ("k_cache", p.cache_format), ("v_cache", p.cache_format))
+            )
         )
         self.k, self.v = self.k_cache, self.v_cache
         self.o = self.memory.put(np.zeros(shapes["o"], numpy_dtype(p.dtype)))
@@ -380,6 +383,8 @@ class DecodeWorkload(Workload):
         """The keywords of attention_with_cache() for this problem."""
         asked = {"cache_lens": self.cache_lens, **self.problem.keywords}
         asked |= named_bits(self.problem.bits)
+        if self.problem.cache:
+            asked["k_scale"] = 1.0
         if self.problem.page:
             asked["page_table"] = self.page_table
         if self.packed:
@@ -434,6 +439,7 @@ class DecodeWorkload(Workload):
         """The keys (or values) of one head of one sequence: (seq_k, d)."""
         at = self.pages[sequence].tolist() if self.problem.page else sequence
         rows = self.memory.head(cache, (at,), head_k)
+        rows = rows.astype(numpy_dtype(self.problem.dtype), copy=False)
         return rows.reshape(-1, self.problem.d)[: self.problem.seq_k]
 
 

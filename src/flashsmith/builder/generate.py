@@ -132,7 +132,8 @@ def _functions(cfg: KernelConfig, semantics: Semantics) -> str:
     cpp, argument = cfg.family.cpp, _static_config(cfg, semantics)
     main = next(iter(cfg.family.kernel_templates(cfg).values()))
     pointer = f"&{main}<{argument}>"
-    if semantics.program:  # its kernels take arguments of another type
+    # Such kernels take arguments of another type.
+    if semantics.program or cfg.family.has_more_arguments(cfg):
         pointer = f"reinterpret_cast<{cpp.function}>({pointer})"
     text = (
         f"// {cfg.short_form()}\n"

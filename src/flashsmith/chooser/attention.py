@@ -11,7 +11,7 @@ from flashsmith.chooser.backward import (
     check_deterministic_flag,
 )
 from flashsmith.chooser.choice import choose_config
-from flashsmith.chooser.functions import bound_functions, lengths_of
+from flashsmith.chooser.functions import CallFunctions, bound_functions, sizes_of
 from flashsmith.families import KernelConfig
 from flashsmith.operations import DEFAULT
 from flashsmith.runtime import ForwardOptions, cached_calls, run_call
@@ -116,6 +116,7 @@ def attention(
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
     mask: Any = None,
+    bias: Array | None = None,
     positions: str = "start",
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
@@ -135,7 +136,7 @@ def attention(
 ) -> Any:
     """softmax(scale q k^T) v with optional masks and softcap, by a kernel that suits the problem.
 
-    Differentiable in PyTorch with respect to q, k, v and sinks, through the output and the
+    Differentiable in PyTorch with respect to q, k, v, sinks and bias, through the output and the
     log-sum-exp. The gradient of sinks has their dtype.
 
     Tensors on a GPU run there, on PyTorch's or CuPy's current stream for their device, and the call
@@ -164,10 +165,12 @@ def attention(
             may do. It may capture numbers and tensors.
         mask_mod: a function (b, h, q_idx, kv_idx): whether the query sees the key.
         mask: another mask: a function, a value of ``flashsmith.masks``, a PyTorch BlockMask, or a
-            bool tensor (batch or 1, heads_q or 1, seq_q, seq_k). A query sees the keys that
-            causal, window, mask_mod and mask all show.
+            bool tensor (batch or 1, heads_q or 1, seq_q or 1, seq_k or 1). A query sees the keys
+            that causal, window, mask_mod and mask all show.
+        bias: a tensor of fp16, bf16 or fp32 like a mask's, which is added to the scores after
+            score_mod. It has a gradient in PyTorch.
         positions: 'start': q_idx of a sequence's first query is 0. 'end': it is seq_k - seq_q, as
-            for causal.
+            for causal. Rows of tensors always count from the first query.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has rows
             cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked. The
             kernel clamps them, and does not write rows of the output that belong to no sequence.
@@ -213,11 +216,10 @@ def attention(
     check_backward_config("backward_config", backward_config)
     check_deterministic_flag(deterministic)
     program = None
-    if not (score_mod is None and mask_mod is None and mask is None):
-        lengths = None if cu_seqlens_q is not None else lengths_of(q, k)
-        program, causal, window = bound_functions(
-            score_mod, (mask_mod, mask), (causal, window), lengths, positions
-        )
+    if not (score_mod is None and mask_mod is None and mask is None and bias is None):
+        functions = CallFunctions(score_mod, mask_mod, mask, bias, positions)
+        sizes = sizes_of(q, k, cu_seqlens_q)
+        program, causal, window = bound_functions(functions, (causal, window), sizes)
     options = ForwardOptions(
         *(causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k),
         *(max_seqlen_q, max_seqlen_k, return_lse, return_row_max, partial, seqused_k, k_begin),

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations import DECODE
+from flashsmith.operations.latent_decode import LATENT_DECODE
 
 # How many keys the typical sequence has for which a kernel is chosen, if the choice must not depend
 # on the number of keys.
@@ -19,15 +20,17 @@ TYPICAL_KEYS = 8192
 def without_batch(problem: Problem) -> Problem:
     """The problem for which a kernel is chosen, instead of the given one.
 
-    Over a cache, the batch, the lengths, packing and the page size are replaced by fixed values;
-    with canonical bits only the page size is. Other operations keep their problem.
+    Over a cache, the batch, the lengths, packing, the page size and the cache's format are replaced
+    by fixed values; with canonical bits only the page size and the format are. Other operations
+    keep their problem.
     """
-    if problem.operation != DECODE.name:
+    if problem.operation not in (DECODE.name, LATENT_DECODE.name):
         return problem
-    if problem.bits:  # all kernels give the same canonical bits: only the page size is dropped
-        return replace(problem, page=0)
+    if problem.bits:  # all kernels give the same canonical bits
+        return replace(problem, page=0, cache="")
     semantics = replace(problem.semantics, packed=False, uneven=False)
-    return replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics, page=0)
+    typical = replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics)
+    return replace(typical, page=0, cache="")
 
 
 def adapt_to_queries(config: KernelConfig, problem: Problem, device: DeviceSpec) -> KernelConfig:

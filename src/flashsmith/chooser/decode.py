@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.choice import choose_config
-from flashsmith.families import DeviceSpec, KernelConfig, Problem
+from flashsmith.chooser.latent_decode import attention_with_latent_cache
+from flashsmith.families import DeviceSpec, KernelConfig, Problem, is_legal
+from flashsmith.operations.cache_scales import SCALES
 from flashsmith.operations.decode import DECODE, FREE, INVARIANT, check_split
 from flashsmith.runtime import Chooser, cached_calls
+from flashsmith.runtime.cache_scales import Scales
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors, decode_call, run_decode
 from flashsmith.runtime.tensors import Array, TensorT
-from flashsmith.semantics.signature import NO_WINDOW
+from flashsmith.semantics.cache_format import CacheFormat
+from flashsmith.semantics.signature import CACHE, NO_WINDOW
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: Literal[False] = ...,
@@ -38,7 +42,7 @@ def attention_with_cache(
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: Literal[True],
@@ -50,7 +54,7 @@ def attention_with_cache(
 def attention_with_cache(
     q: TensorT,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
     return_lse: bool,
@@ -61,9 +65,10 @@ def attention_with_cache(
 def attention_with_cache(
     q: Array,
     k_cache: Array,
-    v_cache: Array,
+    v_cache: Array | None = None,
     *,
     cache_lens: Array,
+    v_width: int | None = None,
     page_table: Array | None = None,
     kv_offset: Array | None = None,
     k: Array | None = None,
@@ -78,6 +83,8 @@ def attention_with_cache(
     softcap: float = 0.0,
     scale: float | None = None,
     sinks: Array | None = None,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
     split: str = "invariant",
     bits: str | None = None,
     out: Array | None = None,
@@ -100,7 +107,12 @@ def attention_with_cache(
             packed (total_q, heads_q, d) with cu_seqlens_q. Strides as for attention().
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
             d), with strides as for attention(): both may be halves of one tensor. heads_q must be a
-            multiple of heads_k. Rows beyond a sequence's length may hold anything.
+            multiple of heads_k. Rows beyond a sequence's length may hold anything. Both may be
+            float8_e4m3fn or float8_e5m2, with d a multiple of 16: the result has the bits of the
+            caches converted to q's dtype.
+        v_width: for a latent cache (MLA, docs/serving.md): the first v_width columns of k_cache's
+            one head are the values, and o has v_width columns. v_cache and v must be None, and
+            scale must be given.
         cache_lens: (batch,) int32, the number of keys of each sequence before appending; the call
             does not change cache_lens. On the host a length that does not fit is an error. On a
             device reads are clamped to the cache, and rows that do not fit are not appended.
@@ -125,6 +137,10 @@ def attention_with_cache(
             are cut off. None computes it on the host. On a device, None means total_q, which starts
             more CTAs than necessary.
         causal, window, softcap, scale, sinks: as for attention().
+        k_scale, v_scale: what the cache's keys and values are multiplied by, numbers or fp32
+            tensors of one number or one for each K/V head; None is 1. They are applied in fp32 to
+            the scores' scale, and to o before it is rounded. Appended k and v are divided by them;
+            8-bit floats are rounded to nearest even and saturate.
         split: 'invariant' splits the keys of a sequence by its own length alone; 'free' may take
             the batch into account and may be faster.
         bits: 'canonical' gives each row the bits that attention(bits='canonical') gives it, in any
@@ -143,15 +159,20 @@ def attention_with_cache(
             requires a gradient.
         The other errors of ``flashsmith.forward``.
     """
+    if v_width is not None:
+        given = locals()
+        keywords = {name: given[name] for name in CACHE.defaults}
+        return attention_with_latent_cache(q, k_cache, v_cache, keywords, CHOOSERS)
     check_config_for(DECODE.name, "config", config)
     chosen = config or CHOOSERS[check_split(split)]
+    scales = Scales.of(k_scale, v_scale)
     tensors = DecodeTensors(
         *(q, k_cache, v_cache, cache_lens, out, page_table, k, v, cos, sin, sinks, cu_seqlens_q),
-        kv_offset,
+        *(kv_offset, *scales.tensors),
     )
     options = DecodeOptions(
         *(causal, window, softcap, scale, max_seqlen_q, rotary_interleaved, split, return_lse),
-        bits,
+        *(bits, None, *scales.numbers),
     )
     return run_decode(chosen, tensors, options, emulate)
 
@@ -163,7 +184,11 @@ def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, 
     keywords = dict(zip(names, arguments[3:], strict=True))
     chosen = keywords.pop("config", None) or CHOOSERS[keywords.get("split", INVARIANT)]
     emulate = keywords.pop("emulate", False)
+    keywords.pop("v_width", None)  # None, or the call was another operation's
     options = {name: keywords.pop(name) for name in DecodeOptions._fields if name in keywords}
+    scales = Scales.of(*(keywords.pop(name, None) for name in SCALES))
+    options |= {f"{name}_value": it for name, it in zip(SCALES, scales.numbers, strict=True)}
+    keywords |= zip(SCALES, scales.tensors, strict=True)
     tensors = DecodeTensors(*arguments[:3], **keywords)
     # Not remembered if a tensor requires grad: autograd may be enabled in later calls.
     if any(getattr(tensor, "requires_grad", False) for tensor in tensors):
@@ -178,13 +203,18 @@ def _choose_invariant(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
 
 
 def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
-    return _for_its_queries(replace(problem, page=0), problem, device, **how)
+    return _for_its_queries(replace(problem, page=0, cache=""), problem, device, **how)
 
 
 def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how: Any) -> Any:
-    chosen = choose_config(alike, device, **how)
-    # If only built configs may be chosen, the adapted config might not be built.
-    return chosen if how.get("among") else adapt_to_queries(chosen, problem, device)
+    among = how.pop("among", ())
+    if not among:
+        return adapt_to_queries(choose_config(alike, device, **how), problem, device)
+    # If only built configs may be chosen, the adapted config might not be built. They are compared
+    # as configs for a plain cache, for which ``alike`` is.
+    built = {replace(config, cache=CacheFormat.PLAIN): config for config in among}
+    legal = tuple(config for config in built if is_legal(config, device))
+    return built[choose_config(alike, device, among=legal, **how)] if legal else among[0]
 
 
 # By the value of `split`: the function that chooses a kernel.

@@ -655,6 +655,13 @@ def _offered(
     ]
     if not offered:
         kind = "deterministic kernel" if asked.deterministic else "kernel"
-        raise ArgumentError(f"device: no family offers {device.name} a {kind} for '{problem}'")
+        reasons = [
+            f"; {one.name}: {why}"
+            for one in families(problem.operation)
+            if (why := one.unsupported_reason(problem, device))
+        ]
+        raise ArgumentError(
+            f"device: no family offers {device.name} a {kind} for '{problem}'{''.join(reasons)}"
+        )
     why = f"the first of {len(offered)} that are offered; nothing was measured or can be estimated"
     return Evidence("offered", tuple(offered), why, notes=tuple(notes))

@@ -3,38 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+from flashsmith.errors import ArgumentError
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.signature import NO_WINDOW, check_mask
-from flashsmith.tracing import BoundProgram, bind
+from flashsmith.tracing import BoundFunctions, BoundProgram, bind
 from flashsmith.tracing.block_masks import is_block_mask, mask_of_blocks
+from flashsmith.tracing.captures import is_array
 
 
-def lengths_of(q: Any, k: Any) -> tuple[int, int] | None:
-    """seq_q and seq_k of tensors that are not packed; None for tensors that are refused later."""
+class CallFunctions(NamedTuple):
+    """The keywords of attention() that define a program."""
+
+    score_mod: Callable[..., Any] | None = None
+    mask_mod: Callable[..., Any] | None = None
+    mask: Any = None
+    bias: Any = None
+    positions: str = "start"
+
+
+class ScoreSizes(NamedTuple):
+    """The sizes of a call's scores, None where unknown. ``lengths`` are seq_q and seq_k where all
+    sequences of the call have them."""
+
+    batch: int | None
+    heads: int | None
+    lengths: tuple[int, int] | None
+
+
+def sizes_of(q: Any, k: Any, cu_seqlens_q: Any = None) -> ScoreSizes | None:
+    """The sizes for tensors of a call; None for tensors that are refused later."""
     shapes = [tuple(getattr(it, "shape", ())) for it in (q, k)]
+    if cu_seqlens_q is not None:
+        offsets = tuple(getattr(cu_seqlens_q, "shape", ()))
+        if len(shapes[0]) != 3 or len(offsets) != 1:
+            return None
+        return ScoreSizes(int(offsets[0]) - 1, int(shapes[0][1]), None)
     if any(len(shape) != 4 for shape in shapes):
         return None
-    return int(shapes[0][1]), int(shapes[1][1])
+    return ScoreSizes(int(shapes[0][0]), int(shapes[0][2]), (int(shapes[0][1]), int(shapes[1][1])))
 
 
 def bound_functions(
-    score_mod: Callable[..., Any] | None,
-    masks: tuple[Any, ...],
-    limits: tuple[Any, Any],
-    lengths: tuple[int, int] | None,
-    positions: str,
+    functions: CallFunctions, limits: tuple[Any, Any], sizes: ScoreSizes | None
 ) -> tuple[BoundProgram | None, bool, tuple[int | None, int | None]]:
     """A call's program, causal and window. ``limits`` are the caller's causal and window, which
     hide keys as well.
 
     Masks that are a causal mask or a window become one, so that its kernels serve them.
 
-    Raises ArgumentError and TraceError as tracing.bind() does.
+    Raises ArgumentError and TraceError as tracing.bind() does, and ArgumentError for a tensor that
+    does not fit the sizes.
     """
-    own = [mask_of_blocks(it, lengths) if is_block_mask(it) else it for it in masks]
-    found = bind(score_mod, tuple(own), lengths, positions)
+    lengths = None if sizes is None else sizes.lengths
+    if sizes is not None:
+        for name in ("mask_mod", "mask", "bias"):
+            _check_sizes(name, getattr(functions, name), sizes)
+    positions = functions.positions
+    own = [
+        mask_of_blocks(it, lengths, positions) if is_block_mask(it) else it
+        for it in (functions.mask_mod, functions.mask)
+    ]
+    found = bind(functions.score_mod, tuple(own), lengths, positions, functions.bias)
+    return with_limits(found, limits)
+
+
+def with_limits(
+    found: BoundFunctions, limits: tuple[Any, Any]
+) -> tuple[BoundProgram | None, bool, tuple[int | None, int | None]]:
+    """The program, and the causal and window that hide what ``found`` and ``limits`` hide."""
     causal, window = limits
     if found.left is None and found.right is None:
         return found.program, causal, window
@@ -45,3 +83,22 @@ def bound_functions(
         return found.program, True, NO_WINDOW
     window = None if left == UNLIMITED else left, None if right == UNLIMITED else right
     return found.program, False, window
+
+
+def _check_sizes(name: str, tensor: Any, sizes: ScoreSizes) -> None:
+    """Raises ArgumentError unless a tensor is broadcast to the scores of the call."""
+    if not is_array(tensor):
+        return
+    check_broadcast(name, tuple(tensor.shape), sizes)
+
+
+def check_broadcast(name: str, shape: tuple[int, ...], sizes: ScoreSizes) -> None:
+    """Raises ArgumentError unless a shape is broadcast to the scores of a call."""
+    wanted = (sizes.batch, sizes.heads, *(sizes.lengths or (None, None)))
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    if any(most is not None and size not in (1, most) for size, most in pairs):
+        allowed = ", ".join("any" if it is None else f"{it} or 1" for it in wanted)
+        raise ArgumentError(
+            f"{name}: shape {shape}; the scores of this call need ({allowed}), of which leading "
+            "sizes may be missing: slice or expand it"
+        )

@@ -153,7 +153,8 @@ def choose_for_any_length(
 
     Raises ArgumentError if no kernel serves the problem on the device.
     """
-    dense = replace(problem.semantics, packed=False, uneven=False)
+    own = problem.semantics
+    dense = replace(own, packed=False, uneven=own.caller_program is not None)
     kinds = [replace(problem, semantics=dense)]
     if problem.semantics.packed:
         kinds.append(replace(problem, semantics=replace(dense, packed=True, uneven=True)))

@@ -8,7 +8,15 @@ from flashsmith.chooser.backward import check_config_for
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics, d_head_for, families
 from flashsmith.families.legality import D_STEP
+from flashsmith.operations.cache_scales import SCALES
 from flashsmith.operations.write_slots import WRITE_SLOTS
+from flashsmith.runtime.cache_scales import (
+    Scales,
+    add_scales,
+    cache_format,
+    check_d,
+    check_one_dtype,
+)
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.operation_run import prepare_operation
@@ -21,6 +29,7 @@ from flashsmith.runtime.tensors import (
     view_tensor,
     view_vector,
 )
+from flashsmith.semantics.cache_format import DTYPES_OF_8BIT
 
 _NAMES = ("k", "v", "k_cache", "v_cache", "slot_mapping")
 
@@ -32,6 +41,8 @@ def write_slots(
     v_cache: Array,
     slot_mapping: Array,
     *,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
     config: KernelConfig | None = None,
     emulate: bool = False,
 ) -> None:
@@ -39,16 +50,18 @@ def write_slots(
 
     Slot s is row s % page of page s // page, as serving engines number them. On a GPU nothing is
     copied to the host and the call does not wait, so that a CUDA graph can be replayed with other
-    slots. Rows are copied without a change of their bits.
+    slots. Without scales, rows are copied to a cache of k's dtype without a change of their bits.
 
     Args:
         k, v: (rows, heads_k, d), fp16 or bf16, PyTorch tensors or NumPy or CuPy arrays, with
             strides as for attention(). Rows beyond the slots are not read.
         k_cache, v_cache: (pages, page, heads_k, d) or (batch, capacity, heads_k, d), with dtype and
-            strides as for k; both may be halves of one tensor. They are changed.
+            strides as for k; both may be halves of one tensor. They are changed. Both may be
+            float8_e4m3fn or float8_e5m2: elements are rounded to nearest even and saturate.
         slot_mapping: (at most rows,) int64, contiguous: the slot of each row. A row with a negative
             slot is skipped. A slot beyond the cache is an error on the host; on a device its row is
             skipped. If two rows have the same slot, one of them is written.
+        k_scale, v_scale: what k and v are divided by, as for attention_with_cache(); None is 1.
         config: the kernel to use; None chooses one.
         emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 
@@ -57,39 +70,48 @@ def write_slots(
         The other errors of ``flashsmith.forward``.
     """
     check_config_for(WRITE_SLOTS.name, "config", config)
-    tensors = k, v, k_cache, v_cache, slot_mapping
+    scales = Scales.of(k_scale, v_scale)
+    tensors = k, v, k_cache, v_cache, slot_mapping, *scales.tensors
 
     def run(remember: Remember) -> Array:
-        views = _views(*tensors)
-        problem = _problem(views)
+        views, numbers = _views(k, v, k_cache, v_cache, slot_mapping, scales)
+        problem = _problem(views, has_scales=scales.are_given)
         if _is_empty(problem, views):
             return k_cache
         chosen = config or write_config(problem)
-        prepared = prepare_operation(chosen, problem, views, emulate=emulate)
+        prepared = prepare_operation(chosen, problem, views, emulate=emulate, options=numbers)
         prepared.run()
         # A repeated call must return something, because None means that it was not repeated.
         remember(prepared, ("k_cache",))
         return k_cache
 
-    run_cached(Invocation(("write_slots",), tensors, (config, emulate)), _NAMES, run)
+    asked = Invocation(("write_slots",), tensors, (config, emulate, *scales.numbers))
+    run_cached(asked, (*_NAMES, *SCALES), run)
 
 
 def write_config(problem: Problem) -> KernelConfig:
     """The kernel for a problem of this operation."""
     (family, *_) = families(WRITE_SLOTS.name)
-    config: KernelConfig
     (config, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
-    return config
+    found: KernelConfig = config.with_knobs(cache=problem.cache_format)
+    return found
 
 
 def write_request(
-    k: Array, v: Array, k_cache: Array, v_cache: Array, slot_mapping: Array
+    k: Array,
+    v: Array,
+    k_cache: Array,
+    v_cache: Array,
+    slot_mapping: Array,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
 ) -> Request | None:
     """The checked request of write_slots(); None if there is nothing to write. Raises ArgumentError
     as write_slots() does."""
-    views = _views(k, v, k_cache, v_cache, slot_mapping)
-    problem = _problem(views)
-    return None if _is_empty(problem, views) else check_operation(problem, views, options={})
+    scales = Scales.of(k_scale, v_scale)
+    views, numbers = _views(k, v, k_cache, v_cache, slot_mapping, scales)
+    problem = _problem(views, has_scales=scales.are_given)
+    return None if _is_empty(problem, views) else check_operation(problem, views, options=numbers)
 
 
 def _is_empty(problem: Problem, views: dict[str, TensorView]) -> bool:
@@ -97,13 +119,16 @@ def _is_empty(problem: Problem, views: dict[str, TensorView]) -> bool:
 
 
 def _views(
-    k: Array, v: Array, k_cache: Array, v_cache: Array, slot_mapping: Array
-) -> dict[str, TensorView]:
+    k: Array, v: Array, k_cache: Array, v_cache: Array, slot_mapping: Array, scales: Scales
+) -> tuple[dict[str, TensorView], dict[str, float]]:
+    """The checked views of all tensors, and the scales that are numbers."""
     first = view_tensor("k", k)
     views = {"k": first}
     for name, tensor in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
-        views[name] = view_tensor(name, tensor, (first.dtype,))
+        others = DTYPES_OF_8BIT if name.endswith("_cache") else ()
+        views[name] = view_tensor(name, tensor, (first.dtype, *others))
         check_beside(views[name], first)
+    check_one_dtype(views["k_cache"], views["v_cache"])
     if len(first.shape) != 3:
         raise ArgumentError(
             f"k: rank {len(first.shape)} (shape {first.shape}); must be 3: (rows, heads_k, d)"
@@ -142,7 +167,9 @@ def _views(
         )
     if first.device.kind == "cpu":
         _check_slots(slots, views["k_cache"].shape)
-    return {**views, "slot_mapping": slots}
+    views["slot_mapping"] = slots
+    numbers = add_scales(views, scales)
+    return views, numbers
 
 
 def _check_slots(view: TensorView, cache: tuple[int, ...]) -> None:
@@ -155,8 +182,11 @@ def _check_slots(view: TensorView, cache: tuple[int, ...]) -> None:
         )
 
 
-def _problem(views: dict[str, TensorView]) -> Problem:
+def _problem(views: dict[str, TensorView], *, has_scales: bool) -> Problem:
     _, heads, d = views["k"].shape
     count = views["slot_mapping"].shape[0]
     dtype = DTYPES[views["k"].dtype]
-    return Problem(1, count, 1, heads, heads, d, dtype, Semantics(), WRITE_SLOTS.name)
+    cache = cache_format(views, has_scales=has_scales)
+    check_d(cache, d)
+    sizes = 1, count, 1, heads, heads, d
+    return Problem(*sizes, dtype, Semantics(), WRITE_SLOTS.name, cache=cache.label)

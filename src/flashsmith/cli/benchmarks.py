@@ -23,8 +23,8 @@ def bench(
             "-k",
             metavar="KEY",
             help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
-            "hopper-dq, decode, 'B_r,B_c', a set of your own, or short forms separated by ';'; "
-            "'ours', alone or with others, is attention() without a config. Default: the "
+            "hopper-dq, decode, latent, 'B_r,B_c', a set of your own, or short forms separated by "
+            "';'; 'ours', alone or with others, is attention() without a config. Default: the "
             "environment variable KERNELS, else ours.",
         ),
     ] = None,

@@ -12,7 +12,7 @@ import typer
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.command import App
-from flashsmith.cli.options import Json, Kernels, print_json, selected
+from flashsmith.cli.options import Json, Kernels, import_from_here, print_json, selected
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DeviceSpec,
@@ -62,7 +62,8 @@ def build_kernels(
             "--for",
             metavar="PROBLEM",
             help="Build what attention() will use for a problem such as 'b16 s4096 h32:8 d128 bf16 "
-            "causal', instead of a set. May be given several times.",
+            "causal', or with score=alibi or mask=documents&causal, instead of a set. May be given "
+            "several times.",
         ),
     ] = None,
     model: Annotated[
@@ -118,6 +119,8 @@ def build_kernels(
     Without --for, --model, --kernels and KERNELS, this builds everything that
     get_kernels_to_build() lists. Each family of kernels gets its own library.
     """
+    from flashsmith.chooser.function_problems import has_functions
+
     if problems and (kernels is not None or semantics != "plain"):
         raise ArgumentError(
             "--for: already selects the kernels; leave out --kernels and --semantics"
@@ -134,6 +137,11 @@ def build_kernels(
         raise ArgumentError(
             "--ranks: goes with --for 'b1 s131072 h32:8 d128 bf16 causal'; give both, without "
             "--any-length"
+        )
+    if ranks and any(map(has_functions, problems or ())):
+        raise ArgumentError(
+            "--ranks: given with a score or mask function, which sharded attention does not take; "
+            "leave one out"
         )
     if schedule != "auto" and not ranks:
         raise ArgumentError("--schedule: goes with --ranks; give both")
@@ -286,9 +294,12 @@ def _build_for(
     """Builds the libraries that attention() will use for the problems; returns them without
     duplicates."""
     from flashsmith.chooser import build_for
+    from flashsmith.chooser.function_problems import has_functions, parse_with_functions
     from flashsmith.chooser.prebuild import parse_with_lengths
 
-    parsed = [parse_with_lengths(text) for text in texts]
+    if any(map(has_functions, texts)):
+        import_from_here()
+    parsed = [parse_with_functions(text, parse_with_lengths).problem for text in texts]
     return _each_once(
         library
         for problem in parsed
@@ -305,6 +316,7 @@ def _build_for_any_length(
 
     Reports the chosen kernels before it builds.
     """
+    from flashsmith.chooser.function_problems import ANY_SIZES, has_functions, parse_with_functions
     from flashsmith.chooser.prebuild import (
         build_for_any_length,
         choose_for_any_length,
@@ -314,7 +326,9 @@ def _build_for_any_length(
     def searched(done: int, total: int) -> None:
         work.reporter.step("choosing kernels", done, total)
 
-    parsed = [parse_any_length(text) for text in texts]
+    if any(map(has_functions, texts)):
+        import_from_here()
+    parsed = [parse_with_functions(text, parse_any_length, ANY_SIZES).problem for text in texts]
     found = [
         choose_for_any_length(problem, device, searched=searched, deterministic=deterministic)
         for problem in parsed

@@ -10,7 +10,7 @@ import typer
 
 from flashsmith import env
 from flashsmith.benchmark.progress import ProgressReporter
-from flashsmith.benchmark.table import make_columns, make_console, print_table
+from flashsmith.benchmark.table import make_columns, make_console, print_table, print_text
 from flashsmith.cli.command import App
 from flashsmith.cli.options import (
     FAILED,
@@ -19,7 +19,9 @@ from flashsmith.cli.options import (
     Json,
     Jsonl,
     Kernels,
+    import_from_here,
     print_json,
+    print_lines,
     selected,
 )
 from flashsmith.errors import ArgumentError
@@ -84,6 +86,24 @@ def run(
     sinks: Annotated[
         bool, typer.Option("--sinks", help="Add a sink logit for every head.")
     ] = False,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            "--score",
+            metavar="NAME",
+            help="Prove a score function and its derivative: 'package.module:function', or a value "
+            "of flashsmith.scores such as 'alibi+softcap'.",
+        ),
+    ] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            "--mask",
+            metavar="NAME",
+            help="Prove a mask function: 'package.module:function', or a value of flashsmith.masks "
+            "such as 'documents&causal'.",
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Check every memory access in the emulator.")
     ] = False,
@@ -100,8 +120,28 @@ def run(
     """Build, run and prove kernels, and show their costs; on a GPU, time them too.
 
     Without --kernels and KERNELS, this runs prog, which has seven steps of one optimisation each.
-    With --problem, kernels for another d or dtype are skipped.
+    With --problem, kernels for another d or dtype are skipped. With --score or --mask, this proves
+    the functions with the kernels that attention() uses, or with --kernels, in the emulator.
     """
+    words = [f"{name}={it}" for name, it in (("score", score), ("mask", mask)) if it is not None]
+    if words or _has_functions(problem):
+        others: dict[str, object] = {
+            "--window": window,
+            "--softcap": softcap,
+            "--csv": csv,
+            "--jsonl": jsonl,
+        }
+        others |= {"--sinks": sinks or None, "--check": check or None}
+        _check_without_functions(others)
+        if problem is not None:
+            _check_alone(batch=batch, seq=seq, heads=heads, semantics=semantics)
+        sizes = [
+            f"{letter}{usual if size is None else size}"
+            for letter, size, usual in (("b", batch, 2), ("s", seq, 150), ("h", heads, 4))
+        ]
+        plain = problem or " ".join([*sizes, "d64 bf16", (semantics or "").replace("+", " ")])
+        _run_functions(" ".join([plain, *words]), kernels, arch, seed, as_json)
+        return
     from flashsmith.benchmark.measurement_files import MeasurementFiles
 
     with ProgressReporter() as reporter, MeasurementFiles(csv, jsonl=jsonl) as files:
@@ -146,6 +186,46 @@ def run(
         raise typer.Exit(FAILED)
 
 
+def _has_functions(problem: str | None) -> bool:
+    from flashsmith.chooser.function_problems import has_functions
+
+    return problem is not None and has_functions(problem)
+
+
+def _check_without_functions(options: dict[str, object]) -> None:
+    """Raises ArgumentError for an option that proofs of functions do not have."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ArgumentError(
+            f"{' and '.join(given)}: given with a score or mask function, whose proof checks all "
+            "accesses and writes no rows; leave it out"
+        )
+
+
+def _run_functions(
+    text: str, kernels: str | None, arch: str | None, seed: int, as_json: bool
+) -> None:
+    """Proves the functions of a problem and prints the checks."""
+    from flashsmith.benchmark.functions_table import print_function_report
+    from flashsmith.benchmark.run_functions import read_functions, run_functions
+    from flashsmith.runtime.target import choose_target
+
+    import_from_here()
+    with ProgressReporter() as reporter:
+        reporter.say("tracing the functions")
+        found = read_functions(text, seed)
+        is_selected = kernels is not None or env.KERNELS.raw() is not None
+        configs = selected(kernels, default="prog") if is_selected else None
+        target = choose_target(arch, True, configs or ())
+        report = run_functions(found, configs, target, seed=seed, reporter=reporter)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_function_report(make_console(), report)
+    if not report.ok:
+        raise typer.Exit(FAILED)
+
+
 def _check_alone(**others: object) -> None:
     """Raises ArgumentError if --problem is given together with an option that it replaces."""
     given = [f"--{name}" for name, value in others.items() if value is not None]
@@ -172,17 +252,27 @@ def _parse_window(text: str) -> tuple[int | None, int | None]:
 
 @app.command("explain")
 def explain_config(
-    config: Annotated[str, typer.Argument(help="A short form, or a kernel's demangled name.")],
+    config: Annotated[
+        str,
+        typer.Argument(
+            help="A short form, a kernel's demangled name, or a problem with functions, such as "
+            "'b1 s512 h4 d64 bf16 score=alibi mask=package.module:function'."
+        ),
+    ],
     arch: Arch = None,
     as_json: Json = False,
 ) -> None:
     """Show all that is known about one config: rules, resources, occupancy, instructions,
-    conflicts.
+    conflicts. For a problem with functions, show what its kernels make of them.
 
     Exit status 1 if the config is illegal or its kernel is wrong.
     """
+    from flashsmith.chooser.function_problems import has_functions
     from flashsmith.runtime.target import choose_target
 
+    if has_functions(config):
+        _explain_functions(config, arch, as_json)
+        return
     cfg = parse_kernel_name_into_config(config)
     target = choose_target(arch, configs=[cfg])
     with ProgressReporter() as reporter:
@@ -197,6 +287,29 @@ def explain_config(
         print_explanation(make_console(), explanation)
     if not explanation.ok:
         raise typer.Exit(FAILED)
+
+
+def _explain_functions(text: str, arch: str | None, as_json: bool) -> None:
+    """Prints what the functions of a problem come to, and which kernels compute them."""
+    from flashsmith.chooser import choose
+    from flashsmith.chooser.explain import explain
+    from flashsmith.chooser.function_problems import parse_with_functions
+    from flashsmith.runtime.target import choose_target
+
+    import_from_here()
+    found = parse_with_functions(text)
+    problem, asked = found.problem, found.asked
+    lengths = None if problem.semantics.packed else (problem.seq_q, problem.seq_k)
+    functions = {**found.functions._asdict(), "causal": asked[0], "window": asked[1]}
+    explained = explain(**functions, lengths=lengths)
+    choice = choose(problem, choose_target(arch).device)
+    if as_json:
+        print_json({**explained.to_json(), "kernel": choice.to_json()})
+        return
+    print_lines(str(explained))
+    console = make_console()
+    console.print()
+    print_text(console, str(choice), indent=14)
 
 
 @app.command("configs")

@@ -25,8 +25,8 @@ Kernels = Annotated[
         "-k",
         metavar="KEY",
         help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
-        "hopper-dq, decode, 'B_r,B_c', a set of your own, or short forms separated by ';'. "
-        "Default: the environment variable KERNELS.",
+        "hopper-dq, decode, latent, 'B_r,B_c', a set of your own, or short forms separated by "
+        "';'. Default: the environment variable KERNELS.",
     ),
 ]
 Arch = Annotated[
@@ -49,6 +49,13 @@ Jsonl = Annotated[
     typer.Option("--jsonl", metavar="FILE", help="Like --csv, but as JSON Lines."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def import_from_here() -> None:
+    """Lets functions that a command names as 'module:function' be in the current folder."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last, so that it hides no installed module
 
 
 def print_json(value: Any) -> None:

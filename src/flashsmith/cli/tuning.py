@@ -63,9 +63,13 @@ def tune_kernels(
         ),
     ] = None,
     budget: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="Time for all problems together: 90s, 10m, 1h, or none."),
-    ] = "10m",
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Time for all problems together: 90s, 10m, 1h, or none. Default: 10m, for "
+            "--contribute 2h.",
+        ),
+    ] = None,
     refine: Annotated[
         int | None,
         typer.Option(
@@ -86,6 +90,13 @@ def tune_kernels(
     table: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The table of winners to add to. Default: your own."),
+    ] = None,
+    contribute: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measure what a table for everybody needs, and write the .zip to send.",
+        ),
     ] = None,
     device: Annotated[
         int | None, typer.Option(metavar="N", help="The GPU to measure on. Default: 0.")
@@ -125,7 +136,8 @@ def tune_kernels(
     """Find the fastest kernel for each problem, and enter it in the table of winners.
 
     After Ctrl-C, the same command continues where it stopped. --arch is for --dry-run and
-    --build-only. Exit status 1 if a problem has no kernel that works.
+    --build-only. Exit status 1 if a problem has no kernel that works, or the file to send is not
+    complete.
     """
     from flashsmith.benchmark.measurement_files import require_writable
 
@@ -151,8 +163,19 @@ def tune_kernels(
         raise ArgumentError(f"jobs={jobs}: give at least 1")
     if table is not None:
         require_writable("table", table)
+    if contribute is not None and problems is not None:
+        raise ArgumentError(
+            f"problems={problems!r}: not with --contribute, which measures what a table needs; "
+            "leave one of them out"
+        )
     from flashsmith.runtime import gpu_count
     from flashsmith.tuning.cluster import connect
+    from flashsmith.tuning.contribution import (
+        BUDGET,
+        check_contribution,
+        contributed_problems,
+        write_contribution,
+    )
     from flashsmith.tuning.executor import LOCAL_GPU, LocalExecutor, WorkerGpu
     from flashsmith.tuning.gpu_runner import NvccCompiler, first_gpu_runner, gpu_runner
     from flashsmith.tuning.problems import read_problems
@@ -172,12 +195,17 @@ def tune_kernels(
     )
 
     # Everything that needs no GPU is checked before a GPU is looked for.
-    seconds = parse_budget(budget)
+    seconds = parse_budget(budget or ("10m" if contribute is None else BUDGET))
+    if contribute is not None:
+        require_writable("contribute", contribute)
+        check_contribution(contribute)
     asked = space or env.KERNELS.raw()
     if asked:
         check_space(asked)
     ordinal = device or 0
     listed = None if problems is None else read_problems(problems)
+    if contribute is not None:
+        listed = contributed_problems()
     settings = Settings(
         budget=seconds,
         max_spill=max_spill,
@@ -232,7 +260,13 @@ def tune_kernels(
     elif not as_json:
         print_ranking(console, tuned.races, tuned.gpus)
         console.print(f"every kernel: {out / 'ranking.csv'}", soft_wrap=True)
+    missing = None if contribute is None else write_contribution(contribute, out, tuned)
+    if missing is not None and not as_json:
+        for line in missing:
+            console.print(f"missing: {line}", soft_wrap=True)
+        state = "not complete yet" if missing else "complete"
+        console.print(f"the file to send: {contribute}, {state}", soft_wrap=True)
     if tuned.interrupted:
         raise typer.Exit(INTERRUPTED)
-    if not tuned.ok:
+    if not tuned.ok or missing:
         raise typer.Exit(FAILED)

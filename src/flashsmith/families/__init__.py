@@ -67,6 +67,8 @@ from flashsmith.families.wgmma_backward import WGMMA_BACKWARD
 from flashsmith.families.wgmma_backward.config import WgmmaBackwardKernelConfig
 from flashsmith.families.wgmma_dq import WGMMA_DQ
 from flashsmith.families.wgmma_dq.config import WgmmaDqKernelConfig
+from flashsmith.families.wgmma_mla import WGMMA_MLA
+from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
@@ -92,6 +94,7 @@ __all__ = [
     "WGMMA",
     "WGMMA_BACKWARD",
     "WGMMA_DQ",
+    "WGMMA_MLA",
     "BrokenRule",
     "DType",
     "DeviceSpec",
@@ -112,6 +115,7 @@ __all__ = [
     "WgmmaBackwardKernelConfig",
     "WgmmaDqKernelConfig",
     "WgmmaForwardKernelConfig",
+    "WgmmaMlaKernelConfig",
     "broken_rules",
     "by_family",
     "check_legal",

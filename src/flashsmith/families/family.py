@@ -206,6 +206,11 @@ class Family:
         can compute any gradients."""
         return ""
 
+    def cache_of(self, cfg: Any) -> str:
+        """The format of a KV cache, as in Problem.cache, that a problem must have for the kernels
+        of a config; '' if the cache is plain."""
+        return ""
+
     def for_gradients(self, cfg: Any, gradients: str) -> Any:
         """The config for a problem that needs only these gradients.
 
@@ -240,6 +245,11 @@ class Family:
         """What replaces a config whose kernel has too few registers for these semantics, if nothing
         was measured for them; mostly `cfg` itself."""
         return cfg
+
+    def has_more_arguments(self, cfg: Any) -> bool:
+        """Whether the config's kernels take more arguments than the type of the family's functions
+        says."""
+        return False
 
     def adapt_to_program(self, cfg: Any, semantics: Semantics) -> Any:
         """The config for semantics with a program in place of `cfg`, which was measured without

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flashsmith.errors import ArgumentError
+from flashsmith.integrations import latent_views
 from flashsmith.integrations.flash_attn_keywords import with_others_refused
 from flashsmith.integrations.page_tables import full_int32
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
@@ -377,7 +378,10 @@ def flash_attn_with_kvcache(
         block_table: FlashAttention 2's name of page_table; give only one of them.
         s_aux: (heads,), FlashAttention 3's name of sinks.
         bits: as for attention_with_cache().
-        alibi_slopes, qv, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale,
+        qv: (..., d_v), for a latent cache (MLA) of PyTorch tensors: q, k_cache and k are its rotary
+            columns, v_cache and v its values; v_cache and k_cache are views of the same rows. The
+            default of softmax_scale is then 1/sqrt(d + d_v).
+        alibi_slopes, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale,
             attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
 
     Raises:
@@ -389,7 +393,6 @@ def flash_attn_with_kvcache(
         page_table = block_table
     _check_absent(
         alibi_slopes=alibi_slopes,
-        qv=qv,
         cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad,
         q_descale=q_descale,
@@ -416,10 +419,20 @@ def flash_attn_with_kvcache(
         raise ArgumentError("cache_seqlens: missing; k is appended there, give a length or tensor")
     if cache_seqlens is None or isinstance(cache_seqlens, int):
         cache_seqlens = _lengths(q, k_cache, page_table, cu_seqlens_q, cache_seqlens)
+    values: Array | None = v_cache
+    v_width = None
+    if qv is not None:
+        rows = latent_views.whole_rows(k_cache, v_cache)
+        q, k_cache, v_width = latent_views.joined_rows("q", q, "qv", qv), rows, v_cache.shape[-1]
+        if k is not None or v is not None:
+            k, v = latent_views.joined_rows("k", k, "v", v), None
+        values = None
+        softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     return attention_with_cache(
         q,
         k_cache,
-        v_cache,
+        values,
+        v_width=v_width,
         cache_lens=cache_seqlens,
         page_table=page_table,
         k=k,

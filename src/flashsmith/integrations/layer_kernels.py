@@ -23,6 +23,7 @@ from flashsmith.runtime.driver import query_gpu
 from flashsmith.runtime.kernel_choice import DEFAULT_EMULATED_ARCH
 from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.tensors import DTYPES
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.signature import MaskLimits
@@ -77,14 +78,15 @@ def cache_problem(
     page: int,
     keys: int,
     bits: str,
+    cache: CacheFormat = CacheFormat.PLAIN,
 ) -> Problem:
     """The problem of a layer over pages of ``page`` tokens, with room for ``keys`` keys a request.
-    ``dtype`` is a framework's, ``bits`` as in ``attention_with_cache``."""
+    ``dtype`` is a framework's and that of queries, ``bits`` as in ``attention_with_cache``."""
     semantics = Semantics(mask.kind, softcap > 0, packed=True, uneven=True)
     return Problem(
         *(1, 1, keys, heads, kv_heads, d),
         *(DTYPES[dtype_name(dtype) or ""], semantics, DECODE.name, page, "", mask.window_keys),
-        "" if bits == FREE else bits,
+        *("" if bits == FREE else bits, cache.label),
     )
 
 
@@ -124,13 +126,16 @@ def build_kernels(
         p = layer.problem
         others = []
         if with_writes and p.operation == DECODE.name:
-            others.append((WRITE_SLOTS.name, p.heads_k, Semantics()))
+            sizes = 1, 1, 1, p.heads_k, p.heads_k, p.d, p.dtype, Semantics()
+            others.append(Problem(*sizes, WRITE_SLOTS.name, cache=p.cache))
         if with_merges:
-            others.append((MERGE.name, p.heads_q, Semantics(packed=True, uneven=True)))
-        for operation, heads, semantics in others:
-            one = Problem(1, 1, 1, heads, heads, p.d, p.dtype, semantics, operation)
-            (family, *_) = families(operation)
+            semantics = Semantics(packed=True, uneven=True)
+            sizes = 1, 1, 1, p.heads_q, p.heads_q, p.d, p.dtype, semantics
+            others.append(Problem(*sizes, MERGE.name))
+        for one in others:
+            (family, *_) = families(one.operation)
             (config, *_) = family.proof_configs(one.dtype, d_head_for(one))
+            config = family.adapt_to_queries(config, one, layer.device)
             needed[config, arch, one.required_semantics(config)] = None
     for kernel in needed:
         loaded_kernels.get(*kernel)

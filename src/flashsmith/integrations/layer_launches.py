@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from flashsmith.chooser.write_slots import write_config, write_request
 from flashsmith.families import DeviceSpec, KernelConfig
+from flashsmith.operations.cache_scales import SCALES
 from flashsmith.runtime.cached_calls import CachedCall
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors, check_request
 from flashsmith.runtime.frameworks import framework_of
@@ -22,8 +23,9 @@ from flashsmith.runtime.resized_calls import ResizableCall
 
 # The number of sizes whose launches are kept; the oldest are dropped first.
 MOST_SIZES = 512
-_ATTENTION = ("q", "k_cache", "v_cache", "cache_lens", "o", "page_table", "sinks", "cu_seqlens_q")
-_WRITE = ("k", "v", "k_cache", "v_cache", "slot_mapping")
+_READ = ("q", "k_cache", "v_cache", "cache_lens", "o", "page_table", "sinks", "cu_seqlens_q")
+_ATTENTION = (*_READ, *SCALES)
+_WRITE = ("k", "v", "k_cache", "v_cache", "slot_mapping", *SCALES)
 
 
 class Launch(NamedTuple):
@@ -76,8 +78,8 @@ class LayerLaunches:
         device: DeviceSpec,
     ) -> CachedCall | None:
         """A call of attention_with_cache() over pages, on packed queries. Its addresses are those
-        of q, k_cache, v_cache, cache_lens, out, page_table, sinks if there are any, and
-        cu_seqlens_q.
+        of q, k_cache, v_cache, cache_lens, out, page_table, sinks if there are any, cu_seqlens_q,
+        and the tensors of scales if there are any.
 
         Raises ArgumentError as attention_with_cache() does. None if calls must be checked.
         """
@@ -105,9 +107,9 @@ class LayerLaunches:
         )
 
     def write(self, tensors: tuple[Any, ...], device: DeviceSpec) -> CachedCall | None:
-        """A call of write_slots(); its addresses are those of k, v, k_cache, v_cache and
-        slot_mapping, in this order. As ``attention``."""
-        k, _, k_cache, _, slots = tensors
+        """A call of write_slots(); its addresses are those of k, v, k_cache, v_cache, slot_mapping
+        and, if there are any, the tensors of scales, in this order. As ``attention``."""
+        k, _, k_cache, _, slots, *_ = tensors
         key = k.shape[1:], k_cache.shape, *((tensor.dtype, tensor.stride()) for tensor in tensors)
         checked = self._checked.get(key) if len(slots) else None
         if checked is None:
@@ -115,7 +117,9 @@ class LayerLaunches:
             if request is None or request.first.device.kind != "cuda":
                 return None
             config = write_config(request.problem)
-            checked = self._checked[key] = ResizableCall(request, device, config, _WRITE)
+            checked = self._checked[key] = ResizableCall(
+                request, device, config, _WRITE[: len(tensors)]
+            )
         return checked.resized(
             checked.config,
             {"seq_q": len(slots)},

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from flashsmith import chooser
-from flashsmith.chooser.functions import bound_functions, lengths_of
+from flashsmith.chooser.functions import CallFunctions, bound_functions, sizes_of
 from flashsmith.integrations.captured_gradients import Saved, captured_gradients
 from flashsmith.integrations.torch_ops import (
     SavedCall,
@@ -31,13 +31,10 @@ def attention_with_functions(
 ) -> Any:
     """attention() with ``functions``, its keywords that define a program, while autograd is
     enabled. ``attention`` computes calls whose functions are a causal mask or a window."""
-    lengths = None if keywords.get("cu_seqlens_q") is not None else lengths_of(q, k)
     program, causal, window = bound_functions(
-        functions.get("score_mod"),
-        (functions.get("mask_mod"), functions.get("mask")),
+        CallFunctions(**functions),
         (keywords.get("causal", False), keywords.get("window", (None, None))),
-        lengths,
-        functions.get("positions", "start"),
+        sizes_of(q, k, keywords.get("cu_seqlens_q")),
     )
     keywords = {**keywords, "causal": causal, "window": window}
     if program is None:

@@ -25,12 +25,16 @@ from flashsmith.integrations.pytorch_state import (
 )
 from flashsmith.integrations.torch_ops import OPS, refuse_vmap
 from flashsmith.integrations.traced_attention import of_op
+from flashsmith.runtime.cache_scales import Scales
 from flashsmith.semantics.signature import CACHE, WRITE_SLOTS
 
 _LENGTHS, _NEW = CACHE.in_schema("cache_lens page_table"), CACHE.in_schema("k v cos sin")
 _OPTIONS = "max_seqlen_q causal window softcap scale rotary_interleaved split bits"
 _REST = ", *, ".join(
-    map(CACHE.in_schema, ("sinks cu_seqlens_q kv_offset", f"{_OPTIONS} return_lse config emulate"))
+    map(
+        CACHE.in_schema,
+        ("sinks cu_seqlens_q kv_offset k_scale v_scale", f"{_OPTIONS} return_lse config emulate"),
+    )
 )
 _SCHEMAS = {
     "attention_with_cache": (
@@ -59,11 +63,24 @@ def decode_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
         new = ()
     op = OPS.attention_with_cache_appended if new else OPS.attention_with_cache
     lengths, packing = (asked["cache_lens"], asked["page_table"]), asked["cu_seqlens_q"]
-    others = asked["sinks"], packing, asked["kv_offset"]
+    scales = _scale_tensors(asked["k_scale"], asked["v_scale"], k_cache)
+    others = asked["sinks"], packing, asked["kv_offset"], *scales
     o, lse = op(q, k_cache, v_cache, *lengths, *new, *others, **options)
     if asked["out"] is not None:
         o = asked["out"].copy_(o)
     return (o, lse) if asked["return_lse"] else o
+
+
+def _scale_tensors(k_scale: Any, v_scale: Any, cache: Any) -> list[Any]:
+    """The scales of a cache as the tensors that ops take; those of a number give the same bits.
+
+    Raises ArgumentError unless both are tensors, numbers or None.
+    """
+    scales = Scales.of(k_scale, v_scale)
+    return [
+        tensor if value is None else torch.full((), value, dtype=torch.float32, device=cache.device)
+        for tensor, value in zip(*scales, strict=True)
+    ]
 
 
 def write_slots_by_op(
@@ -72,17 +89,32 @@ def write_slots_by_op(
     k_cache: Any,
     v_cache: Any,
     slot_mapping: Any,
+    k_scale: Any = None,
+    v_scale: Any = None,
     config: Any = None,
     emulate: bool = False,
 ) -> None:
     """write_slots() as a call of its op, whose schema declares the writes."""
     named = None if config is None else str(config)
-    OPS.write_slots(k, v, k_cache, v_cache, slot_mapping, config=named, emulate=emulate)
+    scales = _scale_tensors(k_scale, v_scale, k_cache)
+    OPS.write_slots(k, v, k_cache, v_cache, slot_mapping, *scales, config=named, emulate=emulate)
 
 
-def _run_write_slots(*tensors: Any, config: str | None = None, emulate: bool = False) -> None:
+def _run_write_slots(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slot_mapping: Any,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    *,
+    config: str | None = None,
+    emulate: bool = False,
+) -> None:
     named = None if config is None else parse_kernel_name_into_config(config)
-    write_slots(*tensors, config=named, emulate=emulate)
+    how = {"k_scale": k_scale, "v_scale": v_scale, "config": named, "emulate": emulate}
+    write_slots(k, v, k_cache, v_cache, slot_mapping, **how)
 
 
 def _run(*tensors: Any, **keywords: Any) -> Any:
@@ -157,7 +189,7 @@ for _name, _kernel in (
 
 _library.define(
     "write_slots(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
-    f"*, {WRITE_SLOTS.in_schema('config emulate')}) -> ()",
+    f"{', *, '.join(map(WRITE_SLOTS.in_schema, ('k_scale v_scale', 'config emulate')))}) -> ()",
     tags=_TAGS,
 )
 _op = f"{OPERATORS}::write_slots"

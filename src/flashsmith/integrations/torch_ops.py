@@ -57,33 +57,29 @@ from flashsmith.semantics.signature import (
 OPS = getattr(torch.ops, OPERATORS)
 # The arguments of attention() in schema form: a pair becomes two arguments, a config its text.
 # Tensors come first, because PyTorch's autograd does not take tensors as keywords.
-_SHARED = ATTENTION.in_schema(
-    "causal window softcap scale max_seqlen_q max_seqlen_k config emulate"
-)
+SHARED = ATTENTION.in_schema("causal window softcap scale max_seqlen_q max_seqlen_k config emulate")
 _PACKING = ATTENTION.in_schema("sinks cu_seqlens_q cu_seqlens_k")
-_ARGUMENTS = (
-    f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {_SHARED}, {ATTENTION.in_schema('bits')}"
-)
+_ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {SHARED}, {ATTENTION.in_schema('bits')}"
 # Options of the backward pass that follows. Its kernel is found or built together with the forward
 # pass's kernel.
-_FOLLOWING = (
+FOLLOWING = (
     "bool with_backward=False, str? backward_config=None, bool deterministic=False, bool[] needs=[]"
 )
 _SCHEMAS = {
     "attention": f"({_ARGUMENTS}) -> Tensor",
     "attention_with_statistics": (
-        f"({_ARGUMENTS}, bool return_lse=False, bool return_row_max=False, {_FOLLOWING}) "
+        f"({_ARGUMENTS}, bool return_lse=False, bool return_row_max=False, {FOLLOWING}) "
         "-> (Tensor, Tensor, Tensor)"
     ),
     "attention_backward": (
         f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse=None, "
-        f"{_PACKING}, *, {_SHARED}, bool deterministic=False, bool[4] needs, "
+        f"{_PACKING}, *, {SHARED}, bool deterministic=False, bool[4] needs, "
         "bool fp32_gradients=False) "
         "-> (Tensor, Tensor, Tensor, Tensor)"
     ),
 }
 # The kernels use the tensors' strides, so a compiler must not change them.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
@@ -118,7 +114,7 @@ class CallOptions(NamedTuple):
 _OF_OPS = ("causal", "softcap", "scale", "max_seqlen_q", "max_seqlen_k")
 
 
-def _call_options(
+def call_options(
     window_left: Any = None,
     window_right: Any = None,
     config: str | None = None,
@@ -138,11 +134,11 @@ def _call_options(
     return CallOptions(opts, forward, backward, deterministic, emulate)
 
 
-def _call_options_backward(config: str | None = None, **options: Any) -> CallOptions:
+def call_options_backward(config: str | None = None, **options: Any) -> CallOptions:
     """The CallOptions of a backward op's arguments; ``config`` is the backward pass's."""
     backward = None if config is None else parse_kernel_name_into_config(config)
     check_backward_config("config", backward)
-    return _call_options(**options)._replace(backward_config=backward)
+    return call_options(**options)._replace(backward_config=backward)
 
 
 # --- the kernels, called directly ----------------------------------------------------------------
@@ -440,14 +436,14 @@ def _gradients(
 # --- the ops -------------------------------------------------------------------------------------
 
 
-def _nothing(like: Any, dtype: Any = torch.float32) -> Any:
+def nothing_like(like: Any, dtype: Any = torch.float32) -> Any:
     return like.new_empty((0,), dtype=dtype)
 
 
 def _run(
     q: Any, k: Any, v: Any, sinks: Any = None, cu_q: Any = None, cu_k: Any = None, **keywords: Any
 ) -> Any:
-    opts = _call_options(**keywords)
+    opts = call_options(**keywords)
     options = opts.options.with_tensors(sinks, cu_q, cu_k)
     chosen = opts.config or choose_config
     return run_call(chosen, (q, k, v, None), options, opts.emulate, "out")
@@ -467,7 +463,7 @@ def _run_with_statistics(
     needs: Any = (),
     **keywords: Any,
 ) -> Any:
-    opts = _call_options(return_lse=return_lse, return_row_max=return_row_max, **keywords)
+    opts = call_options(return_lse=return_lse, return_row_max=return_row_max, **keywords)
     options = opts.options.with_tensors(sinks, cu_q, cu_k)
     ahead = None
     if with_backward:
@@ -477,8 +473,8 @@ def _run_with_statistics(
     results = run_call(chosen, (q, k, v, None), options, opts.emulate, "out", ahead)
     output, *statistics = results if return_lse or return_row_max else (results,)
     values: Iterator[Any] = iter(statistics)
-    lse = next(values) if return_lse else _nothing(q)
-    return output, lse, next(values) if return_row_max else _nothing(q)
+    lse = next(values) if return_lse else nothing_like(q)
+    return output, lse, next(values) if return_row_max else nothing_like(q)
 
 
 def _run_backward(
@@ -498,14 +494,14 @@ def _run_backward(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    opts = _call_options_backward(config, **keywords)
+    opts = call_options_backward(config, **keywords)
     needed = tuple(needs)
     arguments = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, opts, needed, fp32_gradients
     dq, dk, dv, dsinks = backward_directly(*arguments)
     dtype = torch.float32 if fp32_gradients else q.dtype
     return (
-        *(_nothing(q, dtype) if it is None else it for it in (dq, dk, dv)),
-        _nothing(q) if dsinks is None else dsinks,
+        *(nothing_like(q, dtype) if it is None else it for it in (dq, dk, dv)),
+        nothing_like(q) if dsinks is None else dsinks,
     )
 
 
@@ -579,7 +575,7 @@ def _autograd(*tensors: Any, **keywords: Any) -> Any:
             return OPS.attention.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (6 - len(tensors)))
     o, _, _ = _apply_by_dispatcher(
-        FlashsmithAttention, *padded, SavedCall(_call_options(return_lse=True, **keywords), True)
+        FlashsmithAttention, *padded, SavedCall(call_options(return_lse=True, **keywords), True)
     )
     return o
 
@@ -593,9 +589,9 @@ def _autograd_with_statistics(*tensors: Any, **keywords: Any) -> Any:
     keywords.pop("with_backward", None)
     keywords.pop("needs", None)
     o, lse, row_max = _apply_by_dispatcher(
-        FlashsmithAttention, *padded, SavedCall(_call_options(return_lse=True, **keywords), True)
+        FlashsmithAttention, *padded, SavedCall(call_options(return_lse=True, **keywords), True)
     )
-    nothing = _nothing(tensors[0])
+    nothing = nothing_like(tensors[0])
     return o, lse if return_lse else nothing, nothing if row_max is None else row_max
 
 
@@ -605,13 +601,13 @@ def _autograd_backward(*tensors: Any, **keywords: Any) -> Any:
             return OPS.attention_backward.default(*tensors, **keywords)
     padded = (*tensors, *[None] * (10 - len(tensors)))
     needs, fp32_gradients = tuple(keywords.pop("needs")), keywords.pop("fp32_gradients", False)
-    opts = _call_options_backward(**keywords)
+    opts = call_options_backward(**keywords)
     *found, dsinks = _apply_by_dispatcher(FlashsmithGradients, *padded, opts, needs, fp32_gradients)
     q = tensors[1]
     dtype = torch.float32 if fp32_gradients else q.dtype
     return (
-        *(_nothing(q, dtype) if it is None else it for it in found),
-        _nothing(q) if dsinks is None else dsinks,
+        *(nothing_like(q, dtype) if it is None else it for it in found),
+        nothing_like(q) if dsinks is None else dsinks,
     )
 
 
@@ -626,7 +622,7 @@ for _name, _kernel, _fake_kernel, _autograd_kernel in (
     ),
     ("attention_backward", _run_backward, _fake_backward, _autograd_backward),
 ):
-    _library.define(_name + _SCHEMAS[_name], tags=_TAGS)
+    _library.define(_name + _SCHEMAS[_name], tags=TAGS)
     _op = f"{OPERATORS}::{_name}"
     torch.library.impl(_op, "default", _kernel, lib=_library)
     torch.library.register_fake(_op, _fake_kernel, lib=_library)
@@ -659,7 +655,7 @@ def _scores(
     return batch * total
 
 
-def _flop(
+def flop(
     q: Any, k: Any, v: Any, sinks: Any = None, cu_q: Any = None, cu_k: Any = None, *_: Any,
     causal: bool = False, window_left: int | None = None, window_right: int | None = None,
     **__: Any,
@@ -669,7 +665,7 @@ def _flop(
     return int(2 * q.shape[-2] * (q.shape[-1] + v.shape[-1]) * scores)
 
 
-def _flop_backward(
+def flop_backward(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any = None, *packing: Any,
     **options: Any,
 ) -> int:  # fmt: skip
@@ -677,11 +673,11 @@ def _flop_backward(
     needed = gradients_word(*options["needs"][:3])
     columns = n_columns(needed, q.shape[-1], v.shape[-1])
     both = q.shape[-1] + v.shape[-1]
-    return _flop(q, k, v, *packing, **options) * columns // both
+    return flop(q, k, v, *packing, **options) * columns // both
 
 
-register_flop_formula([OPS.attention, OPS.attention_with_statistics], get_raw=True)(_flop)
-register_flop_formula(OPS.attention_backward, get_raw=True)(_flop_backward)
+register_flop_formula([OPS.attention, OPS.attention_with_statistics], get_raw=True)(flop)
+register_flop_formula(OPS.attention_backward, get_raw=True)(flop_backward)
 
 
 def differentiable_attention(

@@ -121,11 +121,11 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     return chooser.attention(q, k, v, **keywords)
 
 
-_FUNCTIONS = frozenset(("score_mod", "mask_mod", "mask", "positions"))
+_FUNCTIONS = frozenset(("score_mod", "mask_mod", "mask", "bias", "positions"))
 
 
 def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
-    """attention() with a score or mask function; under torch.compile it is a graph break."""
+    """attention() with a score or mask function."""
     given = {name: keywords[name] for name in _FUNCTIONS if keywords.get(name) is not None}
     others = {name: value for name, value in keywords.items() if name not in _FUNCTIONS}
     if given.keys() <= {"positions"}:
@@ -133,7 +133,12 @@ def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) 
     torch = _torch or _find_torch()
     if torch is not None and isinstance(q, torch.Tensor):
         if is_tracing():
-            return torch.compiler.disable(_attention_with_functions)(q, k, v, keywords)
+            from flashsmith.integrations.traced_functions import attention_by_program
+
+            found = attention_by_program(q, k, v, given, _traced_options(others))
+            if found is None:
+                return torch.compiler.disable(_attention_with_functions)(q, k, v, keywords)
+            return found
         q, k, v = _cast(q, k, v)
         if torch.is_grad_enabled():
             from flashsmith.integrations.program_gradients import attention_with_functions
@@ -283,7 +288,9 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
 
 
 @_documented_as(chooser.attention_with_cache)
-def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
+def attention_with_cache(q: Any, k_cache: Any, v_cache: Any = None, **keywords: Any) -> Any:
+    if keywords.get("v_width") is not None:
+        return _over_latent_cache(q, k_cache, v_cache, keywords)
     torch = _torch
     if is_tracing() or (
         torch is not None
@@ -311,6 +318,20 @@ def attention_with_cache(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) ->
         if plain is keywords:
             chooser.remember_attention_with_cache(arguments, names)
     return outputs
+
+
+def _over_latent_cache(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
+    """attention_with_cache() over a latent cache; under torch.compile it is a graph break."""
+    torch = _torch or _find_torch()
+    if torch is not None and isinstance(q, torch.Tensor):
+        if is_tracing():
+            return torch.compiler.disable(_over_latent_cache)(q, k_cache, v_cache, keywords)
+        if torch._C._is_any_autocast_enabled():
+            from flashsmith.integrations.pytorch_state import under_autocast_over
+
+            q, k, _ = under_autocast_over(k_cache, q, keywords.get("k"), None)
+            keywords = {**keywords, "k": k}
+    return chooser.attention_with_cache(q, k_cache, v_cache, **plain_options(keywords))
 
 
 def _is_looked_at(q: Any) -> bool:

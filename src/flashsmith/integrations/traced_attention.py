@@ -64,7 +64,7 @@ def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
             raise no_out(q=q, k=k, v=v, sinks=sinks)
         options["with_backward"] = True
         options["backward_config"] = short_form(asked["backward_config"])
-        options["deterministic"] = _is_deterministic(asked["deterministic"], asked["bits"])
+        options["deterministic"] = is_deterministic(asked["deterministic"], asked["bits"])
     if not (return_lse or return_row_max or differentiable):
         output = torch.ops.flashsmith.attention(*tensors, **options)
         return output if out is None else out.copy_(output)
@@ -91,7 +91,7 @@ def of_op(asked: dict[str, Any], names: str) -> dict[str, Any]:
     }
 
 
-def _is_deterministic(asked: bool | None, bits: str | None = None) -> bool:
+def is_deterministic(asked: bool | None, bits: str | None = None) -> bool:
     if asked is not None:
         return asked
     return torch.are_deterministic_algorithms_enabled() or _resolved_bits(bits) != ""
@@ -114,7 +114,7 @@ def backward_by_op(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords
     sinks, needed = asked["sinks"], check_needs(asked["needs"])
     found = torch.ops.flashsmith.attention_backward(
         *(do, q, k, v, o, lse, asked["dlse"], sinks, asked["cu_seqlens_q"], asked["cu_seqlens_k"]),
-        deterministic=_is_deterministic(asked["deterministic"]),
+        deterministic=is_deterministic(asked["deterministic"]),
         needs=needed,
         fp32_gradients=check_grad_dtype(asked["grad_dtype"]) is not None,
         **options,

@@ -10,6 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from flashsmith.errors import ArgumentError
+from flashsmith.operations.cache_scales import (
+    MEASURED_SCALES,
+    SCALE_OPTIONS,
+    SCALE_TENSORS,
+    scale_numbers,
+)
 from flashsmith.operations.forward import (
     PACKED_Q,
     PACKED_ROWS,
@@ -59,9 +65,11 @@ def decode_bytes(sizes: Sizes) -> int:
     The cache's capacity does not count.
     """
     keys = keys_read(sizes)
-    rows = 2 * sizes.seq_q * sizes.heads_q + 2 * keys * sizes.heads_k
+    of_cache = 1 if sizes.cache_format.is_8bit else sizes.dtype.element_size
     pages = -(-keys // sizes.page) if sizes.page else 0
-    per_sequence = rows * sizes.d * sizes.dtype.element_size + (1 + pages) * _INT_BYTES
+    queries = 2 * sizes.seq_q * sizes.heads_q * sizes.d * sizes.dtype.element_size
+    cached = 2 * keys * sizes.heads_k * sizes.d * of_cache
+    per_sequence = queries + cached + (1 + pages) * _INT_BYTES
     return sizes.batch * per_sequence
 
 
@@ -76,6 +84,7 @@ def _measured(sizes: Sizes) -> dict[str, int]:
         "most_pages": pages,
         "positions": sizes.seq_k,
         "rotary_half": sizes.d // 2,
+        **MEASURED_SCALES,
     }
 
 
@@ -90,10 +99,11 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
     Then come scale (None: 1/sqrt(d)), softcap, the window's limits, and three flags, 0 or 1:
     whether rotary pairs are neighbours, whether cos and sin are fp32, and whether the split is
-    free. The numbers of a program are last. The sizes and strides of an absent tensor are 0.
+    free. Then come those of scale_numbers(). The numbers of a program are last. The sizes and
+    strides of an absent tensor are 0.
 
     Raises ArgumentError if tensors do not fit each other, for an unknown split or dtype, and the
-    errors of mask_limits().
+    errors of mask_limits() and scale_numbers().
     """
     p, strides, sizes, options = call.problem, call.strides, call.sizes, call.options
     check_together(call)
@@ -115,6 +125,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         int(options["rotary_interleaved"]),
         int(check_rotary_dtype(options["rotary_dtype"]) is not None),
         SPLITS.index(check_split(options["split"])),
+        *scale_numbers(call),
         *program_numbers(call),
     )
 
@@ -176,7 +187,8 @@ def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cache(name: str, other: str) -> TensorSpec:
-    return TensorSpec(name, _CACHE, role="inout", may_share=(other,), written_with="k")
+    shared = (other,)
+    return TensorSpec(name, _CACHE, role="inout", may_share=shared, written_with="k", is_cache=True)
 
 
 def _rotary(name: str) -> TensorSpec:
@@ -204,6 +216,7 @@ DECODE = Operation(
         TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
         # How many keys before the cache's first one each sequence has dropped.
         TensorSpec("kv_offset", ("batch",), "int32", presence="optional", alignment=4),
+        *SCALE_TENSORS,
     ),
     numbers=_numbers,
     flop=decode_flop,
@@ -221,6 +234,7 @@ DECODE = Operation(
         "rotary_interleaved": False,
         "rotary_dtype": None,
         "split": "invariant",
+        **SCALE_OPTIONS,
     },
     has_canonical=True,
     takes_programs=True,

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
+from flashsmith.semantics.cache_format import DTYPES_OF_8BIT
 from flashsmith.semantics.compiled import FLAGS, Semantics
 from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.mask import MASKS, WINDOW, known_masks
@@ -20,6 +21,7 @@ from flashsmith.semantics.sizes import Sizes
 SEMANTIC_WORDS = (*MASKS[1:], *FLAGS)
 # Bytes per element, by NumPy's dtype name.
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8}
+ELEMENT_BYTES |= dict.fromkeys(DTYPES_OF_8BIT, 1)
 # Dimensions whose sizes are fields of a Problem.
 _SIZES = ("batch", "seq_q", "seq_k", "heads_q", "heads_k", "d", "d_v")
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
@@ -49,6 +51,7 @@ class TensorSpec:
         dtype_option: the option that sets the element type, unless its value is None.
         partial_dtype: the element type in partial problems; '' means dtype.
         written_with: for an 'inout' tensor, the optional input without which a call only reads it.
+        is_cache: whether it is a KV cache, whose elements have the problem's cache format.
         unless: the value of a problem's ``gradients`` for which no call has this tensor.
 
     Raises:
@@ -66,6 +69,7 @@ class TensorSpec:
     dtype_option: str = ""
     partial_dtype: str = ""
     written_with: str = ""
+    is_cache: bool = False
     unless: str = ""
 
     def __post_init__(self) -> None:
@@ -84,6 +88,8 @@ class TensorSpec:
         """NumPy's name for the tensor's element type in a call of `problem` with these options."""
         if self.partial_dtype and problem.semantics.partial:
             return self.partial_dtype
+        if self.is_cache and problem.cache_format.is_8bit:
+            return problem.cache_format.numpy_name
         asked = options.get(self.dtype_option)
         return (dtype_name(asked) or asked) if asked else self.dtype or problem.dtype.numpy_name
 
@@ -256,6 +262,11 @@ class Operation:
     def has_pages(self) -> bool:
         """Whether the operation's problems may have pages."""
         return any(tensor.presence == "paged" for tensor in self.tensors)
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the operation reads or writes a KV cache, which may have any cache format."""
+        return any(tensor.is_cache for tensor in self.tensors)
 
     @property
     def has_d_v(self) -> bool:

@@ -13,6 +13,7 @@ from flashsmith.operations.operation import Operation
 from flashsmith.operations.registry import DEFAULT, OPERATIONS, known_operation, operation
 from flashsmith.printable import quoted
 from flashsmith.safe_json import MOST_DIGITS_OF_COUNTS, whole_number
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.compiled import FLAGS, Semantics
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import known_masks
@@ -70,13 +71,14 @@ class Problem:
     gradient needed of q, k and v, 'no_dq' if dq is not needed, and '' otherwise. ``window_keys`` is
     the class of a window: the number of keys that a row sees in addition to its own, rounded to a
     power of two; 0 means any window. ``bits`` is 'canonical' if a row's bits must not depend on the
-    kernel that computes it, and '' otherwise.
+    kernel that computes it, and '' otherwise. ``cache`` is 'e4m3' or 'e5m2' if a KV cache has
+    8-bit floats with scales, 'scaled' if it has elements like q's with scales, and '' otherwise.
 
     Raises:
         ArgumentError: a size is not a whole number (lengths and batch from 0, the others from 1),
             heads_q is not a multiple of heads_k, or window_keys is not the class of a window. Also
             raised if the operation does not exist, or does not support the semantics, pages, bits,
-            the word for gradients or a d_v other than d.
+            cache, the word for gradients or a d_v other than d.
     """
 
     batch: int
@@ -92,6 +94,7 @@ class Problem:
     gradients: str = ""
     window_keys: int = 0
     bits: str = ""
+    cache: str = ""
     d_v: int = 0
 
     def __post_init__(self) -> None:
@@ -127,6 +130,10 @@ class Problem:
             self._check_window_keys()
         if self.bits != "":
             self._check_bits()
+        if CacheFormat.parse(self.cache) and not self.computed.has_cache:
+            raise ArgumentError(
+                f"cache={quoted(self.cache)}: {self.operation} has no KV cache; leave it out"
+            )
 
     def _check_window_keys(self) -> None:
         keys = self.window_keys
@@ -168,11 +175,18 @@ class Problem:
         """The problem's operation."""
         return operation(self.operation)
 
+    @property
+    def cache_format(self) -> CacheFormat:
+        """How the KV cache holds its elements."""
+        return CacheFormat.parse(self.cache)
+
     def of_operation(self, name: str, gradients: str = "") -> Problem:
         """The problem for another operation, without `bits` if that operation has no canonical
-        order."""
-        bits = self.bits if operation(name).has_canonical else ""
-        return replace(self, operation=name, gradients=gradients, bits=bits)
+        order, and without `cache` if it has none."""
+        other = operation(name)
+        bits = self.bits if other.has_canonical else ""
+        cache = self.cache if other.has_cache else ""
+        return replace(self, operation=name, gradients=gradients, bits=bits, cache=cache)
 
     def required_semantics(self, cfg: TiledConfig) -> Semantics:
         """The semantics that `cfg`'s kernel must be compiled for.
@@ -231,7 +245,7 @@ class Problem:
 
     @property
     def kind(self) -> str:
-        """The operation, semantics, page, gradients and bits, without sizes.
+        """The operation, semantics, page, gradients, bits and cache, without sizes.
 
         Examples are 'causal+packed+uneven', 'first_row', 'decode+page16', 'backward+only_dq' and
         'plain'.
@@ -245,6 +259,7 @@ class Problem:
             *[f"page{self.page}"] * (self.page > 0),
             *[self.gradients] * bool(self.gradients),
             *[self.bits] * bool(self.bits),
+            *[self.cache_format.word] * bool(self.cache),
         ]
 
     @classmethod
@@ -318,6 +333,7 @@ class ProblemKind(NamedTuple):
     gradients: str
     window_keys: int
     bits: str
+    cache: str
 
 
 def parse_kind(text: str) -> ProblemKind:
@@ -325,7 +341,7 @@ def parse_kind(text: str) -> ProblemKind:
 
     Raises:
         ArgumentError: a word is unknown, or there are two operations, masks, pages, windows, words
-        for gradients or words for bits.
+        for gradients, words for bits or caches.
     """
     words = [word.strip() for word in text.split("+")]
     windows = [word for word in words if WINDOW_KEYS.fullmatch(word)]
@@ -346,7 +362,11 @@ def parse_kind(text: str) -> ProblemKind:
     bits = [word for word in words if word == CANONICAL]
     if len(bits) > 1:
         raise ArgumentError(f"bits={quoted('+'.join(bits))}: give it once")
-    words = [word for word in words if word not in (*pages, *gradients, *bits)]
+    caches = [word for word in words if CacheFormat.of_word(word)]
+    if len(caches) > 1:
+        raise ArgumentError(f"cache={quoted('+'.join(caches))}: give one")
+    cache = CacheFormat.of_word(caches[0]) if caches else None
+    words = [word for word in words if word not in (*pages, *gradients, *bits, *caches)]
     names = [word for word in words if word not in _semantic_words() and known_operation(word)]
     if len(names) > 1:
         raise ArgumentError(f"operation={quoted('+'.join(names))}: give one")
@@ -362,13 +382,16 @@ def parse_kind(text: str) -> ProblemKind:
         )
     computed = names[0] if names else DEFAULT
     parsed = Semantics.parse(semantics or _PLAIN)
-    return ProblemKind(parsed, computed, page, "".join(gradients), window_keys, "".join(bits))
+    return ProblemKind(
+        *(parsed, computed, page, "".join(gradients), window_keys, "".join(bits)),
+        cache.label if cache else "",
+    )
 
 
 def _is_of_kind(word: str) -> bool:
     if word in _semantic_words() or word in (*GRADIENT_WORDS, CANONICAL):
         return True
-    if PAGE.fullmatch(word) or WINDOW_KEYS.fullmatch(word):
+    if PAGE.fullmatch(word) or WINDOW_KEYS.fullmatch(word) or CacheFormat.of_word(word):
         return True
     return known_operation(word) is not None
 
@@ -378,7 +401,8 @@ def _unknown(word: str) -> str:
     wrong = next((part for part in word.split("+") if not _is_of_kind(part)), word)
     operations = [name for name in OPERATIONS if name != DEFAULT]
     dtypes = (dtype.name.lower() for dtype in DType)
-    hint = did_you_mean(wrong, (*_semantic_words(), CANONICAL, *operations, *dtypes))
+    caches = (it.word for it in CacheFormat if it)
+    hint = did_you_mean(wrong, (*_semantic_words(), CANONICAL, *caches, *operations, *dtypes))
     return (
         f"unknown word {quoted(wrong)}{hint or ';'} allowed are sizes (b2, s128 or s128:512, h16 "
         "or h32:8, d64 or d192:128), fp16 or bf16, and "

@@ -9,6 +9,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
 from flashsmith.operations.forward import FORWARD
+from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import SEMANTIC_WORDS, Operation
 from flashsmith.operations.write_slots import WRITE_SLOTS
@@ -26,7 +27,7 @@ _TAKEN = {
 }
 
 OPERATIONS: dict[str, Operation] = {
-    it.name: it for it in (FORWARD, BACKWARD, DECODE, MERGE, WRITE_SLOTS)
+    it.name: it for it in (FORWARD, BACKWARD, DECODE, LATENT_DECODE, MERGE, WRITE_SLOTS)
 }
 # Functions that register the operations of installed packages, called when a name is unknown.
 _finders: list[Callable[[], object]] = []

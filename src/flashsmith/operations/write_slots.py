@@ -1,12 +1,19 @@
-"""The operation `write_slots`: each row of k and v is copied into its slot of a cache.
+"""The operation `write_slots`: each row of k and v is written into its slot of a cache.
 
 Slot s of a cache is row s % slots of block s // slots. Nothing is written for a slot that is
-negative or beyond the cache, and rows of k and v beyond the slots are not read.
+negative or beyond the cache, and rows of k and v beyond the slots are not read. Elements are
+copied, or divided by the cache's scale and rounded to the cache's format.
 """
 
 from __future__ import annotations
 
 from flashsmith.errors import ArgumentError
+from flashsmith.operations.cache_scales import (
+    MEASURED_SCALES,
+    SCALE_OPTIONS,
+    SCALE_TENSORS,
+    scale_numbers,
+)
 from flashsmith.operations.operation import Call, Operation, TensorSpec
 from flashsmith.semantics.sizes import Sizes
 
@@ -24,7 +31,9 @@ def _elements(sizes: Sizes) -> int:
 
 def _bytes(sizes: Sizes) -> int:
     """Bytes of the slots, and of k and v, which are read and written."""
-    return 2 * _elements(sizes) * sizes.dtype.element_size + sizes.batch * sizes.seq_q * _SLOT_BYTES
+    of_cache = 1 if sizes.cache_format.is_8bit else sizes.dtype.element_size
+    of_elements = _elements(sizes) * (sizes.dtype.element_size + of_cache)
+    return of_elements + sizes.batch * sizes.seq_q * _SLOT_BYTES
 
 
 def _measured(sizes: Sizes) -> dict[str, int]:
@@ -35,6 +44,7 @@ def _measured(sizes: Sizes) -> dict[str, int]:
         "slot_count": rows,
         "blocks": -(-rows // _MEASURED_SLOTS),
         "slots": _MEASURED_SLOTS,
+        **MEASURED_SCALES,
     }
 
 
@@ -42,9 +52,10 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     """The numbers that the C++ host path takes, in its order.
 
     Sizes come first: the number of slots to write, heads_k, d, blocks, and slots of a block.
-    Strides follow: (row, head) of k and v, and (block, slot, head) of k_cache and v_cache.
+    Strides follow: (row, head) of k and v, and (block, slot, head) of k_cache and v_cache. The
+    scales come last, as scale_numbers() gives them.
 
-    Raises ArgumentError if there are fewer rows than slots.
+    Raises ArgumentError if there are fewer rows than slots, and the errors of scale_numbers().
     """
     sizes, strides = call.sizes, call.strides
     rows, count = sizes["new_rows"], sizes["slot_count"]
@@ -56,11 +67,12 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     return (
         *(count, call.problem.heads_k, call.problem.d, sizes["blocks"], sizes["slots"]),
         *(step for name in names for step in strides[name][:-1]),
+        *scale_numbers(call),
     )
 
 
 def _cache(name: str, other: str) -> TensorSpec:
-    return TensorSpec(name, _CACHE, role="inout", may_share=(other,))
+    return TensorSpec(name, _CACHE, role="inout", may_share=(other,), is_cache=True)
 
 
 WRITE_SLOTS = Operation(
@@ -72,10 +84,12 @@ WRITE_SLOTS = Operation(
         _cache("k_cache", "v_cache"),
         _cache("v_cache", "k_cache"),
         TensorSpec("slot_mapping", ("slot_count",), "int64", alignment=8),
+        *SCALE_TENSORS,
     ),
     numbers=_numbers,
-    # There is no arithmetic: each element that is copied counts as one operation.
+    # Each element that is written counts as one operation.
     flop=_elements,
     traffic=_bytes,
     sizes=_measured,
+    options=dict(SCALE_OPTIONS),
 )

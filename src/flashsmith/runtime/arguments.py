@@ -221,6 +221,7 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
     check_widths("q", cfg, problem)
     check_gradients(cfg, problem)
     check_order(cfg, problem)
+    check_cache(cfg, problem)
     check_program(cfg, problem)
     B_r, _ = cfg.family.loop_tiles(cfg) or (1, 1)
     if problem.batch * problem.heads_q * math.ceil(problem.seq_q / B_r) > MOST_BLOCKS:
@@ -250,6 +251,7 @@ def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
     check_widths("problem", cfg, problem)
     check_gradients(cfg, problem)
     check_order(cfg, problem)
+    check_cache(cfg, problem)
     check_program(cfg, problem)
     return problem.required_semantics(cfg)
 
@@ -294,6 +296,18 @@ def check_order(cfg: KernelConfig, problem: Problem) -> None:
         raise ArgumentError(
             f"bits={problem.bits!r}: {cfg} does not sum in the canonical order; choose a config "
             f"with canonical_{VERSION}, or none"
+        )
+
+
+def check_cache(cfg: KernelConfig, problem: Problem) -> None:
+    """Raises ArgumentError when the config's kernel is for a cache of another format."""
+    served = cfg.family.cache_of(cfg)
+    if served != problem.cache:
+        other = cfg.with_knobs(cache=problem.cache_format) if "cache" in cfg.KNOBS else None
+        advice = f"for example {other}" if other else "a config of another family"
+        raise ArgumentError(
+            f"config: {cfg} is for a cache that is {served or 'plain'}, and this call's is "
+            f"{problem.cache or 'plain'}; choose {advice}"
         )
 
 

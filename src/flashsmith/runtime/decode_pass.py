@@ -15,6 +15,14 @@ from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advic
 from flashsmith.operations.decode import DECODE, FREE, check_given, check_split
 from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks, mask_options
 from flashsmith.runtime.bits import cannot_keep, resolve_bits
+from flashsmith.runtime.cache_scales import (
+    Scales,
+    add_scales,
+    cache_format,
+    check_d,
+    check_k_scale,
+    check_one_dtype,
+)
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.forward_pass import read_names, with_reads
 from flashsmith.runtime.frameworks.base import TensorView
@@ -38,6 +46,7 @@ from flashsmith.runtime.tensors import (
     view_tensor,
     view_vector,
 )
+from flashsmith.semantics.cache_format import DTYPES_OF_8BIT, CacheFormat
 from flashsmith.semantics.signature import (
     NO_WINDOW,
     ForwardOptions,
@@ -49,7 +58,8 @@ from flashsmith.semantics.signature import (
 
 
 class DecodeTensors(NamedTuple):
-    """A call's tensors in the operation's order, without the LSE, which callers never pass."""
+    """A call's tensors in the operation's order, without the LSE, which callers never pass. Scales
+    of the cache that are numbers are DecodeOptions."""
 
     q: Any
     k_cache: Any
@@ -64,6 +74,8 @@ class DecodeTensors(NamedTuple):
     sinks: Any = None
     cu_seqlens_q: Any = None
     kv_offset: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
 
 
 class DecodeOptions(NamedTuple):
@@ -79,6 +91,8 @@ class DecodeOptions(NamedTuple):
     return_lse: Any = False
     bits: Any = None
     program: Any = None
+    k_scale_value: Any = None
+    v_scale_value: Any = None
 
 
 # The operation's names for the tensors of a decode_call, in order.
@@ -203,11 +217,13 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
             f"k_cache: {heads_k} heads and q {heads_q}; q's must be a multiple of the cache's: "
             "check that heads are the second-to-last dimension"
         )
-    batch, seq_q = _add_lengths(views, tensors, asked)
-    capacity = _capacity(tensors, views, batch)
+    batch, seq_q, capacity = add_sequences(views, tensors, asked)
     _add_new(views, tensors, q, heads_k)
     _add_rotary(views, tensors, q)
     _add_offset(views, tensors, batch)
+    scales = Scales((tensors.k_scale, tensors.v_scale), (asked.k_scale_value, asked.v_scale_value))
+    scale_numbers = add_scales(views, scales)
+    its_format = cache_format(views, has_scales=scales.are_given)
     mask, bits = check_mask(asked.causal, asked.window), resolve_bits(asked.bits)
     if "kv_offset" in views and bits:
         # Kernels for windows find the first chunk, and hide the keys before the cache's first one.
@@ -228,6 +244,8 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     bound, bits = asked.program, resolve_bits(asked.bits)
     if bound is not None and bits:
         raise cannot_keep(asked.bits, "a score or mask function is computed in its own order")
+    _check_cache(its_format, bound, d)
+    check_k_scale(scale_numbers.get("k_scale_value", 1.0), scale, softcap)
     semantics = Semantics(
         *(mask.kind, softcap > 0, packed),
         uneven=packed or bound is not None,
@@ -236,13 +254,14 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     page = slots if tensors.page_table is not None else 0
     problem = Problem(
         *(batch, seq_q, capacity, heads_q, heads_k, d, DTYPES[q.dtype], semantics),
-        *(DECODE.name, page, "", mask.window_keys, bits),
+        *(DECODE.name, page, "", mask.window_keys, bits, its_format.label),
     )
     cos = views.get("cos")
     options = mask_options(mask, scale, softcap) | {
         "rotary_interleaved": check_flag("rotary_interleaved", asked.rotary_interleaved),
         "rotary_dtype": "float32" if cos is not None and cos.dtype == "float32" else None,
         "split": check_split(asked.split),
+        **scale_numbers,
     }
     wanted = ["lse"] if check_flag("return_lse", asked.return_lse) else []
     if bound is None:
@@ -267,6 +286,17 @@ def _view_q(tensor: Any, packed: bool) -> TensorView:
             f"q: d_head {d} (shape {q.shape}); must be a multiple of {D_STEP}: {padding_advice(d)}"
         )
     return q
+
+
+def add_sequences(
+    views: dict[str, TensorView], tensors: DecodeTensors, asked: DecodeOptions
+) -> tuple[int, int, int]:
+    """Adds views of what describes the sequences to those of q and k_cache.
+
+    Returns the number of sequences, and upper bounds on the queries and on the keys of each.
+    """
+    batch, seq_q = _add_lengths(views, tensors, asked)
+    return batch, seq_q, _capacity(tensors, views, batch)
 
 
 def _add_lengths(
@@ -314,11 +344,21 @@ def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
         )
 
 
-def _like_q(name: str, tensor: Any, q: TensorView) -> TensorView:
-    """A view of a tensor that must have q's framework, device and dtype."""
+def _check_cache(cache: CacheFormat, bound: Any, d: int) -> None:
+    """Raises ArgumentError for what kernels for a format of the cache do not compute."""
+    if cache and bound is not None:
+        raise ArgumentError(
+            "score_mod, mask_mod, mask: not over a cache of 8-bit floats or with scales; convert "
+            "the cache to q's dtype, multiplied by the scales"
+        )
+    check_d(cache, d)
+
+
+def _like_q(name: str, tensor: Any, q: TensorView, others: tuple[str, ...] = ()) -> TensorView:
+    """A view of a tensor that must have q's framework, device and dtype, or one of ``others``."""
     if tensor is None:
         raise ArgumentError(f"{name}: missing; give a tensor")
-    view = view_tensor(name, tensor, (q.dtype,))
+    view = view_tensor(name, tensor, (q.dtype, *others))
     check_beside(view, q)
     return view
 
@@ -327,8 +367,9 @@ def _add_caches(views: dict[str, TensorView], tensors: DecodeTensors) -> None:
     q = views["q"]
     paged = tensors.page_table is not None
     meaning = "(pages, page, heads_k, d)" if paged else "(batch, capacity, heads_k, d)"
-    k_cache = _like_q("k_cache", tensors.k_cache, q)
-    v_cache = _like_q("v_cache", tensors.v_cache, q)
+    k_cache = _like_q("k_cache", tensors.k_cache, q, DTYPES_OF_8BIT)
+    v_cache = _like_q("v_cache", tensors.v_cache, q, DTYPES_OF_8BIT)
+    check_one_dtype(k_cache, v_cache)
     for view in (k_cache, v_cache):
         _check_rank(view, 4, f"{meaning} {'with' if paged else 'without'} page_table")
     for view in (k_cache, v_cache):

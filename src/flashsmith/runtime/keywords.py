@@ -36,6 +36,7 @@ class AttentionKeywords(ForwardKeywords, total=False):
     score_mod: Callable[..., Any] | None
     mask_mod: Callable[..., Any] | None
     mask: Any
+    bias: Array | None
     positions: str
     out: Array | None
     config: KernelConfig | None
@@ -46,6 +47,7 @@ class AttentionKeywords(ForwardKeywords, total=False):
 class CacheKeywords(TypedDict, total=False):
     """Keywords of attention_with_cache()."""
 
+    v_width: int | None
     page_table: Array | None
     kv_offset: Array | None
     k: Array | None
@@ -60,6 +62,8 @@ class CacheKeywords(TypedDict, total=False):
     softcap: float
     scale: float | None
     sinks: Array | None
+    k_scale: float | Array | None
+    v_scale: float | Array | None
     split: str
     bits: str | None
     out: Array | None

@@ -7,10 +7,12 @@ from zlib import crc32
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.semantics.compiled import Semantics
-from flashsmith.semantics.expression import constant, symbol, tanh
 from flashsmith.semantics.mask import POSITION, UNLIMITED, Mask
 from flashsmith.semantics.program_cuda import INCLUDE, program_struct
-from flashsmith.semantics.score import SCORE, Score
+from flashsmith.semantics.ranges import factor_of
+from flashsmith.semantics.score import ARGUMENT, Score
+from flashsmith.semantics.typed import FLOAT, Typed, apply, typed_symbol
+from flashsmith.semantics.typed_cuda import CudaPrinter, bool_literal
 
 HEADER = "semantics.cuh"
 
@@ -39,7 +41,7 @@ def semantics_header(semantics: Semantics) -> str:
 // {mask}: keys and positions of one sequence; a row stands at the key of its position.
 struct Mask {{
     // Whether the last key that a row sees is one further on in the next row.
-    static constexpr bool kLastIsOneFurther = {_bool(_is_one_further(mask))};
+    static constexpr bool kLastIsOneFurther = {bool_literal(_is_one_further(mask))};
 {_mask_functions(mask)}}};
 
 // {score}
@@ -69,17 +71,23 @@ def _mask_functions(mask: Mask) -> str:
     )
     text = ""
     for name, of, end, default in ends:
-        value = constant(default) if end is None else end
-        text += (
-            f"    __device__ __forceinline__ static int {name}(int {of}, int left, int right) {{\n"
-            f"        return {value.cpp({it: it for it in value.symbols()})};\n"
-            "    }\n"
-        )
+        body = [f"return {default};"] if end is None else _body(end)
+        text += _function(f"int {name}(int {of}, int left, int right)", body)
     return text
 
 
+def _function(head: str, body: list[str]) -> str:
+    lines = "".join(f"        {line}\n" for line in body)
+    return f"    __device__ __forceinline__ static {head} {{\n{lines}    }}\n"
+
+
+def _body(root: Typed) -> list[str]:
+    lines, value = CudaPrinter().statements(root)
+    return [*lines, f"return {value};"]
+
+
 def _is_one_further(mask: Mask) -> bool:
-    return mask.last is not None and mask.last.derivative(POSITION.operands[0]) == constant(1)
+    return mask.last is not None and factor_of(POSITION, mask.last) == 1
 
 
 def _score_functions(score: Score) -> str:
@@ -88,11 +96,9 @@ def _score_functions(score: Score) -> str:
     The change omits the score's factor, because the host multiplies log2(e) by it. The derivative
     is with respect to the score, as a function of the changed score.
     """
-    changed = symbol("changed")
-    slope = score.slope.replace(score.body, changed)
     if score.is_plain:
         change = "score"
-    elif score.body == tanh(SCORE / score.factor) and slope.symbols() == ("changed",):
+    elif score.function is apply("tanh", ARGUMENT):
         # The host folds scale, cap and the 2 log2(e) of e^2x into one argument.
         change = "tanh_of_2log2e(__fmul_rn(score, argument))"
     else:
@@ -100,15 +106,7 @@ def _score_functions(score: Score) -> str:
             f"score={quoted(score.name)}: kernels compute a * tanh(score / a) only, but this is "
             f"{score.value}"
         )
-    return (
-        "    __device__ __forceinline__ static float change(float score, float argument) {\n"
-        f"        return {change};\n"
-        "    }\n"
-        "    __device__ __forceinline__ static float slope(float changed) {\n"
-        f"        return {slope.cpp({'changed': 'changed'})};\n"
-        "    }\n"
+    slope = score.function_slope.replace({score.function: typed_symbol("changed", FLOAT)})
+    return _function("float change(float score, float argument)", [f"return {change};"]) + (
+        _function("float slope(float changed)", _body(slope))
     )
-
-
-def _bool(value: bool) -> str:
-    return "true" if value else "false"

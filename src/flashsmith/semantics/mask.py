@@ -6,17 +6,18 @@ references, costs and texts all read them here, so no other file needs to know w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
-from flashsmith.semantics.expression import Expression, symbol
+from flashsmith.semantics.typed import INT, Typed, typed_symbol
 
 # POSITION is the index of a row's own key: row + seq_k - seq_q (bottom right). KEY is the index of
 # a key.
-POSITION, KEY = symbol("position"), symbol("key")
+POSITION, KEY = typed_symbol("position", INT), typed_symbol("key", INT)
 # Two numbers of a call with a window: how many keys before and after its own a row sees.
-LEFT, RIGHT = LIMITS = symbol("left"), symbol("right")
+LEFT, RIGHT = LIMITS = typed_symbol("left", INT), typed_symbol("right", INT)
 # A limit that no sequence reaches: csrc's kUnlimited.
 UNLIMITED = 2**30
 
@@ -41,18 +42,18 @@ class Mask(str):
 
     __slots__ = ("first", "first_row", "last", "last_row")
 
-    first: Expression | None
-    last: Expression | None
-    first_row: Expression | None
-    last_row: Expression | None
+    first: Typed | None
+    last: Typed | None
+    first_row: Typed | None
+    last_row: Typed | None
 
     def __new__(
         cls,
         name: str,
-        first: Expression | None = None,
-        last: Expression | None = None,
-        first_row: Expression | None = None,
-        last_row: Expression | None = None,
+        first: Typed | None = None,
+        last: Typed | None = None,
+        first_row: Typed | None = None,
+        last_row: Typed | None = None,
     ) -> Mask:
         if not name.isidentifier():
             raise ArgumentError(f"name={quoted(name)}: give a mask a Python identifier as name")
@@ -63,11 +64,17 @@ class Mask(str):
             )
         for ends, own in (((first, last), POSITION), ((first_row, last_row), KEY)):
             known = {it.operands[0] for it in (own, *LIMITS)}
-            strange = {name for end in ends if end is not None for name in end.symbols()} - known
+            given = [end for end in ends if end is not None]
+            strange = {name for end in given for name in end.symbols()} - known
             if strange:
                 raise ArgumentError(
                     f"mask {name}: {', '.join(sorted(strange))} is unknown here; use "
                     f"{', '.join(sorted(known))}"
+                )
+            if wrong := [end for end in given if end.dtype != INT]:
+                raise ArgumentError(
+                    f"mask {name}: '{wrong[0]}' is {wrong[0].dtype}; an end is an index of a key "
+                    "or a row, an int32 expression"
                 )
         made = super().__new__(cls, name)
         made.first, made.last, made.first_row, made.last_row = first, last, first_row, last_row
@@ -119,8 +126,8 @@ class Mask(str):
         """
         values = {"position": position, "left": left, "right": right}
         zero = 0 * position
-        first = zero if self.first is None else zero + self.first.evaluate(values, xp)
-        end = zero + seq_k if self.last is None else zero + self.last.evaluate(values, xp) + 1
+        first = zero if self.first is None else zero + _value(self.first, values, xp)
+        end = zero + seq_k if self.last is None else zero + _value(self.last, values, xp) + 1
         first, end = _clipped(first, seq_k, xp), _clipped(end, seq_k, xp)
         return first, max(first, end) if xp is None else xp.maximum(first, end)
 
@@ -131,10 +138,14 @@ class Mask(str):
         values = {"position": position, "left": left, "right": right}
         seen = key == key
         if self.first is not None:
-            seen = seen & (key >= self.first.evaluate(values, xp))
+            seen = seen & (key >= _value(self.first, values, xp))
         if self.last is not None:
-            seen = seen & (key <= self.last.evaluate(values, xp))
+            seen = seen & (key <= _value(self.last, values, xp))
         return seen
+
+
+def _value(end: Typed, values: Mapping[str, Any], xp: Any) -> Any:
+    return end.evaluate(values, xp=xp, exact=False)
 
 
 def _clipped(value: Any, highest: int, xp: Any) -> Any:

@@ -7,10 +7,17 @@ import re
 
 from flashsmith.semantics.program import INDICES, SCORE, K, Program, Q, is_uniform
 from flashsmith.semantics.ranges import factors_of_indices, is_not_negative
-from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, all_parts, typed_constant
+from flashsmith.semantics.typed import FLOAT, INT, Typed, typed_constant
+from flashsmith.semantics.typed_cuda import (
+    ARITHMETIC,
+    INFIX,
+    TYPES,
+    CudaPrinter,
+    bool_literal,
+    literal,
+)
 
 INCLUDE = '#include "common/program.cuh"\n'
-_TYPES = {BOOL: "bool", INT: "int", LONG: "int64_t", FLOAT: "float"}
 _ELEMENTS = {
     "bool": "bool",
     "uint8": "uint8_t",
@@ -21,17 +28,6 @@ _ELEMENTS = {
     "float16": "__half",
     "bfloat16": "__nv_bfloat16",
     "float32": "float",
-}
-# Operators that C++ has. Others are functions of namespace program.
-_FLOAT_INFIX = {"add": "+", "subtract": "-", "multiply": "*"}
-_INFIX = {
-    "less": "<",
-    "less_equal": "<=",
-    "equal": "==",
-    "not_equal": "!=",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
 }
 _INDEX_ARGUMENTS = "int b, int h, Place row, Place key, int seq_q, int seq_k"
 # Arguments that a function computes where it needs them.
@@ -56,7 +52,7 @@ def program_struct(program: Program) -> str:
 {comment}struct Program {{
     using Place = program::Place;
 
-    static constexpr bool kSlopeIsOne = {_bool(_is_one(program.slope))};
+    static constexpr bool kSlopeIsOne = {bool_literal(_is_one(program.slope))};
 {_function("float", "change", program, program.score, "raw * args.scale")}
 {_function("float", "slope", program, program.slope, "1.0f")}
 {_function("bool", "sees", program, program.mask, "true")}}};
@@ -70,64 +66,46 @@ def _is_one(slope: Typed | None) -> bool:
 def _function(result: str, name: str, program: Program, root: Typed | None, otherwise: str) -> str:
     raw = "" if result == "bool" else "float raw, "
     head = f"{result} {name}(const ProgramArgs& args, {raw}{_INDEX_ARGUMENTS}) {{\n"
-    lines, value = ([], otherwise) if root is None else _Printer(program).statements(root)
-    body = "".join(f"        {line}\n" for line in [*lines, f"return {value};"])
+    lines = [f"return {otherwise};"] if root is None else _Printer(program).function_body(root)
+    body = "".join(f"        {line}\n" for line in lines)
     return f"    FS_DEVICE static {head}{body}    }}\n"
 
 
-class _Printer:
-    """Prints one function of a program."""
+class _Printer(CudaPrinter):
+    """Prints one function of a program. Operators that C++ lacks, or computes in another way than
+    PyTorch, are functions of namespace program."""
 
     def __init__(self, program: Program) -> None:
+        super().__init__()
         self._reads = [it.name for it in program.reads]
         self._numbers = [it.name for it in program.numbers]
-        self._texts: dict[Typed, str] = {}
-        self._used: set[str] = set()
 
-    def statements(self, root: Typed) -> tuple[list[str], str]:
-        """Definitions of the parts that are used more than once, and the root's value."""
-        uses: dict[Typed, int] = {}
-        for it in all_parts([root]):
-            for part in it.arguments:
-                uses[part] = uses.get(part, 0) + 1
-        lines: list[str] = []
-        for it in all_parts([root]):
-            text = self._text(it)
-            is_leaf = it.function == "constant" or it in (SCORE, *INDICES)
-            if uses.get(it, 0) > 1 and not is_leaf:
-                name = f"x{len(lines)}"
-                lines.append(f"const {_TYPES[it.dtype]} {name} = {text};")
-                text = name
-            self._texts[it] = text
-        value = self._texts[root]
+    def function_body(self, root: Typed) -> list[str]:
+        """The statements of the function that returns the root's value."""
+        lines, value = self.statements(root)
         whole = " ".join([*lines, value])
         names = [name for name in _LOCALS if re.search(rf"\b{name}\b", whole)]
-        return [_LOCALS[name] for name in names] + lines, value
+        return [*(_LOCALS[name] for name in names), *lines, f"return {value};"]
 
-    def _text(self, it: Typed) -> str:
-        if it.function == "symbol":
-            return self._symbol(it)
-        if it.function == "constant":
-            return _literal(it)
-        parts = [self._texts[part] for part in it.arguments]
+    def _is_name(self, it: Typed) -> bool:
+        return it.function == "constant" or it in (SCORE, *INDICES)
+
+    def _constant(self, it: Typed) -> str:
+        return literal(it)
+
+    def _operator(self, it: Typed, parts: list[str]) -> str:
         if it.function == "read":
             return self._read(it, parts)
         if it.function == "cast":
-            return self._split_cast(it) or f"program::cast<{_TYPES[it.dtype]}>({parts[0]})"
-        if it.function == "where":
-            return f"({parts[0]} ? {parts[1]} : {parts[2]})"
+            return self._split_cast(it) or f"program::cast<{TYPES[it.dtype]}>({parts[0]})"
         if it.dtype == FLOAT and (found := self._float(it, parts)):
             return found
-        if it.function in _INFIX:
-            return f"({parts[0]} {_INFIX[it.function]} {parts[1]})"
-        if it.function == "not":
-            return f"({'!' if it.dtype == BOOL else '~'}{parts[0]})"
+        if it.function in INFIX or it.function == "not":
+            return super()._operator(it, parts)
         return f"program::{it.function}({', '.join(parts)})"
 
     def _float(self, it: Typed, parts: list[str]) -> str | None:
         """Operators of floats that have a quicker form than a function of their name."""
-        if it.function == "negative":
-            return f"(-{parts[0]})"
         if it.function == "tanh":
             product, factor = self._product(it.arguments[0], _TWICE_LOG2_E)
             return f"tanh_of_2log2e({product} * {factor})"
@@ -136,8 +114,8 @@ class _Printer:
         if it.function in ("multiply", "divide") and self._factor_of(it) is not None:
             product, factor = self._product(it)
             return f"({product} * {factor})"
-        if it.function in _FLOAT_INFIX:
-            return f"({parts[0]} {_FLOAT_INFIX[it.function]} {parts[1]})"
+        if it.function in ARITHMETIC or it.function == "negative":
+            return super()._operator(it, parts)
         return None
 
     def _factor_of(self, it: Typed) -> tuple[Typed, str] | None:
@@ -159,7 +137,7 @@ class _Printer:
     def _product(self, it: Typed, *more: Typed) -> tuple[str, str]:
         """A value times constants, as a varying text and one factor that the compiler computes once
         per thread."""
-        factors = [_literal(factor) for factor in more]
+        factors = [literal(factor) for factor in more]
         found = self._factor_of(it) if it.function in ("multiply", "divide") else None
         if found is not None:
             it, factor = found
@@ -178,20 +156,20 @@ class _Printer:
         if name not in self._numbers:
             return name
         place = self._numbers.index(name)
-        return f"program::number<{_TYPES[it.dtype]}>(args.numbers[{place}])"
+        return f"program::number<{TYPES[it.dtype]}>(args.numbers[{place}])"
 
     def _read(self, it: Typed, parts: list[str]) -> str:
         place = self._reads.index(it.operands[0])
         indices = []
         for index, text in zip(it.arguments, parts, strict=True):
             if index.dtype == INT:
-                counts = _bool(is_not_negative(index))
-                narrow = _bool(K in index.parts())
+                counts = bool_literal(is_not_negative(index))
+                narrow = bool_literal(K in index.parts())
                 indices.append(f"program::Index<{counts}, {narrow}>{{{text}}}")
             else:
                 indices.append(f"program::LongIndex{{{text}}}")
         arguments = ", ".join([f"args.reads[{place}]", *indices])
-        return f"program::read<{_TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
+        return f"program::read<{TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
 
     def _step(self, it: Typed) -> str | None:
         """The product of a sum of q and k, as a float, with a value that does not depend on the
@@ -240,26 +218,7 @@ class _Printer:
         return self._texts[it]
 
 
-def _literal(it: Typed) -> str:
-    (value,) = it.operands
-    if it.dtype == BOOL:
-        return _bool(value)
-    if it.dtype == FLOAT:
-        if math.isnan(value):
-            return "NAN"
-        if math.isinf(value) or abs(value) >= 2.0**128 * (1 - 2.0**-25):
-            return "INFINITY" if value > 0 else "(-INFINITY)"
-        return f"{value!r}f" if math.copysign(1, value) > 0 else f"({value!r}f)"
-    if it.dtype == LONG:
-        return f"int64_t({value}LL)" if value != -(2**63) else "INT64_MIN"
-    return f"({value})" if value < 0 else str(value)
-
-
 def _reciprocal(it: Typed) -> str:
     (value,) = it.operands
     inverse = 1.0 / value if value else math.copysign(math.inf, value)
-    return _literal(typed_constant(inverse))
-
-
-def _bool(value: bool) -> str:
-    return "true" if value else "false"
+    return literal(typed_constant(inverse))

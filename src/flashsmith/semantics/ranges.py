@@ -53,22 +53,25 @@ def _is_at_least(condition: Typed, bound: Typed, value: Typed) -> bool:
 
 def factors_of_indices(it: Typed) -> tuple[int, int] | None:
     """The factors of q and k in a sum of q, k and ints that depend on neither; None for others."""
-    if it is Q:
-        return 1, 0
-    if it is K:
-        return 0, 1
+    q, k = factor_of(Q, it), factor_of(K, it)
+    return None if q is None or k is None else (q, k)
+
+
+def factor_of(symbol: Typed, it: Typed) -> int | None:
+    """The factor of a symbol in a sum of it and of ints that do not depend on it; None for other
+    expressions."""
+    if it is symbol:
+        return 1
     if it.function in ("add", "subtract", "negative"):
-        found = [factors_of_indices(part) for part in it.arguments]
-        if any(factors is None for factors in found):
-            return None
         signs = {"add": (1, 1), "subtract": (1, -1), "negative": (-1,)}[it.function]
-        q, k = (
-            sum(sign * factors[i] for sign, factors in zip(signs, found, strict=True) if factors)
-            for i in range(2)
-        )
-        return q, k
-    parts = it.parts()
-    return None if Q in parts or K in parts else (0, 0)
+        total = 0
+        for sign, part in zip(signs, it.arguments, strict=True):
+            factor = factor_of(symbol, part)
+            if factor is None:
+                return None
+            total += sign * factor
+        return total
+    return None if symbol in it.parts() else 0
 
 
 def number_expressions(roots: Iterable[Typed], dtypes: Collection[str]) -> list[Typed]:

@@ -8,72 +8,85 @@ from functools import cached_property
 from typing import Any
 
 from flashsmith.errors import ArgumentError
-from flashsmith.semantics.expression import Expression, constant, symbol, tanh
+from flashsmith.semantics.derivatives import derivative
+from flashsmith.semantics.program import SCORE
+from flashsmith.semantics.typed import FLOAT, Typed, apply, typed_constant, typed_symbol
 
-# The scaled score of a query and a key, in natural units.
-SCORE = symbol("score")
+# A score divided by its factor.
+ARGUMENT = typed_symbol("argument", FLOAT)
+
+
+_ONE = typed_constant(1.0)
 
 
 @dataclass(frozen=True)
 class Score:
-    """How a score changes before the softmax.
+    """How a score changes before the softmax: to factor * function(score / factor).
 
-    ``value`` is an expression of SCORE and of the numbers that a call gives; ``numbers`` are these
-    numbers' names.
+    function: an expression of ARGUMENT.
+    factor: an expression of the numbers that a call gives, such as a softcap; the host multiplies
+        log2(e) by it once per call.
 
     Raises:
-        ArgumentError: the expression reads another symbol.
+        ArgumentError: the function reads anything but ARGUMENT, or the factor reads it.
     """
 
     name: str
-    value: Expression
-    numbers: tuple[str, ...] = ()
+    function: Typed
+    factor: Typed = _ONE
 
     def __post_init__(self) -> None:
-        strange = set(self.value.symbols()) - {"score", *self.numbers}
-        if strange:
+        strange = {*self.function.symbols(), *(str(it) for it in self.function.reads())}
+        if strange - {"argument"}:
             raise ArgumentError(
-                f"score {self.name}: {', '.join(sorted(strange))} is unknown here; name it in "
-                f"numbers, now {self.numbers}"
+                f"score {self.name}: its function reads {', '.join(sorted(strange))}; it may read "
+                "ARGUMENT only, and the factor the numbers of a call"
+            )
+        if not {"argument", "score"}.isdisjoint(self.factor.symbols()) or self.factor.reads():
+            raise ArgumentError(
+                f"score {self.name}: factor '{self.factor}' is not the same in the whole call; "
+                "it may read the numbers of a call only"
             )
 
     def __str__(self) -> str:
         return self.name
 
     @property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of the numbers that a call gives."""
+        return self.factor.symbols()
+
+    @property
     def is_plain(self) -> bool:
         """Whether the score stays as it is."""
-        return self.value == SCORE
+        return self.function is ARGUMENT
 
-    @property
-    def factor(self) -> Expression:
-        """The factor of the body, an expression of the numbers alone.
+    @cached_property
+    def value(self) -> Typed:
+        """The new score, an expression of SCORE and of the numbers."""
+        return self.factor * self.body
 
-        The host multiplies log2(e) by it once per call.
-        """
-        return self._parts[0]
-
-    @property
-    def body(self) -> Expression:
+    @cached_property
+    def body(self) -> Typed:
         """The value without its factor, which kernels compute for each score."""
-        return self._parts[1]
+        return self._at_score(self.function)
 
     @cached_property
-    def _parts(self) -> tuple[Expression, Expression]:
-        if self.value.function == "multiply":
-            one, other = self.value.operands
-            if "score" not in one.symbols():
-                return one, other
-        return constant(1.0), self.value
-
-    @cached_property
-    def slope(self) -> Expression:
+    def slope(self) -> Typed:
         """The derivative of the value with respect to the score."""
-        return self.value.derivative("score")
+        return self._at_score(self.function_slope)
+
+    @cached_property
+    def function_slope(self) -> Typed:
+        """The same as an expression of ARGUMENT: the factor and its inverse cancel."""
+        return derivative(self.function, ARGUMENT)
+
+    def _at_score(self, function: Typed) -> Typed:
+        return function.replace({ARGUMENT: SCORE / self.factor})
 
     def apply(self, scores: Any, numbers: Mapping[str, float], xp: Any) -> Any:
-        """The changed scores of an array; ``xp`` is numpy or torch."""
-        return self.value.evaluate({"score": scores, **numbers}, xp)
+        """The changed scores of an array, in its own type; ``xp`` is numpy or torch."""
+        return self.value.evaluate({"score": scores, **numbers}, xp=xp, exact=False)
 
 
 def capped_by(cap: float) -> Score:
@@ -81,5 +94,5 @@ def capped_by(cap: float) -> Score:
     return SOFTCAP if cap else PLAIN
 
 
-PLAIN = Score("plain", SCORE)
-SOFTCAP = Score("softcap", symbol("softcap") * tanh(SCORE / symbol("softcap")), ("softcap",))
+PLAIN = Score("plain", ARGUMENT)
+SOFTCAP = Score("softcap", apply("tanh", ARGUMENT), typed_symbol("softcap", FLOAT))

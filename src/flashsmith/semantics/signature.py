@@ -28,6 +28,7 @@ MAX_UNCAPPED_SCALE = 2.0**27
 NO_WINDOW = (None, None)
 _PAIR = "tuple[int | None, int | None]"
 _TENSOR = "Array | None"
+_SCALES = "float | Array | None"
 
 
 class REQUIRED:
@@ -52,8 +53,8 @@ class Argument(NamedTuple):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is one of the call's tensors and not an option."""
-        return self.kind.startswith("Array")
+        """Whether it is, or may be, one of the call's tensors and not an option."""
+        return "Array" in self.kind
 
     def in_schema(self, default: Any) -> str:
         """The argument's declaration in an op's schema."""
@@ -72,6 +73,7 @@ _ARGUMENTS = (
     Argument("score_mod", "Callable[..., Any] | None"),
     Argument("mask_mod", "Callable[..., Any] | None"),
     Argument("mask", "Any"),
+    Argument("bias", _TENSOR),
     Argument("positions", "str", "start"),
     Argument("cu_seqlens_q", _TENSOR, op="Tensor?"),
     Argument("cu_seqlens_k", _TENSOR, op="Tensor?"),
@@ -85,6 +87,7 @@ _ARGUMENTS = (
     Argument("k_begin", _TENSOR),
     # For attention over a cache.
     Argument("cache_lens", "Array", REQUIRED, "Tensor"),
+    Argument("v_width", "int | None"),
     Argument("page_table", _TENSOR, op="Tensor?"),
     Argument("kv_offset", _TENSOR, op="Tensor?"),
     Argument("k", _TENSOR, op="Tensor?"),
@@ -92,6 +95,8 @@ _ARGUMENTS = (
     Argument("cos", _TENSOR, op="Tensor?"),
     Argument("sin", _TENSOR, op="Tensor?"),
     Argument("rotary_interleaved", "bool", False, "bool"),
+    Argument("k_scale", _SCALES, op="Tensor?"),
+    Argument("v_scale", _SCALES, op="Tensor?"),
     Argument("split", "str", "invariant", "str"),
     # This decides what the bits of a row may depend on.
     Argument("bits", "str | None", None, "str?"),
@@ -151,7 +156,7 @@ _PACKED = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
 _PARTS = "partial seqused_k k_begin"
 ATTENTION = Signature(
     "attention",
-    f"{_SCORES} score_mod mask_mod mask positions {_PACKED} out return_lse return_row_max "
+    f"{_SCORES} score_mod mask_mod mask bias positions {_PACKED} out return_lse return_row_max "
     f"{_PARTS} bits config backward_config deterministic emulate",
 )
 FORWARD = Signature(
@@ -162,12 +167,12 @@ BACKWARD = Signature(
 )
 CACHE = Signature(
     "attention_with_cache",
-    "cache_lens page_table kv_offset k v cos sin rotary_interleaved cu_seqlens_q "
-    f"max_seqlen_q {_SCORES} split bits out return_lse config emulate",
+    "cache_lens v_width page_table kv_offset k v cos sin rotary_interleaved cu_seqlens_q "
+    f"max_seqlen_q {_SCORES} k_scale v_scale split bits out return_lse config emulate",
     causal=True,
 )
 MERGE = Signature("merge_attention", "dtype config emulate")
-WRITE_SLOTS = Signature("write_slots", "config emulate")
+WRITE_SLOTS = Signature("write_slots", "k_scale v_scale config emulate")
 SIGNATURES = {it.function: it for it in (ATTENTION, FORWARD, BACKWARD, CACHE, MERGE, WRITE_SLOTS)}
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Protocol
 
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import UNLIMITED
@@ -77,6 +78,9 @@ class Sizes(Protocol):
 
     @property
     def bits(self) -> str: ...
+
+    @property
+    def cache_format(self) -> CacheFormat: ...
 
     @property
     def window(self) -> tuple[int, int] | None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
-from importlib import import_module
 from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,16 +22,15 @@ from flashsmith.semantics.typed_operators import (
     COMMUTATIVE,
     DTYPES,
     FLOAT,
-    FUNCTIONS,
     INFIX,
     INT,
     LOGICAL,
     LONG,
-    MAY_OVERFLOW,
     OPERATORS,
     UNARY,
     WHOLE,
 )
+from flashsmith.semantics.typed_values import computed, evaluated
 
 Value = bool | int | float
 # The element types of tensors that a program may read, and the type of their values.
@@ -114,21 +111,24 @@ class Typed:
         return [it for it in self.parts() if it.function == "read"]
 
     def evaluate(
-        self, values: Mapping[str, Any], tensors: Mapping[str, Any] | None = None, xp: Any = None
+        self,
+        values: Mapping[str, Any],
+        tensors: Mapping[str, Any] | None = None,
+        xp: Any = None,
+        *,
+        exact: bool = True,
     ) -> Any:
-        """The value: float64 for floats, exact two's complement for ints.
+        """The value: float64 for floats, two's complement of the type's width for ints.
 
         ``values`` gives numbers or arrays for the symbols, ``tensors`` arrays for the tensors that
-        the expression reads; arrays broadcast. ``xp`` is numpy or torch; None means numpy.
+        the expression reads; arrays broadcast. ``xp`` is numpy or torch; None means numpy. With
+        ``exact=False``, arrays are computed in their own types, such as float32, and numbers stay
+        Python's, as functions inside another program need, such as FlexAttention's. Casts and reads
+        are exact even then.
 
         Raises ArgumentError for a symbol or a tensor without a value.
         """
-        xp = import_module("numpy") if xp is None else xp
-        done: dict[Typed, Any] = {}
-        with xp.errstate(all="ignore") if hasattr(xp, "errstate") else nullcontext():
-            for it in self.parts():
-                done[it] = _value(it, done, values, tensors or {}, xp)
-        return done[self]
+        return evaluated(self.parts(), values, tensors or {}, xp, exact=exact)
 
     def replace(self, others: Mapping[Typed, Typed]) -> Typed:
         """The expression with every key of ``others`` replaced by its value."""
@@ -453,10 +453,7 @@ def _simplified(function: str, given: tuple[Typed, ...]) -> Typed | None:
 
 def _folded(function: str, given: tuple[Typed, ...]) -> Typed:
     """The operator's value for constants, as a constant."""
-    xp = import_module("numpy")
-    with xp.errstate(all="ignore"):
-        found = [_as_dtype(it.operands[0], it.dtype, xp) for it in given]
-        result = FUNCTIONS[function](xp, *found).item()
+    result = computed(function, [(it.operands[0], it.dtype) for it in given])
     is_whole = isinstance(result, int) and not isinstance(result, bool)
     return typed_constant(result, given[0].dtype if is_whole else None)
 
@@ -514,75 +511,7 @@ def _after_constant(function: str, first: Typed, last: Typed) -> Typed | None:
     return None
 
 
-# --- values and texts ----------------------------------------------------------------------------
-
-
-def _value(
-    it: Typed,
-    done: Mapping[Typed, Any],
-    values: Mapping[str, Any],
-    tensors: Mapping[str, Any],
-    xp: Any,
-) -> Any:
-    if it.function == "symbol":
-        return _as_dtype(_given(it.operands[0], values), it.dtype, xp)
-    if it.function == "constant":
-        return _as_dtype(it.operands[0], it.dtype, xp)
-    if it.function == "read":
-        name, _, *indices = it.operands
-        return _read(_given(name, tensors), [done[index] for index in indices], it.dtype, xp)
-    found = [done[part] for part in it.arguments]
-    if it.function == "cast":
-        return _cast(found[0], it.arguments[0].dtype, it.dtype, xp)
-    result = FUNCTIONS[it.function](xp, *found)
-    return _wrapped(result) if it.dtype == INT and it.function in MAY_OVERFLOW else result
-
-
-def _given(name: str, values: Mapping[str, Any]) -> Any:
-    if name not in values:
-        raise ArgumentError(
-            f"no value for {quoted(name)}; given are {', '.join(values) or 'none'}: add one"
-        )
-    return values[name]
-
-
-def _as_dtype(value: Any, dtype: str, xp: Any) -> Any:
-    is_numpy = xp.__name__ == "numpy"
-    kind = {BOOL: xp.bool_ if is_numpy else xp.bool, FLOAT: xp.float64}.get(dtype, xp.int64)
-    if hasattr(value, "detach") and is_numpy:
-        value = value.detach().cpu().numpy()
-    return value.to(kind) if hasattr(value, "detach") else xp.asarray(value, dtype=kind)
-
-
-def _read(tensor: Any, indices: list[Any], dtype: str, xp: Any) -> Any:
-    if len(indices) != len(tensor.shape):
-        raise ArgumentError(
-            f"a tensor of shape {tuple(tensor.shape)} is read with {len(indices)} indices; give "
-            "one for each dimension"
-        )
-    array = _as_dtype(tensor, dtype, xp)
-    if not indices:
-        return array
-    inside = []
-    for index, size in zip(indices, array.shape, strict=True):
-        counted = xp.where(index < 0, index + size, index)
-        inside.append(xp.clip(counted, 0, max(size - 1, 0)))
-    return array[tuple(inside)]
-
-
-def _wrapped(value: Any) -> Any:
-    return (value + 2**31) % 2**32 - 2**31
-
-
-def _cast(value: Any, old: str, new: str, xp: Any) -> Any:
-    if new == BOOL:
-        return value != 0
-    if old == FLOAT:
-        bound = 2.0 ** (31 if new == INT else 63)
-        whole = xp.nan_to_num(xp.trunc(value), nan=0.0)
-        return _as_dtype(xp.clip(whole, -bound, bound - (1 if new == INT else 1024)), new, xp)
-    result = _as_dtype(value, new, xp)
-    return _wrapped(result) if new == INT and old == LONG else result
+# --- texts ---------------------------------------------------------------------------------------
 
 
 def _formula(it: Typed) -> str:

@@ -61,6 +61,14 @@ def _remainder(xp: Any, a: Any, b: Any) -> Any:
     return xp.where(b == 0, 0 * a, xp.remainder(a, xp.where(b == 0, 1 + 0 * b, b)))
 
 
+def _extreme(xp: Any, a: Any, b: Any, function: str, bound: str) -> Any:
+    # torch.minimum() takes no Python numbers.
+    if not hasattr(xp, "clamp") or (hasattr(a, "shape") and hasattr(b, "shape")):
+        return getattr(xp, function)(a, b)
+    array, number = (a, b) if hasattr(a, "shape") else (b, a)
+    return xp.clamp(array, **{bound: number})
+
+
 def _erf(xp: Any, a: Any) -> Any:
     # NumPy has no erf.
     return xp.erf(a) if hasattr(xp, "erf") else xp.asarray(xp.vectorize(math.erf)(a), float)
@@ -75,8 +83,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "divide": lambda xp, a, b: a / b,
     "floor_divide": _floor_divide,
     "remainder": _remainder,
-    "minimum": lambda xp, a, b: xp.minimum(a, b),
-    "maximum": lambda xp, a, b: xp.maximum(a, b),
+    "minimum": lambda xp, a, b: _extreme(xp, a, b, "minimum", "max"),
+    "maximum": lambda xp, a, b: _extreme(xp, a, b, "maximum", "min"),
     "and": lambda xp, a, b: a & b,
     "or": lambda xp, a, b: a | b,
     "xor": lambda xp, a, b: a ^ b,

@@ -5,7 +5,7 @@ tensors then build typed expressions. Imports PyTorch only if the process alread
 """
 
 from flashsmith.semantics.program import BoundProgram
-from flashsmith.tracing.binding import BoundFunctions, bind, table_function
+from flashsmith.tracing.binding import BoundFunctions, bind, table_function, table_reader
 from flashsmith.tracing.tracer import trace
 
-__all__ = ["BoundFunctions", "BoundProgram", "bind", "table_function", "trace"]
+__all__ = ["BoundFunctions", "BoundProgram", "bind", "table_function", "table_reader", "trace"]

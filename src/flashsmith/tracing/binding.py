@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.semantics.band import Band, band_of
+from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.program import SEQ_K, SEQ_Q, BoundProgram, Program, Q, program_of
 from flashsmith.semantics.typed import Typed
-from flashsmith.tracing.captures import Constant, Watch, is_array, is_unchanged
+from flashsmith.tracing.captures import Constant, Watch, captures_of, is_array, is_unchanged
+from flashsmith.tracing.symbols import Symbol
 from flashsmith.tracing.tracer import watched_trace
 
 Function = Callable[..., Any]
@@ -37,22 +39,27 @@ def bind(
     masks: tuple[Any, ...],
     lengths: tuple[int, int] | None = None,
     positions: str = "start",
+    bias: Any = None,
 ) -> BoundFunctions:
     """Traces a call's functions. ``masks`` are functions, bool tensors or None, and hide keys
-    together. ``lengths`` are seq_q and seq_k where all sequences of the call have them.
+    together. ``bias`` is a float tensor that is added to scores after score_mod, or None.
+    ``lengths`` are seq_q and seq_k where all sequences of the call have them.
 
     ``positions`` is 'start' if q_idx counts from the sequence's first query, and 'end' if the last
-    query is at the last key: then q_idx is larger by seq_k - seq_q.
+    query is at the last key: then q_idx is larger by seq_k - seq_q. The rows of tensors always
+    count from the first query.
 
     Raises ArgumentError for other values, and TraceError as trace() does.
     """
     given = (score_mod, *masks)
     key = (*map(id, given), lengths, positions)
-    known = _RECENT.get(key)
+    # A result holds its tensors: kept, it would keep the caller's mask or bias in memory.
+    is_kept = bias is None and not any(map(is_array, masks))
+    known = _RECENT.get(key) if is_kept else None
     if known is not None and known.still_holds(given):
         return known.found
-    found, watch = _bound(score_mod, masks, lengths, positions)
-    if watch:
+    found, watch = _bound(score_mod, masks, lengths, positions, bias)
+    if watch and is_kept:
         _remember(key, given, watch, found)
     return found
 
@@ -99,24 +106,97 @@ def _bound(
     masks: tuple[Any, ...],
     lengths: tuple[int, int] | None,
     positions: str,
+    bias: Any,
 ) -> tuple[BoundFunctions, tuple[Watch, ...]]:
     """bind(), and what its result depends on."""
+    score, mask = composed(score_mod, masks, bias, positions)
+    if score is None and mask is None:
+        return BoundFunctions(None), ()
+    bound, watch = watched_trace(score, mask)
+    if watch and sum(it is not None for it in masks) > 1:
+        # all_of() holds the functions, whose results are kept for as long as they exist.
+        watch = captures_of((score_mod, *masks)).watch
+    return limited(_named(bound, bias, masks), lengths, positions), watch
+
+
+def composed(
+    score_mod: Function | None, masks: tuple[Any, ...], bias: Any, positions: str
+) -> tuple[Function | None, Function | None]:
+    """The score and the mask function that bind() traces. Raises ArgumentError for positions other
+    than POSITIONS, and the errors of bind() for tensors."""
     if positions not in POSITIONS:
         raise ArgumentError(
             f"positions={quoted(positions)}: give 'start' (q_idx counts from the first query) or "
             "'end' (the last query is at the last key)"
         )
-    functions = [mask_function(it) for it in masks if it is not None]
-    if score_mod is None and not functions:
-        return BoundFunctions(None), ()
-    mask = functions[0] if len(functions) == 1 else all_of(*functions) if functions else None
-    bound, watch = watched_trace(score_mod, mask)
+    functions = [_placed_mask(it, positions) for it in masks if it is not None]
+    score = score_mod if bias is None else _plus(score_mod, bias, positions)
+    return score, functions[0] if len(functions) == 1 else all_of(*functions) if functions else None
+
+
+def limited(bound: BoundProgram, lengths: tuple[int, int] | None, positions: str) -> BoundFunctions:
+    """A traced program as kernels take it: masks that are a window become limits, and q_idx the
+    position. The program's tensors have names."""
     offset = 0 if positions == "end" else None if lengths is None else lengths[1] - lengths[0]
     limits = _limits(bound, offset)
     if limits is not None:
         rest = _without_mask(bound)
-        return BoundFunctions(_placed(rest, positions), *limits), watch
-    return BoundFunctions(_placed(bound, positions)), watch
+        return BoundFunctions(_placed(rest, positions), *limits)
+    return BoundFunctions(_placed(bound, positions))
+
+
+def _at_row(function: Function) -> Function:
+    """A mask of functions with positions='end' that is given the row, counted from the first query,
+    instead of q_idx."""
+    return lambda b, h, q_idx, kv_idx: function(b, h, _row_of(q_idx), kv_idx)
+
+
+# The row of a query where Q is its position.
+_ROW = Q - (SEQ_K - SEQ_Q)
+
+
+def _row_of(q_idx: Any) -> Any:
+    return Symbol(_ROW, q_idx.trace)
+
+
+def _placed_mask(mask: Any, positions: str) -> Function:
+    function = mask_function(mask)
+    return _at_row(function) if positions == "end" and is_array(mask) else function
+
+
+def _plus(score_mod: Function | None, bias: Any, positions: str) -> Function:
+    """The score function that adds a bias to what another one returns."""
+    at = bias_table(bias)
+    if positions == "end":
+        at = _at_row(at)
+    if score_mod is None:
+        return lambda s, b, h, q, k: s + at(b, h, q, k)
+    if not callable(score_mod):
+        raise ArgumentError(f"score_mod={quoted(score_mod)}: give a function, or None for none")
+    return lambda s, b, h, q, k: score_mod(s, b, h, q, k) + at(b, h, q, k)
+
+
+def bias_table(bias: Any) -> Function:
+    """The function of a float tensor (b or 1, h or 1, q, k), (h or 1, q, k) or (q, k)."""
+    if not is_array(bias):
+        raise ArgumentError(f"bias={quoted(bias)}: give a float tensor, or None for none")
+    kind = dtype_name(bias.dtype) or str(bias.dtype)
+    if not 2 <= len(bias.shape) <= 4 or kind not in _BIASES:
+        instead = "; a bool tensor is a mask: give it as mask" if kind == "bool" else ""
+        raise ArgumentError(
+            f"bias: a tensor of shape {tuple(bias.shape)} and dtype {bias.dtype}; give one of "
+            f"{', '.join(_BIASES)}, (batch or 1, heads or 1, seq_q, seq_k){instead}"
+        )
+    return table_function(bias)
+
+
+_BIASES = ("float16", "bfloat16", "float32")
+
+
+def _named(bound: BoundProgram, bias: Any, masks: tuple[Any, ...]) -> BoundProgram:
+    """The program with the names that the caller has for its tensors, where known."""
+    names = {id(it): "mask" for it in masks if is_array(it)} | {id(bias): "bias"}
+    return bound._replace(names=tuple(names.get(id(it), "") for it in bound.tensors))
 
 
 def mask_function(mask: Any) -> Function:
@@ -146,22 +226,51 @@ def bool_table(table: Any) -> Function:
 def table_function(table: Any) -> Function:
     """A function (b, h, x, y) that reads a tensor (b or 1, h or 1, x, y), of which leading
     dimensions may be missing."""
-    rank, sizes = len(table.shape), tuple(table.shape)
-    if rank == 2:
-        return lambda b, h, x, y: table[x, y]
+    at = table_reader(tuple(table.shape))
+    return lambda b, h, x, y: at(table, b, h, x, y)
+
+
+def table_reader(sizes: tuple[int, ...]) -> Function:
+    """table_function() for tensors of these sizes: a function of (table, b, h, x, y)."""
+    if len(sizes) == 2:
+        return _of_rows
     # A size of 1 is broadcast. Programs clamp indices, but PyTorch's functions do not.
-    zero = Constant(0)
-    if rank == 3:
-        if sizes[0] == 1:
-            return lambda b, h, x, y: table[zero, x, y]
-        return lambda b, h, x, y: table[h, x, y]
-    if sizes[:2] == (1, 1):
-        return lambda b, h, x, y: table[zero, zero, x, y]
-    if sizes[0] == 1:
-        return lambda b, h, x, y: table[zero, h, x, y]
+    if len(sizes) == 3:
+        return _of_one_head if sizes[0] == 1 else _of_head
     if sizes[1] == 1:
-        return lambda b, h, x, y: table[b, zero, x, y]
-    return lambda b, h, x, y: table[b, h, x, y]
+        return _of_one if sizes[0] == 1 else _of_batch
+    return _of_shared_head if sizes[0] == 1 else _of_each
+
+
+_ZERO = Constant(0)
+
+
+def _of_rows(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[x, y]
+
+
+def _of_one_head(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[_ZERO, x, y]
+
+
+def _of_head(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[h, x, y]
+
+
+def _of_one(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[_ZERO, _ZERO, x, y]
+
+
+def _of_shared_head(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[_ZERO, h, x, y]
+
+
+def _of_batch(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[b, _ZERO, x, y]
+
+
+def _of_each(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
+    return table[b, h, x, y]
 
 
 def all_of(*functions: Function) -> Function:
@@ -214,7 +323,7 @@ def _placed(bound: BoundProgram | None, positions: str) -> BoundProgram | None:
     if bound is None or positions == "start":
         return bound
     program = bound.program
-    place = {Q: Q + (SEQ_K - SEQ_Q)}
+    place = {_ROW: Q, Q: Q + (SEQ_K - SEQ_Q)}
     score, mask = (None if it is None else it.replace(place) for it in _both(program))
     return _rebound(bound, score, mask)
 
@@ -227,8 +336,12 @@ def _rebound(bound: BoundProgram, score: Typed | None, mask: Typed | None) -> Bo
     """Another program of some of the same tensors and numbers."""
     program, reads, numbers = program_of(score, mask)
     old = bound.program
-    tensors = dict(zip([it.name for it in old.reads], bound.tensors, strict=True))
+    given = zip(bound.tensors, bound.names, strict=True)
+    tensors = dict(zip([it.name for it in old.reads], given, strict=True))
     values = dict(zip([it.name for it in old.numbers], bound.numbers, strict=True))
     return BoundProgram(
-        program, tuple(tensors[it] for it in reads), tuple(values[it] for it in numbers)
+        program,
+        tuple(tensors[it][0] for it in reads),
+        tuple(values[it] for it in numbers),
+        tuple(tensors[it][1] for it in reads),
     )

@@ -1,4 +1,8 @@
-"""FlexAttention's BlockMask as a mask: its lists of blocks, and its function in partial blocks."""
+"""FlexAttention's BlockMask as a mask: its lists of blocks, and its function in partial blocks.
+
+Most BlockMasks of models are causal or a window, and their lists say no more than their function.
+Such a BlockMask is its function alone, which the faster kernels without lists compute.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from flashsmith.errors import ArgumentError
-from flashsmith.tracing.binding import table_function
+from flashsmith.tracing.binding import bind, table_function
 from flashsmith.tracing.captures import Constant
 
 _ABSENT, _PARTIAL, _FULL = range(3)
@@ -23,26 +29,52 @@ def is_block_mask(value: Any) -> bool:
     return module is not None and isinstance(value, module.BlockMask)
 
 
-def mask_of_blocks(block_mask: Any, lengths: tuple[int, int] | None) -> Callable[..., Any]:
+def mask_of_blocks(
+    block_mask: Any, lengths: tuple[int, int] | None, positions: str = "start"
+) -> Callable[..., Any]:
     """A BlockMask as a function: hidden in blocks that the lists omit, the BlockMask's function in
     partial blocks, and seen in full blocks.
 
-    Raises ArgumentError if the BlockMask was made for other lengths.
+    Raises ArgumentError if the BlockMask was made for other lengths, or its rows are not positions.
     """
-    own = tuple(int(it) for it in block_mask.seq_lengths)
     rows, columns = (int(it) for it in block_mask.BLOCK_SIZE)
-    if min(rows, columns) >= _ONE_BLOCK:
+    if has_no_lists(rows, columns):
         function: Callable[..., Any] = block_mask.mask_mod
         return function
+    own = tuple(int(it) for it in block_mask.seq_lengths)
+    check_lengths(own, lengths, positions)
+    known = _known_lists(block_mask, rows, columns)
+    if known.window is not None and known.window == _window(block_mask.mask_mod, own):
+        function = block_mask.mask_mod
+        return function
+    return known.function
+
+
+def has_no_lists(rows: int, columns: int) -> bool:
+    """Whether these are the block sizes of a BlockMask that is a function alone."""
+    return min(rows, columns) >= _ONE_BLOCK
+
+
+def check_lengths(own: tuple[int, ...], lengths: tuple[int, int] | None, positions: str) -> None:
+    """Raises ArgumentError if a BlockMask of the lengths ``own`` was made for others than a call's,
+    or its rows are not positions."""
     if lengths is not None and own != lengths:
         raise ArgumentError(
             f"block_mask: made for {own[0]} queries and {own[1]} keys, and the call has "
             f"{lengths[0]} and {lengths[1]}; make one for these lengths"
         )
-    return _known_function(block_mask, rows, columns)
+    if positions == "end" and own[0] != own[1]:
+        raise ArgumentError(
+            f"positions='end': a BlockMask's lists count queries from the first, and {own[0]} "
+            f"queries of {own[1]} keys count from the last; give positions='start'"
+        )
 
 
-def _function(states: Any, mask_mod: Callable[..., Any], rows: int, columns: int) -> Any:
+def function_of_blocks(
+    states: Any, mask_mod: Callable[..., Any], rows: int, columns: int
+) -> Callable[..., Any]:
+    """The mask of states_of_lists() and of a function in partial blocks of these sizes, which are
+    Constants."""
     at = table_function(states)
 
     def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -52,18 +84,28 @@ def _function(states: Any, mask_mod: Callable[..., Any], rows: int, columns: int
     return mask
 
 
+# How many keys before and after its own position, aligned to the bottom right, a row sees.
+_Window = tuple[int | None, int | None]
+
+
 class _Known(NamedTuple):
+    """What a BlockMask was found to be.
+
+    window: that of its function, if the lists show neither more nor less; or None.
+    """
+
     owner: weakref.ref[Any]
     versions: tuple[Any, ...]
     function: Callable[..., Any]
+    window: _Window | None
 
 
 _KNOWN: dict[int, _Known] = {}
 _KNOWN_LOCK = Lock()
 
 
-def _known_function(block_mask: Any, rows: int, columns: int) -> Callable[..., Any]:
-    """The function of a BlockMask, kept until its tensors or its function change."""
+def _known_lists(block_mask: Any, rows: int, columns: int) -> _Known:
+    """A BlockMask's function and window, kept until its tensors or its function change."""
     lists = (
         *(block_mask.kv_num_blocks, block_mask.kv_indices),
         *(block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
@@ -71,14 +113,60 @@ def _known_function(block_mask: Any, rows: int, columns: int) -> Callable[..., A
     versions = (id(block_mask.mask_mod), *((id(it), getattr(it, "_version", 0)) for it in lists))
     known = _KNOWN.get(id(block_mask))
     if known is not None and known.owner() is block_mask and known.versions == versions:
-        return known.function
-    sizes = Constant(rows), Constant(columns)
-    made = _function(states_of_lists(*lists), block_mask.mask_mod, *sizes)
+        return known
+    states = states_of_lists(*lists)
+    function = function_of_blocks(states, block_mask.mask_mod, Constant(rows), Constant(columns))
+    made = _Known(weakref.ref(block_mask), versions, function, None)
+    if not _has_values(states):
+        return made
+    lengths = tuple(int(it) for it in block_mask.seq_lengths)
+    window = _window(block_mask.mask_mod, lengths)
+    if window is not None and _shows_window(states, (rows, columns), lengths, window):
+        made = made._replace(window=window)
     with _KNOWN_LOCK:
         for place in [it for it, old in _KNOWN.items() if old.owner() is None]:
             del _KNOWN[place]
-        _KNOWN[id(block_mask)] = _Known(weakref.ref(block_mask), versions, made)
+        _KNOWN[id(block_mask)] = made
     return made
+
+
+def _has_values(states: Any) -> bool:
+    """Whether the states are values by now. Those of a CUDA graph that is being captured are not,
+    nor are fake tensors: neither may be read or kept for later calls."""
+    import torch
+
+    if type(states) is not torch.Tensor or states.is_meta:
+        return False
+    return not (states.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _window(mask_mod: Callable[..., Any], lengths: tuple[int, ...]) -> _Window | None:
+    """The window that a function is for these lengths; None if it is none."""
+    bound = bind(None, (mask_mod,), (lengths[0], lengths[1]))
+    return (bound.left, bound.right) if bound.program is None else None
+
+
+def _shows_window(
+    states: Any, block: tuple[int, int], lengths: tuple[int, ...], window: _Window
+) -> bool:
+    """Whether the lists omit no block with keys of the window, and no full block has others.
+
+    It copies the states to the host, once for a BlockMask.
+    """
+    seq_q, seq_k = lengths
+    # The rows and keys of the blocks, from the first to the last.
+    q = np.arange(0, seq_q, block[0])[:, None] + (seq_k - seq_q)
+    k = np.arange(0, seq_k, block[1])[None, :]
+    last_q = np.minimum(q + block[0], seq_k) - 1
+    last_k = np.minimum(k + block[1], seq_k) - 1
+    left = np.inf if window[0] is None else window[0]
+    right = np.inf if window[1] is None else window[1]
+    sees_any = (k - last_q <= right) & (last_k - q >= -left)
+    sees_all = (last_k - q <= right) & (k - last_q >= -left)
+    found = states[..., : q.shape[0], : k.shape[1]].cpu().numpy()
+    if found.shape[-2:] != sees_any.shape:
+        return False
+    return bool(((found != _ABSENT) | ~sees_any).all() and ((found != _FULL) | sees_all).all())
 
 
 def states_of_lists(counts: Any, indices: Any, full_counts: Any, full_indices: Any) -> Any:

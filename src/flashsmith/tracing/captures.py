@@ -7,7 +7,7 @@ only in the values of captured numbers and tensors have the same key, and so the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -41,28 +41,35 @@ class Leaf(NamedTuple):
     value: Any
 
 
+# How to get from a value to one that it captures: ('attribute', name) or ('item', key), in order.
+Path = tuple[tuple[str, Any], ...]
 # Reads what a function, an object or a list holds now, and what it held when it was scanned.
 Watch = tuple[Callable[[], "list[Any]"], "list[Any]"]
 
 
 class Captures(NamedTuple):
     """The leaves of a value in a fixed order, a key for everything else, and whether the key is
-    complete: whether values of one key differ in leaves only. ``watch`` has all that may change."""
+    complete: whether values of one key differ in leaves only. ``watch`` has all that may change.
+    ``paths`` lead to the leaves, and ``others`` to captured functions, flags and texts; both are
+    empty unless they were asked for."""
 
     key: Any
     leaves: tuple[Leaf, ...]
     is_complete: bool
     watch: tuple[Watch, ...]
+    paths: tuple[Path, ...] = ()
+    others: tuple[Path, ...] = ()
 
 
 class _Shape(NamedTuple):
-    """A value that holds others: what identifies it, its children, how to build another, and how to
-    read its children again if they may change."""
+    """A value that holds others: what identifies it, its children, how to build another, how to
+    read its children again if they may change, and the paths to the children."""
 
     tag: Any
     children: list[Any]
     build: Callable[[list[Any]], Any]
     current: Callable[[], list[Any]] | None = None
+    steps: Callable[[], list[Path]] | None = None
 
 
 def is_unchanged(watch: tuple[Watch, ...]) -> bool:
@@ -77,28 +84,40 @@ def is_unchanged(watch: tuple[Watch, ...]) -> bool:
     return True
 
 
-def captures_of(value: Any) -> Captures:
+def captures_of(value: Any, *, with_paths: bool = False) -> Captures:
     """What a function, or a tuple of functions, captures."""
     scan = _Scan()
-    key = scan.key_of(value, 0)
-    return Captures(key, tuple(scan.leaves), scan.is_complete, tuple(scan.watch))
+    key = scan.key_of(value, 0, () if with_paths else None)
+    found = tuple(scan.leaves), scan.is_complete, tuple(scan.watch)
+    return Captures(key, *found, tuple(scan.paths), tuple(scan.others))
+
+
+def follow(value: Any, path: Path) -> Any:
+    """What a path leads to. PyTorch's compiler traces this, and guards what it reads."""
+    for kind, key in path:
+        value = getattr(value, key) if kind == "attribute" else value[key]
+    return value
 
 
 class _Scan:
     def __init__(self) -> None:
         self.leaves: list[Leaf] = []
+        self.paths: list[Path] = []
+        self.others: list[Path] = []
         self.is_complete = True
         self.watch: list[Watch] = []
         self._seen: dict[int, int] = {}
 
-    def key_of(self, value: Any, depth: int) -> Any:
+    def key_of(self, value: Any, depth: int, path: Path | None = None) -> Any:
         leaf = leaf_of(value)
         if leaf is not None:
             self.leaves.append(leaf)
+            if path is not None:
+                self.paths.append(path)
             return (leaf.kind, *_array_key(leaf.value)) if leaf.kind == "array" else leaf.kind
-        if isinstance(value, int | float):
-            return type(value), value
-        if isinstance(value, _CONSTANTS):
+        if isinstance(value, (int, float, *_CONSTANTS)):
+            if path is not None and isinstance(value, int | float | str | type(None)):
+                self.others.append(path)
             return type(value), value
         if id(value) in self._seen:
             return "again", self._seen[id(value)]
@@ -111,7 +130,13 @@ class _Scan:
         self._seen[id(value)] = len(self._seen)
         if shape.current is not None:
             self.watch.append((shape.current, shape.children))
-        return shape.tag, tuple([self.key_of(child, depth + 1) for child in shape.children])
+        if path is None or shape.steps is None:
+            return shape.tag, tuple([self.key_of(child, depth + 1) for child in shape.children])
+        if isinstance(value, FunctionType):
+            self.others.append(path)
+        pairs = zip(shape.children, shape.steps(), strict=True)
+        found = [self.key_of(child, depth + 1, path + step) for child, step in pairs]
+        return shape.tag, tuple(found)
 
 
 def rebuilt(value: Any, replacements: Iterator[Any]) -> Any:
@@ -192,22 +217,46 @@ def _shape_of(value: Any) -> _Shape | None:
     if isinstance(value, FunctionType):
         return _function_shape(value)
     if isinstance(value, MethodType):
-        return _Shape("method", [value.__func__, value.__self__], lambda it: MethodType(*it))
+        return _Shape(
+            "method",
+            [value.__func__, value.__self__],
+            lambda it: MethodType(*it),
+            steps=lambda: [(("attribute", it),) for it in ("__func__", "__self__")],
+        )
     if isinstance(value, partial):
         names, n = tuple(value.keywords), len(value.args)
         return _Shape(
             ("partial", names, n),
             [value.func, *value.args, *value.keywords.values()],
             lambda it: partial(it[0], *it[1 : n + 1], **dict(zip(names, it[n + 1 :], strict=True))),
+            steps=lambda: [
+                (("attribute", "func"),),
+                *_items("args", range(n)),
+                *_items("keywords", names),
+            ],
         )
-    if type(value) in (tuple, list) and len(value) <= _LONGEST:
-        current = (lambda: list(value)) if type(value) is list else None
-        return _Shape((type(value), len(value)), list(value), type(value), current)
+    kind = type(value)
+    is_named = isinstance(value, tuple) and hasattr(kind, "_make")
+    if (kind in (tuple, list) or is_named) and len(value) <= _LONGEST:
+        current = (lambda: list(value)) if kind is list else None
+        build = getattr(kind, "_make", kind)
+        places = range(len(value))
+        return _Shape((kind, len(value)), list(value), build, current, lambda: _entries(places))
     if type(value) is dict and len(value) <= _LONGEST and all(type(it) is str for it in value):
         names = tuple(value)
         current = lambda: list(value.values())  # noqa: E731
-        return _Shape((dict, names), list(value.values()), _dict_of(names), current)
+        return _Shape(
+            (dict, names), list(value.values()), _dict_of(names), current, lambda: _entries(names)
+        )
     return _instance_shape(value)
+
+
+def _entries(keys: Iterable[Any]) -> list[Path]:
+    return [(("item", it),) for it in keys]
+
+
+def _items(attribute: str, keys: Iterable[Any]) -> list[Path]:
+    return [(("attribute", attribute), ("item", it)) for it in keys]
 
 
 def _dict_of(names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
@@ -229,7 +278,13 @@ def _instance_shape(value: Any) -> _Shape | None:
         made.__dict__.update(zip(names, values, strict=True))
         return made
 
-    return _Shape(("instance", kind, names), list(own.values()), build, lambda: list(own.values()))
+    return _Shape(
+        ("instance", kind, names),
+        list(own.values()),
+        build,
+        lambda: list(own.values()),
+        lambda: [(("attribute", it),) for it in names],
+    )
 
 
 def _function_shape(function: FunctionType) -> _Shape | None:
@@ -256,7 +311,18 @@ def _function_shape(function: FunctionType) -> _Shape | None:
         made.__kwdefaults__ = dict(zip(only, values[at[1] : at[2]], strict=True)) or None
         return made
 
-    return _Shape((code, tuple(only), counts, names), current(), build, current)
+    def steps() -> list[Path]:
+        cells = [
+            (*it, ("attribute", "cell_contents")) for it in _items("__closure__", range(counts[2]))
+        ]
+        return [
+            *_items("__defaults__", range(counts[0])),
+            *_items("__kwdefaults__", only),
+            *cells,
+            *_items("__globals__", names),
+        ]
+
+    return _Shape((code, tuple(only), counts, names), current(), build, current, steps)
 
 
 def _contents(closure: tuple[Any, ...]) -> list[Any] | None:

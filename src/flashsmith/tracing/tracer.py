@@ -158,14 +158,14 @@ def watched_trace(score_mod: Function | None, mask_mod: Function | None) -> Trac
         for known in _TRACES.get(captures.key, ()):
             if all(captures.leaves[i].value == value for i, value in known.frozen):
                 return Trace(known.bound(captures.leaves), _watch_of(captures))
-    traced = _traced(functions, captures)
-    if captures.is_complete and traced.is_reusable:
+    made = traced(functions, captures)
+    if captures.is_complete and made.is_reusable:
         with _TRACES_LOCK:
             if len(_TRACES) >= _MOST_TRACES:
                 _TRACES.clear()
-            _TRACES.setdefault(captures.key, []).append(traced)
-        return Trace(traced.bound(captures.leaves), _watch_of(captures))
-    return Trace(traced.bound(captures.leaves), ())
+            _TRACES.setdefault(captures.key, []).append(made)
+        return Trace(made.bound(captures.leaves), _watch_of(captures))
+    return Trace(made.bound(captures.leaves), ())
 
 
 def _watch_of(captures: Captures) -> tuple[Watch, ...]:
@@ -174,15 +174,24 @@ def _watch_of(captures: Captures) -> tuple[Watch, ...]:
     return () if is_number else captures.watch
 
 
-def _traced(functions: tuple[Function | None, Function | None], captures: Captures) -> Traced:
+Compose = Callable[[Any], "tuple[Function | None, Function | None]"]
+
+
+def traced(
+    functions: Any, captures: Captures, compose: Compose = tuple, *, reads_scalars: bool = False
+) -> Traced:
     """Traces with captured numbers as symbols, and as constants where the functions need their
-    values."""
+    values.
+
+    ``compose`` makes the score and the mask function of ``functions``, which captures are those of.
+    With reads_scalars 0-dimensional tensors are read by kernels, and are no numbers.
+    """
     numbers = frozenset(i for i, leaf in enumerate(captures.leaves) if leaf.kind != "array")
     frozen: frozenset[int] = frozenset()
     while True:
-        run = Tracing(captures.leaves, frozen)
+        run = Tracing(captures.leaves, frozen, reads_scalars=reads_scalars)
         try:
-            roots = run.roots(functions)
+            roots = run.roots(functions, compose)
         except NeedsValue as needed:
             more = frozenset(int(name[1:]) for name in needed.names)
             if more <= frozen:
@@ -204,18 +213,22 @@ def _traced(functions: tuple[Function | None, Function | None], captures: Captur
 class Tracing:
     """One call of functions with symbols: the tensors and numbers that they have read so far."""
 
-    def __init__(self, leaves: tuple[Leaf, ...], frozen: frozenset[int]) -> None:
+    def __init__(
+        self, leaves: tuple[Leaf, ...], frozen: frozenset[int], *, reads_scalars: bool = False
+    ) -> None:
         self.is_reusable = True
+        self._reads_scalars = reads_scalars
         self._leaves = leaves
         self._frozen = frozen
         self._sources: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._places = {id(it.value): i for i, it in enumerate(leaves) if it.kind == "array"}
 
-    def roots(self, functions: tuple[Function | None, Function | None]) -> dict[str, Typed]:
+    def roots(self, functions: Any, compose: Compose) -> dict[str, Typed]:
         """What the score function and the mask function return for symbols, by 'score' and
         'mask'."""
-        score_mod, mask_mod = rebuilt(functions, iter(map(self._replacement, *self._numbered())))
+        made = rebuilt(functions, iter(map(self._replacement, *self._numbered())))
+        score_mod, mask_mod = compose(made)
         indices = [Symbol(it, self) for it in (B, H, Q, K)]
         found = {}
         with _torch_mode(self):
@@ -306,7 +319,9 @@ class Tracing:
             return value
         kind = dtype_name(value.dtype) or str(value.dtype)
         # A number of the call would have no gradient.
-        if is_tensor(value) and (value.device.type != "cpu" or value.requires_grad):
+        if is_tensor(value) and (
+            self._reads_scalars or value.device.type != "cpu" or value.requires_grad
+        ):
             return Symbol(read_expression(self._tensor_name(value), kind, ()), self)
         if kind == "bool":
             self.is_reusable = False

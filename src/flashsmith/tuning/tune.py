@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flashsmith.chooser.choice import forget_choices
@@ -126,10 +126,17 @@ def plan_races(
     reference, which is a similar shorter problem. The configs that attention() would use without
     this sweep are in every race and in its final.
 
-    Raises the errors of ``search_space``.
+    Raises the errors of ``search_space``, and ArgumentError for a cache with scales, whose kernels
+    are those of a plain one in its format.
     """
     check_space(key)
     wanted = default_problems() if problems is None else problems
+    for problem in wanted:
+        if problem.cache:
+            raise ArgumentError(
+                f"problems: '{problem}' has the kernels of a plain cache, in its format; "
+                f"tune '{replace(problem, cache='')}'"
+            )
     halving = settings.halving.of_few() if key == KNOWN else settings.halving
     races: dict[Problem, Race] = {}
     refused = None

@@ -3,6 +3,7 @@ outputs."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from flashsmith.verify.operation_reference import OperationReference, ProofCase,
 from flashsmith.verify.problem_options import attention_of, options_by_limits, without_defaults
 from flashsmith.verify.proof_inputs import InputSpec, make_inputs
 from flashsmith.verify.reference import References, references_of
+from flashsmith.verify.stored_rows import TYPICAL_SCALES, scales_of, stored
 from flashsmith.verify.tolerance import Comparison, Element, ExpectedOutputs, compare
 
 ROTARY = ("", "halves", "interleaved")
@@ -41,7 +43,7 @@ _UNUSED = (-1, -1, 2**31 - 1, -(2**31))
 
 
 @dataclass(frozen=True)
-class _Expected:
+class ExpectedDecode:
     """The expected outputs: o and LSE, with the rows of all sequences one after the other, and the
     caches after appending."""
 
@@ -88,6 +90,8 @@ class DecodeReference(OperationReference):
         capacity: int = 0,
         layout: str = LAYOUTS[0],
         split: str | None = None,
+        k_scale_value: float | None = None,
+        v_scale_value: float | None = None,
         **asked: Any,
     ) -> dict[str, Any]:
         """Makes the options; those of options_by_limits() are in ``asked``.
@@ -133,6 +137,9 @@ class DecodeReference(OperationReference):
             "layout": layout if layout != LAYOUTS[0] else None,
             "split": None if split is None else check_split(split),
         }
+        if problem.cache:
+            given = {"k_scale_value": k_scale_value, "v_scale_value": v_scale_value}
+            said |= TYPICAL_SCALES | {name: it for name, it in given.items() if it is not None}
         return without_defaults(said)
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +156,7 @@ class DecodeReference(OperationReference):
         said += [name for name in ("sinks", "append") if options.get(name)]
         if options.get("rotary"):
             said += [f"rotary {options['rotary']} {options.get('rotary_dtype', '')}".strip()]
+        said += [f"{name} {options[name]:g}" for name in TYPICAL_SCALES if name in options]
         said += [f"capacity +{options['capacity']}"] if options.get("capacity") else []
         said += [str(options[name]) for name in ("layout", "split") if options.get(name)]
         return ", ".join(said)
@@ -228,7 +236,7 @@ class DecodeReference(OperationReference):
 
         Cases that another reference made are judged by OperationReference.compare().
         """
-        if not isinstance(case.expected, _Expected):
+        if not isinstance(case.expected, ExpectedDecode):
             return super().compare(kernel, case, outputs)
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype
         expected = case.expected
@@ -255,7 +263,8 @@ class DecodeReference(OperationReference):
 
 def _differing_bits(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Which elements have different bits. All NaN count as equal."""
-    bits = (np.ascontiguousarray(array).view(np.uint16) for array in (got, wanted))
+    whole = np.uint16 if got.itemsize == 2 else np.uint8
+    bits = (np.ascontiguousarray(array).view(whole) for array in (got, wanted))
     both_nan = np.isnan(got.astype(np.float32)) & np.isnan(wanted.astype(np.float32))
     return (next(bits) != next(bits)) & ~both_nan
 
@@ -327,10 +336,13 @@ def draw_decode_inputs(
     if not problem.semantics.packed:
         q = q.reshape(problem.batch, problem.seq_q, *q.shape[1:])
     tensors |= {"q": q, "cache_lens": np.array(cache_lens, np.int32)}
+    scales = dict(zip("kv", scales_of(problem, options), strict=True))
     for name, content in (("k", keys), ("v", values)):
-        cache = np.full(shape, np.nan, q.dtype)
+        dtype = NUMPY_DTYPES[problem.cache_format.numpy_name or problem.dtype.numpy_name]
+        cache = np.full(shape, np.nan, dtype)
         for sequence, length in enumerate(cache_lens):
-            write_keys(cache, tensors.get("page_table"), sequence, 0, content[sequence][:length])
+            rows = stored(content[sequence][:length], scales[name], problem.cache_format)
+            write_keys(cache, tensors.get("page_table"), sequence, 0, rows)
         tensors[f"{name}_cache"] = cache
         if append:
             new = [rows[length:] for rows, length in zip(content, cache_lens, strict=True)]
@@ -457,7 +469,7 @@ def expected_of(
     inputs: Mapping[str, np.ndarray],
     options: Mapping[str, Any],
     on_gpu: bool = False,
-) -> _Expected:
+) -> ExpectedDecode:
     """The expected outputs; lengths and page tables must be valid.
 
     Caches to which nothing is appended are not copied. Keys are read and expanded for one sequence
@@ -476,6 +488,10 @@ def expected_of(
     found = _Found(q, problem.heads_q)
     masked = problem.semantics.key_mask.hides
     attention, sinks = attention_of(problem, options), inputs.get("sinks")
+    k_scale, v_scale = scales_of(problem, options)
+    if problem.cache:
+        of_scores = attention.scale or 1.0 / math.sqrt(problem.d)
+        attention = replace(attention, scale=of_scores * k_scale)
     for i, its in enumerate(row_slices(lens_q)):
         length = int(inputs["cache_lens"][i])
         steps, queries = np.arange(lens_q[i]), q[its]
@@ -487,18 +503,32 @@ def expected_of(
             appended = rows[its]
             if name == "k" and "cos" in inputs:
                 appended = rotated(appended, *turn, length + steps, interleaved)
+            scale = k_scale if name == "k" else v_scale
+            appended = stored(appended, scale, problem.cache_format)
             write_keys(caches[name], table, i, length, appended)
         keys = length + lens_q[i] * bool(new)
         for heads_k, heads_q in _head_blocks(problem, keys):
-            k, v = (read_keys(caches[name][:, :, heads_k], table, i, keys) for name in "kv")
+            # 8-bit floats are exact in q's dtype.
+            k, v = (
+                read_keys(caches[name][:, :, heads_k], table, i, keys).astype(q.dtype, copy=False)
+                for name in "kv"
+            )
             part = references_of(
                 replace(attention, lens_q=(lens_q[i],), lens_k=(keys,)),
                 *(queries[:, heads_q], k, v),
                 sinks=None if sinks is None else sinks[heads_q],
                 on_gpu=on_gpu,
             )
-            found.put(part, its, heads_q)
-    return _Expected(found.references(), tuple(lens_q), caches["k"], caches["v"])
+            found.put(part if v_scale == 1.0 else _scaled(part, v_scale), its, heads_q)
+    return ExpectedDecode(found.references(), tuple(lens_q), caches["k"], caches["v"])
+
+
+def _scaled(found: References, v_scale: float) -> References:
+    """The references of an output that is multiplied by a scale."""
+    dtype, factor = found.same_precision.dtype, np.float32(v_scale)
+    with np.errstate(over="ignore", invalid="ignore"):
+        same = (found.same_precision.astype(np.float32) * factor).astype(dtype)
+    return replace(found, o=found.o * float(factor), same_precision=same)
 
 
 def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
@@ -536,7 +566,7 @@ class _Found:
 @lru_cache(maxsize=4)
 def _drawn_case(
     problem: Problem, kind: str, seed: int, options: tuple[tuple[str, Any], ...], on_gpu: bool
-) -> tuple[dict[str, np.ndarray], _Expected]:
+) -> tuple[dict[str, np.ndarray], ExpectedDecode]:
     """Inputs and expected outputs. They are cached, because the configs of a set share them."""
     said = dict(options)
     inputs = draw_decode_inputs(problem, kind, seed, said)

@@ -332,8 +332,10 @@ class _Sequence:
         scores, factor, slope = self._product(q, k), scale, None
         if not score.is_plain:
             numbers = {"score": scores * scale, **self.attention.numbers}
-            scores, factor = score.body.evaluate(numbers, xp), score.factor.evaluate(numbers)
-            slope = score.slope.evaluate(numbers, xp)
+            scores, factor, slope = (
+                it.evaluate(numbers, xp=xp, exact=False)
+                for it in (score.body, score.factor, score.slope)
+            )
         if self.attention.program is not None:
             natural = scores * factor
             its_slope = self.attention.slope_of_program(natural, indices, xp)

@@ -12,6 +12,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, device_spec
 from flashsmith.families.canonical import emulated_arch
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT, FORWARD, MERGE, Operation
+from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.operations.operation import load_attribute
 from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.runtime import query_gpu
@@ -23,6 +24,7 @@ from flashsmith.verify.backward_reference import BackwardReference
 from flashsmith.verify.decode_reference import DecodeReference
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import ForwardReference, check_lens, semantics_of
+from flashsmith.verify.latent_decode_reference import LatentDecodeReference
 from flashsmith.verify.merge_reference import MergeReference
 from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.problem_options import drawn_ranges
@@ -41,6 +43,7 @@ _REFERENCES: dict[str, OperationReference] = {
     FORWARD.name: ForwardReference(),
     BACKWARD.name: BackwardReference(),
     DECODE.name: DecodeReference(),
+    LATENT_DECODE.name: LatentDecodeReference(),
     MERGE.name: MergeReference(),
     WRITE_SLOTS.name: WriteSlotsReference(),
 }
@@ -251,6 +254,7 @@ def describe_problem(
         cfg.family.operation,
         page,
         cfg.family.gradients_of(cfg),
+        cache=cfg.family.cache_of(cfg),
         d_v=(cfg.d_head_v if d is None else d) if d_v is None else d_v,
     )
     options: dict[str, Any] = {

@@ -77,6 +77,55 @@ def high16(bits: Any) -> Any:
     return (bits >> u4(16)).astype(u2)
 
 
+# 8-bit floats
+
+
+def _fp8_values(mantissa_bits: int, bias: int, special: dict[int, float]) -> Any:
+    """float32 of all 256 codes of an 8-bit float; ``special`` has those that are no numbers."""
+    codes = np.arange(128)
+    exponent, fraction = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
+    normal = exponent > 0
+    significand = np.where(normal, (1 << mantissa_bits) + fraction, fraction).astype(f8)
+    values = np.ldexp(significand, np.maximum(exponent, 1) - bias - mantissa_bits)
+    for code, value in special.items():
+        values[code] = value
+    return np.concatenate([values, -values]).astype(f4)
+
+
+#: The float32 value of each code, by the format's name in PTX. e4m3 has no infinities.
+FP8_TABLES = {
+    "e4m3": _fp8_values(3, 7, {0x7F: np.nan}),
+    "e5m2": _fp8_values(2, 15, {0x7C: np.inf, 0x7D: np.nan, 0x7E: np.nan, 0x7F: np.nan}),
+}
+
+
+def fp8_pair_to_halves(codes: Any, name: str) -> Any:
+    """The float16 bits, in a uint32, of two 8-bit floats in a uint16. They are exact."""
+    low, high = codes & u2(0xFF), codes >> u2(8)
+    table = FP8_TABLES[name]
+    halves = [float_to_half(table[code]) for code in (low, high)]
+    return pack16(*(select(np.isnan(half_to_float(it)), u2(0x7FFF), it) for it in halves))
+
+
+def float_to_fp8(value: Any, name: str) -> Any:
+    """Codes (uint8) of float32, round to nearest even. Larger values and infinities become the
+    largest finite value, NaN becomes 0x7F."""
+    table = FP8_TABLES[name][:128]
+    finite = table[np.isfinite(table)].astype(f8)
+    size = np.minimum(np.abs(value).astype(f8), finite[-1])
+    above = np.minimum(np.searchsorted(finite, size), len(finite) - 1)
+    below = np.maximum(above - 1, 0)
+    up, down = finite[above] - size, size - finite[below]
+    is_above = (up < down) | ((up == down) & (above % 2 == 0))
+    code = np.where(is_above, above, below) | np.where(np.signbit(value), 0x80, 0)
+    return select(np.isnan(value), u1(0x7F), code.astype(u1))
+
+
+def pack_fp8(low: Any, high: Any, name: str) -> Any:
+    """uint16 of the codes of two float32."""
+    return float_to_fp8(low, name).astype(u2) | (float_to_fp8(high, name).astype(u2) << u2(8))
+
+
 # Floating point
 
 

@@ -156,11 +156,15 @@ class Emitter:
     def use_if_written(self, operand: Operand, kind: str) -> str:
         """The same as use(), but a register that is unwritten reads as all ones, which is NaN for
         floats."""
-        if not isinstance(operand, Register) or operand.name not in self.unwritten:
+        if self.is_written(operand) or not isinstance(operand, Register):
             return self.use(operand, kind)
         held = self.storage_of(operand.name)
         poison = f"W.or_poison({self.name(operand.name)}, {held!r})"
         return self._reinterpret(poison, held, DTYPES[kind])
+
+    def is_written(self, operand: Operand) -> bool:
+        """Whether the operand is known to have a value here: every operand but some registers."""
+        return not isinstance(operand, Register) or operand.name not in self.unwritten
 
     def use_float(self, operand: Operand, kind: str) -> str:
         """The Python expression for an operand of type f16, bf16, f32 or f64, read as a NumPy float

@@ -42,17 +42,26 @@ def _unpack(t: Emitter, vector: Vector, value: str, kind: str) -> None:
 
 
 def _pack(t: Emitter, vector: Vector, kind: str) -> str:
+    """The value of a vector of registers, of which some may be unwritten but not all.
+
+    Compilers pack a register that nothing writes with another one, to use only the other's half.
+    """
     piece, width = _piece(t, vector, kind)
     held = DTYPES[unsigned(kind)]
+    is_written = any(t.is_written(element) for element in vector.elements)
+    use = t.use_if_written if is_written else t.use
     terms = []
     for number, element in enumerate(vector.elements):
-        term = f"{t.use(element, piece)}.astype({held})"
+        term = f"{use(element, piece)}.astype({held})"
         terms.append(f"({term} << {t.constant(number * width, held)})" if number else term)
     return f"({' | '.join(terms)})"
 
 
 def convert(t: Emitter, i: Instruction) -> None:
     """cvt between integers and floats, including packed forms."""
+    if any(m in _FP8_PAIRS for m in i.modifiers):
+        _convert_fp8(t, i)
+        return
     modifiers = [m for m in i.modifiers if m != "ftz"]
     types = [m for m in modifiers if m in TYPE_SIZES]
     rest = [m for m in modifiers if m not in TYPE_SIZES]
@@ -93,6 +102,32 @@ def _convert_packed(t: Emitter, i: Instruction, target: str, source: str, rest: 
         values = [f"np.maximum({value}, {zero})" for value in values]
     function = _TO_SHORT[target[:-2]] + ("_rz" if rounding == "rz" else "")
     t.define(d, f"pack16({function}({values[0]}), {function}({values[1]}))", "u4")
+
+
+# A pair of 8-bit floats is held in 16 bits.
+_FP8_PAIRS = {"e4m3x2": "e4m3", "e5m2x2": "e5m2"}
+
+
+def _convert_fp8(t: Emitter, i: Instruction) -> None:
+    """cvt between pairs of 8-bit floats and f16x2, and from two f32."""
+    modifiers = list(i.modifiers)
+    d, *sources = i.operands
+    if modifiers[:-1] == ["rn", "f16x2"] and len(sources) == 1:
+        name = _FP8_PAIRS[modifiers[-1]]
+        t.define(d, f"fp8_pair_to_halves({t.use(sources[0], 'b16')}, {name!r})", "u4")
+    elif modifiers[:2] == ["rn", "satfinite"] and modifiers[2] in _FP8_PAIRS:
+        name = _FP8_PAIRS[modifiers[2]]
+        if modifiers[3:] == ["f32"] and len(sources) == 2:
+            high, low = (t.use(source, "f32") for source in sources)
+        elif modifiers[3:] == ["f16x2"] and len(sources) == 1:
+            pair = t.temporary()
+            t.emit(f"{pair} = {t.use(sources[0], 'u32')}")
+            low, high = (f"half_to_float({part}16({pair}))" for part in ("low", "high"))
+        else:
+            raise t.error(f"{i.mnemonic} is not supported")
+        t.define(d, f"pack_fp8({low}, {high}, {name!r})", "u2")
+    else:
+        raise t.error(f"{i.mnemonic} is not supported")
 
 
 def _float_to_float(t: Emitter, i: Instruction, target: str, source: str, rest: list[str]) -> None:

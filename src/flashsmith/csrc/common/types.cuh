@@ -10,6 +10,21 @@ namespace flashsmith {
 // PyTorch's ScalarType codes.
 enum class DType : int { FP16 = 5, BF16 = 15 };
 
+// How a KV cache holds its elements: like q's, without or with scales, or as 8-bit floats with
+// scales.
+enum class CacheFormat : int { plain = 0, scaled = 1, e4m3 = 2, e5m2 = 3 };
+
+constexpr bool is_8bit(CacheFormat format) {
+    return format == CacheFormat::e4m3 || format == CacheFormat::e5m2;
+}
+
+// What the keys and values of a cache are multiplied by.
+struct CacheScales {
+    const float *k, *v;      // on the device: one number, or one for each K/V head; may be null
+    int32_t k_step, v_step;  // elements from one head's number to the next one's: 0 or 1
+    float k_value, v_value;  // used where `k` or `v` is null
+};
+
 // The part of a library's semantics that is fixed at compile time. Zero is the plain case.
 struct Semantics {
     // A query's first and last visible key never decrease from query to query (struct Mask of the
@@ -36,6 +51,8 @@ struct Semantics {
 };
 
 // The same for device code, which cannot call host functions.
+template <CacheFormat kFormat>
+inline constexpr bool kIs8Bit = is_8bit(kFormat);
 template <Semantics SEMANTICS>
 inline constexpr bool kHidesKeys = SEMANTICS.hides_keys();
 template <Semantics SEMANTICS>

@@ -2,6 +2,8 @@
 // embedding to keys and queries. A warp handles one row of k, v or q.
 #pragma once
 
+#include "common/stored_row.cuh"
+#include "mma_sync_decode/cache_scales.cuh"
 #include "mma_sync_decode/split.cuh"
 
 namespace flashsmith {
@@ -10,6 +12,9 @@ template <class Kernel>
 struct Append {
     using value_t = typename Kernel::value_t;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
+    // Where a row of q goes, and a row of the cache.
+    using Row = StoredRow<value_t, CacheFormat::plain>;
+    using CacheRow = StoredRow<value_t, Kernel::cache>;
 
     const DecodeKernelArgs& args;
     const int lane;
@@ -23,7 +28,7 @@ struct Append {
             const int head = part - 2 * args.heads_k;
             const bool moves = kHidesKeys<SEMANTICS>;
             turn(address(args.q_source, args.q_source_strides, batch, row, head),
-                 address(args.q_rotated, args.q_strides, batch, row, head),
+                 Row{address(args.q_rotated, args.q_strides, batch, row, head)},
                  position(batch, length, moves ? query : 0));
             return;
         }
@@ -39,7 +44,8 @@ struct Append {
         }
         if (part < args.heads_k) {
             const value_t* source = address(args.new_k, args.new_k_strides, batch, row, part);
-            value_t* target = address(args.k_cache, args.k_cache_strides, block, slot, part);
+            const CacheRow target = cache_row(args.k_cache, args.k_cache_strides, block, slot, part,
+                                              [&] { return k_scale(args, part); });
             if (args.cos != nullptr)
                 turn(source, target, position(batch, length, query));
             else
@@ -47,7 +53,9 @@ struct Append {
         } else {
             const int head = part - args.heads_k;
             copy(address(args.new_v, args.new_v_strides, batch, row, head),
-                 address(args.v_cache, args.v_cache_strides, block, slot, head), 0);
+                 cache_row(args.v_cache, args.v_cache_strides, block, slot, head,
+                           [&] { return v_scale(args, head); }),
+                 0);
         }
     }
 
@@ -64,8 +72,23 @@ struct Append {
                row * strides.row + head * strides.head;
     }
 
-    FS_DEVICE void copy(const value_t* source, value_t* target, int first) const {
-        for (int i = first + lane; i < args.d; i += kWarpSize) target[i] = source[i];
+    // `scale` returns that of the row.
+    template <class Scale>
+    FS_DEVICE static CacheRow cache_row(void* cache, const DecodeStrides& strides, int64_t block,
+                                        int64_t slot, int64_t head, const Scale& scale) {
+        if constexpr (Kernel::has_codes)
+            return {static_cast<uint8_t*>(cache) + block * strides.batch + slot * strides.row +
+                        head * strides.head,
+                    scale()};
+        else if constexpr (Kernel::has_scales)
+            return {address(cache, strides, block, slot, head), scale()};
+        else
+            return {address(cache, strides, block, slot, head)};
+    }
+
+    template <class Target>
+    FS_DEVICE void copy(const value_t* source, const Target& target, int first) const {
+        for (int i = first + lane; i < args.d; i += kWarpSize) target.put(i, source[i]);
     }
 
     FS_DEVICE float factor(const void* table, int64_t stride, int position, int pair) const {
@@ -73,12 +96,11 @@ struct Append {
         if (args.rotary_fp32 != 0) return static_cast<const float*>(table)[place];
         return to_float(static_cast<const value_t*>(table)[place]);
     }
-    FS_DEVICE static float to_float(__half x) { return __half2float(x); }
-    FS_DEVICE static float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
     // Rotates each pair of elements by its angle. Products and their sum are each rounded to fp32,
     // so that the compiler cannot contract them.
-    FS_DEVICE void turn(const value_t* source, value_t* target, int position) const {
+    template <class Target>
+    FS_DEVICE void turn(const value_t* source, const Target& target, int position) const {
         for (int pair = lane; pair < args.rotary_half; pair += kWarpSize) {
             const int i = args.interleaved != 0 ? 2 * pair : pair;
             const int j = args.interleaved != 0 ? i + 1 : i + args.rotary_half;
@@ -88,8 +110,8 @@ struct Append {
             const uint32_t turned =
                 pack_16bit<value_t>(__fsub_rn(__fmul_rn(x, cos), __fmul_rn(y, sin)),
                                     __fadd_rn(__fmul_rn(x, sin), __fmul_rn(y, cos)));
-            reinterpret_cast<uint16_t*>(target)[i] = static_cast<uint16_t>(turned);
-            reinterpret_cast<uint16_t*>(target)[j] = static_cast<uint16_t>(turned >> 16);
+            target.put_bits(i, static_cast<uint16_t>(turned));
+            target.put_bits(j, static_cast<uint16_t>(turned >> 16));
         }
         copy(source, target, 2 * args.rotary_half);
     }
@@ -97,7 +119,7 @@ struct Append {
 
 template <class Kernel>
 __global__ void __launch_bounds__(kAppendThreads)
-    decode_append_kernel(const DecodeKernelArgs args) {
+    decode_append_kernel(const typename Kernel::ScaledArgs args) {
     // In this order: the next launch reads lengths before it waits.
     wait_for_launch_before();
     allow_next_launch();

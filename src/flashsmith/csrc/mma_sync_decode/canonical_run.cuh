@@ -9,6 +9,7 @@
 #include "common/canonical.cuh"
 #include "common/changed_scores.cuh"
 #include "common/warp_mma.cuh"
+#include "mma_sync_decode/code_fragments.cuh"
 #include "mma_sync_decode/run_copies.cuh"
 
 namespace flashsmith {
@@ -50,13 +51,13 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                                                                      lane, 0);
         int step = first_step, stage = 0, steps_until = 0;
         const int steps_of_chunk = item.sequence.chunk / Kernel::B_c;
-        Rows all(args.scale_log2);  // over all chunks so far; empty before the first with keys
+        Rows all(this->scale_log2());  // over all chunks so far; empty before the first with keys
         Sums all_o;
         zero(all_o);
         Scores scores;
         if (step < steps) multiply_keys(step, stage, queries, scores);
         for (int part = item.first_part; part < item.end_part; ++part) {
-            Rows chunk(args.scale_log2);
+            Rows chunk(this->scale_log2());
             Sums o;
             zero(o);
             steps_until += steps_of_chunk;
@@ -84,6 +85,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             chunk.finish_chunk();
             merge(all, all_o, chunk, o);
         }
+        if constexpr (Kernel::has_codes) restore_columns(all_o, lane);
         finish(all, all_o);
         __syncthreads();  // the next run's queries and copies overwrite what is read here
     }
@@ -97,8 +99,9 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                                  const RowsA<typename Kernel::QueriesLayout, kMTiles>& queries,
                                  Scores& scores) const {
         zero(scores);
-        multiply<value_t, Kernel::d_steps>(scores, queries, RowsB<Layout>(K_tile(stage), lane));
-        change_scores<SEMANTICS>(scores, args.score_argument);
+        multiply<value_t, Kernel::d_steps>(
+            scores, queries, key_operand<Layout, value_t, Kernel::cache>(K_tile(stage), lane));
+        change_scores<SEMANTICS>(scores, this->score_argument());
         const int key = first_key(step);
         if (key < full_begin || key + Kernel::warp_keys > full_end) {
             const auto seen = [&](int m, int r) { return keys_of_row(16 * m + 8 * r + lane / 4); };
@@ -193,7 +196,8 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             const uint32_t tile = smem + Kernel::ring_offset +
                                   step / kKeyGroups * Kernel::ring_bytes +
                                   stage * Kernel::stage_bytes + Layout::kBytes;
-            const ColumnsB<Layout, Kernel::n_warps> v(tile, lane, warp);
+            const auto v =
+                value_operand<Layout, Kernel::n_warps, value_t, Kernel::cache>(tile, lane, warp);
 #pragma unroll
             for (int t = 0; t < kOwnGroups; ++t) {
                 if (!has_group(t)) continue;
@@ -258,11 +262,13 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                 const CanonicalEnd end(statistics,
                                        args.sinks == nullptr ? nullptr : args.sinks + head);
                 char* const first = row_of_o(args, run.batch, run.first_query, query, head, 0);
+                const auto scaled = [&](float sum) {
+                    return canonical_element<Kernel>(args, sum, end.factor, run.head_k);
+                };
                 store_columns(o, m, r, [&](int column, float x, float y) {
                     if (column < args.d)
                         store_global_4B(first + column * kElementBytes,
-                                        pack_16bit<value_t>(CanonicalEnd::scaled(x, end.factor),
-                                                            CanonicalEnd::scaled(y, end.factor)));
+                                        pack_16bit<value_t>(scaled(x), scaled(y)));
                 });
                 if (is_first) store_lse(args, end.lse, run.batch, run.first_query, query, head);
             }

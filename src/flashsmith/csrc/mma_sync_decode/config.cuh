@@ -32,10 +32,26 @@ struct FlashDecodeKernelConfig {
     int canonical;
     int chunk_cluster;
     int chunk_warpgroups;
+    CacheFormat cache;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
     constexpr int element_bytes() const { return 2; }
+    constexpr bool has_scales() const { return cache != CacheFormat::plain; }
+    constexpr int cache_element_bytes() const { return is_8bit(cache) ? 1 : 2; }
+    // Bytes of a key or value in shared memory. Tiles have rows of whole panels, of 64 or 128
+    // bytes.
+    constexpr int key_bytes() const {
+        return is_8bit(cache) ? (d_head + 63) / 64 * 64 : d_head * element_bytes();
+    }
+    // Rows of a warp's sums, of 16, for which its stage has room when warps merge their states. The
+    // others have memory of their own.
+    constexpr int rows_in_stage() const {
+        return 16 * d_head * 4 <= 2 * keys_per_warp() * key_bytes() ? 16 : 8;
+    }
+    constexpr int other_sums_bytes() const {
+        return own_rows || canonical > 0 ? 0 : n_warps * (16 - rows_in_stage()) * d_head * 4;
+    }
     // Warps that multiply P by V, each with 8 columns, if a cluster computes a chunk together. The
     // other n_warps compute scores and probabilities.
     constexpr int column_warps() const {
@@ -70,7 +86,7 @@ struct FlashDecodeKernelConfig {
     // registers. The queries are then kept in registers and only pass through a stage.
     constexpr int smem_bytes() const {
         const int queries = own_rows ? 0 : B_r * d_head * element_bytes();
-        const int streamed = 2 * stages * B_c * d_head * element_bytes();
+        const int streamed = 2 * stages * B_c * key_bytes() + other_sums_bytes();
         const int in_shared = (own_tiles() - own_tiles_in_registers()) * n_threads() * 16;
         const int statistics = own_rows            ? B_r * 2 * 4 + in_shared
                                : chunk_cluster > 0 ? cluster_exchange_bytes()
@@ -123,7 +139,7 @@ struct FlashDecodeKernelConfig {
     // Threads of the kernel for sequences with many rows, whose warps have 16 rows each.
     constexpr int chunk_threads() const { return 32 * (chunk_rows / 16); }
     constexpr int chunk_smem_bytes() const {
-        return (chunk_rows + 2 * stages * B_c) * d_head * element_bytes();
+        return chunk_rows * d_head * element_bytes() + 2 * stages * B_c * key_bytes();
     }
     // Sequences with more rows per K/V head than this, half a tile, use that kernel. Only a
     // sequence's own queries decide it.
@@ -289,6 +305,11 @@ constexpr int kChunkMinKeysFactor = 8;
 // The arguments of kernels of a program. Those that compute no scores read the first part alone.
 struct DecodeProgramArgs : DecodeKernelArgs {
     ProgramArgs program;
+};
+
+// The arguments of kernels whose cache has scales.
+struct DecodeCacheArgs : DecodeKernelArgs {
+    CacheScales scales;
 };
 
 using decode_kernel_fn = void (*)(const DecodeKernelArgs);

@@ -13,6 +13,7 @@
 #include "common/changed_scores.cuh"
 #include "common/program_scores.cuh"
 #include "common/warp_mma.cuh"
+#include "mma_sync_decode/code_fragments.cuh"
 #include "mma_sync_decode/own_rows.cuh"
 #include "mma_sync_decode/part_merge.cuh"
 
@@ -80,7 +81,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         int parts_left = item.end_part - item.first_part, steps_until = 0;
         typename Base::Saved saved;
         for (; parts_left > 0; --parts_left) {
-            Softmax softmax(args.scale_log2);
+            Softmax softmax(this->scale_log2());
             Sums o;
             zero(o);
             steps_until += steps_of_part;
@@ -98,6 +99,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
                 stage = stage == kStages - 1 ? 0 : stage + 1;
             }
             sync_stages();
+            if constexpr (Kernel::has_codes) restore_columns(o, lane);
             // The preceding stage is free: it was read last and is filled next.
             if constexpr (Kernel::takes_chunks)
                 this->store_part(softmax, o);
@@ -137,8 +139,9 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         if (key >= seen_end || key + kKeys <= seen_begin) return;
         Scores scores;
         zero(scores);
-        multiply<value_t, Kernel::d_steps>(scores, queries, RowsB<Layout>(K_tile(stage), lane));
-        change_scores<SEMANTICS>(scores, args.score_argument);
+        multiply<value_t, Kernel::d_steps>(
+            scores, queries, key_operand<Layout, value_t, Kernel::cache>(K_tile(stage), lane));
+        change_scores<SEMANTICS>(scores, this->score_argument());
         if constexpr (kHasProgram<SEMANTICS>)
             with_program(
                 [&](const auto&... at) { change_by_program<SEMANTICS>(scores, at..., key); });
@@ -149,8 +152,9 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         softmax.template update<false>(scores, o);
         InRegisters<Kernel::row_tiles, Kernel::key_steps> probabilities;
         round_to<value_t>(probabilities, scores);
-        multiply<value_t, Kernel::key_steps>(o, probabilities,
-                                             ColumnsB<Layout, 1>(V_tile(stage), lane));
+        multiply<value_t, Kernel::key_steps>(
+            o, probabilities,
+            value_operand<Layout, 1, value_t, Kernel::cache>(V_tile(stage), lane));
     }
 
     FS_DEVICE void mask(Scores& scores, int first_key) const {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "common/canonical.cuh"
-#include "mma_sync_decode/row_state.cuh"
+#include "mma_sync_decode/cache_scales.cuh"
 #include "mma_sync_decode/split.cuh"
 
 namespace flashsmith {
@@ -85,7 +85,8 @@ struct RowMerge {
         for (int c = 0; c < kColumnSteps; ++c) {
             const int column = 128 * c + 4 * lane;
             if (column >= Kernel::d_head || warms_up) continue;
-            store_row<typename Kernel::value_t>(args, states[c], row_end(args, states[c], head),
+            store_row<typename Kernel::value_t>(args, states[c],
+                                                row_end<Kernel>(args, states[c], head, head_k),
                                                 batch, s.first_query, query, head, column);
         }
     }
@@ -119,7 +120,9 @@ struct RowMerge {
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) {
             const int column = 128 * c + 4 * lane;
-            const auto scaled = [&](int e) { return CanonicalEnd::scaled(o[c][e], end.factor); };
+            const auto scaled = [&](int e) {
+                return canonical_element<Kernel>(args, o[c][e], end.factor, head_k);
+            };
             if (column < args.d)
                 store_global_8B(row_of_o(args, batch, s.first_query, query, head, column),
                                 {pack_16bit<typename Kernel::value_t>(scaled(0), scaled(1)),
@@ -351,14 +354,15 @@ FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(kMergeThreads) decode_merge_kernel(const DecodeKernelArgs args) {
+__global__ void __launch_bounds__(kMergeThreads)
+    decode_merge_kernel(const typename Kernel::ScaledArgs args) {
     merge_one_row<Kernel, false>(args);
 }
 
 // The same, but takes the states of few parts as they arrive.
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads)
-    decode_merge_arriving_kernel(const DecodeKernelArgs args) {
+    decode_merge_arriving_kernel(const typename Kernel::ScaledArgs args) {
     merge_one_row<Kernel, true>(args);
 }
 
@@ -366,7 +370,7 @@ __global__ void __launch_bounds__(kMergeThreads)
 // begin while the decode kernel runs, and have found their rows when it is over.
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads)
-    decode_merge_rows_kernel(const DecodeKernelArgs args) {
+    decode_merge_rows_kernel(const typename Kernel::ScaledArgs args) {
     using Merge = RowMerge<Kernel>;
     __shared__ typename Merge::Shared shared;
     static_assert(sizeof shared == Kernel::merge_smem_bytes);

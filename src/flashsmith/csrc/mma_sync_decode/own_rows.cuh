@@ -203,7 +203,7 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
                 const int query = args.by_group.divide(of_head);
                 const int head =
                     run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
-                const RowEnd end = row_end(args, state, head);
+                const auto end = row_end<Kernel>(args, state, head, run.head_k);
                 char* const first = row_of_o(args, run.batch, run.first_query, query, head, 0);
 #pragma unroll
                 for (int n = 0; n < Kernel::column_tiles; n += 2) {
@@ -258,7 +258,7 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
             state.maximum = softmax.offset[0][r];
             state.sum = quad_sum(softmax.row_sum[0][r]);
             const bool present = row < rows;
-            const RowEnd end = row_end(args, state, present ? head : 0);
+            const auto end = row_end<Kernel>(args, state, present ? head : 0, item.head_k);
 #pragma unroll
             for (int n = 0; n < Kernel::column_tiles; n += 2) {
                 const float *const first = &o[0][n][2 * r], *const second = &o[0][n + 1][2 * r];

@@ -41,6 +41,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 #pragma unroll
         for (int n = 0; n < 4; ++n)
             first_sums[n] = sums(warp, stage, lane / 4, 8 * n + lane % 4 * 2);
+        const uint32_t to_ninth_row = ninth_row(warp, stage);
 #pragma unroll
         for (int m = 0; m < Kernel::row_tiles; ++m) {
             if (m > 0 && 16 * m >= rows) break;
@@ -54,7 +55,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                                     {as_uint(softmax.offset[m][r]), as_uint(sum)});
 #pragma unroll
                 for (int n = 0; n < Kernel::column_tiles; ++n)
-                    store_shared_8B(first_sums[n % 4] + (8 * r * Kernel::d_head + n / 4 * 32) * 4,
+                    store_shared_8B(first_sums[n % 4] + r * to_ninth_row + n / 4 * 128,
                                     {as_uint(o[m][n][2 * r]), as_uint(o[m][n][2 * r + 1])});
             }
             __syncthreads();
@@ -128,9 +129,20 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     // Sums of 16 rows in a stage. Rows permute their groups of 8 columns, so that four neighbouring
     // rows lie in different banks.
     FS_DEVICE uint32_t sums(int of_warp, int stage, int row, int column) const {
-        return smem + Kernel::ring_offset + of_warp * Kernel::ring_bytes +
-               stage * Kernel::stage_bytes +
-               (row * Kernel::d_head + ((column ^ (row & 3) << 3))) * 4;
+        const uint32_t first =
+            smem + Kernel::ring_offset + of_warp * Kernel::ring_bytes + stage * Kernel::stage_bytes;
+        if constexpr (Kernel::rows_in_stage < 16) {
+            return first + (row < 8 ? 0 : ninth_row(of_warp, stage)) +
+                   (row % 8 * Kernel::d_head + ((column ^ (row & 3) << 3))) * 4;
+        }
+        return first + (row * Kernel::d_head + ((column ^ (row & 3) << 3))) * 4;
+    }
+    // The distance from the first row to the ninth, which may be in other memory than the stage.
+    FS_DEVICE static uint32_t ninth_row(int of_warp, int stage) {
+        constexpr uint32_t kBytes = 8 * Kernel::d_head * 4;
+        if constexpr (Kernel::rows_in_stage == 16) return kBytes;
+        return Kernel::other_sums_offset + of_warp * kBytes - Kernel::ring_offset -
+               of_warp * Kernel::ring_bytes - stage * Kernel::stage_bytes;
     }
     FS_DEVICE uint32_t statistics(int of_warp, int row) const {
         return smem + Kernel::statistics_offset + (of_warp * Kernel::B_r + row) * 8;

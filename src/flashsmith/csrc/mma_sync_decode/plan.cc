@@ -34,6 +34,9 @@ enum Kernel : size_t {
 // Where the arguments of a program begin, in bytes.
 constexpr size_t kProgramOffset = sizeof(DecodeKernelArgs);
 static_assert(sizeof(DecodeProgramArgs) == kProgramOffset + sizeof(ProgramArgs));
+// Where the scales of a cache begin, in kernels without a program.
+constexpr size_t kScalesOffset = sizeof(DecodeKernelArgs);
+static_assert(sizeof(DecodeCacheArgs) == kScalesOffset + sizeof(CacheScales));
 
 // The operation's tensors, in order. Those that a program reads come last.
 enum DecodeTensor : size_t {
@@ -51,6 +54,8 @@ enum DecodeTensor : size_t {
     sinks,
     cu_seqlens_q,
     kv_offset,
+    k_scale,
+    v_scale,
     first_read,
 };
 // CTAs per SM that merge one row after another, if some sequences may have many rows.
@@ -80,10 +85,21 @@ DecodeStrides read_strides(NumberReader& numbers) {
     return {numbers.integer(), numbers.integer(), numbers.integer()};
 }
 
+CacheScales read_scales(NumberReader& numbers) {
+    CacheScales scales;
+    std::memset(&scales, 0, sizeof scales);
+    scales.k_value = static_cast<float>(numbers.number());
+    scales.v_value = static_cast<float>(numbers.number());
+    scales.k_step = static_cast<int32_t>(numbers.integer());
+    scales.v_step = static_cast<int32_t>(numbers.integer());
+    return scales;
+}
+
 struct DecodeProblem {
     ForwardProblem forward;  // seq_k is the capacity
     int64_t blocks, slots;
     bool free_split;
+    CacheScales scales;
 };
 
 DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelArgs& args) {
@@ -117,6 +133,7 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
     args.interleaved = static_cast<int32_t>(numbers.integer());
     args.rotary_fp32 = static_cast<int32_t>(numbers.integer());
     const bool free_split = numbers.integer() != 0;
+    const CacheScales scales = read_scales(numbers);
     require(blocks >= 0 && blocks <= INT_MAX && slots >= 0 && slots <= INT_MAX && positions >= 0 &&
                 positions <= INT_MAX,
             "k_cache: blocks, slots and positions must be between 0 and 2^31 - 1");
@@ -126,7 +143,20 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
     args.blocks = static_cast<int32_t>(blocks);
     args.positions = static_cast<int32_t>(positions);
     args.rotary_half = static_cast<int32_t>(rotary_half);
-    return {p, blocks, slots, free_split};
+    return {p, blocks, slots, free_split, scales};
+}
+
+// Checks that the config's kernels can apply a call's scales, and multiplies the scores' factor by
+// a scale of the keys that is a number.
+void apply_scales(const FlashDecodeKernelConfig& config, Tensors tensors, const CacheScales& scales,
+                  DecodeKernelArgs& args) {
+    const bool has_tensor = tensors[k_scale] != 0 || tensors[v_scale] != 0;
+    require(
+        config.has_scales() || (!has_tensor && scales.k_value == 1.0f && scales.v_value == 1.0f),
+        "k_scale, v_scale: the config's kernels have no scales; use one with cache_scaled");
+    if (tensors[k_scale] != 0) return;
+    float& factor = args.score_argument > 0.0f ? args.score_argument : args.scale_log2;
+    factor *= scales.k_value;
 }
 
 // The most parts of a sequence. An invariant split depends only on the device and the number of K/V
@@ -328,6 +358,14 @@ std::vector<AddressPatch> addresses_of(Tensors tensors, bool has_states) {
     return patches;
 }
 
+// Adds the scales of a cache to a launch's arguments.
+void add_scales(Launch& launch, const CacheScales& scales) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&scales);
+    launch.argument_bytes.insert(launch.argument_bytes.end(), bytes, bytes + sizeof scales);
+    launch.addresses.push_back({kScalesOffset + offsetof(CacheScales, k), in_tensor(k_scale)});
+    launch.addresses.push_back({kScalesOffset + offsetof(CacheScales, v), in_tensor(v_scale)});
+}
+
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) bool flashsmith_set_plan_costs(
@@ -346,6 +384,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     if (semantics.has_program()) args.program = read_program(numbers);
     numbers.end();
     const ForwardProblem& p = problem.forward;
+    require(!config.has_scales() || !semantics.has_program(),
+            "cache: kernels with scales have no program; use a config without cache");
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     check_smem(std::max(config.smem_bytes(), config.chunk_smem_bytes()), device);
     check_problem(p, semantics, config.d_head, config.B_r);
@@ -364,6 +404,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     args.window_right = static_cast<int32_t>(std::min(p.window_right, int64_t{kUnlimited}));
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
     args.score_argument = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
+    apply_scales(config, tensors, problem.scales, args);
     if (semantics.program_scores) {
         args.program.scale = p.softcap > 0 ? p.softcap : p.scale;
         args.scale_log2 = kLog2E;
@@ -461,7 +502,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const bool few_rows = one_run >= 2.0 * static_cast<double>(resident * config.rounds);
     // If there are enough tiles for most SMs, and none can have many keys, each is one run,
     // whatever the lengths. Then nothing is searched or merged, and there is no merge launch.
-    const int64_t unit_bytes = int64_t{config.B_c} * config.d_head * 2 * config.element_bytes();
+    const int64_t unit_bytes =
+        int64_t{config.B_c} * config.d_head * 2 * config.cache_element_bytes();
     const int64_t all_tiles = heads * tiles;
     const bool whole = config.has_whole_runs() && others_are_split && !canonical && !p.packed &&
                        !has_chunks && units * unit_bytes <= kMostWholeBytes &&
@@ -642,6 +684,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         });
         if (semantics.has_program())
             add_program_addresses(plan.launches.back().addresses, first_read, kProgramOffset);
+        if (config.has_scales()) add_scales(plan.launches.back(), problem.scales);
         if (counts)
             plan.launches.back().addresses.push_back(
                 {offsetof(DecodeKernelArgs, run_counter), in_workspace(counter)});
@@ -719,10 +762,11 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
 
     require(!rolls || semantics.hides_earlier,
             "kv_offset: canonical kernels of this library have no window; use those of one");
-    for (const DecodeTensor tensor : {page_table, new_k, new_v, cos_table, sin_table, kv_offset})
+    for (const DecodeTensor tensor :
+         {page_table, new_k, new_v, cos_table, sin_table, kv_offset, k_scale, v_scale})
         plan.presence.push_back({tensor, tensors[tensor] != 0,
-                                 "page_table, k, v, cos, sin, kv_offset: this launch was planned "
-                                 "for a different set of these"});
+                                 "page_table, k, v, cos, sin, kv_offset, k_scale, v_scale: this "
+                                 "launch was planned for a different set of these"});
     plan.presence.push_back(
         {cu_seqlens_q, semantics.packed,
          "packed: the call and this library's kernels must both use packed sequences, or neither"});

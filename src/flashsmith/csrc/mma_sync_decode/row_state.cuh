@@ -110,10 +110,6 @@ struct RowEnd {
     FS_DEVICE float scaled(float sum) const { return factor < 0.0f ? 0.0f : sum * factor; }
 };
 
-FS_DEVICE RowEnd row_end(const DecodeKernelArgs& args, const RowState& row, int head) {
-    return RowEnd(row, args.sinks == nullptr ? nullptr : args.sinks + head);
-}
-
 // Parts of storing a row of o: the address of an element, four elements, and the log-sum-exp.
 FS_DEVICE char* row_of_o(const DecodeKernelArgs& args, int batch, int first_query, int query,
                          int head, int column) {
@@ -122,8 +118,8 @@ FS_DEVICE char* row_of_o(const DecodeKernelArgs& args, int batch, int first_quer
             head * args.o_strides.head + column) *
                kElementBytes;
 }
-template <typename value_t>
-FS_DEVICE void store_columns(char* target, const RowState& row, const RowEnd& end) {
+template <typename value_t, class End>
+FS_DEVICE void store_columns(char* target, const RowState& row, const End& end) {
     store_global_8B(target, {pack_16bit<value_t>(end.scaled(row.o[0]), end.scaled(row.o[1])),
                              pack_16bit<value_t>(end.scaled(row.o[2]), end.scaled(row.o[3]))});
 }
@@ -136,8 +132,8 @@ FS_DEVICE void store_lse(const DecodeKernelArgs& args, float lse, int batch, int
 
 // Stores four neighbouring elements of a row of o. The row's first thread also stores its
 // log-sum-exp.
-template <typename value_t>
-FS_DEVICE void store_row(const DecodeKernelArgs& args, const RowState& row, const RowEnd& end,
+template <typename value_t, class End>
+FS_DEVICE void store_row(const DecodeKernelArgs& args, const RowState& row, const End& end,
                          int batch, int first_query, int query, int head, int column) {
     if (column < args.d)
         store_columns<value_t>(row_of_o(args, batch, first_query, query, head, column), row, end);

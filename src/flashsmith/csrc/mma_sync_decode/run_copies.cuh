@@ -17,6 +17,12 @@ struct RunCopies : RunTile<Kernel, kPaged> {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kWarpKeys = Kernel::warp_keys;
     static constexpr int kStages = Kernel::stages;
+    // Of the cache: bytes of an element, and elements of 16 bytes and of a panel's row.
+    static constexpr int kBytes = Kernel::cache_bytes;
+    static constexpr int kVector = kChunkBytes / kBytes, kPanelElements = 128 / kBytes;
+    // Whether rows in shared memory have columns that a row of the cache may not have.
+    static constexpr int kRowBytes = Kernel::d_head * kBytes;
+    static constexpr bool kCutsColumns = SEMANTICS.uneven || Kernel::CFG.key_bytes() > kRowBytes;
 
     using Tile::Tile;
 
@@ -86,9 +92,8 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         Copies copies{first_step, steps, {}, {}};
         if constexpr (kGoesOn) {
             const int64_t row = first_key(first_step) + lane / 8;
-            copies.next_rows = {
-                k_head + row * args.k_cache_strides.row * kElementBytes + lane % 8 * 16,
-                v_head + row * args.v_cache_strides.row * kElementBytes + lane % 8 * 16};
+            copies.next_rows = {k_head + row * args.k_cache_strides.row * kBytes + lane % 8 * 16,
+                                v_head + row * args.v_cache_strides.row * kBytes + lane % 8 * 16};
         }
         if constexpr (kPaged) {
             FirstPages& pages = copies.pages;
@@ -236,8 +241,8 @@ struct RunCopies : RunTile<Kernel, kPaged> {
     FS_DEVICE NextRows rows_in_page(int first_key, int entry) const {
         const int slot = slot_of(first_key) + lane / 8, page = page_number(entry);
         const auto row = [&](const char* head, const DecodeStrides& strides) {
-            return head + slot * strides.row * kElementBytes + lane % 8 * 16 +
-                   page * strides.batch * kElementBytes;
+            return head + slot * strides.row * kBytes + lane % 8 * 16 +
+                   page * strides.batch * kBytes;
         };
         return {row(k_head, args.k_cache_strides), row(v_head, args.v_cache_strides)};
     }
@@ -258,16 +263,16 @@ struct RunCopies : RunTile<Kernel, kPaged> {
 #pragma unroll
             for (int p = 0; p < Layout::kWidePanels; ++p) {
                 const bool copied =
-                    present && (!SEMANTICS.uneven || chunk * kChunkElements + 64 * p < args.d);
+                    present && (!kCutsColumns || chunk * kVector + kPanelElements * p < args.d);
                 const uint32_t place = target + p * Panel::kBytes + offset;
                 cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
                 cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);
             }
-            k_row += kRowStep * args.k_cache_strides.row * kElementBytes;
-            v_row += kRowStep * args.v_cache_strides.row * kElementBytes;
+            k_row += kRowStep * args.k_cache_strides.row * kBytes;
+            v_row += kRowStep * args.v_cache_strides.row * kBytes;
         }
-        next_rows.k += Kernel::B_c * args.k_cache_strides.row * kElementBytes;
-        next_rows.v += Kernel::B_c * args.v_cache_strides.row * kElementBytes;
+        next_rows.k += Kernel::B_c * args.k_cache_strides.row * kBytes;
+        next_rows.v += Kernel::B_c * args.v_cache_strides.row * kBytes;
     }
 
     template <bool kNarrow>
@@ -293,13 +298,14 @@ struct RunCopies : RunTile<Kernel, kPaged> {
                 k_offset = key * args.k_cache_strides.row;
                 v_offset = key * args.v_cache_strides.row;
             }
-            const int first = (kFirstChunk + chunk) * kChunkElements;
-            const char* const k_row = k_head + (k_offset + first) * kElementBytes;
-            const char* const v_row = v_head + (v_offset + first) * kElementBytes;
+            const int first = (kFirstChunk + chunk) * kVector;
+            const char* const k_row = k_head + (k_offset + first) * kBytes;
+            const char* const v_row = v_head + (v_offset + first) * kBytes;
             const uint32_t offset = Panel::offset(warp_slot() + row, chunk);
 #pragma unroll
             for (int p = 0; p < kPanels; ++p) {
-                const bool copied = present && (!SEMANTICS.uneven || first + 64 * p < args.d);
+                const bool copied =
+                    present && (!kCutsColumns || first + kPanelElements * p < args.d);
                 const uint32_t place = target + p * Panel::kBytes + offset;
                 cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
                 cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);

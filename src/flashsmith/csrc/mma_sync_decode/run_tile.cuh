@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/softmax.cuh"
+#include "mma_sync_decode/cache_scales.cuh"
 #include "mma_sync_decode/run_info.cuh"
 
 namespace flashsmith {
@@ -48,10 +49,22 @@ struct RunTile {
         const int64_t block = kPaged ? 0 : item.batch;
         k_head = static_cast<const char*>(args.k_cache) +
                  (block * args.k_cache_strides.batch + item.head_k * args.k_cache_strides.head) *
-                     kElementBytes;
+                     Kernel::cache_bytes;
         v_head = static_cast<const char*>(args.v_cache) +
                  (block * args.v_cache_strides.batch + item.head_k * args.v_cache_strides.head) *
-                     kElementBytes;
+                     Kernel::cache_bytes;
+    }
+
+    // Turns a score into base-2 logits, and the argument of Score::change().
+    FS_DEVICE float scale_log2() const {
+        if constexpr (Kernel::has_scales && !SEMANTICS.changes_scores)
+            return scaled_by_k(args, args.scale_log2, item.head_k);
+        return args.scale_log2;
+    }
+    FS_DEVICE float score_argument() const {
+        if constexpr (Kernel::has_scales && SEMANTICS.changes_scores)
+            return scaled_by_k(args, args.score_argument, item.head_k);
+        return args.score_argument;
     }
 
     FS_DEVICE int query_of_row(int row) const { return args.by_group.divide(first_row + row); }
@@ -71,8 +84,9 @@ struct RunTile {
                                 int column) const {
         const int query = args.by_group.divide(of_head);
         const int head = run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
-        store_row<typename Kernel::value_t>(args, state, row_end(args, state, head), run.batch,
-                                            run.first_query, query, head, column);
+        store_row<typename Kernel::value_t>(args, state,
+                                            row_end<Kernel>(args, state, head, run.head_k),
+                                            run.batch, run.first_query, query, head, column);
     }
 
     FS_DEVICE PartStates<Kernel> states(const RunInfo& run) const {

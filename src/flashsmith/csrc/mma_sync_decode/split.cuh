@@ -109,18 +109,20 @@ FS_DEVICE void prefetch_lengths(const DecodeKernelArgs& args) {
 }
 
 // Prefetches the line of keys or values that holds an element of a head's row into L2.
+template <int kBytes>
 FS_DEVICE void prefetch_line(const void* cache, const DecodeStrides& strides, int64_t block,
                              int head, int slot, int element) {
     const int64_t first = block * strides.batch + head * strides.head + slot * strides.row;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(cache) +
-                                                  (first + element) * kElementBytes));
+                                                  (first + element) * kBytes));
 }
 
 // Prefetches the keys and values that a CTA's copies begin with, if each of its runs is a whole
 // sequence of one tile. It does so before it knows how many keys the sequence has.
 template <class Kernel>
 FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
-    constexpr int kLineBytes = 128, kRowLines = Kernel::d_head * kElementBytes / kLineBytes;
+    constexpr int kLineBytes = 128, kBytes = Kernel::cache_bytes;
+    constexpr int kRowLines = (Kernel::d_head * kBytes + kLineBytes - 1) / kLineBytes;
     constexpr uint32_t kLines = (Kernel::stages - 1) * Kernel::B_c * kRowLines;
     const int index = static_cast<int>(block_index());
     const int batch = args.by_whole_runs.divide(index), head = index - batch * args.heads_k;
@@ -129,10 +131,10 @@ FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
         const uint32_t line = first + static_cast<uint32_t>(thread_index());
         const int key = static_cast<int>(line / kRowLines);
         if ((kLines % Kernel::n_threads != 0 && line >= kLines) || key >= args.capacity) break;
-        const int element = static_cast<int>(line % kRowLines) * (kLineBytes / kElementBytes);
+        const int element = static_cast<int>(line % kRowLines) * (kLineBytes / kBytes);
         if (Kernel::SEMANTICS.uneven && element >= args.d) continue;
-        prefetch_line(args.k_cache, args.k_cache_strides, batch, head, key, element);
-        prefetch_line(args.v_cache, args.v_cache_strides, batch, head, key, element);
+        prefetch_line<kBytes>(args.k_cache, args.k_cache_strides, batch, head, key, element);
+        prefetch_line<kBytes>(args.v_cache, args.v_cache_strides, batch, head, key, element);
     }
 }
 
@@ -141,7 +143,7 @@ FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
 // still write them in L2. A page number that is still being written leads to some page.
 template <class Kernel, bool kPaged>
 FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
-    constexpr int kLineBytes = 128, kLineElements = kLineBytes / kElementBytes;
+    constexpr int kBytes = Kernel::cache_bytes, kLineElements = 128 / kBytes;
     constexpr int kRowLines = (Kernel::d_head + kLineElements - 1) / kLineElements;
     const int keys = 1 << args.log2_prefetched_keys;
     const int lines = args.batch * keys * args.heads_k * kRowLines;
@@ -173,8 +175,10 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
         if (goes_on) next = find(line);
         if (Kernel::SEMANTICS.uneven && its.element >= args.d) continue;
         const int block = kPaged ? min(max(its.block, 0), args.blocks - 1) : its.block;
-        prefetch_line(args.k_cache, args.k_cache_strides, block, its.head, its.slot, its.element);
-        prefetch_line(args.v_cache, args.v_cache_strides, block, its.head, its.slot, its.element);
+        prefetch_line<kBytes>(args.k_cache, args.k_cache_strides, block, its.head, its.slot,
+                              its.element);
+        prefetch_line<kBytes>(args.v_cache, args.v_cache_strides, block, its.head, its.slot,
+                              its.element);
     }
 }
 

@@ -33,7 +33,11 @@ template <FlashDecodeKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticDecodeKernelConfig {
     static constexpr FlashDecodeKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
-    using Args = std::conditional_t<SEMANTICS.has_program(), DecodeProgramArgs, DecodeKernelArgs>;
+    static constexpr bool has_scales = CFG.has_scales();
+    static_assert(!has_scales || !SEMANTICS.has_program(), "cache: a program has no scales");
+    // Of kernels that read scales, but compute no scores.
+    using ScaledArgs = std::conditional_t<has_scales, DecodeCacheArgs, DecodeKernelArgs>;
+    using Args = std::conditional_t<SEMANTICS.has_program(), DecodeProgramArgs, ScaledArgs>;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
 
@@ -44,6 +48,10 @@ struct StaticDecodeKernelConfig {
     static constexpr int n_threads = CFG.n_threads();
     static constexpr int stages = CFG.stages;
     static constexpr int warp_keys = CFG.keys_per_warp();
+    static constexpr CacheFormat cache = CFG.cache;
+    static constexpr bool has_codes = is_8bit(cache);  // 8-bit floats
+    static constexpr int cache_bytes = CFG.cache_element_bytes();
+    static constexpr int rows_in_stage = CFG.rows_in_stage();
 
     // Whether a warp has its own 16 rows and all keys of a stage, instead of its own keys.
     static constexpr bool own_rows = CFG.own_rows;
@@ -93,7 +101,9 @@ struct StaticDecodeKernelConfig {
         CFG.full_tiles ? std::clamp(places / n_threads, 1, 4) : 1;
 
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
-    using KeysLayout = SmemLayout<multiplied_keys, d_head, true>;
+    // Counts in 16-bit columns.
+    static constexpr int key_columns = CFG.key_bytes() / 2;
+    using KeysLayout = SmemLayout<multiplied_keys, key_columns, true>;
 
     // Shared-memory layout: byte offsets from its start. Each warp has its own stages, each with K
     // and then V, but warps with their own rows share the stages. Their queries are kept in
@@ -105,8 +115,9 @@ struct StaticDecodeKernelConfig {
     static constexpr int queries_offset = own_rows ? (stages - 1) * stage_bytes : 0;
     // Bytes from a warp's stages to the next warp's.
     static constexpr int ring_bytes = own_rows ? 0 : stages * stage_bytes;
-    static constexpr int statistics_offset =
+    static constexpr int other_sums_offset =
         ring_offset + (own_rows ? 1 : n_warps) * stages * stage_bytes;
+    static constexpr int statistics_offset = other_sums_offset + CFG.other_sums_bytes();
     static constexpr int saved_tiles = CFG.own_tiles_in_registers();
     // In canonical kernels, what warps exchange is stored instead of the statistics.
     static constexpr int exchange_bytes = CFG.exchange_bytes();
@@ -122,8 +133,8 @@ struct StaticDecodeKernelConfig {
     static constexpr int saved_states_offset = target_offset + 48;
     static_assert(chunk_cluster > 0 || saved_states_offset == CFG.smem_bytes());
 
-    static_assert(own_rows || 16 * d_head * 4 <= stage_bytes,
-                  "a warp's sums of 16 rows must fit in a stage");
+    static_assert(own_rows || rows_in_stage * d_head * 4 <= stage_bytes,
+                  "a warp's sums of 16 or 8 rows must fit in a stage");
 
     // The assumptions of the types above and of the kernels. `flashsmith explain` lists all rules
     // and their reasons.
@@ -132,6 +143,8 @@ struct StaticDecodeKernelConfig {
         static_assert(B_r == 16 || B_r == 32, "B_r: 16 or 32");
         static_assert((B_c & (B_c - 1)) == 0, "B_c: a power of two");
         static_assert(warp_keys == 16 || warp_keys == 32, "B_c: 16 or 32 keys per warp");
+        static_assert(!has_scales || (chunk_cluster == 0 && !has_warpgroups),
+                      "cache: scales and 8-bit floats are for the kernels with mma.sync");
         static_assert(stages >= 2, "stages: at least 2, since one is read while another is copied");
         if constexpr (canonical) {
             static_assert(CFG.canonical == kCanonicalVersion &&
@@ -157,7 +170,7 @@ struct StaticDecodeKernelConfig {
         if constexpr (chunk_rows > 0) {
             constexpr int copied = B_c / (chunk_rows / 16);
             static_assert(chunk_rows == 64 || chunk_rows == 128, "chunk_rows: 64 or 128");
-            static_assert(copied <= 32 && copied >= (d_head % 64 == 0 ? 4 : 8),
+            static_assert(copied <= 32 && copied >= (key_columns % 64 == 0 ? 4 : 8),
                           "chunk_rows: an instruction copies 4 rows of 64 columns, 8 of 32");
             static_assert(d_head + B_c <= (B_c == 32 ? 288 : 224),
                           "a thread has too many sums and scores of chunks");
@@ -186,7 +199,7 @@ struct ChunkKernelConfig : Kernel {
     static constexpr bool keeps_queries = Kernel::d_head <= 128;
 
     using QueriesLayout = SmemLayout<B_r, Kernel::d_head, true>;
-    using KeysLayout = SmemLayout<Kernel::B_c, Kernel::d_head, true>;
+    using KeysLayout = SmemLayout<Kernel::B_c, Kernel::key_columns, true>;
 
     static constexpr int queries_offset = 0, ring_offset = QueriesLayout::kBytes;
     static constexpr int stage_bytes = 2 * KeysLayout::kBytes;

@@ -15,9 +15,11 @@ struct SlotWriteKernelConfig {
     DType dtype;
     int d_head;
     int n_warps;
+    CacheFormat cache;
 
     constexpr auto operator<=>(const SlotWriteKernelConfig&) const = default;
 
+    constexpr bool has_scales() const { return cache != CacheFormat::plain; }
     constexpr int n_threads() const { return kWarpSize * n_warps; }
 };
 
@@ -39,6 +41,11 @@ struct SlotWriteKernelArgs {
     int32_t heads, d;
     int32_t slots_per_block;
     int32_t total_slots;
+};
+
+// The arguments of kernels whose cache has scales.
+struct SlotWriteScaledArgs : SlotWriteKernelArgs {
+    CacheScales scales;
 };
 
 using slot_write_kernel_fn = void (*)(const SlotWriteKernelArgs);

@@ -2,20 +2,24 @@
 
 #include <climits>
 #include <cstddef>
+#include <cstring>
 #include <string>
 
 namespace flashsmith {
 namespace {
 
 constexpr int kColumnUnit = 8;
+static_assert(sizeof(SlotWriteScaledArgs) == sizeof(SlotWriteKernelArgs) + sizeof(CacheScales));
 // The tensors of the operation, in order.
-constexpr size_t kK = 0, kV = 1, kKCache = 2, kVCache = 3, kSlotMapping = 4;
+constexpr size_t kK = 0, kV = 1, kKCache = 2, kVCache = 3, kSlotMapping = 4, kKScale = 5,
+                 kVScale = 6;
 
 }  // namespace
 
-Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers, Tensors,
+Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers, Tensors tensors,
                      const DeviceSpec&, const Semantics&) {
-    SlotWriteKernelArgs args{};
+    SlotWriteScaledArgs args;
+    std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     const int64_t count = numbers.integer(), heads = numbers.integer(), d = numbers.integer(),
                   blocks = numbers.integer(), slots = numbers.integer();
     // The elements of a braced list are evaluated from left to right.
@@ -23,7 +27,15 @@ Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers,
     args.v_strides = {numbers.integer(), numbers.integer()};
     args.k_cache_strides = {numbers.integer(), numbers.integer(), numbers.integer()};
     args.v_cache_strides = {numbers.integer(), numbers.integer(), numbers.integer()};
+    CacheScales& scales = args.scales;
+    scales.k_value = static_cast<float>(numbers.number());
+    scales.v_value = static_cast<float>(numbers.number());
+    scales.k_step = static_cast<int32_t>(numbers.integer());
+    scales.v_step = static_cast<int32_t>(numbers.integer());
     numbers.end();
+    require(config.has_scales() || (tensors[kKScale] == 0 && tensors[kVScale] == 0 &&
+                                    scales.k_value == 1.0f && scales.v_value == 1.0f),
+            "k_scale, v_scale: the config's kernel has no scales; use one with cache_scaled");
     require(d > 0 && d <= config.d_head && d % kColumnUnit == 0,
             "d is " + std::to_string(d) + "; the config serves multiples of 8 up to " +
                 std::to_string(config.d_head));
@@ -50,7 +62,8 @@ Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers,
         .cluster = {1, 1, 1},
         .block = {static_cast<uint32_t>(config.n_threads()), 1, 1},
         .smem_bytes = 0,
-        .argument_bytes = {bytes, bytes + sizeof args},
+        .argument_bytes = {bytes, bytes + (config.has_scales() ? sizeof args
+                                                               : sizeof(SlotWriteKernelArgs))},
         .addresses = {{offsetof(Args, k), in_tensor(kK)},
                       {offsetof(Args, v), in_tensor(kV)},
                       {offsetof(Args, k_cache), in_tensor(kKCache)},
@@ -58,6 +71,12 @@ Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers,
                       {offsetof(Args, slot_mapping), in_tensor(kSlotMapping)}},
         .tensor_maps = {},
     });
+    if (config.has_scales()) {
+        std::vector<AddressPatch>& addresses = plan.launches.back().addresses;
+        const size_t scales_offset = sizeof(SlotWriteKernelArgs);
+        addresses.push_back({scales_offset + offsetof(CacheScales, k), in_tensor(kKScale)});
+        addresses.push_back({scales_offset + offsetof(CacheScales, v), in_tensor(kVScale)});
+    }
     return plan;
 }
 

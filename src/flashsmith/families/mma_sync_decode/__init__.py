@@ -17,6 +17,7 @@ from flashsmith.families.order import Order
 from flashsmith.families.tile_work import CallWork
 from flashsmith.families.warpgroups import HOPPER_ARCH
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 
@@ -94,11 +95,19 @@ class MmaSyncDecodeFamily(Family):
     def order(self, cfg: FlashDecodeKernelConfig, arch: int) -> Order:
         return describe.order(cfg, arch)
 
+    def cache_of(self, cfg: FlashDecodeKernelConfig) -> str:
+        return cfg.cache.label
+
+    def has_more_arguments(self, cfg: FlashDecodeKernelConfig) -> bool:
+        return bool(cfg.cache)
+
     def adapt_to_program(
         self, cfg: FlashDecodeKernelConfig, semantics: Semantics
     ) -> FlashDecodeKernelConfig:
-        # Kernels of whole clusters and of warpgroups have their own code for scores.
-        return replace(cfg, canonical=0, chunk_cluster=0, chunk_warpgroups=0)
+        # Kernels of whole clusters and of warpgroups have their own code for scores, and those with
+        # scales have arguments of their own.
+        plain = replace(cfg, cache=CacheFormat.PLAIN)
+        return replace(plain, canonical=0, chunk_cluster=0, chunk_warpgroups=0)
 
     def adapt_to_queries(
         self, cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec

@@ -13,12 +13,14 @@ from typing import ClassVar
 from flashsmith.families.canonical import canonical_knob
 from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
 # What most configs have: the fewest keys of a part, and the most parts per SM.
 MIN_KEYS, PARTS_PER_SM = 128, 1
 MMA_ROWS = 16  # Rows of one MMA m16n8k16, and also its depth k
 _STATISTICS_BYTES = 8  # For each row of a warp, its maximum and its sum
+_PANEL_BYTES = 64  # Bytes of a narrow panel's row in shared memory
 _TARGET_BYTES = 80  # For the description of a CTA's run (RunInfo) and the CTA's next searches
 
 
@@ -213,6 +215,20 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="CacheProducer",
     )
+    cache: CacheFormat = knob(
+        "elements of the cache: q's dtype without (plain) or with scales, or 8-bit floats with "
+        "scales",
+        values=tuple(CacheFormat),
+        word="cache_",
+        default=CacheFormat.PLAIN,
+        effect=lambda cfg: (
+            f"keys and values are {cfg.cache.name.lower()} codes, which warps widen as they "
+            "multiply them"
+            if cfg.cache.is_8bit
+            else "keys and values are used as they are stored"
+        ),
+        where="key_operand",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -286,9 +302,30 @@ class FlashDecodeKernelConfig(KernelConfig):
         return self.rows_per_warp * self.multiplied_keys // THREADS_PER_WARP
 
     @property
+    def cache_element_bytes(self) -> int:
+        """Bytes of an element of the cache."""
+        return 1 if self.cache.is_8bit else self.dtype.element_size
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a key in shared memory; rows of 8-bit floats have whole panels of 64 or 128
+        bytes."""
+        if self.cache.is_8bit:
+            return -(-self.d_head // _PANEL_BYTES) * _PANEL_BYTES
+        return self.d_head * self.dtype.element_size
+
+    @property
+    def other_sums_bytes(self) -> int:
+        """Bytes for those of a warp's 16 rows of sums, over all warps, that do not fit in its
+        stage when warps merge their states."""
+        all_rows = MMA_ROWS * self.d_head * 4
+        fits = all_rows <= 2 * self.keys_per_warp * self.key_bytes
+        return 0 if fits or self.own_rows or self.canonical else self.n_warps * all_rows // 2
+
+    @property
     def stage_bytes(self) -> int:
         """Bytes of K and V in one stage of a CTA."""
-        return 2 * self.B_c * self.d_head * self.dtype.element_size
+        return 2 * self.B_c * self.d_head * self.cache_element_bytes
 
     @property
     def own_tiles(self) -> int:
@@ -339,7 +376,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         statistics of the first subtree of a run, and the sums that do not fit in registers."""
         # Queries that stay in registers are copied through the last stage.
         queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
-        streamed = 2 * self.stages * self.B_c * self.d_head * elem_size
+        streamed = 2 * self.stages * self.B_c * self.key_bytes + self.other_sums_bytes
         statistics = self.n_warps * self.B_r * _STATISTICS_BYTES
         if self.own_rows:
             in_shared = self.own_tiles - self.own_tiles_in_registers
@@ -363,4 +400,5 @@ class FlashDecodeKernelConfig(KernelConfig):
     def chunk_smem_bytes(self) -> int:
         """Bytes of dynamic shared memory in the kernel for many rows: the queries and the
         stages."""
-        return (self.chunk_rows + 2 * self.stages * self.B_c) * self.d_head * 2
+        streamed = 2 * self.stages * self.B_c * self.key_bytes
+        return self.chunk_rows * self.d_head * self.dtype.element_size + streamed

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
 
-from flashsmith.families.config import RESERVED_SMEM_PER_CTA
+from flashsmith.families.config import RESERVED_SMEM_PER_CTA, THREADS_PER_WARP
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.gpu_names import gpu_name
 from flashsmith.families.mma_sync_decode.config import MMA_ROWS, FlashDecodeKernelConfig
 from flashsmith.families.tile_work import QUARTERS, CallWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.dtype import DType
 
 # Cycles from a load to its data while all SMs read; of a launch in a graph; and of a CTA before and
 # after its part. Then the CTA reads lengths and queries, and merges the states of its warps.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 # Instructions of a warp: per MMA m16n8k16 with fragments and copies, per score of a lane, per step.
 _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
+# Instructions of a warp that load and widen a pair of 8-bit floats: with fp16 a load and a
+# conversion, with bf16 also two to fp32 and one back.
+_PER_PAIR = {DType.FP16: 1.6, DType.BF16: 4.6}
 # By this factor, a run may be longer than the CTA's share (csrc/mma_sync_decode/plan.cc).
 _ROUNDING_UP = 1.125
 # Cycles that a step takes if the warp runs alone.
@@ -207,13 +211,18 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
         runs = runs_of(cfg, heads * parts, parts, device.sm_count * ctas)
     keys = min(keys * -(-parts // runs), max(problem.seq_k, 1))
     items = heads * runs
-    per_item = keys * 2 * cfg.d_head * cfg.dtype.element_size
+    per_item = keys * 2 * cfg.d_head * cfg.cache_element_bytes
     # Tiles with the same keys read them from the L2.
     dram = items / tiles * per_item / (rates.dram * device.sm_count)
     steps = -(-keys // cfg.B_c)
     row_tiles, key_tiles = cfg.rows_per_warp / MMA_ROWS, cfg.multiplied_keys / 8
     products = 2 * row_tiles * key_tiles * (cfg.d_head / MMA_ROWS)
-    issue = products * _PER_PRODUCT + cfg.scores * _PER_SCORE + _PER_STEP
+    widened = 0.0
+    if cfg.cache.is_8bit:
+        # Pairs of elements of K and V that a lane widens.
+        pairs = 2 * cfg.multiplied_keys * cfg.d_head // (2 * THREADS_PER_WARP)
+        widened = pairs * _PER_PAIR[cfg.dtype]
+    issue = products * _PER_PRODUCT + cfg.scores * _PER_SCORE + _PER_STEP + widened
     issue *= cfg.n_warps / QUARTERS
     # An SM stalls if it has fewer bytes in flight than the latency times its share of the
     # bandwidth.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.family import Intensity, SmemRegion
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.order import FIRST_TILE, ONE_STATE, Order
 
@@ -27,14 +27,26 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
             for stage in range(cfg.stages)
             for tile in "KV"
         ]
-        return smem_regions(cfg, shared, "a run's first subtree")
+        return _regions(cfg, shared, "a run's first subtree")
     warps = [
         (f"{tile} of warp {warp + 1}, stage {stage + 1}", 1, cfg.keys_per_warp)
         for warp in range(cfg.n_warps)
         for stage in range(cfg.stages)
         for tile in "KV"
     ]
-    return smem_regions(cfg, [("Q", 1, cfg.B_r), *warps], "row statistics")
+    return _regions(cfg, [("Q", 1, cfg.B_r), *warps], "row statistics")
+
+
+def _regions(
+    cfg: FlashDecodeKernelConfig, tiles: list[tuple[str, int, int]], rest: str
+) -> Sequence[SmemRegion]:
+    """smem_regions(), with keys and values of as many bytes as they have."""
+    regions, begin = [], 0
+    for name, _, rows in tiles:
+        of_row = cfg.d_head * cfg.dtype.element_size if name == "Q" else cfg.key_bytes
+        regions.append(SmemRegion(name, begin, begin + rows * of_row, rows, cfg.d_head))
+        begin += rows * of_row
+    return (*regions, SmemRegion(rest, begin, cfg.smem_bytes(), 0, 0))
 
 
 def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
@@ -69,7 +81,7 @@ def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
     """
     element = cfg.dtype.element_size
     flop = 4 * cfg.B_r * cfg.d_head
-    streamed = 2 * cfg.d_head * element
+    streamed = 2 * cfg.d_head * cfg.cache_element_bytes
     read = streamed * (cfg.n_warps if cfg.own_rows else 1)
     again = 0.0 if cfg.keeps_queries else cfg.B_r * cfg.d_head * element / cfg.keys_per_warp
     return Intensity(shared=flop / (read + again), global_memory=flop / streamed)

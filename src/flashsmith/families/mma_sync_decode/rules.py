@@ -30,7 +30,7 @@ def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
     """Whether each copy instruction of a warp stays within the keys of this warp in a stage, and
     gives each lane at most one key. Such an instruction copies 4 rows of a panel with 64 columns,
     or 8 rows of one with 32."""
-    least = 4 if cfg.d_head % 64 == 0 else 8
+    least = 4 if cfg.key_bytes % 128 == 0 else 8
     return not cfg.chunk_rows or least <= cfg.B_c // cfg.chunk_warps <= 32
 
 
@@ -89,9 +89,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "chunk_keys_in_copies",
         "16 B_c / chunk_rows, the keys that a warp copies for all, must be 4 to 32, or 8 to 32 if "
-        "d_head is not a multiple of 64: one instruction copies 4 or 8 rows",
+        "a key does not have whole lines of 128 bytes: one instruction copies 4 or 8 rows",
         lambda cfg, device: _copies_whole_rows(cfg),
-        ("d_head", "B_c", "chunk_rows"),
+        ("d_head", "B_c", "chunk_rows", "cache"),
     ),
     Rule(
         "chunk_rows_fit_registers",
@@ -112,7 +112,7 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             *("d_head", "B_r", "B_c", "n_warps", "stages", "chunk_rows", "own_rows", "canonical"),
-            "chunk_cluster",
+            *("chunk_cluster", "cache"),
         ),
         lambda cfg, device: (
             f"{max(cfg.smem_bytes(), cfg.chunk_smem_bytes())} of {device.max_smem_per_block} bytes "
@@ -160,6 +160,12 @@ RULES: tuple[Rule, ...] = (
         "most 8 rows",
         lambda cfg, device: not (cfg.chunk_warpgroups and cfg.chunk_cluster),
         ("chunk_warpgroups", "chunk_cluster"),
+    ),
+    Rule(
+        "cache_of_mma_sync",
+        "cache needs chunk_cluster 0 and chunk_warpgroups 0: their kernels apply no scales",
+        lambda cfg, device: not cfg.cache or not (cfg.chunk_cluster or cfg.chunk_warpgroups),
+        ("cache", "chunk_cluster", "chunk_warpgroups"),
     ),
     *canonical_rules(
         (

@@ -16,6 +16,7 @@ from flashsmith.families.mma_sync_decode.config import (
 )
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
 # By d_head: (B_r, B_c, n_warps, stages), in order of preference. For each d_head, the last tile
@@ -41,6 +42,8 @@ _BOX_KEYS = 8
 # full_tiles was timed for this d_head with several queries: large calls took 9% less time, and no
 # call took longer.
 _FILLED_D_HEAD = 128
+# The numbers of stages that kernels have.
+_STAGES: tuple[int, ...] = FlashDecodeKernelConfig.__dataclass_fields__["stages"].metadata["values"]
 
 
 def get_decode_configs(
@@ -115,6 +118,9 @@ def adapt_to_queries(
     the config gets full_tiles, which merges the states of several columns at once and does not
     affect the bits.
     """
+    if problem.cache:
+        plain = _adapt_tiles(cfg, replace(problem, cache=""), device, with_clusters=False)
+        return over_cache(plain, problem.cache_format, device)
     found = _adapt_tiles(cfg, problem, device)
     if problem.seq_q < WARPGROUP_ROWS or found.chunk_warpgroups or found.chunk_cluster:
         return found
@@ -129,13 +135,39 @@ def adapt_to_queries(
     return next((one for one in made if is_legal(one, device)), found)
 
 
+def over_cache(
+    cfg: FlashDecodeKernelConfig, cache: CacheFormat, device: DeviceSpec
+) -> FlashDecodeKernelConfig:
+    """`cfg` for a cache of this format. Its bits are those of `cfg` without wgmma on the cache in
+    q's dtype.
+
+    Keys of 8-bit floats take half the shared memory, so there are as many stages as `cfg` has room
+    for.
+    """
+    plain = replace(cfg, chunk_cluster=0, chunk_warpgroups=0)
+    found = replace(plain, cache=cache)
+    room = max(plain.smem_bytes(), plain.chunk_smem_bytes())
+    more = (replace(found, stages=count) for count in sorted(_STAGES, reverse=True))
+    fitting = (
+        one
+        for one in more
+        if max(one.smem_bytes(), one.chunk_smem_bytes()) <= room and is_legal(one, device)
+    )
+    return next(fitting, found)
+
+
 def _adapt_tiles(
-    cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
+    cfg: FlashDecodeKernelConfig,
+    problem: Problem,
+    device: DeviceSpec,
+    *,
+    with_clusters: bool = True,
 ) -> FlashDecodeKernelConfig:
     """`cfg` with mma.sync kernels that fit the number of rows of the problem."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if cfg.canonical:
-        clusters = _in_clusters(cfg, problem, device) if rows <= _CLUSTER_ROWS else None
+        may = with_clusters and rows <= _CLUSTER_ROWS
+        clusters = _in_clusters(cfg, problem, device) if may else None
         if clusters is not None:
             return clusters
         # How many rows a tile has does not affect the bits.

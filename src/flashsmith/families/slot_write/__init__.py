@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family, register_family
 from flashsmith.families.slot_write import cost, describe, rules, search_space, sets
 from flashsmith.families.slot_write.config import SlotWriteKernelConfig
+from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
 
@@ -46,6 +48,17 @@ class SlotWriteFamily(Family):
     def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
         d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
         return sets.candidates(dtype, min(d_heads))
+
+    def cache_of(self, cfg: SlotWriteKernelConfig) -> str:
+        return cfg.cache.label
+
+    def has_more_arguments(self, cfg: SlotWriteKernelConfig) -> bool:
+        return bool(cfg.cache)
+
+    def adapt_to_queries(
+        self, cfg: SlotWriteKernelConfig, problem: Problem, device: DeviceSpec
+    ) -> SlotWriteKernelConfig:
+        return replace(cfg, cache=problem.cache_format)
 
     def compile_cost(self, cfg: SlotWriteKernelConfig) -> float:
         return cost.COMPILE_COST

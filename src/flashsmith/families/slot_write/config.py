@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
 # How many columns of a row a thread has: 16 bytes.
@@ -18,7 +19,7 @@ COLUMNS = 8
 
 @dataclass(frozen=True, order=True)
 class SlotWriteKernelConfig(KernelConfig):
-    """A kernel that copies rows of k and v to slots of a cache.
+    """A kernel that writes rows of k and v to slots of a cache.
 
     Raises:
         ArgumentError: a field has the wrong type, or is not in the range of an int.
@@ -33,7 +34,9 @@ class SlotWriteKernelConfig(KernelConfig):
     dtype: DType = knob(
         "element type of k, v and the caches",
         values=tuple(DType),
-        effect=lambda cfg: "none: 16 bits are copied unread",
+        effect=lambda cfg: (
+            "k and v are read in it" if cfg.cache else "none: 16 bits are copied unread"
+        ),
         where="slot_write_kernel",
     )
     d_head: int = knob(
@@ -47,6 +50,19 @@ class SlotWriteKernelConfig(KernelConfig):
         values=(1, 2, 4, 8),
         effect=lambda cfg: f"{cfg.n_threads} threads per CTA, independent of each other",
         where="slot_write_kernel",
+    )
+    cache: CacheFormat = knob(
+        "elements of the cache: those of k and v (plain), their quotients by a scale, or such "
+        "quotients as 8-bit floats",
+        values=tuple(CacheFormat),
+        word="cache_",
+        default=CacheFormat.PLAIN,
+        effect=lambda cfg: (
+            f"a thread divides, rounds and writes {COLUMNS} elements"
+            if cfg.cache
+            else "a thread copies 16 bytes"
+        ),
+        where="write_scaled",
     )
 
     @property

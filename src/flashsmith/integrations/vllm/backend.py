@@ -14,13 +14,13 @@ from vllm.v1.attention.backend import (
 )
 
 from flashsmith.integrations.layer_kernels import build_kernels
+from flashsmith.integrations.vllm.cache_dtypes import SERVED_CACHES, unserved_cache
 from flashsmith.integrations.vllm.context_parallel import LocalKeys
 from flashsmith.integrations.vllm.impl import SERVED_TYPES, FlashsmithImpl
 from flashsmith.integrations.vllm.metadata import StepMetadata
 from flashsmith.integrations.vllm.releases import CacheLayouts, backend_name, ranks_of_cache
 
 _LARGEST_HEAD, _HEAD_STEP = 256, 8
-_CACHE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class FlashsmithBackend(CacheLayouts, AttentionBackend):
@@ -29,6 +29,7 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
     says why."""
 
     accept_output_buffer: ClassVar[bool] = True
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = SERVED_CACHES
     forward_includes_kv_cache_update = False
 
     @staticmethod
@@ -79,10 +80,7 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
     def supports_combination(
         cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **__: Any
     ) -> str | None:
-        cached = _CACHE_DTYPES.get(kv_cache_dtype or "auto", dtype)
-        if cached != dtype:
-            return f"kv_cache_dtype {kv_cache_dtype} with queries of {dtype} not supported"
-        return None
+        return unserved_cache(head_size, dtype, kv_cache_dtype)
 
 
 class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):

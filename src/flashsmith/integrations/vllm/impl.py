@@ -17,9 +17,11 @@ from flashsmith.integrations.layer_kernels import (
     direct_problem,
 )
 from flashsmith.integrations.layer_launches import Launch, LayerLaunches
+from flashsmith.integrations.vllm.cache_dtypes import format_of, in_own_dtype
 from flashsmith.integrations.vllm.context_parallel import attend_across_ranks
 from flashsmith.integrations.vllm.metadata import StepMetadata
 from flashsmith.integrations.vllm.releases import dcp_combine
+from flashsmith.operations.cache_scales import SCALES
 from flashsmith.operations.decode import FREE, INVARIANT
 from flashsmith.runtime.cached_calls import CachedCall
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
@@ -38,6 +40,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
 
     # What decode context parallelism asks: the LSE, in base e.
     can_return_lse_for_decode = True
+    # Queries have 16 bits over caches of 8-bit floats, too.
+    supports_quant_query_input = False
     supports_dcp = True
 
     def __init__(
@@ -63,6 +67,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
+        self.cache_format = format_of(kv_cache_dtype)
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.softcap = float(logits_soft_cap or 0.0)
         # A window of w tokens counts the query's own.
@@ -82,6 +87,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         return (
             *(self.num_heads, self.num_kv_heads, self.head_size, self.scale, self.softcap),
             *(self.window, self.sinks is not None, self.split, self.bits, self.attn_type),
+            self.cache_format,
         )
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
@@ -97,8 +103,13 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     def caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Views (blocks, tokens of a block, heads, d) of K and V in the engine's cache
         (blocks, heads, tokens of a block, K and V), in any memory order."""
-        halves: tuple[torch.Tensor, ...] = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        both = in_own_dtype(kv_cache, self.kv_cache_dtype).transpose(1, 2)
+        halves: tuple[torch.Tensor, ...] = both.split(self.head_size, dim=-1)
         return halves
+
+    def _scales(self, layer: Any) -> tuple[torch.Tensor, ...]:
+        """The scales of a layer's keys and values, if its cache has 8-bit floats."""
+        return (layer._k_scale, layer._v_scale) if self.cache_format else ()
 
     def do_kv_cache_update(
         self,
@@ -111,16 +122,18 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         """Writes the step's keys and values into their slots."""
         if self.attn_type in _ENCODERS:
             return
-        tensors = key, value, kv_cache, slot_mapping
+        scales = self._scales(layer)
+        tensors = key, value, kv_cache, slot_mapping, *scales
         launch = self.writes.latest
         if launch is None or not launch.has_layout(*tensors):
             launch = self._find_write(*tensors)
         k_at = kv_cache.data_ptr()
         v_at = k_at + self.head_size * kv_cache.element_size()
         at = key.data_ptr(), value.data_ptr(), k_at, v_at, slot_mapping.data_ptr()
-        if launch is None or not launch.run_at(at):
+        if launch is None or not launch.run_at((*at, *(scale.data_ptr() for scale in scales))):
             k_cache, v_cache = self.caches(kv_cache)
-            flashsmith.write_slots(key, value, k_cache, v_cache, slot_mapping)
+            named = dict(zip(SCALES, scales, strict=False))
+            flashsmith.write_slots(key, value, k_cache, v_cache, slot_mapping, **named)
 
     # --- attention -------------------------------------------------------------------------------
 
@@ -148,21 +161,24 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         if attn_metadata is None:  # profiling
             return output.fill_(0)
         step, launch = attn_metadata, self.attention.latest
+        scales = self._scales(layer)
         layout = query, output, kv_cache, step.seq_lens, step.block_table, step.query_start_loc
+        layout += scales
         if launch is None or launch.options != step.sizes or not launch.has_layout(*layout):
             launch = self._find_attention(layout, step)
         if launch is None or not self._launch(launch, layout):
-            self._attend(query, key, value, kv_cache, step, output)
+            self._attend(query, key, value, kv_cache, step, output, scales)
         return output
 
     def _launch(self, launch: Launch, layout: tuple[torch.Tensor, ...]) -> bool:
-        query, output, kv_cache, lens, table, starts = layout
+        query, output, kv_cache, lens, table, starts, *scales = layout
         k_at = kv_cache.data_ptr()
         v_at = k_at + self.head_size * kv_cache.element_size()
         at = query.data_ptr(), k_at, v_at, lens.data_ptr(), output.data_ptr(), table.data_ptr()
+        rest = (starts.data_ptr(), *(scale.data_ptr() for scale in scales))
         if self.sinks is None or (sinks := self._sinks()) is None:
-            return launch.run_at((*at, starts.data_ptr()))
-        return launch.run_at((*at, sinks.data_ptr(), starts.data_ptr()))
+            return launch.run_at((*at, *rest))
+        return launch.run_at((*at, sinks.data_ptr(), *rest))
 
     def _attend(
         self,
@@ -172,6 +188,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         kv_cache: torch.Tensor,
         attn_metadata: StepMetadata,
         output: torch.Tensor,
+        scales: tuple[torch.Tensor, ...],
     ) -> None:
         """The calls whose arguments are checked."""
         rows = attn_metadata.num_actual_tokens
@@ -183,13 +200,19 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             own = query, key[:rows], value[:rows]
             attend_across_ranks(self, *own, self.caches(kv_cache), output_rows, attn_metadata)
             return
-        tensors, options = self._call(query, output_rows, kv_cache, attn_metadata)
-        given = {name: it for name, it in tensors._asdict().items() if it is not None}
+        tensors, options = self._call(query, output_rows, kv_cache, attn_metadata, scales)
         config = self._config(query, tensors.k_cache, attn_metadata)
-        flashsmith.attention_with_cache(**given, **options._asdict(), config=config)
+        asked = {**tensors._asdict(), **options._asdict(), "config": config}
+        given = {name: it for name, it in asked.items() if it is not None}
+        flashsmith.attention_with_cache(**given)
 
     def _call(
-        self, query: torch.Tensor, output: torch.Tensor, kv_cache: torch.Tensor, step: StepMetadata
+        self,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        kv_cache: torch.Tensor,
+        step: StepMetadata,
+        scales: tuple[torch.Tensor, ...],
     ) -> tuple[DecodeTensors, DecodeOptions]:
         """A step's call of ``attention_with_cache``."""
         if not isinstance(step.causal, bool):
@@ -199,6 +222,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             *(query, k_cache, v_cache, step.seq_lens, output, step.block_table),
             sinks=self._sinks(),
             cu_seqlens_q=step.query_start_loc,
+            **dict(zip(SCALES, scales, strict=False)),
         )
         options = DecodeOptions(
             *(step.causal, self._window(step.causal), self.softcap, self.scale),
@@ -221,20 +245,22 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         if self.attn_type in _ENCODERS or step.is_distributed:
             return None
         query, output, kv_cache, *_ = layout
+        scales = layout[6:]
         rows = step.num_actual_tokens
 
         def prepare() -> CachedCall | None:
-            tensors, options = self._call(query[:rows], output[:rows], kv_cache, step)
+            tensors, options = self._call(query[:rows], output[:rows], kv_cache, step, scales)
             config = self._config(query, tensors.k_cache, step)
             return self.attention.attention(tensors, options, config, self._device(query))
 
         return self.attention.find(step.sizes, layout, prepare)
 
     def _find_write(self, *tensors: torch.Tensor) -> Launch | None:
-        key, value, kv_cache, slots = tensors
+        key, value, kv_cache, slots, *scales = tensors
 
         def prepare() -> CachedCall | None:
-            return self.writes.write((key, value, *self.caches(kv_cache), slots), self._device(key))
+            written = key, value, *self.caches(kv_cache), slots, *scales
+            return self.writes.write(written, self._device(key))
 
         return self.writes.find(None, tensors, prepare)
 
@@ -303,6 +329,11 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             return [self.direct_kernels(dtype, device, False)]
         if ranks == 1:
             return [self._over_cache(page, dtype, keys, device, causal)]
+        if self.cache_format:
+            raise NotImplementedError(
+                f"flashsmith: kv_cache_dtype {self.kv_cache_dtype} is not served for a cache that "
+                "is distributed over ranks; set decode_context_parallel_size to 1"
+            )
         if self.window is not None:
             raise NotImplementedError(
                 "flashsmith: a window over a cache that is distributed over ranks is not served; "
@@ -361,6 +392,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             page=page,
             keys=keys,
             bits=self.bits,
+            cache=self.cache_format,
         )
         found = LayerKernels(problem, self.split, device_of(device.type, device.index or 0))
         self._kernels[causal, ranks] = found

@@ -14,14 +14,18 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from flashsmith.errors import ArgumentError
+from flashsmith.semantics.cache_format import DTYPES_OF_8BIT
 
 try:
     import ml_dtypes
 
     _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+    _FP8 = {name: np.dtype(getattr(ml_dtypes, name)) for name in DTYPES_OF_8BIT}
 except ImportError:
     # Kernels of the hub may not require it. Only arrays of NumPy and JAX have elements of its type.
     _BFLOAT16 = np.dtype("V2")
+    # Each name needs a dtype of its own.
+    _FP8 = {name: np.dtype([(name, "u1")]) for name in DTYPES_OF_8BIT}
 
 # Alignment of a workspace in bytes; every GPU allocator provides it.
 WORKSPACE_ALIGNMENT = 256
@@ -37,6 +41,7 @@ NUMPY_DTYPES = {
     "int16": np.dtype(np.int16),
     "int32": np.dtype(np.int32),
     "int64": np.dtype(np.int64),
+    **_FP8,
 }
 
 

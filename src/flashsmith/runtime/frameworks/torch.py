@@ -22,7 +22,9 @@ from flashsmith.runtime.frameworks.base import (
     contiguous_strides,
     host_workspace,
 )
+from flashsmith.semantics.cache_format import DTYPES_OF_8BIT
 
+_WITHOUT_NUMPY = ("bfloat16", *DTYPES_OF_8BIT)
 # Twice as fast as a NamedTuple's constructor; every launch creates several.
 _new_tuple = tuple.__new__
 
@@ -120,10 +122,12 @@ class TorchTensors(RepeatableFramework):
 
     def as_numpy(self, tensor: Any) -> np.ndarray:
         host = tensor.detach().cpu()
-        if host.dtype is self._torch.bfloat16:
-            # torch cannot convert bfloat16 to NumPy: the bits are passed as integers.
-            bits: np.ndarray = host.view(self._torch.int16).numpy()
-            return bits.view(NUMPY_DTYPES["bfloat16"])
+        name = self.dtype_names.get(host.dtype, "")
+        if name in _WITHOUT_NUMPY:
+            # torch cannot convert these to NumPy: the bits are passed as integers.
+            integer = self._torch.int16 if host.itemsize == 2 else self._torch.uint8
+            bits: np.ndarray = host.view(integer).numpy()
+            return bits.view(NUMPY_DTYPES[name])
         array: np.ndarray = host.numpy()
         return array
 

@@ -1,0 +1,121 @@
+"""Problems with score and mask functions, as texts: 'b1 s512 h4 d64 bf16 score=alibi mask=causal'.
+
+What a call with such functions computes is found as attention() finds it, so that kernels which are
+built for a text are those that the call uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flashsmith.chooser.functions import CallFunctions, ScoreSizes, bound_functions
+from flashsmith.chooser.named_functions import Sizes, Wrap, bias_named, mask_named, score_named
+from flashsmith.errors import ArgumentError
+from flashsmith.families import Problem
+from flashsmith.operations.backward import BACKWARD
+from flashsmith.operations.forward import FORWARD
+from flashsmith.printable import quoted
+from flashsmith.semantics.signature import NO_WINDOW, check_mask
+from flashsmith.tracing import BoundProgram
+from flashsmith.tracing.binding import POSITIONS
+
+_WORDS = ("score", "mask", "bias", "positions")
+# The sizes of drawn tensors in problems of any size: none is 1, which would be broadcast.
+ANY_SIZES = (2, 256, 256)
+
+
+class FunctionProblem(NamedTuple):
+    """A problem with the semantics that functions give it, and the functions.
+
+    program: what is left of the functions beside causal and window, or None. causal, window: those
+    of the kernel. asked: causal and window of the text without its functions.
+    """
+
+    problem: Problem
+    functions: CallFunctions
+    program: BoundProgram | None
+    causal: bool
+    window: tuple[int | None, int | None]
+    asked: tuple[bool, tuple[int | None, int | None]] = (False, NO_WINDOW)
+
+
+def has_functions(text: str) -> bool:
+    """Whether the text of a problem names functions."""
+    return any(word.partition("=")[0].lower() in _WORDS for word in text.split() if "=" in word)
+
+
+def parse_with_functions(
+    text: str,
+    parse: Callable[[str], Problem] = Problem.parse,
+    sizes: tuple[int, int, int] | None = None,
+    seed: int = 0,
+    wrap: Wrap = np.asarray,
+) -> FunctionProblem:
+    """Reads 'score=', 'mask=', 'bias=' and 'positions=' in a text, and the rest with ``parse``.
+
+    ``sizes`` are batch, seq_q and seq_k for the drawn tensors, instead of the problem's; ``wrap``
+    makes them of NumPy's arrays.
+
+    Raises ArgumentError for words that are unknown or doubled, and operations that take no
+    functions; and the errors of parse, score_named(), mask_named() and tracing.
+    """
+    given: dict[str, str] = {}
+    others = []
+    for word in text.split():
+        name, is_given, value = word.partition("=")
+        if not is_given:
+            others.append(word)
+        elif name.lower() not in _WORDS or name.lower() in given or not value:
+            raise ArgumentError(
+                f"problem={quoted(text)}: {quoted(word)}: give score=NAME, mask=NAME, "
+                "bias=TENSOR and positions=start or end, each at most once and without spaces"
+            )
+        else:
+            given[name.lower()] = value
+    problem = parse(" ".join(others))
+    if not given:
+        asked = problem.semantics.causal, problem.window or NO_WINDOW
+        return FunctionProblem(problem, CallFunctions(), None, *asked, asked)
+    batch, seq_q, seq_k = sizes or (problem.batch, problem.seq_q, problem.seq_k)
+    drawn = Sizes(batch, problem.heads_q, seq_q, seq_k)
+    score, mask, bias = (given.get(name) for name in _WORDS[:3])
+    functions = CallFunctions(
+        score_mod=None if score is None else score_named(score, drawn, seed, wrap),
+        mask=None if mask is None else mask_named(mask, drawn, seed, wrap),
+        bias=None if bias is None else bias_named(bias, drawn, seed, wrap),
+        positions=given.get("positions", POSITIONS[0]),
+    )
+    return with_functions(problem, functions, drawn)
+
+
+def with_functions(problem: Problem, functions: CallFunctions, sizes: Sizes) -> FunctionProblem:
+    """The problem of a call with these functions, for tensors of these sizes.
+
+    Raises ArgumentError for an operation that takes no functions, and the errors of tracing.
+    """
+    if problem.operation not in (FORWARD.name, BACKWARD.name):
+        raise ArgumentError(
+            f"score, mask: given for {problem.operation}; only attention() and its gradients take "
+            "functions: leave them out"
+        )
+    semantics = problem.semantics
+    lengths = None if semantics.packed else (sizes.seq_q, sizes.seq_k)
+    limits = semantics.causal, problem.window or NO_WINDOW
+    program, causal, window = bound_functions(
+        functions, limits, ScoreSizes(sizes.batch, sizes.heads, lengths)
+    )
+    mask = check_mask(causal, window)
+    changes: dict[str, Any] = {"mask": mask.kind}
+    if program is not None:
+        changes |= {"program": program.program, "uneven": True}
+    is_own = (causal, window) == limits
+    made = replace(
+        problem,
+        semantics=replace(semantics, **changes),
+        window_keys=problem.window_keys if is_own else mask.window_keys,
+    )
+    return FunctionProblem(made, functions, program, causal, window, limits)

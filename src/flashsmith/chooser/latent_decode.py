@@ -1,0 +1,57 @@
+"""attention_with_cache(q, k_cache, v_width=512): attention over a latent cache, with an
+automatically chosen kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flashsmith.chooser.backward import check_config_for
+from flashsmith.errors import ArgumentError
+from flashsmith.operations.decode import check_split
+from flashsmith.operations.latent_decode import LATENT_DECODE
+from flashsmith.printable import quoted
+from flashsmith.runtime import Chooser
+from flashsmith.runtime.latent_pass import LatentOptions, LatentTensors, run_latent
+from flashsmith.semantics.signature import CACHE
+from flashsmith.semantics.sizes import FREE
+
+_TENSORS = ("cache_lens", "out", "page_table", "k", "sinks", "cu_seqlens_q")
+
+
+def attention_with_latent_cache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    keywords: Mapping[str, Any],
+    choosers: Mapping[str, Chooser],
+) -> Any:
+    """attention_with_cache() with ``v_width``; ``keywords`` are all of its keywords, and
+    ``choosers`` choose kernels, by the value of ``split``.
+
+    Raises ArgumentError for a keyword that attention over a latent cache does not have.
+    """
+    if v_cache is not None:
+        raise ArgumentError(
+            "v_cache: given, and v_width, too, by which the values are columns of k_cache; leave "
+            "one out"
+        )
+    # Without cos, which is refused, rotary_interleaved means nothing.
+    served = {*_TENSORS, *LatentOptions._fields, "config", "emulate", "rotary_interleaved"}
+    for name, value in keywords.items():
+        is_plain = isinstance(value, (str, int, float))
+        neutral = (CACHE.defaults[name], FREE if name == "bits" else None)
+        if name in served or value is None or (is_plain and value in neutral):
+            continue
+        shown = f"={quoted(value)}" if is_plain else ""
+        raise ArgumentError(
+            f"{name}{shown}: attention over a latent cache (v_width) has no {name}; leave it out"
+        )
+    config = keywords["config"]
+    check_config_for(LATENT_DECODE.name, "config", config)
+    return run_latent(
+        config or choosers[check_split(keywords["split"])],
+        LatentTensors(q, k_cache, **{name: keywords[name] for name in _TENSORS}),
+        LatentOptions(**{name: keywords[name] for name in LatentOptions._fields}),
+        keywords["emulate"],
+    )

@@ -1,0 +1,195 @@
+"""attention() with score and mask functions as a call of an op, for PyTorch's tracers.
+
+The functions are traced by flashsmith, outside of the compiler's graph. What they capture becomes
+the op's inputs. Only calls under a tracer import this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+
+from flashsmith.chooser.functions import ScoreSizes, check_broadcast
+from flashsmith.integrations import program_ops  # noqa: F401, registers the ops
+from flashsmith.integrations.pytorch_state import (
+    assume_constant_result,
+    check_for_an_op,
+    under_autocast,
+)
+from flashsmith.integrations.torch_ops import no_out
+from flashsmith.integrations.traced_attention import is_deterministic, of_op, short_form
+from flashsmith.masks import MaskValue
+from flashsmith.scores import ScoreValue
+from flashsmith.semantics.signature import ATTENTION
+from flashsmith.tracing.block_masks import check_lengths, has_no_lists, states_of_lists
+from flashsmith.tracing.captures import follow
+from flashsmith.tracing.graph_plans import BLOCKS, PARTS, TENSOR, plan_of
+
+
+def attention_by_program(
+    q: Any, k: Any, v: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
+) -> Any:
+    """attention() with ``functions``, its keywords that define a program, as a call of an op.
+
+    None if the compiler cannot give Python the functions, or guard what they capture: functions
+    that the compiled code itself defines, or that capture NumPy's arrays.
+
+    While tracing, raises ArgumentError and TraceError as attention() does, and ArgumentError for
+    ``out`` with gradients. Other arguments are checked when the op runs.
+    """
+    asked = ATTENTION.bind(keywords)
+    check_for_an_op(q=q, k=k, v=v)
+    q, k, v = under_autocast(q, k, v)
+    sinks, cu_q, cu_k = asked["sinks"], asked["cu_seqlens_q"], asked["cu_seqlens_k"]
+    sizes = _sizes_of(q, k, cu_q)
+    roots, block_sizes = _roots_of(functions, sizes)
+    positions = functions.get("positions", "start")
+    plan = _guarded_plan(roots, block_sizes, positions)
+    if plan is None:
+        return None
+    text, reads, ints, floats = plan
+    read = [follow(roots, path) for path in reads]
+    options = of_op(asked, "causal softcap scale bits emulate return_row_max")
+    needs = [q.requires_grad, k.requires_grad, v.requires_grad]
+    if torch.is_grad_enabled() and (
+        any(needs) or any(it is not None and it.requires_grad for it in (sinks, *read))
+    ):
+        if asked["out"] is not None:
+            raise no_out(q=q, k=k, v=v, sinks=sinks)
+        options["with_backward"], options["needs"] = True, needs
+        options["backward_config"] = short_form(asked["backward_config"])
+        options["deterministic"] = is_deterministic(asked["deterministic"], asked["bits"])
+    found = torch.ops.flashsmith.attention_of_program(
+        *(q, k, v, sinks, cu_q, cu_k, read),
+        program=text,
+        ints=[follow(roots, path) for path in ints],
+        floats=[follow(roots, path) for path in floats],
+        positions=positions,
+        **options,
+    )
+    return _returned(asked, *found)
+
+
+def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
+    """The results in the form that attention() returns them."""
+    o = o if asked["out"] is None else asked["out"].copy_(o)
+    if asked["return_lse"]:
+        return (o, lse, row_max) if asked["return_row_max"] else (o, lse)
+    return (o, row_max) if asked["return_row_max"] else o
+
+
+def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
+    """The text and the paths of a plan, whose other paths are followed, so that the compiler guards
+    what they lead to. None if there is none."""
+    if _is_made_here(roots):
+        return None
+    # The compiler gives Python objects as arguments only, not within tuples.
+    score_mod, bias, mask_mod, mask = [_described(it) for it in roots]
+    plan = _plan(score_mod, bias, mask_mod, mask, _attributes(roots), block_sizes, positions)
+    if plan is None:
+        return None
+    text, reads, ints, floats, frozen, others = plan
+    for path, value in frozen:
+        assert follow(roots, path) == value
+    for path in others:
+        assert follow(roots, path) is not _NEVER
+    return text, reads, ints, floats
+
+
+_NEVER = object()
+
+
+def _sizes_of(q: Any, k: Any, cu_q: Any) -> ScoreSizes:
+    """The sizes of the scores; none are known for tensors that the op refuses."""
+    if cu_q is None and q.dim() == k.dim() == 4:
+        return ScoreSizes(q.shape[0], q.shape[2], (q.shape[1], k.shape[1]))
+    if cu_q is None or q.dim() != 3 or cu_q.dim() != 1:
+        return ScoreSizes(None, None, None)
+    return ScoreSizes(cu_q.shape[0] - 1, q.shape[1], None)
+
+
+def _roots_of(
+    functions: Mapping[str, Any], sizes: ScoreSizes
+) -> tuple[tuple[Any, Any, Any, Any], tuple[int, int] | None]:
+    """The roots of a plan's paths, and the block sizes of a BlockMask."""
+    bias, mask, block_sizes = functions.get("bias"), functions.get("mask"), None
+    if isinstance(mask, BlockMask):
+        rows, keys = mask.BLOCK_SIZE
+        if has_no_lists(rows, keys):
+            mask = mask.mask_mod
+        else:
+            positions = functions.get("positions", "start")
+            check_lengths(mask.seq_lengths, sizes.lengths, positions)
+            states = states_of_lists(
+                *(mask.kv_num_blocks, mask.kv_indices),
+                *(mask.full_kv_num_blocks, mask.full_kv_indices),
+            )
+            mask, block_sizes = (BLOCKS, states, _plain(mask.mask_mod)), (rows, keys)
+    for name, it in (("mask", mask), ("bias", bias)):
+        if isinstance(it, torch.Tensor):
+            check_broadcast(name, tuple(it.shape), sizes)
+    mask = mask if type(mask) is tuple else _plain(mask)
+    score_mod, mask_mod = _plain(functions.get("score_mod")), _plain(functions.get("mask_mod"))
+    return (score_mod, bias, mask_mod, mask), block_sizes
+
+
+def _plain(value: Any) -> Any:
+    """A value of flashsmith.masks or scores as its parts, so that new values have one trace."""
+    if type(value) in (MaskValue, ScoreValue):
+        return PARTS, value.function, tuple([_plain(it) for it in value.parts])
+    return value
+
+
+def _described(root: Any) -> Any:
+    """A root as constants: facts in place of tensors."""
+    if isinstance(root, torch.Tensor):
+        return TENSOR, tuple([1 if size == 1 else 2 for size in root.shape]), root.dtype
+    return tuple([_described(it) for it in root]) if type(root) is tuple else root
+
+
+def _is_made_here(root: Any) -> bool:
+    """Whether a function is defined by the code that is being compiled. The compiler has no closure
+    of such a function, and cannot pass it to Python."""
+    if type(root) is tuple:
+        return any(_is_made_here(it) for it in root)
+    if isinstance(root, FunctionType):
+        try:
+            root.__closure__  # noqa: B018
+        except AttributeError:
+            return True
+    return False
+
+
+def _attributes(root: Any) -> tuple[int, ...]:
+    """How many attributes each callable object has."""
+    if type(root) is tuple:
+        found: tuple[int, ...] = ()
+        for it in root:
+            found = found + _attributes(it)
+        return found
+    if callable(root) and not isinstance(root, FunctionType | MethodType | partial | type):
+        return (len(root.__dict__),)
+    return ()
+
+
+@assume_constant_result
+def _plan(
+    score_mod: Any,
+    bias: Any,
+    mask_mod: Any,
+    mask: Any,
+    attributes: Any,
+    block_sizes: Any,
+    positions: Any,
+) -> Any:
+    """plan_of() as tuples; Python evaluates this function, tracers do not trace it."""
+    roots = score_mod, bias, mask_mod, mask
+    if _attributes(roots) != attributes:
+        return None  # an object that compiled code makes has none here
+    found = plan_of(roots, block_sizes, positions)
+    return found if found is None else tuple(found)

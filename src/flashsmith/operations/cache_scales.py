@@ -1,0 +1,36 @@
+"""The scales of a KV cache as tensors and options of an operation."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from flashsmith.errors import ArgumentError
+from flashsmith.operations.operation import Call, TensorSpec
+
+SCALES = ("k_scale", "v_scale")
+# One number, or one for each K/V head.
+SCALE_TENSORS = tuple(
+    TensorSpec(name, (f"{name}s",), "float32", presence="optional", alignment=4) for name in SCALES
+)
+# What keys and values are multiplied by where there is no tensor of scales.
+SCALE_OPTIONS = MappingProxyType({f"{name}_value": 1.0 for name in SCALES})
+# In measurements, a tensor of scales has one number.
+MEASURED_SCALES = MappingProxyType({f"{name}s": 1 for name in SCALES})
+
+
+def scale_numbers(call: Call) -> tuple[int | float, ...]:
+    """The numbers for the C++ host path: the scales of keys and of values that are no tensors, and
+    for each whether its tensor has one number for every head.
+
+    Raises ArgumentError for a tensor with another number of scales than 1 or the K/V heads.
+    """
+    counts = [call.sizes.get(f"{name}s", 1) for name in SCALES]
+    heads = call.problem.heads_k
+    for name, count in zip(SCALES, counts, strict=True):
+        if count not in (1, heads):
+            raise ArgumentError(
+                f"{name}: {count} scales, and the cache has {heads} heads; give one, or one for "
+                "each head"
+            )
+    values = (call.options[f"{name}_value"] for name in SCALES)
+    return (*values, *(int(count > 1) for count in counts))

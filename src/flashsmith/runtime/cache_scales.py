@@ -1,0 +1,117 @@
+"""The scales of a KV cache: what its keys and values are multiplied by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, NamedTuple
+
+from flashsmith.errors import ArgumentError
+from flashsmith.operations.cache_scales import SCALES
+from flashsmith.printable import quoted
+from flashsmith.runtime.frameworks import framework_of
+from flashsmith.runtime.frameworks.base import TensorView
+from flashsmith.runtime.tensors import check_beside, check_memory, view_tensor
+from flashsmith.semantics.cache_format import CacheFormat
+from flashsmith.semantics.signature import MAX_SCALE, MAX_UNCAPPED_SCALE, MIN_SCALE
+
+_D_STEP_OF_8BIT = 16
+_ALLOWED = (
+    "give a finite number above 0 that fp32 can hold, or an fp32 tensor of one number or of one "
+    "for each K/V head"
+)
+
+
+class Scales(NamedTuple):
+    """The scales of keys and values as tensors and as numbers; of each one is None, or both."""
+
+    tensors: tuple[Any, Any] = (None, None)
+    numbers: tuple[float | None, float | None] = (None, None)
+
+    @classmethod
+    def of(cls, k_scale: Any, v_scale: Any) -> Scales:
+        """The scales that a caller gave. Raises ArgumentError unless they are tensors, numbers or
+        None."""
+        if k_scale is None and v_scale is None:
+            return _NO_SCALES
+        (k, k_value), (v, v_value) = _split("k_scale", k_scale), _split("v_scale", v_scale)
+        return cls((k, v), (k_value, v_value))
+
+    @property
+    def are_given(self) -> bool:
+        """Whether any was given."""
+        return any(it is not None for it in (*self.tensors, *self.numbers))
+
+
+_NO_SCALES = Scales()
+
+
+def _split(name: str, scale: Any) -> tuple[Any, float | None]:
+    if scale is None or framework_of(type(scale)) is not None:
+        return scale, None
+    is_number = isinstance(scale, Real) and not isinstance(scale, bool)
+    value = float(scale) if is_number else math.nan
+    if not MIN_SCALE <= value <= MAX_SCALE:
+        raise ArgumentError(f"{name}={quoted(scale)}: {_ALLOWED}")
+    return None, value
+
+
+def add_scales(views: dict[str, TensorView], scales: Scales) -> dict[str, float]:
+    """Adds views of the scales that are tensors, next to the views of the caches; returns those
+    that are numbers, by the operation's names."""
+    numbers: dict[str, float] = {}
+    for name, tensor, value in zip(SCALES, *scales, strict=True):
+        if tensor is not None:
+            views[name] = _scale_view(name, tensor, views["k_cache"])
+        elif value is not None:
+            numbers[f"{name}_value"] = value
+    return numbers
+
+
+def _scale_view(name: str, tensor: Any, cache: TensorView) -> TensorView:
+    view = view_tensor(name, tensor, ("float32",))
+    check_beside(view, cache)
+    heads = cache.shape[-2]
+    if view.shape not in ((), (1,), (heads,)):
+        raise ArgumentError(
+            f"{name}: shape {view.shape}; must be (), (1,) or ({heads},): {_ALLOWED}"
+        )
+    check_memory(view)
+    if view.shape and view.strides[0] != 1 and view.shape[0] > 1:
+        raise ArgumentError(f"{name}: stride {view.strides[0]}; must be 1 (make it contiguous)")
+    return view._replace(shape=view.shape or (1,), strides=(1,))
+
+
+def cache_format(views: Mapping[str, TensorView], *, has_scales: bool) -> CacheFormat:
+    """How the viewed caches hold their elements."""
+    found = CacheFormat.of_dtype(views["k_cache"].dtype)
+    return CacheFormat.SCALED if has_scales and not found else found
+
+
+def check_one_dtype(k_cache: TensorView, v_cache: TensorView) -> None:
+    """Raises ArgumentError unless both caches have one dtype."""
+    if v_cache.dtype != k_cache.dtype:
+        raise ArgumentError(
+            f"v_cache: dtype {v_cache.dtype}; must be k_cache's, {k_cache.dtype}: convert one"
+        )
+
+
+def check_d(cache: CacheFormat, d: int) -> None:
+    """Raises ArgumentError for a d whose rows of 8-bit floats cannot be copied by 16 bytes."""
+    if cache.is_8bit and d % _D_STEP_OF_8BIT:
+        raise ArgumentError(
+            f"k_cache: {cache.numpy_name} with d_head {d}; must be a multiple of "
+            f"{_D_STEP_OF_8BIT}: pad the rows, or keep the caches in 16 bits"
+        )
+
+
+def check_k_scale(k_scale: float, scale: float, softcap: float) -> None:
+    """Raises ArgumentError if the scale of the scores times that of the keys is not as
+    check_scale() and check_softcap() want scales."""
+    factor = scale * k_scale / (softcap or 1.0)
+    if not MIN_SCALE <= factor <= (MAX_SCALE / 4 if softcap else MAX_UNCAPPED_SCALE):
+        raise ArgumentError(
+            f"k_scale={k_scale}: times scale{' / softcap' if softcap else ''} it is {factor}, "
+            "which fp32 cannot hold; give numbers nearer to 1"
+        )

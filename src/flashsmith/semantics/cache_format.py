@@ -1,0 +1,67 @@
+"""CacheFormat: how a KV cache holds its keys and values."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from flashsmith.errors import ArgumentError
+from flashsmith.printable import quoted
+
+_PREFIX = "cache_"
+
+
+class CacheFormat(IntEnum):
+    """The elements of a KV cache; the numbers and names are those of the C++ side.
+
+    PLAIN: q's dtype, without scales. SCALED: q's dtype, with scales. E4M3, E5M2: 8-bit floats, with
+    scales.
+    """
+
+    PLAIN = 0
+    SCALED = 1
+    E4M3 = 2
+    E5M2 = 3
+
+    @property
+    def numpy_name(self) -> str:
+        """The name that NumPy (with ml_dtypes) and PyTorch give the dtype; '' if it is q's."""
+        return _NUMPY_NAMES.get(self, "")
+
+    @property
+    def is_8bit(self) -> bool:
+        """Whether elements are 8-bit floats."""
+        return self in _NUMPY_NAMES
+
+    @property
+    def word(self) -> str:
+        """The word in a problem's text, such as 'cache_e4m3'; '' if plain."""
+        return f"{_PREFIX}{self.name.lower()}" if self else ""
+
+    @property
+    def label(self) -> str:
+        """The value of Problem.cache, such as 'e4m3'; '' if plain."""
+        return self.name.lower() if self else ""
+
+    @classmethod
+    def of_word(cls, word: str) -> CacheFormat | None:
+        """The format for a word of a problem's text; None for other words."""
+        return next((it for it in cls if it and it.word == word), None)
+
+    @classmethod
+    def of_dtype(cls, dtype: str) -> CacheFormat:
+        """The format of a cache with elements of this dtype and no scales."""
+        return next((it for it, name in _NUMPY_NAMES.items() if name == dtype), cls.PLAIN)
+
+    @classmethod
+    def parse(cls, value: object) -> CacheFormat:
+        """The format for a label; '' is plain. Raises ArgumentError for anything else."""
+        named = (value.upper() or "PLAIN") if isinstance(value, str) else ""
+        if named in cls.__members__:
+            return cls[named]
+        allowed = ", ".join(repr(it.label) for it in cls)
+        raise ArgumentError(f"cache={quoted(value)}: allowed are {allowed}")
+
+
+_NUMPY_NAMES = {CacheFormat.E4M3: "float8_e4m3fn", CacheFormat.E5M2: "float8_e5m2"}
+# What keys and values in a cache may be, besides q's dtype.
+DTYPES_OF_8BIT = tuple(_NUMPY_NAMES.values())

@@ -1,0 +1,131 @@
+"""Programs of functions for PyTorch's compiler, which makes the tensors and numbers that functions
+capture inputs of its graph.
+
+A plan is made once, while the compiler traces a call. It has the program as text, and for each
+captured value a path from the functions to it. The compiler follows these paths, and so guards
+what it finds: a function that captures other numbers or functions later is traced again.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+from flashsmith.semantics.program import BoundProgram, Program, parse_program
+from flashsmith.semantics.typed import INT, Typed
+from flashsmith.semantics.typed_text import canonical, parse_canonical
+from flashsmith.tracing.binding import composed
+from flashsmith.tracing.block_masks import function_of_blocks
+from flashsmith.tracing.captures import Constant, Path, captures_of, is_tensor
+from flashsmith.tracing.tracer import Traced, traced
+
+# Roots of paths: the score function, the bias, and two masks, None where there is none. A value of
+# flashsmith.masks or scores is (PARTS, its function, its parts), and a BlockMask is (BLOCKS, the
+# states of its blocks, its function). They are plain tuples, as PyTorch's compiler makes no others.
+PARTS, BLOCKS = "parts", "blocks"
+# In place of a tensor: (TENSOR, sizes, dtype of PyTorch), with sizes of 1 where they are, else 2.
+TENSOR = "tensor"
+Root = Any
+Roots = tuple[Root, Root, Root, Root]
+
+
+class GraphPlan(NamedTuple):
+    """text: the program and the names of its numbers. reads, ints, floats: the paths to captured
+    tensors and numbers. frozen: paths to numbers that are compiled in, with their values. others:
+    paths to what else the program depends on."""
+
+    text: str
+    reads: tuple[Path, ...]
+    ints: tuple[Path, ...]
+    floats: tuple[Path, ...]
+    frozen: tuple[tuple[Path, Any], ...]
+    others: tuple[Path, ...]
+
+
+def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -> GraphPlan | None:
+    """The plan for functions, in which TENSORs stand for tensors. ``block_sizes`` are those of the
+    BlockMask that is the last root.
+
+    None if the functions capture something that paths do not lead to.
+
+    Raises ArgumentError and TraceError as bind() does.
+    """
+    given = tuple(_with_placeholders(it) for it in roots)
+    captures = captures_of(given, with_paths=True)
+
+    def compose(made: Roots) -> Any:
+        score_mod, bias, *mask_roots = (_function_of(it, block_sizes) for it in made)
+        return composed(score_mod, tuple(mask_roots), bias, positions)
+
+    made = traced(given, captures, compose, reads_scalars=True)
+    if not captures.is_complete or not made.is_reusable:
+        return None
+    leaves, paths = captures.leaves, captures.paths
+    places = [it.leaf for it in made.reads]
+    if not all(is_tensor(leaves[it].value) for it in places):
+        return None  # NumPy's, which a call with PyTorch's tensors does not take
+    numbers = {name: source.leaf for name, source in made.sources.items() if name[0] == "n"}
+    ints, floats = (
+        {name: paths[it] for name, it in numbers.items() if leaves[it].kind == kind}
+        for kind in ("int", "float")
+    )
+    return GraphPlan(
+        _text(made, (*ints, *floats)),
+        tuple(paths[it] for it in places),
+        tuple(ints.values()),
+        tuple(floats.values()),
+        tuple((paths[i], value) for i, value in made.frozen),
+        captures.others,
+    )
+
+
+def _with_placeholders(root: Root) -> Any:
+    """A root with tensors without memory in place of TENSORs."""
+    if type(root) is not tuple:
+        return root
+    if root and root[0] is TENSOR:
+        import torch
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():  # torch.export would record it
+            return torch.empty(root[1], dtype=root[2], device="meta")
+    return tuple(map(_with_placeholders, root))
+
+
+def _function_of(root: Root, block_sizes: tuple[int, int] | None) -> Any:
+    """A root as a function or a tensor."""
+    if type(root) is not tuple:
+        return root
+    kind, first, rest = root
+    if kind == PARTS:
+        return partial(first, *(_function_of(it, block_sizes) for it in rest))
+    assert block_sizes is not None
+    rows, keys = map(Constant, block_sizes)
+    return function_of_blocks(first, _function_of(rest, None), rows, keys)
+
+
+def _text(made: Traced, names: tuple[str, ...]) -> str:
+    numbers = [canonical({"number": it}) for it in made.numbers]
+    return "\n\n".join([made.program.text, " ".join(names), *numbers])
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> tuple[Program, tuple[str, ...], tuple[Typed, ...]]:
+    program, names, *numbers = text.split("\n\n")
+    found = tuple(parse_canonical(it)["number"] for it in numbers)
+    return parse_program(program), tuple(names.split()), found
+
+
+def program_of_text(
+    text: str, reads: tuple[Any, ...], ints: tuple[int, ...], floats: tuple[float, ...]
+) -> BoundProgram:
+    """The program of a GraphPlan's text with the values that its paths led to.
+
+    Raises ArgumentError for any other text.
+    """
+    program, names, numbers = _parsed(text)
+    given = dict(zip(names, (*ints, *floats), strict=True))
+    values = [it.evaluate(given).item() for it in numbers]
+    kinds = [int if it.dtype == INT else float for it in numbers]
+    made = tuple(kind(it) for kind, it in zip(kinds, values, strict=True))
+    return BoundProgram(program, reads, made, ("",) * len(reads))

@@ -1,0 +1,200 @@
+"""Mistakes in the kernels of attention over a latent cache. All must be caught."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from decode_mistakes import AskedDecode
+from mutant_suite import MutantSuite
+from operation_victims import OperationVictim, SourcePatch
+
+from flashsmith.families import Semantics
+from flashsmith.families import parse_kernel_name_into_config as config
+from flashsmith.verify.decode_reference import DecodeReference
+from flashsmith.verify.latent_decode_reference import LatentDecodeReference
+
+
+@dataclass(frozen=True)
+class AskedLatent(AskedDecode):
+    """A problem over a latent cache without its dtype, and options of the reference."""
+
+    operation: ClassVar[str] = "latent_decode"
+    reference: ClassVar[DecodeReference] = LatentDecodeReference()
+
+
+CONFIG = config("(FP16, 320:256): latent+least_128+parts_4+regs_24_240+rescale_8")
+# Two tiles of each sequence, whose second is not full; parts with odd numbers of blocks; pages
+# smaller than a block; a sequence without keys, and one shorter than a part. The last keys of a
+# tile's rows are in two blocks.
+PACKED = AskedLatent(
+    "b4 s3:706 h40:1 d320:256 window packed page16",
+    options={
+        "window": (500, 0),
+        "append": True,
+        "sinks": True,
+        "lens_q": (3, 1, 0, 2),
+        "lens_k": (706, 90, 0, 330),
+    },
+)
+# Scores that grow by more than the threshold from block to block.
+LARGE = AskedLatent(
+    "b2 s3:500 h40:1 d320:256 window packed page64",
+    "large_scores",
+    options={"window": (400, 0), "lens_q": (3, 2), "lens_k": (500, 140)},
+)
+VICTIMS = {
+    "packed": OperationVictim(
+        CONFIG, Semantics("window", packed=True, uneven=True), (PACKED, LARGE), arch=90
+    ),
+    "dense": OperationVictim(
+        CONFIG,
+        Semantics("causal"),
+        (
+            AskedLatent(
+                "b2 s2:300 h40:1 d320:256 causal", options={"lens_k": (300, 1), "capacity": 9}
+            ),
+            AskedLatent(
+                "b2 s2:300 h40:1 d320:256 causal",
+                options={"lens_k": (300, 170), "capacity": 9, "append": True, "split": "free"},
+            ),
+        ),
+        arch=90,
+    ),
+}
+
+_TILE, _PRODUCER = "wgmma_mla/tile.cuh", "wgmma_mla/producer.cuh"
+_CONSUMER, _KERNELS = "wgmma_mla/consumer.cuh", "wgmma_mla/kernels.cuh"
+MISTAKES = {
+    "packed": (
+        SourcePatch("lengths before the call appends", _TILE,
+                    "args.new_rows == nullptr ? 0 : q_count", "0"),
+        SourcePatch("rows behind the sequence's", _TILE,
+                    "min(first_row + kMlaRows, q_count * args.heads)", "first_row + kMlaRows"),
+        SourcePatch("rows head after head", _TILE, "return row / args.heads;",
+                    "return row % q_count;"),
+        SourcePatch("the first row's last key", _TILE, "bottom.last / kMlaKeys + 1,",
+                    "top.last / kMlaKeys + 1,"),
+        SourcePatch("blocks that some rows see in part", _TILE,
+                    "(bottom.first + kMlaKeys - 1) / kMlaKeys", "top.first / kMlaKeys"),
+        SourcePatch("no block ends in the last key", _TILE, "(top.last + 1) / kMlaKeys",
+                    "bottom.last / kMlaKeys + 1"),
+        SourcePatch("parts of single blocks overlap", _TILE,
+                    "min(boundary(part + 1), blocks.end)",
+                    "min(boundary(part + 1) + 1, blocks.end)"),
+        SourcePatch("pages of the first sequence", _PRODUCER,
+                    "tile.batch * args.page_table_stride + key / args.slots", "key / args.slots"),
+        SourcePatch("pages of the block before", _PRODUCER, "next = source(block + 1);", ";"),
+        SourcePatch("slots as in a dense cache", _PRODUCER,
+                    "args.page_table == nullptr ? key : key % args.slots", "key"),
+        SourcePatch("rows beyond the sequence", _PRODUCER,
+                    "min(max(tile.k_count - key, 0), args.box_keys)", "args.box_keys"),
+        SourcePatch("boxes at one place", _PRODUCER, "box * Kernel::Panel::kRowBytes", "0"),
+        SourcePatch("sections in use are overwritten", _PRODUCER,
+                    "mbarrier_wait(barriers.empty(index), phase_of(i) ^ 1);", ";"),
+        SourcePatch("the first panel of every section", _PRODUCER,
+                    "from.column = p * Kernel::Panel::kColumns;",
+                    "from.column = (p - Kernel::first_panel(kSection)) * Kernel::Panel::kColumns;"),
+        SourcePatch("P of the block before", _CONSUMER,
+                    "publish<kSecondPBarrier>();\n"
+                    "        if (rescales_O) softmax.rescale(O, O_factors);",
+                    "named_barrier_arrive<kSecondPBarrier, kBoth>();\n"
+                    "        if (rescales_O) softmax.rescale(O, O_factors);"),
+        SourcePatch("P before the product has read the other", _CONSUMER,
+                    "compute_probabilities();\n        finish_PV_gemm(i);\n"
+                    "        publish<kSecondPBarrier>();",
+                    "compute_probabilities();\n        publish<kSecondPBarrier>();\n"
+                    "        finish_PV_gemm(i);"),
+        SourcePatch("P that wgmma need not see", _CONSUMER,
+                    "tma_store_fence();  // wgmma reads P", ";  // wgmma reads P"),
+        SourcePatch("Q that wgmma need not see", _CONSUMER,
+                    "tma_store_fence();  // wgmma reads Q", ";  // wgmma reads Q"),
+        SourcePatch("Q before it is there", _CONSUMER, "cp_async_wait<0>();", ";"),
+        SourcePatch("rows that do not exist", _CONSUMER, "const bool exists = row < tile.row_end;\n"
+                    "            const auto* from", "const bool exists = true;\n"
+                    "            const auto* from"),
+        SourcePatch("the own maximum is the other's", _CONSUMER,
+                    "load_shared_float(maximum(kOther, r))",
+                    "load_shared_float(maximum(kHalf, r))"),
+        SourcePatch("sums of other maxima", _CONSUMER,
+                    "softmax.row_sum[0][r] *= factors[r];", ";"),
+        SourcePatch("O of other maxima", _CONSUMER,
+                    "if (any_lane(any_moved)) softmax.rescale(O, factors);", ";"),
+        SourcePatch("O of the own older maximum", _CONSUMER,
+                    "publish<kFirstPBarrier>();\n"
+                    "        if (rescales_O) softmax.rescale(O, O_factors);",
+                    "publish<kFirstPBarrier>();"),
+        SourcePatch("sums of the first warpgroup", _CONSUMER, "first.x + second.x", "first.x"),
+        SourcePatch("sums before they are there", _CONSUMER,
+                    "named_barrier_wait<kBothBarrier, kBoth>();\n        const float2 first",
+                    "const float2 first"),
+        SourcePatch("both have the left half", _CONSUMER,
+                    "Kernel::first_panel(kHalf) * Kernel::panel_bytes",
+                    "0 * Kernel::panel_bytes"),
+        SourcePatch("masked blocks", _CONSUMER, "if (!blocks.needs_mask(block)) return;",
+                    "return;"),
+        SourcePatch("mask of the warp's first row", _CONSUMER,
+                    "return tile.keys(first_row + 8 * r);", "return tile.keys(first_row);"),
+        SourcePatch("a half is free before its product is done", _CONSUMER,
+                    "wgmma_wait<0>(O);\n        release(i, kHalf);",
+                    "release(i, kHalf);\n        wgmma_wait<0>(O);"),
+        SourcePatch("the tail is free before the scores are there", _CONSUMER,
+                    "wgmma_wait<0>(S);\n        release(i, kTail);",
+                    "release(i, kTail);\n        wgmma_wait<0>(S);"),
+        SourcePatch("V before it is there", _CONSUMER,
+                    "wait_for(i, kSection);", "if (kSection != 1) wait_for(i, kSection);"),
+        SourcePatch("sinks in every part", _CONSUMER, "is_part ? nullptr : args.sinks",
+                    "args.sinks"),
+        SourcePatch("sinks of the first heads", _CONSUMER,
+                    "return tile.head(first_row + 8 * r);", "return tile.head(8 * r);"),
+        SourcePatch("LSE of the parts in one row", _CONSUMER,
+                    "lse[8 * r] = softmax.row_sum[0][r];", "lse[0] = softmax.row_sum[0][r];"),
+        SourcePatch("the merge drops the last part", _KERNELS, "part < tile.parts; ++part",
+                    "part < tile.parts - 1; ++part"),
+        SourcePatch("the merge has no sinks", _KERNELS,
+                    "args.sinks == nullptr ? nullptr : args.sinks + tile.head(row)", "nullptr"),
+        SourcePatch("parts that a tile does not have", _KERNELS,
+                    "|| part >= tile.parts) return;", ") return;"),
+        SourcePatch("rows are appended at the first slot", _KERNELS,
+                    "slot = key % args.slots;", "slot = 0;"),
+        SourcePatch("rows of the sequence before are appended", _KERNELS,
+                    "(q.first + query) * args.new_strides.row", "query * args.new_strides.row"),
+    ),
+    "dense": (
+        SourcePatch("the first sequence's keys", _PRODUCER,
+                    "if (args.page_table == nullptr) return tile.batch;",
+                    "if (args.page_table == nullptr) return 0;"),
+        SourcePatch("heads of the first token", _TILE, "return row % args.heads;",
+                    "return row % 64;"),
+        SourcePatch("rows of other strides", _TILE, "head(row) * strides.head;",
+                    "head(row) * 8;"),
+    ),
+}  # fmt: skip
+SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", VICTIMS)
+def test_the_kernels_themselves_are_right(name: str) -> None:
+    """Their every problem: else all mistakes were caught."""
+    assert not VICTIMS[name].run().caught
+
+
+def test_mistakes_are_in_the_sources() -> None:
+    """Each once: a mistake that is nowhere would be one that is never made."""
+    assert SUITE.void_mistakes() == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
+def test_mistakes_are_caught(name: str, chosen: slice) -> None:
+    assert SUITE.unnoticed_mistakes(name, chosen) == set()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", VICTIMS)
+def test_wrong_plans_are_caught(name: str) -> None:
+    plans = SUITE.plans(name)
+    plans.pop("append first", None)  # it is first
+    assert SUITE.unnoticed_plans(name, plans) == set()

@@ -1,0 +1,189 @@
+"""attention_with_cache(v_width=): rows of the cache are keys, their first columns values, too."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import flashsmith
+from flashsmith.errors import ArgumentError
+from flashsmith.families import WGMMA_MLA, DType, Problem
+from flashsmith.families.head_dims import HeadPair
+from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
+from flashsmith.runtime import run_operation
+from flashsmith.verify import prove
+from flashsmith.verify.latent_decode_reference import LatentDecodeReference
+
+SCALE = 192**-0.5
+SMALL = WgmmaMlaKernelConfig(DType.BF16, 576, 128, 4, rescale_threshold=8, d_v=512)
+PROOFS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "128 heads, split": (
+        "b2 s1:600 h128:1 d576:512 bf16 latent_decode causal page64",
+        {},
+        "random",
+    ),
+    "tokens and heads across tiles": (
+        "b3 s3:260 h24:1 d576:512 bf16 latent_decode causal page16",
+        {"append": True, "sinks": True, "lens_k": (260, 3, 129)},
+        "random",
+    ),
+    "dense, of any length": (
+        "b3 s2:300 h16:1 d576:512 bf16 latent_decode causal",
+        {"capacity": 37, "lens_k": (0, 300, 1)},
+        "large_scores",
+    ),
+    "free split": (
+        "b2 s1:650 h16:1 d576:512 bf16 latent_decode causal page64",
+        {"split": "free"},
+        "nonfinite",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROOFS)
+def test_kernels_are_right(name: str) -> None:
+    text, options, inputs = PROOFS[name]
+    verdict = prove(SMALL, Problem.parse(text), options=options, inputs=inputs, checks=True)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("d", [320, 576])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("mask", ["", "causal", "window", "causal packed", "window packed"])
+def test_every_kind_of_call_is_right(mask: str, dtype: str, d: int) -> None:
+    for seed, (page, heads, append) in enumerate(((0, 16, False), (64, 96, True), (8, 128, True))):
+        text = f"b4 s3:420 h{heads}:1 d{d}:{d - 64} {dtype} latent_decode {mask}"
+        problem = Problem.parse(text + (f" page{page}" if page else ""))
+        for cfg in WGMMA_MLA.proof_configs(problem.dtype, HeadPair(d, d - 64)):
+            verdict = prove(cfg, problem, options={"append": append}, seed=seed, checks=True)
+            assert verdict.ok, str(verdict)
+
+
+def test_inputs_of_measurements_are_judged() -> None:
+    problem = Problem.parse("b2 s1:70 h16:1 d576:512 bf16 latent_decode causal page64")
+    reference = LatentDecodeReference()
+    inputs = reference.draw(problem, "random", 0)
+    case = reference.given(problem, inputs, {"lens_k": (70, 70)})
+    outputs = dict(run_operation(SMALL, problem, inputs, wanted=["lse"]).outputs)
+    assert case.verdict(outputs, SMALL).ok
+    outputs["o"] = np.roll(outputs["o"], 1, axis=-1)
+    assert not case.verdict(outputs, SMALL).ok
+
+
+def drawn(batch: int, tokens: int, heads: int, capacity: int) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(batch, tokens, heads, 576, generator=generator).bfloat16()
+    return q, torch.randn(batch, capacity, 1, 576, generator=generator).bfloat16()
+
+
+def expected(q: Any, rows: Any, scale: float = SCALE) -> tuple[Any, Any]:
+    """Causal attention of one sequence's queries over its latent rows, in float64."""
+    keys = rows[:, 0].double()
+    scores = torch.einsum("shd,kd->shk", q.double(), keys) * scale
+    position = torch.arange(len(keys)) - (len(keys) - len(q))
+    scores = scores.masked_fill(position > torch.arange(len(q))[:, None, None], -math.inf)
+    return scores.softmax(-1) @ keys[:, :512], scores.logsumexp(-1).T
+
+
+def test_a_call_is_attention_over_the_rows() -> None:
+    q, cache = drawn(2, 2, 16, 100)
+    lens = torch.tensor([100, 33], dtype=torch.int32)
+    out = torch.full((2, 2, 16, 512), math.nan, dtype=torch.bfloat16)
+    o, lse = flashsmith.attention_with_cache(
+        q, cache, v_width=512, cache_lens=lens, scale=SCALE, out=out, return_lse=True
+    )
+    assert o.data_ptr() == out.data_ptr()
+    for i, length in enumerate(lens.tolist()):
+        exact, exact_lse = expected(q[i], cache[i, :length])
+        assert (o[i] - exact).abs().max() < 1e-2
+        assert (lse[i] - exact_lse).abs().max() < 1e-4
+
+
+def test_rows_are_appended_and_pages_may_lie_anywhere() -> None:
+    """The same bits as from a dense cache that holds the rows already."""
+    q, cache = drawn(2, 2, 16, 128)
+    new = cache[:, :2].flip(1)
+    before = torch.tensor([70, 5], dtype=torch.int32)
+    dense = cache.clone()
+    for i, length in enumerate(before.tolist()):
+        dense[i, length : length + 2] = new[i]
+    keywords: dict[str, Any] = {"v_width": 512, "scale": SCALE}
+    want = flashsmith.attention_with_cache(q, dense, cache_lens=before + 2, **keywords)
+    pages, table = torch.empty(5, 64, 1, 576).bfloat16(), torch.tensor([[3, 0], [4, 1]])
+    pages[table] = cache.view(2, 2, 64, 1, 576)
+    got = flashsmith.attention_with_cache(
+        q, pages, cache_lens=before, page_table=table.int(), k=new, **keywords
+    )
+    assert torch.equal(got, want)
+    assert torch.equal(pages[table].view(2, 128, 1, 576), dense)
+
+
+def test_a_sequence_has_the_same_bits_in_any_batch_and_cache() -> None:
+    q, cache = drawn(3, 1, 16, 1200)
+    lens = torch.tensor([1030, 40, 1200], dtype=torch.int32)
+    keywords: dict[str, Any] = {"v_width": 512, "scale": SCALE, "config": SMALL}
+    together = flashsmith.attention_with_cache(q, cache, cache_lens=lens, **keywords)
+    for i, length in enumerate(lens.tolist()):
+        alone = flashsmith.attention_with_cache(
+            q[i : i + 1], cache[i : i + 1, :length], cache_lens=lens[i : i + 1], **keywords
+        )
+        assert torch.equal(alone[0], together[i])
+
+
+def test_numpy_arrays_and_no_queries() -> None:
+    q, cache = np.ones((1, 0, 16, 576), np.float16), np.ones((1, 8, 1, 576), np.float16)
+    keywords: dict[str, Any] = {"v_width": 512, "scale": SCALE}
+    o = flashsmith.attention_with_cache(q, cache, cache_lens=np.array([8], np.int32), **keywords)
+    assert o.shape == (1, 0, 16, 512)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"v_width": 511}, "v_width=511: kernels .* exist for 320 with v_width=256 and 576 with"),
+        ({"scale": None}, "scale: missing; give 1/sqrt of the d of a head before"),
+        ({"v_cache": torch.zeros(2, 64, 1, 576).bfloat16()}, "v_cache: given, and v_width, too"),
+        ({"softcap": 3.0}, r"softcap=3.0: attention over a latent cache \(v_width\) has no"),
+        ({"bits": "canonical"}, "bits='canonical': attention over a latent cache"),
+        ({"cos": torch.zeros(9, 32), "sin": torch.zeros(9, 32)}, "cos: attention over a latent"),
+        ({"kv_offset": torch.zeros(2, dtype=torch.int32)}, "kv_offset: attention over a latent"),
+        ({"k_cache": torch.zeros(2, 64, 2, 576).bfloat16()}, r"k_cache: shape \(2, 64, 2, 576\)"),
+        ({"q": torch.zeros(2, 1, 16, 512).bfloat16()}, "q: d_head 512; kernels over a latent"),
+        ({"k": torch.zeros(2, 1, 16, 576).bfloat16()}, r"k: shape .* must be \(2, 1, 1, 576\)"),
+        ({"out": torch.zeros(2, 1, 16, 576).bfloat16()}, r"out: shape \(2, 1, 16, 576\); must be"),
+        ({"k_cache": torch.zeros(2, 64, 1, 576).half()}, "k_cache: dtype torch.float16"),
+        ({"split": "none"}, "split='none': give"),
+        ({"v_width": None}, "v_cache: missing"),
+    ],
+)
+def test_unusable_arguments_are_refused(change: dict[str, Any], words: str) -> None:
+    q, cache = drawn(2, 1, 16, 64)
+    call = {"q": q, "k_cache": cache, "v_width": 512, "scale": SCALE}
+    call["cache_lens"] = torch.tensor([64, 1], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=words):
+        flashsmith.attention_with_cache(**(call | change))
+
+
+def test_pages_of_few_keys_are_refused() -> None:
+    q, cache = drawn(1, 1, 16, 12)
+    with pytest.raises(ArgumentError, match=r"page_table: pages of 6 keys; .* multiples of 8"):
+        flashsmith.attention_with_cache(
+            q,
+            cache.view(2, 6, 1, 576),
+            v_width=512,
+            scale=SCALE,
+            cache_lens=torch.tensor([12], dtype=torch.int32),
+            page_table=torch.tensor([[1, 0]], dtype=torch.int32),
+        )
+
+
+def test_choose_knows_the_kernel_and_refuses_other_gpus() -> None:
+    text = "b64 s1:4096 h128:1 d576:512 bf16 latent_decode causal page64"
+    assert flashsmith.choose(text, "H200").family == "wgmma_mla"
+    with pytest.raises(ArgumentError, match="wgmma_mla: its instructions are of sm_90"):
+        flashsmith.choose(text, "A100")
