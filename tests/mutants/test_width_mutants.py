@@ -37,7 +37,7 @@ VICTIMS = {
 }
 shared_kernels.want([VICTIMS["mma_sync"].config], CAUSAL)
 
-_MMA, _PLAN = "mma_sync/forward_kernel.cuh", "wgmma/plan.cc"
+_MMA = "mma_sync/forward_kernel.cuh"
 _KEYS = "K_rows - block * Kernel::B_c, "
 MISTAKES = {
     "mma_sync": (
@@ -51,10 +51,8 @@ MISTAKES = {
                     "KLayout::kBytes + (CFG.d_v > 0 ? VLayout::kBytes : 0);", "KLayout::kBytes;"),
     ),
     "wgmma": (
-        SourcePatch("O's columns are Q's", _PLAN,
-                    "args.problem.d = static_cast<int32_t>(p.d_v);", ""),
-        SourcePatch("V's columns are K's", _PLAN, "kv_rows, 0, false,\n         p.d_v},",
-                    "kv_rows, 0, false,\n         p.d},"),
+        SourcePatch("stages of V are as long as K's", "sm90_forward/consumer.cuh",
+                    "Kernel::V_tile_bytes,", "Kernel::K_tile_bytes,"),
         SourcePatch("V has K's panels", "wgmma/producer.cuh",
                     "Pipeline::kBytes / Kernel::KV_panel_bytes", "Kernel::n_panels"),
     ),

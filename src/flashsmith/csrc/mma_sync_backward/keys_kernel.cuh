@@ -130,13 +130,18 @@ struct KeysBlock {
             row_address<value_t>(args.k, batch * args.k_batch_stride + head_k * args.k_head_stride,
                                  k.first + first_key, args.k_seq_stride),
             args.k_seq_stride * int64_t{sizeof(value_t)}, present);
-        typename Kernel::CopyValues(thread_index())
-            .global_to_shared_async(
+        const auto start_V = [&](const auto& copy, TileExtent present) {
+            copy.global_to_shared_async(
                 smem + Kernel::V_offset,
                 row_address<value_t>(args.v,
                                      batch * args.v_batch_stride + head_k * args.v_head_stride,
                                      k.first + first_key, args.v_seq_stride),
-                args.v_seq_stride * int64_t{sizeof(value_t)}, extent_of_v(k.count - first_key));
+                args.v_seq_stride * int64_t{sizeof(value_t)}, present);
+        };
+        if constexpr (Kernel::is_pair)
+            start_V(typename Kernel::CopyValues(thread_index()), extent_of_v(k.count - first_key));
+        else
+            start_V(copy, present);
     }
 
     FS_DEVICE uint32_t Q_tile(int stage) const {
@@ -158,13 +163,18 @@ struct KeysBlock {
             row_address<value_t>(args.q, batch * args.q_batch_stride + at.head * args.q_head_stride,
                                  q.first + first_row, args.q_seq_stride),
             args.q_seq_stride * int64_t{sizeof(value_t)}, present);
-        typename Kernel::CopyDo(thread_index())
-            .global_to_shared_async(
+        const auto start_do = [&](const auto& copy, TileExtent present) {
+            copy.global_to_shared_async(
                 do_tile(at.stage()),
                 row_address<value_t>(args.d_o,
                                      batch * args.do_batch_stride + at.head * args.do_head_stride,
                                      q.first + first_row, args.do_seq_stride),
-                args.do_seq_stride * int64_t{sizeof(value_t)}, extent_of_v(q.count - first_row));
+                args.do_seq_stride * int64_t{sizeof(value_t)}, present);
+        };
+        if constexpr (Kernel::is_pair)
+            start_do(typename Kernel::CopyDo(thread_index()), extent_of_v(q.count - first_row));
+        else
+            start_do(copy, present);
         // There are statistics past the last row too.
         constexpr int kChunks = Kernel::B_r / 4;
         static_assert(2 * kChunks <= Kernel::n_threads);
