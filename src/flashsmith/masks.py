@@ -245,28 +245,50 @@ def _in_intervals(n: int) -> Callable[..., Any]:
 _IN_INTERVALS = tuple(map(_in_intervals, range(1, 5)))
 
 
-def blocks(table: Any, block_q: int, block_k: int | None = None) -> MaskValue:
+def blocks(
+    table: Any, block_q: int | None, block_k: int | None = None, *, group: int = 1
+) -> MaskValue:
     """A query sees the keys of the blocks that a table shows.
 
     Args:
         table: bool (batch or 1, heads or 1, query blocks, key blocks), or without leading
             dimensions.
         block_q, block_k: the rows and keys of a block; block_k is block_q unless given. They are
-            compiled in.
+            compiled in. With block_q=None all queries share the table's only row of blocks, such
+            as the blocks of keys that a step of decoding selects.
+        group: the query heads that share a head of the table, such as those of a K/V head.
 
     Raises ArgumentError for another shape, or sizes below 1.
     """
-    rows, columns = Constant(block_q), Constant(block_q if block_k is None else block_k)
-    if rows < 1 or columns < 1 or not 2 <= len(table.shape) <= 4:
+    rows = Constant(1 if block_q is None else block_q)
+    columns = Constant((block_q or 0) if block_k is None else block_k)
+    share = Constant(group)
+    shape = tuple(table.shape)
+    if min(rows, columns, share) < 1 or not 2 <= len(shape) <= 4:
         raise ArgumentError(
-            f"table: shape {tuple(table.shape)} with blocks of {int(rows)} x {int(columns)}; give "
-            "(batch or 1, heads or 1, query blocks, key blocks), and blocks of at least 1"
+            f"table: shape {shape} with blocks of {block_q} x {block_k} and group={group}; give "
+            "(batch or 1, heads or 1, query blocks, key blocks), and sizes of at least 1"
         )
-    return MaskValue(_in_block, table_reader(tuple(table.shape)), table, rows, columns)
+    if block_q is None and shape[-2] != 1:
+        raise ArgumentError(
+            f"table: shape {shape} with block_q=None; give one row of blocks (..., 1, key blocks), "
+            "which all queries share, or the rows of a block"
+        )
+    if block_q is None:
+        return MaskValue(_in_block_of_keys, table_reader(shape), table, columns, share)
+    return MaskValue(_in_block, table_reader(shape), table, rows, columns, share)
 
 
-def _in_block(at: Any, table: Any, rows: Any, columns: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-    return at(table, b, h, q // rows, k // columns)
+def _in_block(
+    at: Any, table: Any, rows: Any, columns: Any, share: Any, b: Any, h: Any, q: Any, k: Any
+) -> Any:
+    return at(table, b, h // share, q // rows, k // columns)
+
+
+def _in_block_of_keys(
+    at: Any, table: Any, columns: Any, share: Any, b: Any, h: Any, q: Any, k: Any
+) -> Any:
+    return at(table, b, h // share, Constant(0), k // columns)
 
 
 def _by_row(name: str, ids: Any) -> Callable[..., Any]:

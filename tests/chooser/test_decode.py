@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from flashsmith.chooser.batch_invariant import without_batch
 from flashsmith.chooser.cost_model import estimate
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.errors import ArgumentError, KernelNotBuiltError
-from flashsmith.families import DType, Problem, Semantics, device_spec
+from flashsmith.families import DType, Problem, Semantics, device_spec, is_legal
 from flashsmith.runtime import fallback_kernels
 from flashsmith.verify.reference import compute_references
 from flashsmith.verify.tolerance import compare
@@ -628,3 +629,23 @@ def test_without_a_compiler_a_free_call_takes_what_is_built(
     assert f"{CFG} [causal] is built and serves instead" in caplog.text
     with pytest.raises(KernelNotBuiltError, match="is not built"):
         flashsmith.attention_with_cache(**call, split="invariant")
+
+
+@pytest.mark.parametrize("gpu", ["A100", "L4", "H200"])
+@pytest.mark.parametrize("cache", ["e4m3", "scaled"])
+def test_kernels_of_a_cache_in_another_format_are_the_plain_ones(gpu: str, cache: str) -> None:
+    """With as many stages as the plain one's memory has room for, and legal on the GPU."""
+    device = device_spec(gpu)
+    for d, seq_q, bits in product((64, 128, 192), (1, 300), ("", "canonical")):
+        words = f"b1 s{seq_q}:4096 h32:8 d{d} bf16 decode causal {bits}"
+        plain, problem = (Problem.parse(f"{words} {more}") for more in ("", f"cache_{cache}"))
+        config = CHOOSERS["invariant"](problem, device)
+        assert is_legal(config, device)
+        assert config.cache.label == cache
+        assert bool(config.canonical) == bool(bits)
+        wanted = CHOOSERS["invariant"](plain, device)
+        if not wanted.chunk_cluster:
+            same = ("B_r", "B_c", "n_warps", "min_keys", "parts_per_sm")
+            assert [getattr(config, it) for it in same] == [getattr(wanted, it) for it in same]
+            assert config.smem_bytes() <= wanted.smem_bytes()
+        assert config.stages >= (2 if bits else wanted.stages)

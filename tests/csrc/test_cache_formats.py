@@ -35,6 +35,8 @@ class Case:
     d: int = 0
     page: int = 0
     arch: int = 90
+    capacity: int = 0
+    sm_count: int = 8
 
     def __str__(self) -> str:
         return self.name
@@ -45,7 +47,7 @@ class Case:
 
     @property
     def device(self) -> Any:
-        return replace(device_spec(self.arch), sm_count=8)
+        return replace(device_spec(self.arch), sm_count=self.sm_count)
 
     def of_format(self, cache: str) -> Any:
         return over_cache(self.plain, CacheFormat.parse(cache), self.device)
@@ -89,6 +91,10 @@ CASES = [
         (200, 33), page=8,
     ),
     Case(
+        "arriving", "(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2+early+cluster_8",
+        "e5m2", "causal", (900,), heads=(4, 2), capacity=8300, sm_count=32,
+    ),
+    Case(
         "widest", "(FP16, 256, 16, 32, 2): decode+stages_2+least_64+parts_2+full", "e4m3", "",
         (200, 33), heads=(24, 2),
     ),
@@ -105,7 +111,7 @@ def draw(case: Case, *, finite: bool = False) -> dict[str, np.ndarray]:
     """Queries, and caches of all codes in random order. Scores are of a moderate size."""
     rng = np.random.default_rng(0)
     problem, dtype = case.problem, VALUES[case.plain.dtype.name.lower()]
-    rows = -(-max(case.lengths) // (case.page or 1)) * (case.page or 1)
+    rows = -(-max(*case.lengths, case.capacity) // (case.page or 1)) * (case.page or 1)
     shape = (len(case.lengths), rows, problem.heads_k, problem.d)
     tensors: dict[str, np.ndarray] = {}
     for name in ("k_cache", "v_cache"):

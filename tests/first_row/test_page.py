@@ -1,4 +1,4 @@
-"""docs/add-a-family.md: it shows the package's files as they are, and its commands run."""
+"""docs/add-a-family.md: it shows files of the package as they are, and its commands run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ PAGE = HERE.parents[1] / "docs" / "add-a-family.md"
 FILE = re.compile(r"^`([\w./]+)`:\n\n```\w+\n(.*?)```$", re.MULTILINE | re.DOTALL)
 
 
-def test_it_shows_every_file_of_the_package() -> None:
-    shown = dict(FILE.findall(PAGE.read_text()))
+LINK = re.compile(r"\[`[\w./]+`\]\(\.\./tests/first_row/first_row/([\w./]+)\)")
+
+
+def test_it_shows_or_links_every_file_of_the_package() -> None:
+    text = PAGE.read_text()
+    shown, linked = dict(FILE.findall(text)), set(LINK.findall(text))
     package = HERE / "first_row"
     files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.*")}
     files = {name: path for name, path in files.items() if "__pycache__" not in name}
-    assert shown.keys() == files.keys() | {"pyproject.toml"}
-    for name, path in {**files, "pyproject.toml": HERE / "pyproject.toml"}.items():
-        assert shown[name] == path.read_text(), f"{PAGE.name} shows another {name}"
+    files["pyproject.toml"] = HERE / "pyproject.toml"
+    assert shown.keys() | linked == files.keys()
+    assert {"operation.py", "reference.py", "family.py"} <= shown.keys()
+    for name, text in shown.items():
+        assert text == files[name].read_text(), f"{PAGE.name} shows another {name}"
 
 
 def commands() -> list[list[str]]:

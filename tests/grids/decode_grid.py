@@ -45,6 +45,7 @@ _DRAWN: dict[str, tuple[Any, ...]] = {
     "split": ("invariant", "free"),
     "scale": (None, None, 0.3),
     "sm_count": SM_COUNTS,
+    "dropped": (0, 0, 50),
 }
 
 
@@ -76,6 +77,7 @@ class DecodeCase:
     inputs: str = "random"
     longest: int = 0
     family: str = ""
+    dropped: int = 0
 
     def __str__(self) -> str:
         said = [
@@ -90,6 +92,7 @@ class DecodeCase:
             f"{self.sm_count} SMs" * (self.sm_count is not None),
             f"{self.inputs} inputs" * (self.inputs != "random"),
             f"up to {self.longest} keys" * bool(self.longest),
+            f"up to {self.dropped} dropped keys" * bool(self.dropped),
         ]  # fmt: skip
         return ", ".join(word for word in said if word)
 
@@ -136,6 +139,7 @@ class DecodeCase:
             "rotary": self.append if rotary else "",
             "rotary_dtype": "float32" if rotary and self.wide_rotary else None,
             "rotary_half": draw.choice((None, 8)) if rotary else None,
+            "dropped": self.dropped,
             "capacity": self.capacity,
             "layout": self.layout,
             "split": self.split,

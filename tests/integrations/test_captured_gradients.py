@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashsmith.integrations import captured_gradients as ours
+from flashsmith.integrations.captured_by_kernels import axis_of
 from flashsmith.integrations.captured_gradients import Saved, captured_gradients
 from flashsmith.semantics.signature import ForwardOptions
 from flashsmith.tracing import trace
@@ -77,7 +78,7 @@ def by_autograd(
 
 
 @pytest.mark.parametrize("limits", [(False, 0.0), (True, 2.0)], ids=["plain", "causal and capped"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", list(FUNCTIONS))
 def test_gradients(monkeypatch: pytest.MonkeyPatch, name: str, limits: tuple[bool, float]) -> None:
     function, tensors = FUNCTIONS[name]
     at, (causal, softcap) = inputs(), limits
@@ -120,3 +121,101 @@ def test_packed_sequences() -> None:
     )
     (one,), (other,) = (captured_gradients(it, options, program, [True]) for it in (each, together))
     torch.testing.assert_close(one, other)
+
+
+# --- by kernels ----------------------------------------------------------------------------------
+
+# Reads whose indices kernels sum by; the kernel of each is compiled.
+SERVED = ("slopes", "table by distance", "bias", "shared bias", "rows and keys", "a number")
+BY_DEFAULT = ("table by distance", "bias")
+CLAMPED = captured(9)
+FUNCTIONS["clamped distances"] = (
+    lambda s, b, h, q, k: s + CLAMPED[(q - k).clamp(-4, 4) + 4] * 0.5, (CLAMPED,)
+)  # fmt: skip
+
+
+def in_fp16(at: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: x if name == "dlse" else x.half() for name, x in at.items()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(it, marks=[pytest.mark.full] * (it not in BY_DEFAULT))
+        for it in (*SERVED, "clamped distances", "buckets", "with a mask's")
+    ],
+)
+def test_gradients_by_kernels(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    function = FUNCTIONS[name][0]
+    at = in_fp16(inputs())
+    o, lse = by_autograd(at, function, True, 0.0)
+    program = trace(function, visible)
+    saved = Saved(
+        **at, o=o.detach().half(), lse=lse.detach().float(), cu_seqlens_q=None, cu_seqlens_k=None
+    )
+    needs, options = [it.requires_grad for it in program.tensors], ForwardOptions(causal=True)
+    expected = captured_gradients(saved, options, program, needs)
+    monkeypatch.setattr(ours, "_sequences", lambda *_: pytest.fail("not by a kernel"))
+    found = captured_gradients(saved, options, program, needs, emulate=True)
+    again = captured_gradients(saved, options, program, needs, emulate=True)
+    for one, other, repeated in zip(found, expected, again, strict=True):
+        if other is not None:
+            size = other.abs().max().item()
+            assert size > 0
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * size)
+            assert torch.equal(one, repeated)
+
+
+@pytest.mark.full
+def test_packed_sequences_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of lengths that are no whole tiles, with a sequence that is cut off."""
+    function = FUNCTIONS["table by distance"][0]
+    at = in_fp16(inputs())
+    flat = {name: x.flatten(0, 1)[:70] for name, x in at.items() if name in ("do", "q")}
+    flat |= {name: at[name].flatten(0, 1) for name in "kv"}
+    q, k = torch.tensor([0, 12, 12, 70]), torch.tensor([0, 40, 50, 106])
+    program = trace(function, visible)
+    options = ForwardOptions(causal=True, max_seqlen_q=50, max_seqlen_k=53)
+    saved = Saved(
+        **flat,
+        o=torch.randn(70, HEADS, D, generator=OF).half(),
+        lse=torch.rand(HEADS, 70, generator=OF) + 3,
+        dlse=torch.randn(HEADS, 70, generator=OF),
+        cu_seqlens_q=q.int(),
+        cu_seqlens_k=k.int(),
+    )
+    (expected,) = captured_gradients(saved, options, program, [True])
+    monkeypatch.setattr(ours, "_sequences", lambda *_: pytest.fail("not by a kernel"))
+    (found,) = captured_gradients(saved, options, program, [True], emulate=True)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    {
+        "slopes": ["rows"],
+        "table by distance": ["distances"],
+        "clamped distances": ["distances"],
+        "rows and keys": ["rows", "keys"],
+        "bias": ["elements"],
+        "buckets": ["rows"],
+        "read twice": ["keys", "rows"],
+    }.items(),
+)
+def test_axes(name: str, axes: list[str]) -> None:
+    score = trace(FUNCTIONS[name][0]).program.score
+    assert score is not None
+    reads = [it for it in score.parts() if it.function == "read" and it.operands[1] == "float32"]
+    assert sorted(axis_of(it) or "" for it in reads) == sorted(axes)
+
+
+def test_reads_that_kernels_do_not_sum() -> None:
+    others = [
+        lambda s, b, h, q, k: s + ROWS[q // 2 + k],
+        lambda s, b, h, q, k: s + SHARED[q % 5, k],
+    ]
+    for function in others:
+        score = trace(function).program.score
+        assert score is not None
+        (node,) = (it for it in score.parts() if it.function == "read")
+        assert axis_of(node) is None

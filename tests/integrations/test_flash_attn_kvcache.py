@@ -13,6 +13,7 @@ from flashsmith import attention_with_cache, flash_attn_varlen_func, flash_attn_
 from flashsmith.chooser import decode
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Semantics, parse_kernel_name_into_config
+from flashsmith.integrations import flash_attn
 from flashsmith.integrations.page_tables import from_flashinfer
 
 CFG = parse_kernel_name_into_config("(FP16, 64, 16, 64, 4): decode+stages_3+least_64+parts_2")
@@ -173,7 +174,7 @@ def test_splits_of_0_and_1_are_invariant_and_more_are_free(splits_asked: list[st
     ("keywords", "message"),
     [
         *[({name: LENS}, f"{name}: not supported; must be None") for name in (
-            "alibi_slopes", "cache_batch_idx", "cache_leftpad", "q_descale", "k_descale",
+            "cache_batch_idx", "cache_leftpad", "q_descale", "k_descale",
             "v_descale", "scheduler_metadata")],
         ({"qv": LENS}, "qv: k_cache and v_cache are no PyTorch tensors; kernels read latent rows"),
         ({"rotary_seqlens": LENS // 2}, "rotary_seqlens: has other numbers than cache_seqlens, "),
@@ -183,7 +184,10 @@ def test_splits_of_0_and_1_are_invariant_and_more_are_free(splits_asked: list[st
          "a key and a value for every query are appended; write others to the caches before"),
         ({"k": LONGER, "v": LONGER, "cache_seqlens": LENS - 4},
          "k: shape .* a key and a value for every query are appended; write others to the caches"),
-        ({"attention_chunk": 64}, "attention_chunk=64: not supported; must be 0"),
+        ({"attention_chunk": -1}, "attention_chunk=-1: give the positions of a chunk, or 0"),
+        ({"attention_chunk": 1.5}, r"attention_chunk=1\.5: give the positions"),
+        ({"attention_chunk": 16, "bits": "canonical"}, "bits='canonical'"),
+        ({"alibi_slopes": np.zeros((1, 2, 3))}, r"alibi_slopes: shape \(1, 2, 3\)"),
         ({"sm_margin": 2}, "sm_margin=2: not supported; must be 0"),
         ({"num_splits": -1}, "num_splits=-1: give a whole number from 0"),
         ({"cache_seqlens": None, "k": LENS}, "cache_seqlens: missing; k is appended there"),
@@ -210,6 +214,31 @@ def test_what_is_not_served_is_an_error_that_names_it(
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
         flash_attn_with_kvcache(**{**tensors(), "cache_seqlens": LENS, "causal": True, **keywords})
+
+
+def test_alibi_and_chunks_of_positions() -> None:
+    call, slopes = tensors(), np.array([0.5, -0.2], np.float32)
+    asked = {"cache_seqlens": LENS, "causal": True, "attention_chunk": 16, "alibi_slopes": slopes}
+    o = flash_attn_with_kvcache(**call, **asked)
+    for b, length in enumerate(LENS):
+        keys = np.arange((length - 1) // 16 * 16, length)
+        for h, slope in enumerate(slopes):
+            k, v = (call[f"{it}_cache"][b, keys, 0].astype(float) for it in "kv")
+            scores = k @ call["q"][b, 0, h].astype(float) / 8 - slope * (length - 1 - keys)
+            weights = np.exp(scores - scores.max())
+            np.testing.assert_allclose(o[b, 0, h], weights @ v / weights.sum(), atol=2e-3)
+
+
+def test_pages_with_alibi(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(flash_attn, "attention_with_cache", lambda *_, **how: asked.update(how))
+    table = np.zeros((1, 1), np.int32)
+    starts = np.array([0, 1], np.int32)
+    flash_attn_varlen_func(
+        "q", "k", "v", starts, starts, 1, 1, block_table=table, alibi_slopes=LENS
+    )  # fmt: skip
+    assert callable(asked["score_mod"])
+    assert "positions" not in asked
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])

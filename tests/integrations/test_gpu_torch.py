@@ -57,6 +57,37 @@ def test_sdpa_is_pytorchs(dtype: Any) -> None:
         assert_right(output, tensors, **arguments)
 
 
+@pytest.mark.parametrize("kind", ["slopes", "distances", "bias"])
+def test_gradients_of_captured_tensors(kind: str) -> None:
+    """Kernels sum them: with the same bits in every run, and those of PyTorch's attention."""
+    q, k, v = (x.requires_grad_() for x in drawn())
+    shape = {"slopes": (HEADS,), "distances": (2 * LENGTH,), "bias": (1, HEADS, LENGTH, LENGTH)}
+    table = torch.randn(shape[kind], device="cuda", requires_grad=True)
+
+    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        if kind == "slopes":
+            return s + table[h] * (j - i) / 64
+        return s + (table[j - i + LENGTH] if kind == "distances" else table[0, h, i, j])
+
+    do = torch.randn_like(q)
+
+    def ours() -> Any:
+        o = flashsmith.attention(q, k, v, score_mod=score, deterministic=True)
+        return torch.autograd.grad(o, table, do)[0]
+
+    at = torch.arange(LENGTH, device="cuda")
+    heads = torch.arange(HEADS, device="cuda")[:, None, None]
+    bias = score(0.0, 0, heads, at[:, None], at)
+    heads_first = [x.float().transpose(1, 2) for x in (q, k, v)]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        theirs = pytorch_sdpa(*heads_first, attn_mask=bias).transpose(1, 2)
+    (reference,) = torch.autograd.grad(theirs, table, do.float())
+    found = ours()
+    size = reference.abs().max().item()
+    torch.testing.assert_close(found, reference, rtol=1e-2, atol=2e-3 * size)
+    assert torch.equal(found, ours())
+
+
 class TestGraphs:
     def test_captured_and_replayed(self) -> None:
         tensors = drawn()

@@ -33,13 +33,17 @@ VICTIMS = {
         (
             AskedDecode("b2 s1:150 h4:2 d96 causal cache_e4m3", "far_scores", {"append": True}),
             AskedDecode("b1 s2:40 h4:2 d96 causal cache_e4m3", "nonfinite", {"append": True}),
+            AskedDecode("b1 s2:40 h4:2 d96 causal cache_e4m3", "huge", {"append": True}),
         ),
         arch=80,
     ),
     "e5m2": OperationVictim(
         config("(BF16, 64, 16, 64, 4): decode+stages_4+least_64+parts_2+cache_e5m2"),
         Semantics("causal", softcap=True),
-        (AskedDecode("b2 s1:150 h4:2 d64 causal softcap cache_e5m2", options={"append": True}),),
+        (
+            AskedDecode("b2 s1:150 h4:2 d64 causal softcap cache_e5m2", options={"append": True}),
+            AskedDecode("b1 s2:40 h4:2 d64 causal softcap cache_e5m2", "huge", {"append": True}),
+        ),
         arch=80,
     ),
 }
@@ -69,16 +73,14 @@ MISTAKES = {
                     "{ .reg .f32 a, b; min.f32 a, %1, 0f43000000; min.f32 b, %2, 0f43000000; "
                     "cvt.rn.satfinite.e4m3x2.f32 %0, a, b; }"),
         SourcePatch("values by the keys' scale", _APPEND,
-                    "[&] { return v_scale(args, head); }",
-                    "[&] { return k_scale(args, head); }"),
+                    "kOfValues ? v_scale(args, head) : k_scale(args, head)",
+                    "k_scale(args, head)"),
         SourcePatch("times the scale", _ROW,
                     "codes_of<kFormat>(__fdiv_rn(to_float(x), scale), 0.0f)",
                     "codes_of<kFormat>(__fmul_rn(to_float(x), scale), 0.0f)"),
         SourcePatch("rows of the cache as far apart as 16 bits", _APPEND,
-                    "block * strides.batch + slot * strides.row +\n"
-                    "                        head * strides.head,",
-                    "block * strides.batch + slot * 2 * strides.row +\n"
-                    "                        head * strides.head,"),
+                    "(cache) + block * strides.batch + slot * strides.row",
+                    "(cache) + block * strides.batch + slot * 2 * strides.row"),
     ),
     "before sm_89": (
         SourcePatch("the bias of fp16", _FRAGMENTS, "kOfBias = 256.0f", "kOfBias = 128.0f"),

@@ -256,7 +256,8 @@ def test_defaults_of_keywords_are_those_of_the_function() -> None:
     of_tensors = dict.fromkeys(DecodeTensors._fields[3:]) | required
     others = DecodeOptions._field_defaults | {"config": None, "emulate": False}
     del others["program"]  # which only the runtime passes
-    assert dict(keywords) == of_tensors | others
+    functions = dict.fromkeys(("score_mod", "mask_mod", "mask", "bias"))
+    assert dict(keywords) == of_tensors | others | functions
     assert DecodeTensors._fields[:3] == ("q", "k_cache", "v_cache")
 
 

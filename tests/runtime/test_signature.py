@@ -111,7 +111,8 @@ def test_options_have_the_defaults() -> None:
     assert set(FORWARD.defaults) == {*ForwardOptions._fields, "emulate"} - {"program"}
     # A scale is a tensor or a number.
     options = [name for name in DecodeOptions._fields if name not in SCALE_OPTIONS]
-    assert set(CACHE.defaults) - {"v_width"} == (
+    functions = {"score_mod", "mask_mod", "mask", "bias"}
+    assert set(CACHE.defaults) - {"v_width"} - functions == (
         {*options, *DecodeTensors._fields[3:], "config", "emulate"} - {"program"}
     )
     assert set(CACHE.defaults) > set(LatentOptions._fields) | set(LatentTensors._fields[2:])

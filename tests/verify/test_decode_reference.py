@@ -49,15 +49,16 @@ def modelled(case: ProofCase) -> dict[str, np.ndarray]:
 
     for sequence in range(problem.batch):
         length = int(inputs["cache_lens"][sequence])
+        position = length + int(inputs["kv_offset"][sequence] if "kv_offset" in inputs else 0)
         rows = range(starts[sequence], starts[sequence + 1])
         for step, row in enumerate(rows):
             for name, tensor in new.items():
-                appended = turned(tensor[row], length + step) if name == "k" else tensor[row]
+                appended = turned(tensor[row], position + step) if name == "k" else tensor[row]
                 inputs[f"{name}_cache"][slot(sequence, length + step)] = appended
         total = length + len(rows) * bool(new)
         for step, row in enumerate(rows):
             mask = problem.semantics.mask
-            query = turned(q[row], length + step * (mask != "none")).astype(np.float32)
+            query = turned(q[row], position + step * (mask != "none")).astype(np.float32)
             at = total - len(rows) + step
             left, right = options.get("left"), options.get("right")
             right = 0 if mask == "causal" else right
@@ -87,6 +88,8 @@ def modelled(case: ProofCase) -> dict[str, np.ndarray]:
 class _Config:
     """What a case needs of a config."""
 
+    d_head_v = 64
+
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         return True
 
@@ -106,6 +109,10 @@ CASES = {
     "none, append, interleaved": case_of(
         "b3 s2:33 h2:1 d64 bf16 decode page1", 1, append=True, rotary="interleaved",
         rotary_half=9, rotary_dtype="float32", sinks=True,
+    ),
+    "a rolling cache": case_of(
+        "b3 s2:40 h2:1 d64 fp16 decode window", window=(9, 0), append=True, rotary="halves",
+        dropped=70,
     ),
     "window, softcap, packed": case_of(
         "b3 s5:49 h4:1 d64 fp16 decode window softcap packed page24", 2, window=(7, 0), sinks=True,
@@ -215,6 +222,7 @@ def test_layouts_hold_the_same_numbers_in_memory_of_their_own(layout: str) -> No
         ({"causal": True}, "causal=True: the mask of"),
         ({"lens_k": (1, 0), "append": True}, "shorter than what is appended"),
         ({"split": "some"}, "split='some': give 'invariant'"),
+        ({"dropped": -1}, "dropped=-1: give how many keys a cache has dropped, from 0"),
         ({"lens_k": (1,)}, "give both for each sequence"),
     ],
 )

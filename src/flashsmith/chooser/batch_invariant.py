@@ -28,7 +28,9 @@ def without_batch(problem: Problem) -> Problem:
         return problem
     if problem.bits:  # all kernels give the same canonical bits
         return replace(problem, page=0, cache="")
-    semantics = replace(problem.semantics, packed=False, uneven=False)
+    # Kernels with a program are uneven.
+    is_uneven = problem.semantics.program != ""
+    semantics = replace(problem.semantics, packed=False, uneven=is_uneven)
     typical = replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics)
     return replace(typical, page=0, cache="")
 

@@ -3,12 +3,14 @@ chosen kernel."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.choice import choose_config
+from flashsmith.chooser.functions import CallFunctions, bound_over_cache, sizes_of
 from flashsmith.chooser.latent_decode import attention_with_latent_cache
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, is_legal
 from flashsmith.operations.cache_scales import SCALES
@@ -83,6 +85,10 @@ def attention_with_cache(
     softcap: float = 0.0,
     scale: float | None = None,
     sinks: Array | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    mask: Any = None,
+    bias: Array | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
     split: str = "invariant",
@@ -137,6 +143,10 @@ def attention_with_cache(
             are cut off. None computes it on the host. On a device, None means total_q, which starts
             more CTAs than necessary.
         causal, window, softcap, scale, sinks: as for attention().
+        score_mod, mask_mod, mask, bias: as for attention(), but no BlockMask. The functions' kv_idx
+            is a key's position in the whole sequence, with the keys that kv_offset counts, and
+            q_idx the query's; so are columns of tensors, whose rows are the call's queries. causal
+            is True unless given, also beside a mask.
         k_scale, v_scale: what the cache's keys and values are multiplied by, numbers or fp32
             tensors of one number or one for each K/V head; None is 1. They are applied in fp32 to
             the scores' scale, and to o before it is rounded. Appended k and v are divided by them;
@@ -165,6 +175,11 @@ def attention_with_cache(
         return attention_with_latent_cache(q, k_cache, v_cache, keywords, CHOOSERS)
     check_config_for(DECODE.name, "config", config)
     chosen = config or CHOOSERS[check_split(split)]
+    program = None
+    if not (score_mod is None and mask_mod is None and mask is None and bias is None):
+        functions = CallFunctions(score_mod, mask_mod, mask, bias)
+        sizes = sizes_of(q, k_cache, cu_seqlens_q)
+        program, causal, window = bound_over_cache(functions, (causal, window), sizes)
     scales = Scales.of(k_scale, v_scale)
     tensors = DecodeTensors(
         *(q, k_cache, v_cache, cache_lens, out, page_table, k, v, cos, sin, sinks, cu_seqlens_q),
@@ -172,7 +187,7 @@ def attention_with_cache(
     )
     options = DecodeOptions(
         *(causal, window, softcap, scale, max_seqlen_q, rotary_interleaved, split, return_lse),
-        *(bits, None, *scales.numbers),
+        *(bits, program, *scales.numbers),
     )
     return run_decode(chosen, tensors, options, emulate)
 

@@ -23,7 +23,7 @@ class FunctionsExplained:
 
     bound: the program of the kernels with the call's tensors and numbers, or None if causal and
     window express the functions. asked, limits: the keys that the caller's causal and window show,
-    and those that the kernel's show. has_mask: whether the call has a mask besides causal and
+    and those that the kernel's show. has_mask: whether the call has another mask than causal and
     window.
     """
 

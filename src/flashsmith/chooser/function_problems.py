@@ -31,7 +31,7 @@ ANY_SIZES = (2, 256, 256)
 class FunctionProblem(NamedTuple):
     """A problem with the semantics that functions give it, and the functions.
 
-    program: what is left of the functions beside causal and window, or None. causal, window: those
+    program: what is left of the functions without causal and window, or None. causal, window: those
     of the kernel. asked: causal and window of the text without its functions.
     """
 

@@ -12,6 +12,9 @@ from flashsmith.tracing import BoundFunctions, BoundProgram, bind
 from flashsmith.tracing.block_masks import is_block_mask, mask_of_blocks
 from flashsmith.tracing.captures import is_array
 
+# A call's program, causal and window.
+Bound = tuple[BoundProgram | None, bool, tuple[int | None, int | None]]
+
 
 class CallFunctions(NamedTuple):
     """The keywords of attention() that define a program."""
@@ -47,7 +50,7 @@ def sizes_of(q: Any, k: Any, cu_seqlens_q: Any = None) -> ScoreSizes | None:
 
 def bound_functions(
     functions: CallFunctions, limits: tuple[Any, Any], sizes: ScoreSizes | None
-) -> tuple[BoundProgram | None, bool, tuple[int | None, int | None]]:
+) -> Bound:
     """A call's program, causal and window. ``limits`` are the caller's causal and window, which
     hide keys as well.
 
@@ -57,9 +60,7 @@ def bound_functions(
     does not fit the sizes.
     """
     lengths = None if sizes is None else sizes.lengths
-    if sizes is not None:
-        for name in ("mask_mod", "mask", "bias"):
-            _check_sizes(name, getattr(functions, name), sizes)
+    _check_tensors(functions, sizes)
     positions = functions.positions
     own = [
         mask_of_blocks(it, lengths, positions) if is_block_mask(it) else it
@@ -69,9 +70,26 @@ def bound_functions(
     return with_limits(found, limits)
 
 
-def with_limits(
-    found: BoundFunctions, limits: tuple[Any, Any]
-) -> tuple[BoundProgram | None, bool, tuple[int | None, int | None]]:
+def bound_over_cache(
+    functions: CallFunctions, limits: tuple[Any, Any], sizes: ScoreSizes | None
+) -> Bound:
+    """The same for attention over a cache, where indices of functions are positions in the whole
+    sequence. Rows of tensors are the queries of the call.
+
+    Raises ArgumentError also for a BlockMask, whose rows are queries of the call.
+    """
+    own = (functions.mask_mod, functions.mask)
+    if any(map(is_block_mask, own)):
+        raise ArgumentError(
+            "mask: a BlockMask, whose rows count the queries of one call; over a cache a query's "
+            "index is its position in the sequence: give a function, or a value of "
+            "flashsmith.masks such as masks.blocks()"
+        )
+    _check_tensors(functions, None if sizes is None else sizes._replace(lengths=None))
+    return with_limits(bind(functions.score_mod, own, None, "end", functions.bias), limits)
+
+
+def with_limits(found: BoundFunctions, limits: tuple[Any, Any]) -> Bound:
     """The program, and the causal and window that hide what ``found`` and ``limits`` hide."""
     causal, window = limits
     if found.left is None and found.right is None:
@@ -83,6 +101,14 @@ def with_limits(
         return found.program, True, NO_WINDOW
     window = None if left == UNLIMITED else left, None if right == UNLIMITED else right
     return found.program, False, window
+
+
+def _check_tensors(functions: CallFunctions, sizes: ScoreSizes | None) -> None:
+    """Raises ArgumentError unless the mask's and the bias's tensors fit the call, if its sizes are
+    known."""
+    if sizes is not None:
+        for name in ("mask_mod", "mask", "bias"):
+            _check_sizes(name, getattr(functions, name), sizes)
 
 
 def _check_sizes(name: str, tensor: Any, sizes: ScoreSizes) -> None:

@@ -52,6 +52,8 @@ from flashsmith.families.nearest import check_legal, nearest_legal
 from flashsmith.families.row_merge import ROW_MERGE
 from flashsmith.families.row_merge.config import RowMergeKernelConfig
 from flashsmith.families.rule import BrokenRule, Rule
+from flashsmith.families.score_sums import SCORE_SUMS
+from flashsmith.families.score_sums.config import ScoreSumsKernelConfig
 from flashsmith.families.slot_write import SLOT_WRITE
 from flashsmith.families.slot_write.config import SlotWriteKernelConfig
 from flashsmith.families.wgmma import WGMMA
@@ -89,6 +91,7 @@ __all__ = [
     "MMA_SYNC_DECODE",
     "ROW_MERGE",
     "RULES",
+    "SCORE_SUMS",
     "SLOT_WRITE",
     "SUPPORTED_D_HEADS",
     "WGMMA",
@@ -109,6 +112,7 @@ __all__ = [
     "RowMergeKernelConfig",
     "Rule",
     "Schedule",
+    "ScoreSumsKernelConfig",
     "Semantics",
     "SlotWriteKernelConfig",
     "TileOrder",

@@ -1,4 +1,4 @@
-"""Kernels that write lists of K/V blocks for the mask of a program.
+"""Kernels that write lists of blocks for the mask of a program.
 
 See csrc/common/block_lists.cuh.
 """
@@ -24,3 +24,20 @@ def list_templates(semantics: Semantics, prefix: str) -> Mapping[str, str]:
         "list_blocks": f"{prefix}_list_blocks_kernel",
         "compact_lists": f"{prefix}_compact_lists_kernel",
     }
+
+
+def query_list_templates(semantics: Semantics) -> Mapping[str, str]:
+    """Those of a backward pass, where blocks of keys visit blocks of queries."""
+    return _of_backward_pass(semantics, "queries")
+
+
+def key_list_templates(semantics: Semantics) -> Mapping[str, str]:
+    """Those of a backward pass, where blocks of queries visit blocks of keys."""
+    return _of_backward_pass(semantics, "keys")
+
+
+def _of_backward_pass(semantics: Semantics, what: str) -> Mapping[str, str]:
+    if not has_lists(semantics):
+        return {}
+    kinds = ("list", "compact")
+    return {f"{kind}_{what}": f"backward_{kind}_{what}_kernel" for kind in kinds}

@@ -1,9 +1,10 @@
 """Gradients of the float tensors that a score function reads.
 
 They are sums of dS over all elements that read the same value: dS = P (dP - D), times the
-derivative of the new score with respect to the read. PyTorch's operations compute it for blocks of
-rows in fp32 and float64. Their order is fixed, so the bits repeat: dimensions that no index depends
-on are summed first, and the rest is added by index in PyTorch's deterministic way.
+derivative of the new score with respect to the read. On a GPU, kernels compute the sums for indices
+by head, query, key or distance; see captured_by_kernels.py. For others PyTorch's operations compute
+dS for blocks of rows in fp32 and float64. All orders are fixed, so the bits repeat: dimensions that
+no index depends on are summed first, and the rest is added by index in PyTorch's deterministic way.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from flashsmith.errors import KernelNotBuiltError, UnservedError
+from flashsmith.integrations.captured_by_kernels import (
+    ScoreSums,
+    add_elements,
+    axis_of,
+    is_whole,
+)
 from flashsmith.semantics.derivatives import derivative
 from flashsmith.semantics.program import BoundProgram
 from flashsmith.semantics.signature import ForwardOptions, check_mask
@@ -39,32 +47,88 @@ class Saved(NamedTuple):
 
 
 def captured_gradients(
-    saved: Saved, options: ForwardOptions, program: BoundProgram, needs: Sequence[bool]
+    saved: Saved,
+    options: ForwardOptions,
+    program: BoundProgram,
+    needs: Sequence[bool],
+    *,
+    emulate: bool = False,
 ) -> list[Any]:
-    """The gradients of the program's tensors, None where not needed, in the tensors' dtypes."""
+    """The gradients of the program's tensors, None where not needed, in the tensors' dtypes.
+
+    On the host PyTorch's operations compute them, unless kernels are to be emulated.
+    """
     score = program.program.score
     places = {read.name: i for i, read in enumerate(program.program.reads)}
-    sums: dict[int, torch.Tensor] = {
-        i: torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device)
-        for i, (tensor, need) in enumerate(zip(program.tensors, needs, strict=True))
-        if need
-    }
+    totals = _Totals(program.tensors)
     nodes = [
         (places[it.operands[0]], it)
         for it in (() if score is None else score.parts())
-        if it.function == "read" and places[it.operands[0]] in sums
+        if it.function == "read" and needs[places[it.operands[0]]]
     ]
     if score is not None and nodes:
-        slopes = [(place, node, derivative(score, node)) for place, node in nodes]
         with _deterministic():
-            for sequence in _sequences(saved, options):
+            if ScoreSums.serves(saved, emulate):
+                kernels = ScoreSums(saved, options, program, emulate)
+                nodes = [it for it in nodes if not _add_by_kernel(totals, it[0], kernels, it[1])]
+            slopes = [(place, node, derivative(score, node)) for place, node in nodes]
+            for sequence in _sequences(saved, options) if slopes else ():
                 for block in sequence.blocks(options, program):
                     for place, node, slope in slopes:
-                        _add(sums[place], block, node, slope)
-    found: list[Any] = [None] * len(program.tensors)
-    for i, total in sums.items():
-        found[i] = total.to(program.tensors[i].dtype)
-    return found
+                        _add(totals.of(place), block, node, slope)
+    return [totals.gradient(place) if need else None for place, need in enumerate(needs)]
+
+
+class _Totals:
+    """The gradients of a program's tensors, which are 0 before anything is added."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self.tensors = tensors
+        self._sums: dict[int, torch.Tensor] = {}
+
+    def of(self, place: int) -> torch.Tensor:
+        """The float64 tensor to add to."""
+        found = self._sums.get(place)
+        if found is None:
+            found = torch.zeros_like(self.tensors[place], dtype=torch.float64)
+        self._sums[place] = found.double()
+        return self._sums[place]
+
+    def put(self, place: int, total: torch.Tensor) -> bool:
+        """Makes this fp32 tensor the gradient, unless something was added before."""
+        return self._sums.setdefault(place, total) is total
+
+    def gradient(self, place: int) -> torch.Tensor:
+        """In the dtype of the program's tensor."""
+        tensor = self.tensors[place]
+        found = self._sums.get(place)
+        return torch.zeros_like(tensor) if found is None else found.to(tensor.dtype)
+
+
+def _add_by_kernel(totals: _Totals, place: int, kernels: ScoreSums, node: Typed) -> bool:
+    """Adds what a kernel computes for a read; False if none does."""
+    axis, shape = axis_of(node), tuple(totals.tensors[place].shape)
+    if axis is None or (axis == "elements" and not kernels.fits(node, shape)):
+        return False
+    its = kernels.program
+    others = {it.name: x for it, x in zip(its.program.numbers, its.numbers, strict=True)}
+    tensors = {it.name: x.detach() for it, x in zip(its.program.reads, its.tensors, strict=True)}
+
+    def index_at(index: Typed, b: int, h: int, size: int) -> int:
+        values = {**others, "b": torch.tensor(b), "h": torch.tensor(h)}
+        return int(_inside(index.evaluate(values, tensors, torch), size))
+
+    try:
+        sums = kernels.of(node, axis)
+    except (UnservedError, KernelNotBuiltError):
+        return False
+    if axis == "elements":
+        if not (is_whole(node, sums, shape) and totals.put(place, sums.reshape(shape))):
+            add_elements(totals.of(place), sums, node, index_at)
+        return True
+    for parts, values in kernels.coordinates(sums, axis):
+        _add_parts(totals.of(place), parts, _Block(parts, {**others, **values}, tensors), node)
+    return True
 
 
 @contextmanager
@@ -176,7 +240,10 @@ def _add(total: torch.Tensor, block: _Block, node: Typed, slope: Typed) -> None:
     """Adds to ``total`` what a block's elements give the values that ``node`` reads."""
     factor = slope.evaluate(block.values, block.tensors, torch)
     # A hidden element's derivative may be NaN.
-    parts = torch.where(block.d_scores == 0, 0, block.d_scores * factor)
+    _add_parts(total, torch.where(block.d_scores == 0, 0, block.d_scores * factor), block, node)
+
+
+def _add_parts(total: torch.Tensor, parts: torch.Tensor, block: _Block, node: Typed) -> None:
     indices = [
         _wrapped(it, block, size) for it, size in zip(node.operands[2:], total.shape, strict=True)
     ]
@@ -194,5 +261,9 @@ def _wrapped(index: Typed, block: _Block, size: int) -> torch.Tensor:
     """An index as kernels read it, with three dimensions: a negative one counts from the end, and
     others are clamped to the tensor."""
     found = index.evaluate(block.values, block.tensors, torch)
-    found = torch.where(found < 0, found + size, found).clamp(0, size - 1)
+    found = _inside(found, size)
     return found.reshape((1,) * (3 - found.dim()) + tuple(found.shape))
+
+
+def _inside(index: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.where(index < 0, index + size, index).clamp(0, size - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from flashsmith import masks
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations import latent_views
 from flashsmith.integrations.flash_attn_keywords import with_others_refused
@@ -17,6 +18,7 @@ from flashsmith.runtime.option_values import in_dtype, plain_pair
 from flashsmith.runtime.tensors import Array, TensorT, check_beside
 from flashsmith.scores import alibi
 from flashsmith.semantics.signature import whole_number
+from flashsmith.tracing.captures import Constant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -227,8 +229,9 @@ def flash_attn_varlen_func(
         ArgumentError: the named argument is unusable or not supported.
     """
     of_parts = block_table is not None or seqused_k is not None
-    _check_unsupported(dropout_p, alibi_slopes=alibi_slopes if of_parts else None)
-    if block_table is not None:
+    of_cache = block_table is not None
+    _check_unsupported(dropout_p, alibi_slopes=alibi_slopes if of_parts and not of_cache else None)
+    if of_cache:
         paged = attention_with_cache(
             q,
             k,
@@ -246,6 +249,7 @@ def flash_attn_varlen_func(
             max_seqlen_q=max_seqlen_q,
             return_lse=return_attn_probs,
             bits=bits,
+            **_alibi_over_cache(alibi_slopes),
         )
         return (*paged, None) if return_attn_probs else paged
     packed: dict[str, Any] = {
@@ -381,8 +385,11 @@ def flash_attn_with_kvcache(
         qv: (..., d_v), for a latent cache (MLA) of PyTorch tensors: q, k_cache and k are its rotary
             columns, v_cache and v its values; v_cache and k_cache are views of the same rows. The
             default of softmax_scale is then 1/sqrt(d + d_v).
-        alibi_slopes, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale,
-            attention_chunk, scheduler_metadata, sm_margin: must be left at their defaults.
+        alibi_slopes: as for flash_attn_func().
+        attention_chunk: if not 0, a query sees only keys of its own chunk of so many positions.
+            A kernel is compiled for each size.
+        cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, scheduler_metadata,
+            sm_margin: must be left at their defaults.
 
     Raises:
         ArgumentError: the named argument is unusable or not supported.
@@ -392,7 +399,6 @@ def flash_attn_with_kvcache(
             raise ArgumentError("block_table: page_table, its other name, is also given; give one")
         page_table = block_table
     _check_absent(
-        alibi_slopes=alibi_slopes,
         cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad,
         q_descale=q_descale,
@@ -410,9 +416,8 @@ def flash_attn_with_kvcache(
         "row i of k is rotated by position cache_seqlens + i; take rows of rotary_cos and "
         "rotary_sin that begin elsewhere, or rotate q and k before the call",
     )  # fmt: skip
-    for name, number in (("attention_chunk", attention_chunk), ("sm_margin", sm_margin)):
-        if not isinstance(number, int | None) or number:
-            raise ArgumentError(f"{name}={quoted(number)}: not supported; must be 0")
+    if not isinstance(sm_margin, int | None) or sm_margin:
+        raise ArgumentError(f"sm_margin={quoted(sm_margin)}: not supported; must be 0")
     if isinstance(num_splits, bool) or not isinstance(num_splits, int) or num_splits < 0:
         raise ArgumentError(f"num_splits={quoted(num_splits)}: give a whole number from 0")
     if cache_seqlens is None and k is not None:
@@ -450,6 +455,8 @@ def flash_attn_with_kvcache(
         split="invariant" if num_splits <= 1 else "free",
         return_lse=return_softmax_lse,
         bits=bits,
+        **_alibi_over_cache(alibi_slopes),
+        **_chunks(attention_chunk),
     )
 
 
@@ -525,6 +532,24 @@ def _alibi(slopes: Array | None) -> dict[str, Any]:
     if len(shape) not in (1, 2):
         raise ArgumentError(f"alibi_slopes: shape {shape}; give (heads,) or (batch, heads)")
     return {"score_mod": alibi(slopes), "positions": "end"}
+
+
+def _alibi_over_cache(slopes: Array | None) -> dict[str, Any]:
+    """The same for attention_with_cache(), whose indices are positions."""
+    found = _alibi(slopes)
+    found.pop("positions", None)
+    return found
+
+
+def _chunks(attention_chunk: Any) -> dict[str, Any]:
+    """attention_with_cache()'s keywords for chunks of positions; none for 0 and None."""
+    size = 0 if attention_chunk is None else whole_number(attention_chunk)
+    if size is None or size < 0:
+        raise ArgumentError(
+            f"attention_chunk={quoted(attention_chunk)}: give the positions of a chunk, or 0"
+        )
+    # The size is compiled in, so that kernels know which keys belong together.
+    return {"mask": masks.chunks(Constant(size))} if size else {}
 
 
 def _check_unsupported(dropout_p: float, **tensors: Any) -> None:

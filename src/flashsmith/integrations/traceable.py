@@ -291,6 +291,8 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
 def attention_with_cache(q: Any, k_cache: Any, v_cache: Any = None, **keywords: Any) -> Any:
     if keywords.get("v_width") is not None:
         return _over_latent_cache(q, k_cache, v_cache, keywords)
+    if not _FUNCTIONS_OVER_CACHE.isdisjoint(keywords):
+        return _over_cache_with_functions(q, k_cache, v_cache, keywords)
     torch = _torch
     if is_tracing() or (
         torch is not None
@@ -305,11 +307,7 @@ def attention_with_cache(q: Any, k_cache: Any, v_cache: Any = None, **keywords: 
 
         return decode_by_op(q, k_cache, v_cache, **_traced_options(keywords))
     if torch is not None and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
-        from flashsmith.integrations.pytorch_state import under_autocast_over
-
-        k, v = keywords.get("k"), keywords.get("v")
-        q, k, v = under_autocast_over(k_cache, q, k, v)
-        keywords |= {name: it for name, it in (("k", k), ("v", v)) if name in keywords}
+        q, keywords = _cast_over(k_cache, q, keywords)
     arguments, names = (q, k_cache, v_cache, *keywords.values()), tuple(keywords)
     outputs = run_repeated(arguments, names)
     if outputs is None:
@@ -318,6 +316,35 @@ def attention_with_cache(q: Any, k_cache: Any, v_cache: Any = None, **keywords: 
         if plain is keywords:
             chooser.remember_attention_with_cache(arguments, names)
     return outputs
+
+
+_FUNCTIONS_OVER_CACHE = _FUNCTIONS - {"positions"}
+
+
+def _over_cache_with_functions(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
+    """attention_with_cache() with a score or mask function; under torch.compile it is a graph
+    break."""
+    given = {it: keywords[it] for it in _FUNCTIONS_OVER_CACHE if keywords.get(it) is not None}
+    others = {it: value for it, value in keywords.items() if it not in _FUNCTIONS_OVER_CACHE}
+    if not given:
+        return attention_with_cache(q, k_cache, v_cache, **others)
+    torch = _torch or _find_torch()
+    if torch is not None and isinstance(q, torch.Tensor):
+        if is_tracing():
+            call = torch.compiler.disable(_over_cache_with_functions)
+            return call(q, k_cache, v_cache, keywords)
+        if torch._C._is_any_autocast_enabled():
+            q, others = _cast_over(k_cache, q, others)
+    return chooser.attention_with_cache(q, k_cache, v_cache, **given, **plain_options(others))
+
+
+def _cast_over(k_cache: Any, q: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """q, and the keywords with k and v, as autocast casts them to the cache's dtype."""
+    from flashsmith.integrations.pytorch_state import under_autocast_over
+
+    q, *new = under_autocast_over(k_cache, q, keywords.get("k"), keywords.get("v"))
+    cast = dict(zip(("k", "v"), new, strict=True))
+    return q, keywords | {name: it for name, it in cast.items() if name in keywords}
 
 
 def _over_latent_cache(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from flashsmith.operations.forward import FORWARD
 from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.operations.merge import MERGE
 from flashsmith.operations.operation import SEMANTIC_WORDS, Operation
+from flashsmith.operations.score_sums import SCORE_SUMS
 from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.printable import quoted
 from flashsmith.semantics.dtype import DType
@@ -27,7 +28,7 @@ _TAKEN = {
 }
 
 OPERATIONS: dict[str, Operation] = {
-    it.name: it for it in (FORWARD, BACKWARD, DECODE, LATENT_DECODE, MERGE, WRITE_SLOTS)
+    it.name: it for it in (FORWARD, BACKWARD, DECODE, LATENT_DECODE, MERGE, WRITE_SLOTS, SCORE_SUMS)
 }
 # Functions that register the operations of installed packages, called when a name is unknown.
 _finders: list[Callable[[], object]] = []

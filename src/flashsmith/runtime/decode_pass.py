@@ -159,7 +159,7 @@ def _run(
         if not emulate:
             known = replace(problem, seq_k=longest)
             check_seconds(cfg, known, estimate_seconds(cfg, known))
-    request = _with_own_checked(request)
+    request = with_own_checked(request)
 
     def find_kernel() -> LoadedKernel:
         return kernel or kernel_for(cfg, semantics, request, device, None)
@@ -171,7 +171,7 @@ def _run(
     return tuple(outputs[name] for name in names) if len(names) > 1 else outputs["o"]
 
 
-def _with_own_checked(request: Request) -> Request:
+def with_own_checked(request: Request) -> Request:
     """The request with the operation's own tensors and options checked by its specification."""
     own = {spec.name for spec in DECODE.tensors}
     found = check_operation(

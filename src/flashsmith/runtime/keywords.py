@@ -62,6 +62,10 @@ class CacheKeywords(TypedDict, total=False):
     softcap: float
     scale: float | None
     sinks: Array | None
+    score_mod: Callable[..., Any] | None
+    mask_mod: Callable[..., Any] | None
+    mask: Any
+    bias: Array | None
     k_scale: float | Array | None
     v_scale: float | Array | None
     split: str

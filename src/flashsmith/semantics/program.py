@@ -56,14 +56,17 @@ class Program(str):
     score: the score that enters the softmax, an expression of SCORE (scaled, in natural units), the
         INDICES, numbers and reads; None leaves scores as they are.
     mask: whether the row q sees the key k; None hides none.
+    own_slope: the derivative of the score function with respect to something else than SCORE; None
+        in programs of attention. Kernels of such a program sum gradients of that.
     reads: the tensors, named 'read0', 'read1', ... in the order in which the text has them.
     numbers: the numbers of a call, named 'number0', ... in that order.
     """
 
-    __slots__ = ("mask", "numbers", "reads", "score", "text")
+    __slots__ = ("mask", "numbers", "own_slope", "reads", "score", "text")
 
     score: Typed | None
     mask: Typed | None
+    own_slope: Typed | None
     reads: tuple[Read, ...]
     numbers: tuple[Number, ...]
     text: str
@@ -73,7 +76,9 @@ class Program(str):
 
     @property
     def slope(self) -> Typed | None:
-        """The derivative of the score function with respect to the score."""
+        """The derivative of the score function with respect to the score; or its own slope."""
+        if self.own_slope is not None:
+            return self.own_slope
         return None if self.score is None else derivative(self.score, SCORE, is_uniform)
 
     @property
@@ -82,7 +87,7 @@ class Program(str):
         int32."""
         return frozenset(
             (it.operands[0], dim)
-            for it in all_parts([self.score, self.mask])
+            for it in all_parts([self.score, self.mask, self.own_slope])
             if it.function == "read"
             for dim, index in enumerate(it.arguments)
             if K in index.parts()
@@ -123,7 +128,7 @@ class Renamed(NamedTuple):
     numbers: tuple[str, ...]
 
 
-def program_of(score: Typed | None, mask: Typed | None) -> Renamed:
+def program_of(score: Typed | None, mask: Typed | None, own_slope: Typed | None = None) -> Renamed:
     """The program of a score and a mask expression, whose reads and numbers may have any names.
 
     Raises:
@@ -131,6 +136,8 @@ def program_of(score: Typed | None, mask: Typed | None) -> Renamed:
         dimensions or parts.
     """
     roots = _roots(score, mask)
+    if own_slope is not None:
+        roots["slope"] = cast(own_slope, FLOAT)
     reads: dict[str, Read] = {}
     numbers: dict[str, str] = {}
     for it in all_parts(roots.values()):
@@ -192,9 +199,9 @@ def _renamed(root: Typed, names: Mapping[str, str], others: dict[Typed, Typed]) 
 def parse_program(text: str) -> Program:
     """The program whose ``text`` is this. Raises ArgumentError for any other text."""
     roots = parse_canonical(text)
-    if not roots or not roots.keys() <= {"score", "mask"}:
+    if not roots.keys() & {"score", "mask"} or not roots.keys() <= {"score", "mask", "slope"}:
         raise ArgumentError(f"program={quoted(text)}: it has neither a score nor a mask")
-    found = program_of(roots.get("score"), roots.get("mask")).program
+    found = program_of(*map(roots.get, ("score", "mask", "slope"))).program
     if found.text != text:
         raise ArgumentError(f"program={quoted(text)}: not the text of a program; trace it again")
     return found
@@ -211,7 +218,7 @@ def _made(roots: Mapping[str, Typed]) -> Program:
         return known
     made = Program(name)
     made.text = text
-    made.score, made.mask = roots.get("score"), roots.get("mask")
+    made.score, made.mask, made.own_slope = map(roots.get, ("score", "mask", "slope"))
     reads, numbers = {}, {}
     for it in all_parts(roots.values()):
         if it.function == "read":

@@ -6,7 +6,7 @@ import math
 import re
 
 from flashsmith.semantics.program import INDICES, SCORE, K, Program, Q, is_uniform
-from flashsmith.semantics.ranges import factors_of_indices, is_not_negative
+from flashsmith.semantics.ranges import factors_of_indices, is_not_negative, keys_alike
 from flashsmith.semantics.typed import FLOAT, INT, Typed, typed_constant
 from flashsmith.semantics.typed_cuda import (
     ARITHMETIC,
@@ -53,6 +53,7 @@ def program_struct(program: Program) -> str:
     using Place = program::Place;
 
     static constexpr bool kSlopeIsOne = {bool_literal(_is_one(program.slope))};
+    static constexpr int kKeysAlike = {keys_alike(program.mask)};
 {_function("float", "change", program, program.score, "raw * args.scale")}
 {_function("float", "slope", program, program.slope, "1.0f")}
 {_function("bool", "sees", program, program.mask, "true")}}};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 
 from flashsmith.semantics.program import INDICES, K, Q, is_uniform
@@ -72,6 +73,22 @@ def factor_of(symbol: Typed, it: Typed) -> int | None:
             total += sign * factor
         return total
     return None if symbol in it.parts() else 0
+
+
+def keys_alike(mask: Typed | None) -> int:
+    """The largest number that divides all keys from which on the mask may differ from that of the
+    key before: that of a table of blocks is the size of a block. 1 if nothing is known."""
+    found = 0
+    for it in () if mask is None else mask.parts():
+        if K not in it.arguments:
+            continue
+        size = it.arguments[-1]
+        if it.function != "floor_divide" or it.arguments[0] is not K or size is K:
+            return 1
+        if size.function != "constant" or size.operands[0] <= 0:
+            return 1
+        found = math.gcd(found, size.operands[0])
+    return min(found or _MOST, _MOST)
 
 
 def number_expressions(roots: Iterable[Typed], dtypes: Collection[str]) -> list[Typed]:

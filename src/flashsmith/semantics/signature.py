@@ -168,7 +168,8 @@ BACKWARD = Signature(
 CACHE = Signature(
     "attention_with_cache",
     "cache_lens v_width page_table kv_offset k v cos sin rotary_interleaved cu_seqlens_q "
-    f"max_seqlen_q {_SCORES} k_scale v_scale split bits out return_lse config emulate",
+    f"max_seqlen_q {_SCORES} score_mod mask_mod mask bias k_scale v_scale split bits out "
+    "return_lse config emulate",
     causal=True,
 )
 MERGE = Signature("merge_attention", "dtype config emulate")

@@ -51,7 +51,7 @@ class Captures(NamedTuple):
     """The leaves of a value in a fixed order, a key for everything else, and whether the key is
     complete: whether values of one key differ in leaves only. ``watch`` has all that may change.
     ``paths`` lead to the leaves, and ``others`` to captured functions, flags and texts; both are
-    empty unless they were asked for."""
+    empty unless they are requested."""
 
     key: Any
     leaves: tuple[Leaf, ...]

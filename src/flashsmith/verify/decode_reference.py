@@ -39,6 +39,8 @@ _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
 MOST_EXPANDED = 1 << 24
 # How many pages belong to no sequence, and which values unused entries of the page table have.
 _SPARE_PAGES = 3
+# A table of angles for each position is drawn.
+_MOST_DROPPED = 1 << 20
 _UNUSED = (-1, -1, 2**31 - 1, -(2**31))
 
 
@@ -61,6 +63,8 @@ class DecodeReference(OperationReference):
     - ``append``: whether k and v are appended first. ``rotary``: how k and q are rotated: 'halves',
       'interleaved', or '' for not at all. ``rotary_half``: the number of pairs that are rotated
       (None: d / 2).
+    - ``dropped``: the most keys that the cache of a sequence has dropped before its first one. How
+      many of each is drawn; 0: the call has no kv_offset.
     - ``sinks``: whether the call has sinks. ``capacity``: how many keys, or pages, there are beyond
       what the longest sequence needs.
     - ``layout``: how the caches are stored on the host: 'dense', 'interleaved' (k and v in one
@@ -87,6 +91,7 @@ class DecodeReference(OperationReference):
         rotary: str = "",
         rotary_half: int | None = None,
         rotary_dtype: str | None = None,
+        dropped: int = 0,
         capacity: int = 0,
         layout: str = LAYOUTS[0],
         split: str | None = None,
@@ -108,6 +113,11 @@ class DecodeReference(OperationReference):
                 )
         if rotary and not append:
             raise ArgumentError(f"rotary={quoted(rotary)}: needs appended keys; add append=True")
+        if not 0 <= dropped <= _MOST_DROPPED:
+            raise ArgumentError(
+                f"dropped={quoted(dropped)}: give how many keys a cache has dropped, from 0 to "
+                f"{_MOST_DROPPED}"
+            )
         found = options_by_limits(problem, seed=seed, **asked)
         if problem.semantics.packed:
             lens_q = lens_q or found["lens_q"]
@@ -133,6 +143,7 @@ class DecodeReference(OperationReference):
             "rotary": rotary,
             "rotary_half": rotary_half,
             "rotary_dtype": rotary_dtype,
+            "dropped": dropped,
             "capacity": capacity,
             "layout": layout if layout != LAYOUTS[0] else None,
             "split": None if split is None else check_split(split),
@@ -156,6 +167,7 @@ class DecodeReference(OperationReference):
         said += [name for name in ("sinks", "append") if options.get(name)]
         if options.get("rotary"):
             said += [f"rotary {options['rotary']} {options.get('rotary_dtype', '')}".strip()]
+        said += [f"dropped up to {options['dropped']}"] if options.get("dropped") else []
         said += [f"{name} {options[name]:g}" for name in TYPICAL_SCALES if name in options]
         said += [f"capacity +{options['capacity']}"] if options.get("capacity") else []
         said += [str(options[name]) for name in ("layout", "split") if options.get(name)]
@@ -348,9 +360,14 @@ def draw_decode_inputs(
             new = [rows[length:] for rows, length in zip(content, cache_lens, strict=True)]
             rows = np.concatenate(new) if new else np.zeros((0, *shape[2:]), q.dtype)
             tensors[name] = rows.reshape(*q.shape[:-2], *shape[2:])
+    most_dropped = options.get("dropped", 0)
+    if most_dropped:
+        dropped = np.random.default_rng([seed, 2]).integers(0, most_dropped + 1, problem.batch)
+        tensors["kv_offset"] = dropped.astype(np.int32)
     if options.get("rotary"):
         half = options.get("rotary_half") or problem.d // 2
-        angles = rng.uniform(-np.pi, np.pi, (max(lens_k, default=0) + 1, half))
+        positions = max(lens_k, default=0) + most_dropped + 1
+        angles = rng.uniform(-np.pi, np.pi, (positions, half))
         dtype = NUMPY_DTYPES[options.get("rotary_dtype") or problem.dtype.numpy_name]
         tensors |= {"cos": np.cos(angles).astype(dtype), "sin": np.sin(angles).astype(dtype)}
     if drawn.sinks is not None:
@@ -494,15 +511,16 @@ def expected_of(
         attention = replace(attention, scale=of_scores * k_scale)
     for i, its in enumerate(row_slices(lens_q)):
         length = int(inputs["cache_lens"][i])
+        position = length + (int(inputs["kv_offset"][i]) if "kv_offset" in inputs else 0)
         steps, queries = np.arange(lens_q[i]), q[its]
         if "cos" in inputs:
             turn = inputs["cos"], inputs["sin"]
             interleaved = options["rotary"] == "interleaved"
-            queries = rotated(queries, *turn, length + steps * masked, interleaved)
+            queries = rotated(queries, *turn, position + steps * masked, interleaved)
         for name, rows in new.items():
             appended = rows[its]
             if name == "k" and "cos" in inputs:
-                appended = rotated(appended, *turn, length + steps, interleaved)
+                appended = rotated(appended, *turn, position + steps, interleaved)
             scale = k_scale if name == "k" else v_scale
             appended = stored(appended, scale, problem.cache_format)
             write_keys(caches[name], table, i, length, appended)

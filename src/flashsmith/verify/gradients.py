@@ -85,8 +85,9 @@ def compute_gradients(
     takes ten operations per product, so ``ExpectedGradients.further`` does it only if a kernel is
     wrong by the other two ways.
 
-    A row that sees no key or has an lse of -inf contributes nothing to dq, dk and dv, even if its
-    do or q is NaN. Where o is 0, do does not contribute to D. An lse of -inf is read as +inf.
+    A row that sees no key, by a program's mask as well, or has an lse of -inf contributes nothing
+    to dq, dk and dv, even if its do or q is NaN. Where o is 0, do does not contribute to D. An lse
+    of -inf is read as +inf.
     """
     dtype = inputs["q"].dtype
     engine = engine_for(on_gpu)
@@ -245,7 +246,8 @@ class _Sequence:
         self.seeing = (end > first)[:, None]
         self.some_row_sees = _covered(first, end, self.seq_k)
         # Which rows contribute: (heads_k, group, rows, 1).
-        self.alive = engine.to_device(self.seeing) & (self.lse != math.inf)
+        self.attended = engine.to_device(self.seeing) & self._shown_some_key()
+        self.alive = self.attended & (self.lse != math.inf)
         self.dq = self._zeros(self.heads_k, self.group, self.seq_q, d)
         self.dk = self._zeros(self.heads_k, self.seq_k, d)
         self.dv = self._zeros(self.heads_k, self.seq_k, self.v.shape[-1])
@@ -274,6 +276,21 @@ class _Sequence:
     def _zeros(self, *shape: int) -> Any:
         return self.engine.to_device(np.zeros(shape, self.precision))
 
+    def _shown_some_key(self) -> Any:
+        """Which rows see a key by the mask of a program, if there is one: (heads_k, group, rows,
+        1)."""
+        shown = np.ones((self.heads_k, self.group, self.seq_q, 1), bool)
+        for rows in self._blocks():
+            indices = self._indices(rows, slice(0, self.seq_k))
+            seen = self.attention.seen_by_program(indices, self.engine.xp)
+            if seen is None:
+                break
+            seen = self.engine.to_host(seen)
+            keys = np.arange(self.seq_k)
+            within = (keys >= self.first[rows, None]) & (keys < self.end[rows, None])
+            shown[:, :, rows] = (seen & within).any(-1, keepdims=True)
+        return self.engine.to_device(shown)
+
     def _find_nonfinite(self) -> None:
         """Finds the gradients that may be NaN or inf because inputs of the sequence are: dq because
         a row loads a masked key, dk and dv because of some row."""
@@ -285,7 +302,7 @@ class _Sequence:
             lse = lse | ~xp.isfinite(self.dlse)
         rows = (rows | lse) & self.alive
         # Rows that see keys but have an lse of -inf: a kernel multiplies their values by 0.
-        lost = self.engine.to_device(self.seeing) & ~self.alive
+        lost = self.attended & ~self.alive
         lost_bad = lost & ~(_all_finite(xp, self.q) & _all_finite(xp, self.do))
         self.taints["dq"] |= self.engine.to_host(lost_bad)
         rows = rows | lost_bad

@@ -14,6 +14,7 @@ from flashsmith.families.canonical import emulated_arch
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT, FORWARD, MERGE, Operation
 from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.operations.operation import load_attribute
+from flashsmith.operations.score_sums import SCORE_SUMS
 from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import check_serves
@@ -29,6 +30,7 @@ from flashsmith.verify.merge_reference import MergeReference
 from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.problem_options import drawn_ranges
 from flashsmith.verify.proof_inputs import check_seed
+from flashsmith.verify.score_sums_reference import ScoreSumsReference
 from flashsmith.verify.tolerance import Comparison
 from flashsmith.verify.write_slots_reference import WriteSlotsReference
 
@@ -46,6 +48,7 @@ _REFERENCES: dict[str, OperationReference] = {
     LATENT_DECODE.name: LatentDecodeReference(),
     MERGE.name: MergeReference(),
     WRITE_SLOTS.name: WriteSlotsReference(),
+    SCORE_SUMS.name: ScoreSumsReference(),
 }
 
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "common/program_args.cuh"
 #include "common/types.cuh"
 
 namespace flashsmith {
@@ -23,8 +24,9 @@ struct BackwardKernelArgs {
     const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed sequences; null unless packed
     const int32_t* cu_seqlens_k;
 
-    // Workspaces. The statistics of each row: log2(e) lse, which is infinite if lse is -inf and for
-    // rows past the last one; and D = rowsum(do o) - dlse, which is 0 for these rows.
+    // Workspaces. The statistics of each row: log2(e) lse, and D = rowsum(do o) - dlse. log2(e) lse
+    // is infinite and D is 0 for rows past the last one. log2(e) lse is also infinite if lse is
+    // -inf, or if a program's mask hides all keys.
     float *lse_log2, *D;
     float* dq_sums;  // dq / scale in fp32, in the layout of the warps' accumulators; null unless
                      // atomics
@@ -72,5 +74,15 @@ constexpr int pair_width(const Config& config) {
 }
 template <class Kernel>
 constexpr int kPairWidth = pair_width(Kernel::CFG);
+
+// The same for kernels of a program.
+struct BackwardProgramArgs : BackwardKernelArgs {
+    ProgramArgs program;
+};
+
+// Whether backward_prepare_kernel takes them, to evaluate the program's mask.
+constexpr bool prepare_takes_program(const Semantics& semantics) {
+    return semantics.program_masks;
+}
 
 }  // namespace flashsmith

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 #include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backward/args.cuh"
@@ -52,8 +55,10 @@ inline void read_strides(NumberReader& numbers, int64_t& batch, int64_t& seq, in
     head = numbers.integer();
 }
 
-inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tensors,
-                                             const Semantics& semantics) {
+// `read_more` reads the numbers between the window and the program.
+template <class ReadMore>
+BackwardProblem read_backward_problem(NumberReader& numbers, bool packed,
+                                      const Semantics& semantics, const ReadMore& read_more) {
     ForwardProblem p{};
     p.batch = numbers.integer();
     p.seq_q = numbers.integer();
@@ -64,7 +69,7 @@ inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tens
     p.d_v = numbers.integer();
     p.total_q = numbers.integer();
     p.total_k = numbers.integer();
-    p.packed = tensors[cu_seqlens_q] != 0 && tensors[cu_seqlens_k] != 0;
+    p.packed = packed;
     BackwardKernelArgs args;
     std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     read_strides(numbers, args.do_batch_stride, args.do_seq_stride, args.do_head_stride);
@@ -83,7 +88,7 @@ inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tens
     p.softcap = static_cast<float>(numbers.number());
     p.window_left = numbers.integer();
     p.window_right = numbers.integer();
-    args.grads_fp32 = static_cast<int32_t>(numbers.integer());
+    read_more(args);
     ProgramArgs program;
     std::memset(&program, 0, sizeof program);
     if (semantics.has_program()) program = read_program(numbers);
@@ -107,6 +112,14 @@ inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tens
         args.scale_log2 = kLog2E;
     }
     return {p, args, program};
+}
+
+inline BackwardProblem read_backward_problem(NumberReader& numbers, Tensors tensors,
+                                             const Semantics& semantics) {
+    const bool packed = tensors[cu_seqlens_q] != 0 && tensors[cu_seqlens_k] != 0;
+    return read_backward_problem(numbers, packed, semantics, [&](BackwardKernelArgs& args) {
+        args.grads_fp32 = static_cast<int32_t>(numbers.integer());
+    });
 }
 
 // The rows of statistics per head, padded to whole blocks, and in total over heads and batches.
@@ -149,6 +162,61 @@ inline std::vector<AddressPatch> backward_addresses(bool adds_dq) {
     };
     if (adds_dq) patches.push_back({offsetof(Args, dq_sums), in_workspace(2)});
     return patches;
+}
+
+// Where the arguments of a program are. offsetof() is not defined for a derived struct.
+constexpr size_t kAfterProblem = sizeof(BackwardKernelArgs);
+static_assert(sizeof(BackwardProgramArgs) == kAfterProblem + sizeof(ProgramArgs));
+
+// Passes the program to the launch of backward_prepare_kernel, if that takes it.
+inline void pass_program_to_prepare(Launch& launch, const ProgramArgs& program,
+                                    const Semantics& semantics) {
+    if (!prepare_takes_program(semantics)) return;
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&program);
+    launch.argument_bytes.insert(launch.argument_bytes.end(), bytes, bytes + sizeof program);
+    add_program_addresses(launch.addresses, first_read, kAfterProblem);
+}
+
+// A kernel that writes lists of blocks, and the number of its warps.
+struct ListKernel {
+    size_t kernel;
+    int64_t warps;
+};
+
+// Adds the launches that write lists of blocks, before the launch that visits them, which is the
+// plan's last one so far; and the lists' workspace of `ints` int32. `offset` is that of ProgramArgs
+// in the arguments of that launch. The kernels take BackwardProgramArgs.
+inline void add_lists(Plan& plan, const BackwardKernelArgs& args, const ProgramArgs& program,
+                      std::initializer_list<ListKernel> kernels, int64_t ints, size_t offset) {
+    Launch main = std::move(plan.launches.back());
+    plan.launches.pop_back();
+    const Place lists = in_workspace(plan.workspaces.size());
+    plan.workspaces.push_back(
+        {"block_lists", static_cast<size_t>(ints) * sizeof(int32_t), Contents::undefined});
+    main.addresses.push_back({offset + offsetof(ProgramArgs, lists), lists});
+    BackwardProgramArgs all;
+    std::memset(&all, 0, sizeof all);  // including padding: equal plans have equal bytes
+    static_cast<BackwardKernelArgs&>(all) = args;
+    all.program = program;
+    const auto* argument = reinterpret_cast<const uint8_t*>(&all);
+    for (const auto [kernel, warps] : kernels) {
+        const int64_t ctas = main.is_empty() ? 0 : blocks_of(warps, kListThreads / kWarpSize);
+        require(ctas <= INT_MAX, "program: it needs too many lists of blocks; split the batch");
+        plan.launches.push_back({
+            .kernel = kernel,
+            .grid = {static_cast<uint32_t>(ctas), 1, 1},
+            .cluster = {1, 1, 1},
+            .block = {kListThreads, 1, 1},
+            .smem_bytes = 0,
+            .argument_bytes = {argument, argument + sizeof all},
+            .addresses = backward_addresses(false),
+            .tensor_maps = {},
+        });
+        std::vector<AddressPatch>& addresses = plan.launches.back().addresses;
+        add_program_addresses(addresses, first_read, kAfterProblem);
+        addresses.push_back({kAfterProblem + offsetof(ProgramArgs, lists), lists});
+    }
+    plan.launches.push_back(std::move(main));
 }
 
 // Checks that a call gives the same gradients, sinks and sequence offsets as the call that was

@@ -5,6 +5,7 @@
 #include "backward/rows.cuh"
 #include "common/key_mask.cuh"
 #include "common/layout.cuh"
+#include "common/program_scores.cuh"
 
 namespace flashsmith {
 
@@ -30,12 +31,24 @@ FS_DEVICE float dot(uint32_t d_o, uint32_t o, float sum) {
     return y.y == 0.0f ? sum : fmaf(x.y, y.y, sum);
 }
 
+// Whether a row sees a key, as far as one of the lanes `first` + i kLanes can tell.
+template <Semantics SEMANTICS, int kLanes>
+FS_DEVICE bool sees_a_key(const BackwardProgramArgs& args, const ProgramSequence& of, int head,
+                          int row, int first) {
+    const KeyRange range = visible_range<SEMANTICS>(args, row + of.seq_k - of.seq_q, of.seq_k);
+    for (int key = range.first + first; key <= range.last; key += kLanes)
+        if (ProgramOf<SEMANTICS>::sees(args.program, of.batch, head, row, key, of.seq_q, of.seq_k))
+            return true;
+    return false;
+}
+
 // Computes D and log2(e) lse; a CTA has kStatisticsRows rows of one head. For rows past the last
 // one it writes values with which they contribute nothing: P is exp2(-inf), and dS is P times 0 -
-// 0. It also sets the sums of dq to zero, if there are any.
+// 0. For rows that see no key because of a program's mask, log2(e) lse is infinite even if there
+// are sinks. It also sets the sums of dq to zero, if there are any.
 template <class Kernel>
 __global__ void __launch_bounds__(kRowsKernelThreads)
-    backward_prepare_kernel(const BackwardKernelArgs args) {
+    backward_prepare_kernel(const typename Kernel::PrepareArgs args) {
     using value_t = typename Kernel::value_t;
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     constexpr int kColumns = kPairWidth<Kernel> > 0 ? kPairWidth<Kernel> : Kernel::d_head;
@@ -49,6 +62,8 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     const SequenceRows q =
         sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
     if (SEMANTICS.packed && block * kStatisticsRows >= q.count) return;
+    [[maybe_unused]] const SequenceRows k =
+        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
     const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first);
     const int chunk = thread_index() % kLanes;
     const int end = (block + 1) * kStatisticsRows;
@@ -68,6 +83,7 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
                     store_global_16B(args.dq_sums + (statistic + row) * Kernel::d_head + column,
                                      uint4{0, 0, 0, 0});
         float sum = 0.0f;
+        bool has_output = false;
         if (row < q.count && chunk < d_of_v<Kernel>(args) / kChunkElements) {
             const uint4 x = load_global_16B(
                 row_address<value_t>(args.d_o,
@@ -83,17 +99,32 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
             sum = dot<value_t>(x.y, y.y, sum);
             sum = dot<value_t>(x.z, y.z, sum);
             sum = dot<value_t>(x.w, y.w, sum);
+            if constexpr (SEMANTICS.program_masks)
+                has_output = ((y.x | y.y | y.z | y.w) & 0x7fff7fffu) != 0;
         }
 #pragma unroll
         for (int lanes = kLanes / 2; lanes > 0; lanes /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+        // With sinks, lse does not tell. Where o is not 0, there is no need to look.
+        bool sees = true;
+        if constexpr (SEMANTICS.program_masks) {
+            const uint32_t of_row = (kLanes == 32 ? ~0u : (1u << kLanes % 32) - 1)
+                                    << (lane_index() - chunk);
+            if (args.sinks != nullptr) {
+                sees = (__ballot_sync(0xffffffffu, has_output) & of_row) != 0;
+                if (!sees && row < q.count)
+                    sees = sees_a_key<SEMANTICS, kLanes>(args, {batch, q.count, k.count}, head, row,
+                                                         chunk);
+                sees = (__ballot_sync(0xffffffffu, sees) & of_row) != 0;
+            }
+        }
         if (chunk != 0) continue;
         float lse_log2 = INFINITY;
         if (row < q.count) {
             const int64_t place = q.first + row;
             const float lse =
                 args.lse[batch * args.lse_batch_stride + head * args.lse_head_stride + place];
-            if (lse != -INFINITY) lse_log2 = lse * kLog2E;
+            if (lse != -INFINITY && sees) lse_log2 = lse * kLog2E;
             if (args.dlse != nullptr)
                 sum -= args.dlse[batch * args.dlse_batch_stride + head * args.dlse_head_stride +
                                  place];
@@ -118,7 +149,13 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
             sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
         const int64_t statistic = first_statistic<SEMANTICS>(args, batch, head, q.first);
         for (int row = thread; row < q.count; row += kRowsKernelThreads) {
-            const float lse_log2 = args.lse_log2[statistic + row];
+            float lse_log2 = args.lse_log2[statistic + row];
+            if constexpr (SEMANTICS.program_masks) {
+                // That of a row that sees no key is infinite.
+                const float lse = args.lse[batch * args.lse_batch_stride +
+                                           head * args.lse_head_stride + q.first + row];
+                lse_log2 = lse == -INFINITY ? INFINITY : lse * kLog2E;
+            }
             sum = fmaf(-exp2_approx(sink_log2 - lse_log2), args.D[statistic + row], sum);
         }
     }

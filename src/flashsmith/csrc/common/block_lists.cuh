@@ -28,115 +28,9 @@ struct BlockEntry {
 // it sees, and one past the last.
 constexpr int kMostListGroups = (kBlockListHeader - 1) / 2;
 
-// The lists of a call in its workspace. Masks that depend neither on the sequence nor on the head
-// have one set of lists for all.
-template <Semantics SEMANTICS, class Problem = ForwardKernelArgs>
-struct BlockLists {
-    static constexpr bool kByBatch = SEMANTICS.mask_by_batch || SEMANTICS.packed;
-    static constexpr bool kByHead = SEMANTICS.mask_by_head;
-
-    const Problem& problem;
-    int32_t* lists;
-    uint32_t tiles_per_head;
-    int n_blocks;  // that a list may have
-
-    FS_DEVICE int32_t* list(int64_t index) const {
-        return lists + index * (kBlockListHeader + n_blocks);
-    }
-    FS_DEVICE int32_t* list(int batch, int head, int tile_of_head) const {
-        int64_t index = 0;
-        if constexpr (kByBatch) index = batch;
-        if constexpr (kByHead) index = index * problem.heads_q + head;
-        return list(index * tiles_per_head + tile_of_head);
-    }
-    FS_DEVICE int64_t count() const {
-        return int64_t{kByBatch ? problem.batch : 1} * (kByHead ? problem.heads_q : 1) *
-               tiles_per_head;
-    }
-    struct TileOfList {
-        int batch, head, tile_of_head;
-    };
-    FS_DEVICE TileOfList tile_of(int64_t index) const {
-        TileOfList found{0, 0, static_cast<int>(index % tiles_per_head)};
-        auto rest = static_cast<uint32_t>(index / tiles_per_head);
-        if constexpr (kByHead) {
-            found.head = rest % problem.heads_q;
-            rest /= problem.heads_q;
-        }
-        found.batch = rest;
-        return found;
-    }
-};
-
 // The number of a warp of the kernels that write lists, which have kListThreads threads per CTA.
 FS_DEVICE int64_t warp_of_lists() {
     return int64_t{block_index()} * (kListThreads / kWarpSize) + thread_index() / kWarpSize;
-}
-
-// What a warp finds out about the rows [first_row, row_end), which exist, and kKeys keys: kSees and
-// kSeesAll, or 0 if no row sees a key or there is no row. Keys beyond the sequence count as unseen.
-template <Semantics SEMANTICS, int kKeys, class Problem>
-FS_DEVICE uint32_t visibility(const Problem& problem, const ProgramArgs& program,
-                              const ProgramSequence& of, int head, int first_row, int row_end,
-                              int first_key) {
-    constexpr int kKeysOfLane = (kKeys + kWarpSize - 1) / kWarpSize, kRowsBetweenVotes = 8;
-    const int lane = lane_index();
-    bool sees = false, sees_all = true;
-#pragma unroll 1
-    for (int row = first_row; row < row_end; row += kRowsBetweenVotes) {
-#pragma unroll 2  // more unrolling would only take registers
-        for (int i = 0; i < kRowsBetweenVotes; ++i) {
-            // Rows past the end repeat the last one.
-            const int q = min(row + i, row_end - 1);
-            const KeyRange range =
-                visible_range<SEMANTICS>(problem, q + of.seq_k - of.seq_q, of.seq_k);
-#pragma unroll
-            for (int n = 0; n < kKeysOfLane; ++n) {
-                const int column = lane + n * kWarpSize, k = first_key + column;
-                if (kKeys % kWarpSize != 0 && column >= kKeys) continue;
-                // Evaluated for all keys, so that loads by key can leave the loop over rows.
-                const bool is_shown =
-                    ProgramOf<SEMANTICS>::sees(program, of.batch, head, q, k, of.seq_q, of.seq_k);
-                const bool seen = range.contains(k) & is_shown;
-                sees |= seen;
-                sees_all &= seen;
-            }
-        }
-        if (any_lane(sees) && any_lane(!sees_all)) return BlockEntry::kSees;
-    }
-    return any_lane(sees) ? BlockEntry::kSees | BlockEntry::kSeesAll : 0;
-}
-
-// The bits of a block of kKeys keys in the list of the rows [first_row, row_end), in groups of
-// kGroupRows.
-template <Semantics SEMANTICS, int kGroups, int kGroupRows, int kKeys, class Problem>
-FS_DEVICE uint32_t bits_of_keys(const Problem& problem, const ProgramArgs& program,
-                                const ProgramSequence& of, int head, int first_row, int row_end,
-                                int first_key) {
-    uint32_t bits = 0;
-#pragma unroll 1
-    for (int group = 0; group < kGroups; ++group) {
-        const int first = first_row + group * kGroupRows;
-        bits |= visibility<SEMANTICS, kKeys>(problem, program, of, head, first,
-                                             min(first + kGroupRows, row_end), first_key)
-                << 2 * group;
-    }
-    return bits;
-}
-
-// The bits of the block of rows [first_row, row_end) in the list of the keys from first_key on, in
-// groups of kGroupKeys.
-template <Semantics SEMANTICS, int kGroups, int kGroupKeys, class Problem>
-FS_DEVICE uint32_t bits_of_rows(const Problem& problem, const ProgramArgs& program,
-                                const ProgramSequence& of, int head, int first_row, int row_end,
-                                int first_key) {
-    uint32_t bits = 0;
-#pragma unroll 1
-    for (int group = 0; group < kGroups; ++group)
-        bits |= visibility<SEMANTICS, kGroupKeys>(problem, program, of, head, first_row, row_end,
-                                                  first_key + group * kGroupKeys)
-                << 2 * group;
-    return bits;
 }
 
 // Turns a list's bits by block, zero for a block that no group sees, into its entries and header.
@@ -178,6 +72,131 @@ FS_DEVICE void compact_list(int32_t* list, int n_blocks) {
         list[1 + 2 * g] = begin[g];
         list[2 + 2 * g] = end[g];
     }
+}
+
+// The lists of a call in its workspace. Masks that depend neither on the sequence nor on the head
+// have one set of lists for all.
+template <Semantics SEMANTICS, class Problem = ForwardKernelArgs>
+struct BlockLists {
+    static constexpr bool kByBatch = SEMANTICS.mask_by_batch || SEMANTICS.packed;
+    static constexpr bool kByHead = SEMANTICS.mask_by_head;
+
+    const Problem& problem;
+    int32_t* lists;
+    uint32_t tiles_per_head;
+    int n_blocks;  // that a list may have
+
+    FS_DEVICE int32_t* list(int64_t index) const {
+        return lists + index * (kBlockListHeader + n_blocks);
+    }
+    FS_DEVICE int32_t* list(int batch, int head, int tile_of_head) const {
+        int64_t index = 0;
+        if constexpr (kByBatch) index = batch;
+        if constexpr (kByHead) index = index * problem.heads_q + head;
+        return list(index * tiles_per_head + tile_of_head);
+    }
+    FS_DEVICE int64_t count() const {
+        return int64_t{kByBatch ? problem.batch : 1} * (kByHead ? problem.heads_q : 1) *
+               tiles_per_head;
+    }
+    struct TileOfList {
+        int batch, head, tile_of_head;
+    };
+    FS_DEVICE TileOfList tile_of(int64_t index) const {
+        TileOfList found{0, 0, static_cast<int>(index % tiles_per_head)};
+        auto rest = static_cast<uint32_t>(index / tiles_per_head);
+        if constexpr (kByHead) {
+            found.head = rest % problem.heads_q;
+            rest /= problem.heads_q;
+        }
+        found.batch = rest;
+        return found;
+    }
+
+    // The kernels that write lists. Each warp of the first one enters the bits of one block in the
+    // list of one tile, and each warp of the second one compacts a list. `bits_of(tile, block)`
+    // returns zero for a block that no group sees.
+    template <class BitsOf>
+    FS_DEVICE void enter_bits(const BitsOf& bits_of) const {
+        const int64_t warp = warp_of_lists();
+        const int64_t index = warp / n_blocks;
+        if (index >= count()) return;
+        const int block = static_cast<int>(warp % n_blocks);
+        const uint32_t bits = bits_of(tile_of(index), block);
+        if (lane_index() == 0) list(index)[kBlockListHeader + block] = static_cast<int>(bits);
+    }
+    template <int kGroups>
+    FS_DEVICE void compact() const {
+        const int64_t index = warp_of_lists();
+        if (index < count()) compact_list<kGroups>(list(index), n_blocks);
+    }
+};
+
+// What a warp finds out about the rows [first_row, row_end), which exist, and kKeys keys: kSees and
+// kSeesAll, or 0 if no row sees a key or there is no row. Keys beyond the sequence count as unseen.
+template <Semantics SEMANTICS, int kKeys, class Problem>
+FS_DEVICE uint32_t visibility(const Problem& problem, const ProgramArgs& program,
+                              const ProgramSequence& of, int head, int first_row, int row_end,
+                              int first_key) {
+    constexpr int kKeysOfLane = (kKeys + kWarpSize - 1) / kWarpSize, kRowsBetweenVotes = 8;
+    const int lane = lane_index();
+    bool sees = false, sees_all = true;
+#pragma unroll 1
+    for (int row = first_row; row < row_end; row += kRowsBetweenVotes) {
+#pragma unroll 2  // more unrolling would only take registers
+        for (int i = 0; i < kRowsBetweenVotes; ++i) {
+            // Rows past the end repeat the last one.
+            const int q = min(row + i, row_end - 1);
+            const KeyRange range =
+                visible_range<SEMANTICS>(problem, q + of.seq_k - of.seq_q, of.seq_k);
+#pragma unroll
+            for (int n = 0; n < kKeysOfLane; ++n) {
+                const int column = lane + n * kWarpSize, k = first_key + column;
+                if (kKeys % kWarpSize != 0 && column >= kKeys) continue;
+                // Evaluated for all keys, so that loads by key can leave the loop over rows.
+                const bool is_shown =
+                    ProgramOf<SEMANTICS>::sees(program, of.batch, head, q, k, of.seq_q, of.seq_k);
+                const bool seen = range.contains(k) & is_shown;
+                sees |= seen;
+                sees_all &= seen;
+            }
+        }
+        if (any_lane(sees) && any_lane(!sees_all)) return BlockEntry::kSees;
+    }
+    return any_lane(sees) ? BlockEntry::kSees | BlockEntry::kSeesAll : 0;
+}
+
+// The bits of a block of kKeys keys in the list of the rows [first_row, row_end), in groups of
+// kGroupRows. `range` has the blocks that the rows see by causal and window limits.
+template <Semantics SEMANTICS, int kGroups, int kGroupRows, int kKeys, class Problem>
+FS_DEVICE uint32_t bits_of_keys(const Problem& problem, const ProgramArgs& program,
+                                const ProgramSequence& of, int head, int first_row, int row_end,
+                                int block, const BlockRange& range) {
+    uint32_t bits = 0;
+    if (first_row >= row_end || block < range.begin || block >= range.end) return bits;
+#pragma unroll 1
+    for (int group = 0; group < kGroups; ++group) {
+        const int first = first_row + group * kGroupRows;
+        bits |= visibility<SEMANTICS, kKeys>(problem, program, of, head, first,
+                                             min(first + kGroupRows, row_end), block * kKeys)
+                << 2 * group;
+    }
+    return bits;
+}
+
+// The bits of the block of rows [first_row, row_end) in the list of the keys from first_key on, in
+// groups of kGroupKeys.
+template <Semantics SEMANTICS, int kGroups, int kGroupKeys, class Problem>
+FS_DEVICE uint32_t bits_of_rows(const Problem& problem, const ProgramArgs& program,
+                                const ProgramSequence& of, int head, int first_row, int row_end,
+                                int first_key) {
+    uint32_t bits = 0;
+#pragma unroll 1
+    for (int group = 0; group < kGroups; ++group)
+        bits |= visibility<SEMANTICS, kGroupKeys>(problem, program, of, head, first_row, row_end,
+                                                  first_key + group * kGroupKeys)
+                << 2 * group;
+    return bits;
 }
 
 }  // namespace flashsmith

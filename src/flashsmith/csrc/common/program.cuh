@@ -2,6 +2,8 @@
 // flashsmith prints into semantics.cuh.
 //
 //     struct Program {
+//         // Divides all keys from which on the mask may differ from that of the key before.
+//         static constexpr int kKeysAlike = ...;
 //         // The new score, in natural units. raw * args.scale is the score in natural units, after
 //         // a softcap.
 //         static float change(const ProgramArgs& args, float raw, int b, int h, Place row,

@@ -206,6 +206,10 @@ FS_DEVICE void store_shared_4B(uint32_t smem, uint32_t x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem), "r"(x) : "memory");
 }
 
+FS_DEVICE void store_shared_1B(uint32_t smem, uint32_t x) {
+    asm volatile("st.shared.u8 [%0], %1;" ::"r"(smem), "r"(x) : "memory");
+}
+
 // ---- matrix fragments ---------------------------------------------------------------------------
 
 // Loads four 8x8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l /

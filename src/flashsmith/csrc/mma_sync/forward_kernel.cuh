@@ -476,31 +476,23 @@ template <class Kernel>
 __global__ void __launch_bounds__(kListThreads)
     flash_list_blocks_kernel(const typename Kernel::Args args) {
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    const auto lists = block_lists<Kernel>(args);
-    const int64_t warp = warp_of_lists();
-    const int64_t index = warp / args.n_KV_blocks;
-    if (index >= lists.count()) return;
-    const int block = static_cast<int>(warp % args.n_KV_blocks);
-    const auto [batch, head, Q_block] = lists.tile_of(index);
-    const SequenceRows q =
-        sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
-    const SequenceRows k = key_rows<SEMANTICS>(args, batch);
-    const int first_row = Q_block * Kernel::B_r, row_end = min(first_row + Kernel::B_r, q.count);
-    const BlockRange range = KeyMask<SEMANTICS>(args, q.count, k.count)
-                                 .blocks(first_row, row_end - first_row, Kernel::B_c);
-    uint32_t bits = 0;
-    if (first_row < row_end && block >= range.begin && block < range.end)
-        bits = bits_of_keys<SEMANTICS, 1, Kernel::B_r, Kernel::B_c>(
-            args, args.program, {batch, q.count, k.count}, head, first_row, row_end,
-            block * Kernel::B_c);
-    if (lane_index() == 0) lists.list(index)[kBlockListHeader + block] = static_cast<int>(bits);
+    block_lists<Kernel>(args).enter_bits([&](const auto& tile, int block) {
+        const SequenceRows q = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, tile.batch,
+                                                               args.seq_q, args.total_q);
+        const SequenceRows k = key_rows<SEMANTICS>(args, tile.batch);
+        const int first_row = tile.tile_of_head * Kernel::B_r;
+        const int row_end = min(first_row + Kernel::B_r, q.count);
+        const BlockRange range = KeyMask<SEMANTICS>(args, q.count, k.count)
+                                     .blocks(first_row, row_end - first_row, Kernel::B_c);
+        return bits_of_keys<SEMANTICS, 1, Kernel::B_r, Kernel::B_c>(
+            args, args.program, {tile.batch, q.count, k.count}, tile.head, first_row, row_end,
+            block, range);
+    });
 }
 template <class Kernel>
 __global__ void __launch_bounds__(kListThreads)
     flash_compact_lists_kernel(const typename Kernel::Args args) {
-    const auto lists = block_lists<Kernel>(args);
-    const int64_t index = warp_of_lists();
-    if (index < lists.count()) compact_list<1>(lists.list(index), args.n_KV_blocks);
+    block_lists<Kernel>(args).template compact<1>();
 }
 
 // The second launch of kernels that split keys: merges the parts of split tiles.

@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "backward/args.cuh"
-#include "common/program_args.cuh"
 
 namespace flashsmith {
 
@@ -58,11 +57,6 @@ struct FlashBackwardKernelConfig {
         const int queries = dq == DqMode::two_kernels ? queries_smem_bytes() : 0;
         return keys > queries ? keys : queries;
     }
-};
-
-// The arguments of kernels of a program that compute scores.
-struct BackwardProgramArgs : BackwardKernelArgs {
-    ProgramArgs program;
 };
 
 using backward_kernel_fn = void (*)(const BackwardKernelArgs);

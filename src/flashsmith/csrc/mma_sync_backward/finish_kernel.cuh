@@ -37,6 +37,10 @@ __global__ void __launch_bounds__(Kernel::n_threads)
 #pragma unroll
     for (int m = 0; m < Kernel::dq_row_tiles; ++m) {
         const int row = 16 * (warp_row + Kernel::dq_row_warps * m);
+        bool is_hidden[2] = {};  // all keys are, by a program
+        if constexpr (Kernel::has_program)
+            for (int r = 0; r < 2; ++r)
+                is_hidden[r] = args.lse_log2[statistic + row + lane / 4 + 8 * r] == INFINITY;
         float dq[1][Kernel::dq_column_tiles][4];
 #pragma unroll
         for (int n = 0; n < Kernel::dq_column_tiles; ++n, sums += kTileSums) {
@@ -45,7 +49,8 @@ __global__ void __launch_bounds__(Kernel::n_threads)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
                 // If a key is NaN, the sums of rows that see no key are 0 times NaN.
-                dq[0][n][e] = row + lane / 4 + e / 2 * 8 < unseeing ? 0.0f : tile_sums[e];
+                dq[0][n][e] =
+                    is_hidden[e / 2] || row + lane / 4 + e / 2 * 8 < unseeing ? 0.0f : tile_sums[e];
         }
         if (args.grads_fp32) {
             float* const first =

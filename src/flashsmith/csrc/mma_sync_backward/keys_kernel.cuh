@@ -7,7 +7,9 @@
 // several warps share keys, P does too.
 #pragma once
 
+#include "backward/listed_steps.cuh"
 #include "backward/program_scores.cuh"
+#include "backward/unattended_rows.cuh"
 #include "common/barrier.cuh"
 #include "mma_sync_backward/common_parts.cuh"
 
@@ -61,15 +63,74 @@ struct KeysBlock {
         FS_DEVICE int stage() const { return Kernel::stages == 1 ? 0 : parity; }
     };
 
+    // The steps of a range of blocks, for one head after the other.
+    struct RangeSteps {
+        const BlockRange blocks;
+
+        FS_DEVICE explicit RangeSteps(const KeysBlock& of)
+            : blocks(of.key_mask.query_blocks(of.first_key, Kernel::B_c, Kernel::B_r)) {}
+
+        FS_DEVICE bool exist() const { return blocks.begin < blocks.end; }
+        FS_DEVICE Step first(int first_head) const { return {first_head, blocks.begin}; }
+        FS_DEVICE void advance(Step& next) const {
+            if (++next.block == blocks.end) next.block = blocks.begin, ++next.head;
+        }
+        FS_DEVICE bool needs_mask(const Step& at) const {
+            return Kernel::masked && blocks.needs_mask(at.block);
+        }
+    };
+
+    // Those of lists.
+    struct ListsOfKeys {
+        const KeysBlock& of;
+
+        FS_DEVICE const int32_t* list_of(int head) const {
+            return query_lists<Kernel>(of.args, of.args.program)
+                .list(of.batch, of.first_head() + head, of.first_key / Kernel::B_c);
+        }
+        FS_DEVICE int n_heads() const { return of.n_heads(); }
+        FS_DEVICE bool backwards() const { return false; }
+    };
+    struct ListedSteps {
+        ListedQueries<SEMANTICS, ListsOfKeys> queries;
+        int left;
+        bool is_full = false;  // the step before this one: every query sees all keys
+
+        FS_DEVICE explicit ListedSteps(const KeysBlock& of)
+            : queries(ListsOfKeys{of}), left(queries.n_steps()) {}
+
+        FS_DEVICE bool exist() const { return left > 0; }
+        FS_DEVICE Step first(int) {
+            queries.begin();
+            return now();
+        }
+        FS_DEVICE void advance(Step& next) {
+            is_full = queries.now.entry.is_full(0);
+            next.head = queries.tile.of.end_head();
+            if (--left == 0) return;
+            queries.advance();
+            next = now();
+        }
+        FS_DEVICE Step now() const {
+            return {queries.tile.of.first_head() + queries.now.head, queries.now.entry.block()};
+        }
+        // Called after advance().
+        FS_DEVICE bool needs_mask(const Step&) const { return !is_full; }
+    };
+
+    FS_DEVICE int n_heads() const { return args.heads_q / args.heads_k; }
+    FS_DEVICE int first_head() const { return head_k * n_heads(); }
+    FS_DEVICE int end_head() const { return first_head() + n_heads(); }
+
     FS_DEVICE void run() {
-        const BlockRange blocks = key_mask.query_blocks(first_key, Kernel::B_c, Kernel::B_r);
-        if (blocks.begin < blocks.end) {
+        std::conditional_t<Kernel::has_lists, ListedSteps, RangeSteps> steps(*this);
+        if (steps.exist()) {
             start_keys();
             if (args.dk != nullptr && args.dv != nullptr &&
                 (!Kernel::adds_dq || args.dq != nullptr))
-                run_steps<true>(blocks);
+                run_steps<true>(steps);
             else
-                run_steps<false>(blocks);
+                run_steps<false>(steps);
             cp_async_wait<0>();
             __syncthreads();  // K's and V's places are free
         }
@@ -78,23 +139,22 @@ struct KeysBlock {
 
     // kAll: whether dq, dk and dv are all requested. If so, no GEMM is behind a branch, and
     // exponentials and copies overlap with GEMMs.
-    template <bool kAll>
-    FS_DEVICE void run_steps(const BlockRange& blocks) {
-        const int first_head = head_k * (args.heads_q / args.heads_k);
-        const int end_head = first_head + args.heads_q / args.heads_k;
+    template <bool kAll, class Steps>
+    FS_DEVICE void run_steps(Steps& steps) {
+        const int first_head = this->first_head(), end_head = first_head + n_heads();
         const bool wants_dq = Kernel::adds_dq && (kAll || args.dq != nullptr);
-        Step now{first_head, blocks.begin}, before{-1, 0};
+        Step now = steps.first(first_head), before{-1, 0};
         start_queries(now);
         cp_async_commit();
         while (now.head < end_head) {
             Step next = now;
-            if (++next.block == blocks.end) next.block = blocks.begin, ++next.head;
+            steps.advance(next);
             next.parity = now.parity ^ 1;
 
             cp_async_wait<0>();
             __syncthreads();  // the step's tiles have arrived, and the last step's are free
-            const bool needs_mask = Kernel::masked && blocks.needs_mask(now.block);
-            if (needs_mask) zero_unattended_rows(now);
+            const bool needs_mask = steps.needs_mask(now);
+            if (needs_mask || SEMANTICS.program_scores) zero_unattended_rows(now);
             // dq is added a step late. At the barrier above, all warps have stored their dS of the
             // last step, so no other barrier is needed.
             if (wants_dq && before.head >= 0) add_dq(before);
@@ -191,14 +251,17 @@ struct KeysBlock {
         return first_statistic<SEMANTICS>(args, batch, at.head, q.first) + at.block * Kernel::B_r;
     }
 
-    // Sets rows to zero that see no key. They contribute nothing, but may contain NaN, and 0 times
-    // NaN would be NaN.
+    // Sets rows to zero that see no key.
     FS_DEVICE void zero_unattended_rows(const Step& at) const {
-        if constexpr (!kHidesKeys<SEMANTICS>) return;
-        const int rows = min(key_mask.first_attending_row() - at.block * Kernel::B_r, Kernel::B_r);
-        if (rows <= 0) return;
+        if constexpr (!kHidesKeys<SEMANTICS> && !Kernel::has_program) return;
+        const int first_row = at.block * Kernel::B_r;
+        const UnattendedRows<SEMANTICS, Kernel::B_r> rows{
+            min(key_mask.first_attending_row() - first_row, Kernel::B_r), q.count - first_row,
+            statistics(at.stage())};
+        if (!rows.any(lane)) return;
         constexpr int kChunks = Kernel::d_head / kChunkElements;
-        for (int i = thread_index(); i < rows * kChunks; i += Kernel::n_threads) {
+        for (int i = thread_index(); i < rows.end() * kChunks; i += Kernel::n_threads) {
+            if (Kernel::has_program && !rows.contains(i / kChunks)) continue;
             const uint32_t place =
                 chunk_place<typename Kernel::QueriesLayout>(i / kChunks, i % kChunks);
             store_shared_16B(Q_tile(at.stage()) + place, uint4{0, 0, 0, 0});
@@ -207,10 +270,12 @@ struct KeysBlock {
         }
         if constexpr (Kernel::is_pair) {
             constexpr int kChunksOfV = Kernel::d_v / kChunkElements;
-            for (int i = thread_index(); i < rows * kChunksOfV; i += Kernel::n_threads)
+            for (int i = thread_index(); i < rows.end() * kChunksOfV; i += Kernel::n_threads) {
+                if (Kernel::has_program && !rows.contains(i / kChunksOfV)) continue;
                 store_shared_16B(do_tile(at.stage()) + chunk_place<typename Kernel::doLayout>(
                                                            i / kChunksOfV, i % kChunksOfV),
                                  uint4{0, 0, 0, 0});
+            }
         }
         __syncthreads();
     }
@@ -304,7 +369,7 @@ struct KeysBlock {
         if constexpr (Kernel::changes_scores) {
             if constexpr (Kernel::masked)
                 if (needs_mask) mask(P, at);
-            hide_keys(P, at);
+            if (needs_mask) hide_keys(P, at);
             round_to<value_t>(rounded, P);
         }
 #pragma unroll
@@ -326,7 +391,8 @@ struct KeysBlock {
     }
     // Zeroes elements of keys that a program hides.
     FS_DEVICE void hide_keys(Scores& x, const Step& at) const {
-        if constexpr (Kernel::has_program) program(at).hide(x, query_of_lane(at), key_of_lane());
+        if constexpr (SEMANTICS.program_masks)
+            program(at).hide(x, query_of_lane(at), key_of_lane());
     }
     FS_DEVICE BackwardProgram<SEMANTICS> program(const Step& at) const {
         return {args.program, batch, at.head, q.count, k.count};
@@ -359,16 +425,17 @@ struct KeysBlock {
                 mask(dP, at);
                 if constexpr (!Kernel::changes_scores) mask(P, at);
             }
-        if constexpr (SEMANTICS.program_masks) {
-            if constexpr (!Kernel::changes_scores) hide_keys(P, at);
+        if constexpr (SEMANTICS.program_masks)
+            if (needs_mask) {
+                if constexpr (!Kernel::changes_scores) hide_keys(P, at);
 #pragma unroll
-            for (int m = 0; m < Kernel::key_tiles; ++m)
+                for (int m = 0; m < Kernel::key_tiles; ++m)
 #pragma unroll
-                for (int n = 0; n < Kernel::query_tiles; ++n)
+                    for (int n = 0; n < Kernel::query_tiles; ++n)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        if (P[m][n][e] == 0.0f) dP[m][n][e] = 0.0f;
-        }
+                        for (int e = 0; e < 4; ++e)
+                            if (P[m][n][e] == 0.0f) dP[m][n][e] = 0.0f;
+            }
         if constexpr (!Kernel::changes_scores) round_to<value_t>(rounded_P, P);
         round_to<value_t>(rounded, dP);
     }
@@ -422,44 +489,51 @@ struct KeysBlock {
     // ---- the epilogue ----
 
     FS_DEVICE void store() {
-        using K = typename Kernel::KeysLayout;
-        using V = typename Kernel::ValuesLayout;
-        store<K>(args.dk, dk, args.scale, Kernel::K_offset, d_of_qk<Kernel>(args),
-                 batch * args.dk_batch_stride + head_k * args.dk_head_stride, args.dk_seq_stride);
-        store<V>(args.dv, dv, 1.0f, Kernel::V_offset, d_of_v<Kernel>(args),
-                 batch * args.dv_batch_stride + head_k * args.dv_head_stride, args.dv_seq_stride);
+        store<false>(args.dk, dk, args.scale, Kernel::K_offset,
+                     batch * args.dk_batch_stride + head_k * args.dk_head_stride,
+                     args.dk_seq_stride);
+        store<true>(args.dv, dv, 1.0f, Kernel::V_offset,
+                    batch * args.dv_batch_stride + head_k * args.dv_head_stride,
+                    args.dv_seq_stride);
         __syncthreads();
-        copy_out<typename Kernel::CopyKeys>(
-            args.dk, Kernel::K_offset, extent(k.count - first_key),
-            batch * args.dk_batch_stride + head_k * args.dk_head_stride, args.dk_seq_stride);
-        copy_out<typename Kernel::CopyValues>(
-            args.dv, Kernel::V_offset, extent_of_v(k.count - first_key),
-            batch * args.dv_batch_stride + head_k * args.dv_head_stride, args.dv_seq_stride);
+        copy_out<false>(args.dk, Kernel::K_offset,
+                        batch * args.dk_batch_stride + head_k * args.dk_head_stride,
+                        args.dk_seq_stride);
+        copy_out<true>(args.dv, Kernel::V_offset,
+                       batch * args.dv_batch_stride + head_k * args.dv_head_stride,
+                       args.dv_seq_stride);
     }
 
-    template <class Layout, class Sums>
-    FS_DEVICE void store(void* gradient, const Sums& acc, float scale, int offset, int d,
-                         int64_t origin, int64_t seq_stride) const {
+    template <bool kOfV, class Sums>
+    FS_DEVICE void store(void* gradient, const Sums& acc, float scale, int offset, int64_t origin,
+                         int64_t seq_stride) const {
+        using Layout =
+            std::conditional_t<kOfV, typename Kernel::ValuesLayout, typename Kernel::KeysLayout>;
         if (gradient == nullptr) return;
         if (args.grads_fp32) {
             float* const first =
                 static_cast<float*>(gradient) + origin + (k.first + first_key) * seq_stride;
-            store_fp32_gradient<Kernel::column_warps>(first, seq_stride, k.count - first_key, d,
-                                                      acc, scale, warp_key(), turn(), lane);
+            store_fp32_gradient<Kernel::column_warps>(
+                first, seq_stride, k.count - first_key,
+                kOfV ? d_of_v<Kernel>(args) : d_of_qk<Kernel>(args), acc, scale, warp_key(), turn(),
+                lane);
         } else {
             stage_gradient<Layout, value_t, Kernel::column_warps>(smem + offset, acc, scale,
                                                                   warp_key(), turn(), lane);
         }
     }
 
-    template <class Copy>
-    FS_DEVICE void copy_out(void* gradient, int offset, TileExtent present, int64_t origin,
-                            int64_t seq_stride) const {
+    template <bool kOfV>
+    FS_DEVICE void copy_out(void* gradient, int offset, int64_t origin, int64_t seq_stride) const {
+        using Copy =
+            std::conditional_t<kOfV, typename Kernel::CopyValues, typename Kernel::CopyKeys>;
         if (gradient == nullptr || args.grads_fp32) return;
         char* const first = const_cast<char*>(
             row_address<value_t>(gradient, origin, k.first + first_key, seq_stride));
         Copy(thread_index())
-            .shared_to_global(first, smem + offset, seq_stride * int64_t{sizeof(value_t)}, present);
+            .shared_to_global(
+                first, smem + offset, seq_stride * int64_t{sizeof(value_t)},
+                kOfV ? extent_of_v(k.count - first_key) : extent(k.count - first_key));
     }
 };
 

@@ -10,12 +10,18 @@ namespace {
 
 constexpr uint32_t kRowsThreads = 256;
 
-// Where the arguments of a program are. offsetof() is not defined for a derived struct.
-constexpr size_t kProgramOffset = sizeof(BackwardKernelArgs);
-static_assert(sizeof(BackwardProgramArgs) == kProgramOffset + sizeof(ProgramArgs));
-
 // The kernels of a config, in the order of the family's templates.
-enum Kernel : size_t { keys, second, prepare, gaps, sinks_kernel };
+enum Kernel : size_t {
+    keys,
+    second,
+    prepare,
+    gaps,
+    sinks_kernel,
+    list_queries,  // with the mask of a program; each is followed by one that compacts its lists
+    compact_queries,
+    list_keys,  // unless atomics
+    compact_keys,
+};
 
 }  // namespace
 
@@ -65,17 +71,28 @@ Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& number
     const int64_t heads_q = p.batch * p.heads_q, heads_k = p.batch * p.heads_k;
     const uint32_t threads = static_cast<uint32_t>(config.n_warps * kWarpSize);
     add(prepare, heads_q * blocks_of(p.seq_q, kStatisticsRows), kRowsThreads, 0);
+    pass_program_to_prepare(plan.launches.back(), program, semantics);
     if (p.packed)
         add(gaps, blocks_of(p.total_q + p.total_k, kRowsThreads / kWarpSize), kRowsThreads, 0);
     // The kernel added last computes scores.
     const auto pass_program = [&] {
         if (!semantics.has_program()) return;
         plan.launches.back().argument_bytes = {argument, argument + sizeof all};
-        add_program_addresses(plan.launches.back().addresses, first_read, kProgramOffset);
+        add_program_addresses(plan.launches.back().addresses, first_read, kAfterProblem);
+    };
+    // Adds the lists of that kernel.
+    const auto visit_lists = [&](Kernel list, int64_t rows, int64_t tile, int64_t others,
+                                 int64_t block) {
+        if (!semantics.program_masks) return;
+        const int64_t n_blocks = blocks_of(others, block);
+        const int64_t lists = number_of_lists(semantics, p.batch, p.heads_q, blocks_of(rows, tile));
+        add_lists(plan, args, program, {{list, lists * n_blocks}, {size_t{list} + 1, lists}},
+                  lists * (kBlockListHeader + n_blocks), kAfterProblem);
     };
     if (wants_keys || adds_dq) {
         add(keys, heads_k * blocks_of(p.seq_k, config.B_c), threads, config.keys_smem_bytes());
         pass_program();
+        visit_lists(list_queries, p.seq_k, config.B_c, p.seq_q, config.B_r);
     }
     if (adds_dq) {
         add(second, heads_q * blocks_of(p.seq_q, config.B_r), threads,
@@ -84,6 +101,7 @@ Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& number
         add(second, heads_q * blocks_of(p.seq_q, config.dq_rows()), threads,
             config.queries_smem_bytes());
         pass_program();
+        visit_lists(list_keys, p.seq_q, config.dq_rows(), p.seq_k, config.B_r);
     }
     if (wants_sinks) add(sinks_kernel, p.heads_q, kRowsThreads, 0);
 

@@ -3,6 +3,7 @@
 // for this, which takes two GEMMs, but neither fp32 sums in memory nor an order of CTAs.
 #pragma once
 
+#include "backward/listed_steps.cuh"
 #include "backward/program_scores.cuh"
 #include "mma_sync_backward/common_parts.cuh"
 
@@ -53,24 +54,33 @@ struct QueriesBlock {
     FS_DEVICE int lane_row() const { return first_row + 16 * warp + lane / 4; }
 
     FS_DEVICE void run() {
-        const BlockRange blocks =
-            key_mask.key_blocks(first_row, Kernel::dq_rows, Kernel::step_keys);
+        const int32_t* list = nullptr;
+        BlockRange blocks{};
+        if constexpr (Kernel::has_lists) {
+            list = key_lists<Kernel>(args, args.program)
+                       .list(batch, head, first_row / Kernel::dq_rows);
+            blocks.end = list[0];  // a range of entries
+        } else {
+            blocks = key_mask.key_blocks(first_row, Kernel::dq_rows, Kernel::step_keys);
+        }
         start_queries();
-        if (blocks.begin < blocks.end) start_keys(blocks.begin, 0);
+        if (blocks.begin < blocks.end) start_keys(block_at(list, blocks.begin), 0);
         cp_async_commit();
         int stage = 0;
-        for (int block = blocks.begin; block < blocks.end; ++block) {
+        for (int place = blocks.begin; place < blocks.end; ++place) {
             cp_async_wait<0>();
             __syncthreads();  // the step's tiles have arrived, and the last step's are free
             const int next = Kernel::stages == 1 ? 0 : stage ^ 1;
             if constexpr (Kernel::stages > 1) {
-                if (block + 1 < blocks.end) start_keys(block + 1, next);
+                if (place + 1 < blocks.end) start_keys(block_at(list, place + 1), next);
                 cp_async_commit();
             }
-            step(block, stage, blocks.needs_mask(block));
+            bool needs_mask = blocks.needs_mask(place);
+            if constexpr (Kernel::has_lists) needs_mask = !entry_at(list, place).is_full(0);
+            step(block_at(list, place), stage, needs_mask);
             if constexpr (Kernel::stages == 1) {
                 __syncthreads();  // all warps are done with the tiles
-                if (block + 1 < blocks.end) start_keys(block + 1, next);
+                if (place + 1 < blocks.end) start_keys(block_at(list, place + 1), next);
                 cp_async_commit();
             }
             stage = next;
@@ -78,6 +88,15 @@ struct QueriesBlock {
         cp_async_wait<0>();
         __syncthreads();  // without steps, Q's copy to dq's place ends only here
         store();
+    }
+
+    // With lists, a place is that of an entry and not a block.
+    FS_DEVICE static BlockEntry entry_at(const int32_t* list, int place) {
+        return {list[kBlockListHeader + place]};
+    }
+    FS_DEVICE static int block_at(const int32_t* list, int place) {
+        if constexpr (Kernel::has_lists) return entry_at(list, place).block();
+        return place;
     }
 
     // ---- copies ----
@@ -165,7 +184,8 @@ struct QueriesBlock {
             }
         if constexpr (Kernel::masked)
             if (needs_mask) mask(dP, block);
-        if constexpr (Kernel::has_program) program().hide(dP, query_of_lane(), key_of_lane(block));
+        if constexpr (SEMANTICS.program_masks)
+            if (needs_mask) program().hide(dP, query_of_lane(), key_of_lane(block));
         InRegisters<1, kKeySteps> dS;
         round_to<value_t>(dS, dP);
         multiply<value_t, kKeySteps>(dq, dS, ColumnsB<Layout, 1>(K_tile(stage), lane));
@@ -214,7 +234,9 @@ struct QueriesBlock {
             for (int n = 0; n < kColumnTiles; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    if (lane_row() + e / 2 * 8 < key_mask.first_attending_row()) dq[0][n][e] = 0.0f;
+                    if (lane_row() + e / 2 * 8 < key_mask.first_attending_row() ||
+                        (Kernel::has_program && lse_log2[e / 2] == INFINITY))
+                        dq[0][n][e] = 0.0f;
         const int64_t origin = batch * args.dq_batch_stride + head * args.dq_head_stride;
         const int rows = q.count - first_row;
         if (args.grads_fp32) {

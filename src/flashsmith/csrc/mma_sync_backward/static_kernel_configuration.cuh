@@ -30,8 +30,13 @@ struct StaticBackwardKernelConfig {
     static constexpr int element_bytes = CFG.element_bytes();
 
     static constexpr bool has_program = SEMANTICS.has_program();
+    // Whether CTAs visit the blocks of lists, not of a range. A list has the bits of a whole CTA.
+    static constexpr bool has_lists = SEMANTICS.program_masks;
+    static constexpr int key_groups = 1, query_groups = 1;
     // Whether P and the scores that it was computed from differ in more than the exponential.
     static constexpr bool changes_scores = SEMANTICS.changes_scores || !kSlopeIsOne<SEMANTICS>;
+    using PrepareArgs = std::conditional_t<prepare_takes_program(SEMANTICS), BackwardProgramArgs,
+                                           BackwardKernelArgs>;
     using Args = std::conditional_t<has_program, BackwardProgramArgs, BackwardKernelArgs>;
 
     static constexpr int d_head = CFG.d_head;   // of Q, K, dq and dk

@@ -44,8 +44,8 @@ struct Append {
         }
         if (part < args.heads_k) {
             const value_t* source = address(args.new_k, args.new_k_strides, batch, row, part);
-            const CacheRow target = cache_row(args.k_cache, args.k_cache_strides, block, slot, part,
-                                              [&] { return k_scale(args, part); });
+            const CacheRow target =
+                cache_row<false>(args.k_cache, args.k_cache_strides, block, slot, part);
             if (args.cos != nullptr)
                 turn(source, target, position(batch, length, query));
             else
@@ -53,9 +53,7 @@ struct Append {
         } else {
             const int head = part - args.heads_k;
             copy(address(args.new_v, args.new_v_strides, batch, row, head),
-                 cache_row(args.v_cache, args.v_cache_strides, block, slot, head,
-                           [&] { return v_scale(args, head); }),
-                 0);
+                 cache_row<true>(args.v_cache, args.v_cache_strides, block, slot, head), 0);
         }
     }
 
@@ -72,18 +70,20 @@ struct Append {
                row * strides.row + head * strides.head;
     }
 
-    // `scale` returns that of the row.
-    template <class Scale>
-    FS_DEVICE static CacheRow cache_row(void* cache, const DecodeStrides& strides, int64_t block,
-                                        int64_t slot, int64_t head, const Scale& scale) {
-        if constexpr (Kernel::has_codes)
-            return {static_cast<uint8_t*>(cache) + block * strides.batch + slot * strides.row +
-                        head * strides.head,
-                    scale()};
-        else if constexpr (Kernel::has_scales)
-            return {address(cache, strides, block, slot, head), scale()};
-        else
+    template <bool kOfValues>
+    FS_DEVICE CacheRow cache_row(void* cache, const DecodeStrides& strides, int64_t block,
+                                 int64_t slot, int head) const {
+        if constexpr (Kernel::has_scales) {
+            const float scale = kOfValues ? v_scale(args, head) : k_scale(args, head);
+            if constexpr (Kernel::has_codes)
+                return {static_cast<uint8_t*>(cache) + block * strides.batch + slot * strides.row +
+                            head * strides.head,
+                        scale};
+            else
+                return {address(cache, strides, block, slot, head), scale};
+        } else {
             return {address(cache, strides, block, slot, head)};
+        }
     }
 
     template <class Target>

@@ -11,7 +11,6 @@
 #pragma once
 
 #include "common/changed_scores.cuh"
-#include "common/program_scores.cuh"
 #include "common/warp_mma.cuh"
 #include "mma_sync_decode/code_fragments.cuh"
 #include "mma_sync_decode/own_rows.cuh"
@@ -32,9 +31,9 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
     using Base::args, Base::first_key, Base::full_begin, Base::full_end, Base::item,
         Base::keys_of_row, Base::kStages, Base::K_tile, Base::lane, Base::page_of, Base::rows,
         Base::run_begin, Base::seen_begin, Base::seen_end, Base::smem, Base::start_step,
-        Base::V_tile, Base::warp_row;
+        Base::next_visited, Base::V_tile, Base::warp_row;
     using typename Base::Copies, typename Base::Layout, typename Base::NextRows,
-        typename Base::Softmax, typename Base::Sums;
+        typename Base::Softmax, typename Base::Sums, typename Base::Visits;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
 
     using Base::Base;
@@ -77,6 +76,12 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         }
         Queries queries(smem + Kernel::queries_offset, lane, warp_row());
         int step = first_step, stage = 0;
+        [[maybe_unused]] Visits visits;
+        if constexpr (Base::kSkips) {
+            visits = copies.visits;
+            step = visits.steps[0];
+            next_entry = visits.entry;
+        }
         const int steps_of_part = item.sequence.chunk / Kernel::B_c;
         int parts_left = item.end_part - item.first_part, steps_until = 0;
         typename Base::Saved saved;
@@ -86,17 +91,21 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
             zero(o);
             steps_until += steps_of_part;
             if (!Kernel::takes_chunks && parts_left == 1) fetch_next_run(address);
-            for (; step < min(steps, steps_until); ++step) {
+            while (step < min(steps, steps_until)) {
                 cp_async_wait<kStages - 2>();
                 sync_stages();  // this stage has arrived, and the last one has been read
                 const int last = stage_before(stage);
-                if (step + kStages - 1 < steps) {
-                    start_step(step + kStages - 1, last, next_entry, next_rows);
-                    next_entry = page_of(step + kStages);
+                const int copied = Base::kSkips ? visits.steps[kStages - 1] : step + kStages - 1;
+                int after = copied + 1;
+                if (copied < steps) {
+                    start_step(copied, last, next_entry, next_rows);
+                    if constexpr (Base::kSkips) after = next_visited(after, steps, visits.known);
+                    if (!Base::kSkips || after < steps) next_entry = page_of(after);
                 }
                 cp_async_commit();
                 multiply_step(step, stage, queries, softmax, o);
                 stage = stage == kStages - 1 ? 0 : stage + 1;
+                step = Base::kSkips ? visits.advance(min(after, steps)) : step + 1;
             }
             sync_stages();
             if constexpr (Kernel::has_codes) restore_columns(o, lane);
@@ -143,12 +152,12 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
             scores, queries, key_operand<Layout, value_t, Kernel::cache>(K_tile(stage), lane));
         change_scores<SEMANTICS>(scores, this->score_argument());
         if constexpr (kHasProgram<SEMANTICS>)
-            with_program(
-                [&](const auto&... at) { change_by_program<SEMANTICS>(scores, at..., key); });
+            this->with_program(
+                key, [&](const auto&... at) { change_by_program<SEMANTICS>(scores, at...); });
         if (key < full_begin || key + kKeys > full_end) mask(scores, key);
         if constexpr (kHasProgram<SEMANTICS>)
-            with_program(
-                [&](const auto&... at) { hide_by_program<SEMANTICS>(scores, at..., key); });
+            this->with_program(
+                key, [&](const auto&... at) { hide_by_program<SEMANTICS>(scores, at...); });
         softmax.template update<false>(scores, o);
         InRegisters<Kernel::row_tiles, Kernel::key_steps> probabilities;
         round_to<value_t>(probabilities, scores);
@@ -162,23 +171,6 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
             return keys_of_row(warp_row() + 16 * m + 8 * r + lane / 4);
         };
         mask_keys<SEMANTICS>(scores, lane, first_key, seen, -INFINITY);
-    }
-
-    // Calls a function with a program's arguments and what it needs to know of this lane's scores.
-    // Rows and keys count from the sequence's first key, and its lengths are equal.
-    template <class Function>
-    FS_DEVICE void with_program(const Function& function) const {
-        const int keys = item.sequence.keys, first = keys - item.sequence.queries;
-        const auto row = [&](int m, int r) { return warp_row() + 16 * m + 8 * r + lane / 4; };
-        function(
-            static_cast<const DecodeProgramArgs&>(args).program,
-            ProgramSequence{item.batch, keys, keys}, lane,
-            [&](int m, int r) { return max(first + this->query_of_row(row(m, r)), 0); },
-            [&](int m, int r) {
-                const int own = this->first_row + row(m, r);
-                return item.head_k * args.heads_per_group + own -
-                       args.by_group.divide(own) * args.heads_per_group;
-            });
     }
 
     // ---- clusters ----

@@ -15,6 +15,7 @@ using RunOf =
 // Prefetches keys that this CTA, or all CTAs together, will read.
 template <class Kernel, bool kPaged>
 FS_DEVICE void prefetch_keys(const DecodeKernelArgs& args) {
+    if constexpr (Kernel::SEMANTICS.program_masks) return;  // it may hide them
     if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
                   !Kernel::SEMANTICS.hides_earlier && Kernel::has_whole_runs)
         if ((args.flags & kPrefetchesRuns) != 0) prefetch_run<Kernel>(args);
@@ -24,7 +25,9 @@ FS_DEVICE void prefetch_keys(const DecodeKernelArgs& args) {
 
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
-    constexpr bool kGuesses = Kernel::uses_pdl && !Kernel::SEMANTICS.packed;
+    // A mask may read what the preceding launch writes, and warps vote on it: none may guess.
+    constexpr bool kGuesses =
+        Kernel::uses_pdl && !Kernel::SEMANTICS.packed && !Kernel::SEMANTICS.program_masks;
     // If nothing is appended, the preceding launch may still be writing the lengths. Until it is
     // over, the values in memory are a guess, which is mostly right: lengths change once for all
     // layers of a model.

@@ -13,7 +13,8 @@ template <class Kernel, bool kPaged>
 struct PartMerge : RunCopies<Kernel, kPaged> {
     using Base = RunCopies<Kernel, kPaged>;
     using value_t = typename Kernel::value_t;
-    using Base::args, Base::rows, Base::smem, Base::states, Base::store_merged, Base::warp;
+    using Base::args, Base::kSkips, Base::rows, Base::smem, Base::states, Base::store_merged,
+        Base::warp;
     using typename Base::Softmax, typename Base::Sums;
     // Of 16 rows, a thread merges this number of states at once, each of four columns. If these are
     // all of the thread's states of a part, it saves those of the first subtrees in registers.
@@ -35,6 +36,9 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                                Saved& saved) const {
         constexpr int kColumns = Kernel::d_head / 4;
         const int lane = lane_index();  // read again: saves registers during the steps
+        // Warps that skip steps are at different stages.
+        if (kSkips && lane == 0)
+            store_shared_1B(RunInfo::stage_address(smem + Kernel::target_offset, warp), stage);
         // Addresses in four neighbouring column tiles. The next four tiles are 128 bytes further
         // on.
         uint32_t first_sums[4];
@@ -148,12 +152,27 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
         return smem + Kernel::statistics_offset + (of_warp * Kernel::B_r + row) * 8;
     }
 
+    // The stages that hold the warps' sums.
+    struct Stages {
+        const int own;
+        uint2 of_warps{};  // a byte each
+
+        FS_DEVICE Stages(uint32_t smem, int own) : own(own) {
+            if constexpr (kSkips) of_warps = RunInfo::stages(smem + Kernel::target_offset);
+        }
+        FS_DEVICE int of(int warp) const {
+            if constexpr (!kSkips) return own;
+            return static_cast<int>((warp < 4 ? of_warps.x : of_warps.y) >> warp % 4 * 8 & 0xff);
+        }
+    };
+
     FS_DEVICE RowState state_of_warps(int stage, int m, int row, int column) const {
         RowState state, of_warps[Kernel::n_warps];
+        const Stages stages(smem, stage);
 #pragma unroll
         for (int w = 0; w < Kernel::n_warps; ++w) {
             of_warps[w] = RowState(load_shared_float2(statistics(w, 16 * m + row)),
-                                   load_shared_16B(sums(w, stage, row, column)));
+                                   load_shared_16B(sums(w, stages.of(w), row, column)));
             state.maximum = fmaxf(state.maximum, of_warps[w].maximum);
         }
         // Branch-free: with branches, sums would wait for one after another.
@@ -166,6 +185,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                                    const int (&row)[kStatesPerThread],
                                    const int (&column)[kStatesPerThread]) const {
         float2 of_warps[kStatesPerThread][Kernel::n_warps];
+        const Stages stages(smem, stage);
 #pragma unroll
         for (int w = 0; w < Kernel::n_warps; ++w)
 #pragma unroll
@@ -177,8 +197,8 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
         for (int w = 0; w < Kernel::n_warps; ++w)
 #pragma unroll
             for (int i = 0; i < kStatesPerThread; ++i)
-                states[i].add_if_any(
-                    RowState(of_warps[i][w], load_shared_16B(sums(w, stage, row[i], column[i]))));
+                states[i].add_if_any(RowState(
+                    of_warps[i][w], load_shared_16B(sums(w, stages.of(w), row[i], column[i]))));
     }
 
     // ---- several states at once ----

@@ -576,7 +576,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             args.log2_prefetched_keys =
                 static_cast<int16_t>(std::bit_width(static_cast<uint64_t>(asked)) - 1);
         // If rows are appended, lengths come from a launch that is over.
-        if (!p.packed && p.batch <= kMostGuessed && tensors[new_k] == 0 && !rolls)
+        if (!p.packed && !semantics.program_masks && p.batch <= kMostGuessed &&
+            tensors[new_k] == 0 && !rolls)
             args.flags |= kGuessesLengths;
     }
     args.passes = heads * units * unit_bytes <= kPassingBytes;

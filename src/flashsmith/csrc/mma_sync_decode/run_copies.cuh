@@ -3,17 +3,17 @@
 #pragma once
 
 #include "common/opaque.cuh"
-#include "mma_sync_decode/run_tile.cuh"
+#include "mma_sync_decode/program_tile.cuh"
 
 namespace flashsmith {
 
 template <class Kernel, bool kPaged>
-struct RunCopies : RunTile<Kernel, kPaged> {
-    using Tile = RunTile<Kernel, kPaged>;
+struct RunCopies : ProgramTile<Kernel, kPaged> {
+    using Tile = ProgramTile<Kernel, kPaged>;
     using Layout = typename Kernel::KeysLayout;
     using Tile::args, Tile::begin, Tile::end, Tile::first_row, Tile::item, Tile::k_head, Tile::lane,
-        Tile::query_of_row, Tile::ring, Tile::rows, Tile::run_begin, Tile::smem, Tile::v_head,
-        Tile::warp;
+        Tile::kSkips, Tile::next_visited, Tile::query_of_row, Tile::ring, Tile::rows,
+        Tile::run_begin, Tile::smem, Tile::v_head, Tile::warp;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kWarpKeys = Kernel::warp_keys;
     static constexpr int kStages = Kernel::stages;
@@ -45,7 +45,7 @@ struct RunCopies : RunTile<Kernel, kPaged> {
 
     // Page-table entries for a run's first copies, and for the first copy during the steps.
     struct FirstPages {
-        static constexpr int kCount = kPaged ? kStages : 0, kRoom = std::max(kCount, 1);
+        static constexpr int kCount = kPaged && !kSkips ? kStages : 0, kRoom = std::max(kCount, 1);
         const int32_t* places[kRoom];
         int entries[kRoom];
         int now[kRoom];  // for guessed entries: their values after the wait
@@ -70,11 +70,28 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         }
     };
 
+    // With skipped steps: those whose copies are under way, in order, and the one to copy next with
+    // its page-table entry. They are known once the copies have started.
+    struct Visits {
+        int steps[kSkips ? kStages : 1];
+        int entry;
+        typename Tile::KnownSteps known;
+
+        // Removes the first step, and adds the one to copy after the last. Returns the new first.
+        FS_DEVICE int advance(int next) {
+#pragma unroll
+            for (int i = 1; i < kStages; ++i) steps[i - 1] = steps[kSkips ? i : 0];
+            steps[kSkips ? kStages - 1 : 0] = next;
+            return steps[0];
+        }
+    };
+
     // The state of a run's copies: the next step and its source.
     struct Copies {
         int first_step, steps;
         NextRows next_rows;
         FirstPages pages;
+        Visits visits;
 
         // Keeps the compiler from deferring the computations behind these values.
         FS_DEVICE void materialize() {
@@ -89,13 +106,9 @@ struct RunCopies : RunTile<Kernel, kPaged> {
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
 
-        Copies copies{first_step, steps, {}, {}};
-        if constexpr (kGoesOn) {
-            const int64_t row = first_key(first_step) + lane / 8;
-            copies.next_rows = {k_head + row * args.k_cache_strides.row * kBytes + lane % 8 * 16,
-                                v_head + row * args.v_cache_strides.row * kBytes + lane % 8 * 16};
-        }
-        if constexpr (kPaged) {
+        Copies copies{first_step, steps, {}, {}, {}};
+        if constexpr (kGoesOn) copies.next_rows = rows_from(first_key(first_step));
+        if constexpr (kPaged && !kSkips) {
             FirstPages& pages = copies.pages;
 #pragma unroll
             for (int i = 0; i < kStages; ++i) pages.places[i] = entry_of(first_step + i);
@@ -117,6 +130,10 @@ struct RunCopies : RunTile<Kernel, kPaged> {
     // Starts the copies of the first stages and of the queries.
     FS_DEVICE void start(Copies& copies) const {
         const int first_step = copies.first_step, steps = copies.steps;
+        if constexpr (kSkips) {
+            start_visited(copies);
+            return;
+        }
         if constexpr (kPaged) {
             if (!has_whole_steps()) {  // too many instructions to repeat for each stage
                 start_queries();
@@ -146,6 +163,22 @@ struct RunCopies : RunTile<Kernel, kPaged> {
             }
             if (i == 0) start_queries();  // in the first step's group
             cp_async_commit();
+        }
+    }
+
+    FS_DEVICE void start_visited(Copies& copies) const {
+        Visits& visits = copies.visits;
+        start_queries();
+        int step = copies.first_step;
+#pragma unroll
+        for (int i = 0; i < kStages; ++i) {
+            step = next_visited(step, copies.steps, visits.known);
+            visits.steps[i] = step;
+            visits.entry = step < copies.steps ? page_of(step) : 0;
+            if (i == kStages - 1) break;
+            if (step < copies.steps) start_step(step, i, visits.entry, copies.next_rows);
+            cp_async_commit();
+            ++step;
         }
     }
 
@@ -210,6 +243,7 @@ struct RunCopies : RunTile<Kernel, kPaged> {
     FS_DEVICE void start_step(int step, int stage, int entry, NextRows& next_rows) const {
         const int key = first_key(step);
         if constexpr (kGoesOn) {
+            if constexpr (kSkips) next_rows = rows_from(key);
             start_rows(key, stage, next_rows);
             return;
         }
@@ -235,6 +269,12 @@ struct RunCopies : RunTile<Kernel, kPaged> {
 
     FS_DEVICE int slot_of(int key) const {
         return key - args.by_page.divide(key) * static_cast<int>(args.by_page.divisor);
+    }
+    // The lane's first row from a key of a dense cache on.
+    FS_DEVICE NextRows rows_from(int key) const {
+        const int64_t row = key + lane / 8;
+        return {k_head + row * args.k_cache_strides.row * kBytes + lane % 8 * 16,
+                v_head + row * args.v_cache_strides.row * kBytes + lane % 8 * 16};
     }
     // The lane's row among the warp's keys of a step, all in one page. The page is added last,
     // because everything else waits for its number.

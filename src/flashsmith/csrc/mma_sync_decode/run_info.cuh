@@ -27,6 +27,15 @@ struct RunInfo {
         store_shared_16B(address + 32, pack(s.queries * heads_per_group, 0, 0, 0));
     }
 
+    // Where a warp notes the stage that holds its sums, and these bytes of all warps.
+    FS_DEVICE static uint32_t stage_address(uint32_t address, int warp) {
+        return address + 36 + warp;
+    }
+    FS_DEVICE static uint2 stages(uint32_t address) {
+        const uint4 its = load_shared_16B(address + 32);
+        return {its.y, its.z};
+    }
+
     // The fields that are needed at the end of any part, even if it is not a run's last.
     FS_DEVICE static uint4 of_parts(uint32_t address) { return load_shared_16B(address + 16); }
 

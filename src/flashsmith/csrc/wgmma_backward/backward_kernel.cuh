@@ -3,17 +3,16 @@
 //
 //     prepare        statistics of the rows
 //     gaps           packed: zeros outside of sequences
-//     list_blocks    with the mask of a program: which blocks of queries each block of keys visits
-//     compact_lists
+//     lists          with the mask of a program: which blocks of queries each block of keys visits
 //     main           dk and dv, and what each block of keys adds to dq
 //     finish         dq, rounded from its sums
 //     sinks          dsinks
 #pragma once
 
+#include "backward/list_kernels.cuh"
 #include "backward/rows_kernels.cuh"
 #include "wgmma_backward/consumer.cuh"
 #include "wgmma_backward/finish_kernel.cuh"
-#include "wgmma_backward/list_kernels.cuh"
 #include "wgmma_backward/producer.cuh"
 #include "wgmma_backward/split_consumer.cuh"
 

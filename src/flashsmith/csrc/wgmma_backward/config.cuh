@@ -110,12 +110,6 @@ struct HopperBackwardProgramArgs : HopperBackwardKernelArgs {
     ProgramArgs program;
 };
 
-// Whether blocks of keys visit the blocks of queries of lists, not of a range, under the mask of a
-// program. Split roles share their keys, and each would need the steps at another time.
-constexpr bool walks_lists(const WgmmaBackwardKernelConfig& config, const Semantics& semantics) {
-    return semantics.program_masks && !config.split_roles;
-}
-
 using hopper_backward_kernel_fn = void (*)(const HopperBackwardKernelArgs);
 
 }  // namespace flashsmith

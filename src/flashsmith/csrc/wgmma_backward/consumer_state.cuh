@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backward/store_gradient.cuh"
+#include "backward/unattended_rows.cuh"
 #include "common/opaque.cuh"
 #include "sm90/warpgroup_order.cuh"
 #include "wgmma_backward/ds_stages.cuh"
@@ -104,10 +105,9 @@ struct ConsumerState {
     FS_DEVICE void begin_S() { start_scores<false>(S, Kernel::K_offset, Q.tile()); }
     FS_DEVICE void begin_dP() { start_scores<true>(dP, Kernel::V_offset, d_o.tile()); }
 
-    // Whether some element of the current block is masked. Without lists a mask of a program is
-    // evaluated in every block.
+    // Whether some element of the current block is masked.
     FS_DEVICE bool needs_mask() const {
-        if constexpr (Kernel::has_lists) return !entry.is_full(2 * warpgroup);
+        if constexpr (Kernel::has_lists) return !entry.is_full(2 * (first_row() / kWarpgroupRows));
         return blocks.needs_mask(block);
     }
 
@@ -129,19 +129,26 @@ struct ConsumerState {
         if (lane == 0) mbarrier_arrive(Q.barriers.empty(stage));
     }
 
-    // Sets rows to zero that see no key. They contribute nothing, but may contain NaN, and 0 times
-    // NaN would be NaN.
+    // Sets rows to zero that see no key.
     FS_DEVICE void zero_unattended_rows() const {
-        if constexpr (!kHidesKeys<SEMANTICS>) return;
-        const int rows = min(key_mask.first_attending_row() - block * Kernel::B_r, Kernel::B_r);
-        if (rows <= 0) return;
+        if constexpr (!Kernel::zeroes_rows) return;
+        // In a full block, every row sees keys; but its scores may be -inf.
+        if constexpr (Kernel::has_lists && !SEMANTICS.program_scores)
+            if (entry.is_full(0)) return;
+        const int first_row = block * Kernel::B_r;
+        const UnattendedRows<SEMANTICS, Kernel::B_r> rows{
+            min(key_mask.first_attending_row() - first_row, Kernel::B_r),
+            key_mask.seq_q - first_row,
+            smem + Kernel::lse_offset + Q.state.stage() * Kernel::statistics_bytes};
+        if (!rows.any(lane)) return;
         mbarrier_wait(d_o.full(), d_o.state.phase());
         // With one width, both tiles have the same chunks.
         constexpr int kWider = Kernel::d_head > Kernel::d_v ? Kernel::d_head : Kernel::d_v;
         constexpr int kChunks = kWider / 8;
         const int first = warpgroup * kWarpgroupThreads + warp * kWarpSize + lane;
-        for (int i = first; i < rows * kChunks; i += Kernel::consumer_threads) {
+        for (int i = first; i < rows.end() * kChunks; i += Kernel::consumer_threads) {
             const int row = i / kChunks, chunk = i % kChunks;
+            if (Kernel::has_program && !rows.contains(row)) continue;
             const uint32_t place = chunk / Panel::kChunks * Kernel::Q_panel_bytes +
                                    Panel::offset(row, chunk % Panel::kChunks);
             if (Kernel::d_head == kWider || chunk < Kernel::d_head / 8)
@@ -190,15 +197,16 @@ struct ConsumerState {
 
     // ---- the end ----
 
-    template <int kTiles>
-    FS_DEVICE void store(void* gradient, const float (&acc)[1][kTiles][4], float scale, int d,
+    template <bool kOfV, int kTiles>
+    FS_DEVICE void store(void* gradient, const float (&acc)[1][kTiles][4], float scale,
                          int64_t origin, int64_t seq_stride, const Keys& keys) const {
         if (gradient == nullptr) return;
         const int key = keys.first_key + first_row() + warp * kWarpRows;
         const int64_t element = origin + (keys.k.first + key) * seq_stride;
         store_gradient<value_t, CFG.wide_stores>(
             static_cast<char*>(gradient) + element * (args.grads_fp32 ? 4 : 2), seq_stride,
-            keys.k.count - key, d, args.grads_fp32, acc, scale);
+            keys.k.count - key, kOfV ? d_of_v<Kernel>(args) : d_of_qk<Kernel>(args),
+            args.grads_fp32, acc, scale);
     }
 };
 

@@ -36,6 +36,11 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
                               part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
     const int unseeing =
         BackwardKeyMask<SEMANTICS>(args, q.count, k.count).first_attending_row() - row;
+    bool is_hidden[2] = {};  // all keys are, by a program
+    if constexpr (Kernel::has_program)
+        for (int r = 0; r < 2; ++r)
+            is_hidden[r] =
+                args.lse_log2[statistic + row - first_row + lane / 4 + 8 * r] == INFINITY;
     float dq[1][kTiles][4];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -50,7 +55,9 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
         // If a key is NaN, the sums of rows that see no key are 0 times NaN.
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            dq[0][n][e] = lane / 4 + e / 2 * 8 < unseeing ? 0.0f : __uint_as_float(elements[e]);
+            dq[0][n][e] = is_hidden[e / 2] || lane / 4 + e / 2 * 8 < unseeing
+                              ? 0.0f
+                              : __uint_as_float(elements[e]);
     }
     const int64_t element = batch * args.dq_batch_stride + head * args.dq_head_stride +
                             (q.first + row) * args.dq_seq_stride + column;

@@ -1,19 +1,11 @@
-// The steps of a block of keys that visits the blocks of queries of lists: see
-// common/block_lists.cuh.
+// The steps of a block of keys that visits the blocks of queries of lists, and their order with
+// ordered_dq.
 #pragma once
 
-#include "common/block_lists.cuh"
+#include "backward/listed_steps.cuh"
 #include "wgmma_backward/key_block.cuh"
 
 namespace flashsmith {
-
-template <class Kernel>
-FS_DEVICE BlockLists<Kernel::SEMANTICS, BackwardKernelArgs> block_lists(
-    const typename Kernel::Args& args) {
-    const BackwardKernelArgs& p = args.problem;
-    return {p, args.program.lists, static_cast<uint32_t>((p.seq_k + Kernel::B_c - 1) / Kernel::B_c),
-            (p.seq_q + Kernel::B_r - 1) / Kernel::B_r};
-}
 
 // With ordered_dq: the order in which blocks of keys add to a block of queries. The workspace has
 // these numbers behind the lists.
@@ -35,85 +27,63 @@ struct BlockRanks {
     FS_DEVICE int32_t* behind_lists() const { return lists.list(lists.count()); }
 };
 
-// A step as it is passed to the consumers.
-struct ListedStep {
-    BlockEntry entry;
-    int head;  // counted from the first query head of the block of keys
+// The lists of a block of keys.
+template <class Kernel>
+struct ListsOfKeys {
+    const typename Kernel::Args& args;
+    const KeyBlock<Kernel>& keys;
 
-    FS_DEVICE void store(uint32_t smem) const {
-        store_shared_4B(smem, static_cast<uint32_t>(entry.bits));
-        store_shared_4B(smem + 4, static_cast<uint32_t>(head));
+    FS_DEVICE const int32_t* list_of(int head) const {
+        return lists().list(keys.batch, keys.first_head + head, keys.first_key / Kernel::B_c);
     }
-    // One lane reads, and may then release the stage.
-    FS_DEVICE static ListedStep load(uint32_t smem, int lane) {
-        uint32_t bits = 0, head = 0;
-        if (lane == 0) {
-            bits = load_shared_4B(smem);
-            head = load_shared_4B(smem + 4);
-        }
-        return {{static_cast<int>(__shfl_sync(0xffffffffu, bits, 0))},
-                static_cast<int>(__shfl_sync(0xffffffffu, head, 0))};
+    FS_DEVICE int n_heads() const { return keys.n_heads; }
+    FS_DEVICE bool backwards() const { return Kernel::CFG.ordered_dq && keys.direction < 0; }
+    FS_DEVICE BlockLists<Kernel::SEMANTICS, BackwardKernelArgs> lists() const {
+        return query_lists<Kernel>(args.problem, args.program);
     }
 };
 
-// The steps of a block of keys, which must exist.
+// The steps of a block of keys.
 template <class Kernel>
-struct ListedSteps {
-    const typename Kernel::Args& args;
-    const KeyBlock<Kernel>& keys;
-    ListedStep now{{0}, 0};
-    const int32_t* list = nullptr;
-    int place = 0, count = 0;
-    int32_t next = 0;  // the entry after this one, which is requested a step ahead
+struct ListedSteps : ListedQueries<Kernel::SEMANTICS, ListsOfKeys<Kernel>> {
+    using Base = ListedQueries<Kernel::SEMANTICS, ListsOfKeys<Kernel>>;
+    using Base::list, Base::now, Base::tile;
 
     FS_DEVICE ListedSteps(const typename Kernel::Args& args, const KeyBlock<Kernel>& keys)
-        : args(args), keys(keys) {}
+        : Base(ListsOfKeys<Kernel>{args, keys}) {}
 
-    FS_DEVICE const int32_t* list_of(int head) const {
-        return block_lists<Kernel>(args).list(keys.batch, keys.first_head + head,
-                                              keys.first_key / Kernel::B_c);
+    FS_DEVICE int n_steps() const {
+        return tile.keys.first_key >= tile.keys.k.count ? 0 : Base::n_steps();
     }
     // With ordered_dq: this step's turn to add to its block of queries.
     FS_DEVICE uint32_t turn() const {
-        const BlockRanks<Kernel> ranks{block_lists<Kernel>(args)};
+        const BlockRanks<Kernel> ranks{tile.lists()};
         const int64_t number =
             (list - ranks.lists.lists) / (kBlockListHeader + ranks.lists.n_blocks);
         const int block = now.entry.block(), rank = ranks.rank(number, block);
-        return keys.direction < 0 ? rank : ranks.total(number, block) - 1 - rank;
-    }
-    FS_DEVICE int n_steps() const {
-        if (keys.first_key >= keys.k.count) return 0;
-        if constexpr (!SEMANTICS.mask_by_head) return list_of(0)[0] * keys.n_heads;
-        int sum = 0;
-        for (int head = 0; head < keys.n_heads; ++head) sum += list_of(head)[0];
-        return sum;
-    }
-    FS_DEVICE void begin() {
-        now.head = -1;
-        next_head();
-    }
-    FS_DEVICE void advance() {
-        if (++place == count) return next_head();
-        now.entry.bits = next;
-        if (place + 1 < count) next = entry_at(place + 1);
-    }
-
-  private:
-    static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-
-    FS_DEVICE void next_head() {
-        do {
-            list = list_of(++now.head);
-            count = list[0];
-        } while (count == 0);
-        place = 0;
-        now.entry.bits = entry_at(0);
-        if (count > 1) next = entry_at(1);
-    }
-    FS_DEVICE int32_t entry_at(int place) const {
-        const bool backwards = Kernel::CFG.ordered_dq && keys.direction < 0;
-        return list[kBlockListHeader + (backwards ? count - 1 - place : place)];
+        return tile.keys.direction < 0 ? rank : ranks.total(number, block) - 1 - rank;
     }
 };
+
+// Runs between the two kernels that write lists: each thread ranks the blocks of keys that visit
+// one block of queries.
+template <class Kernel>
+__global__ void __launch_bounds__(kListThreads)
+    hopper_backward_rank_blocks_kernel(const BackwardProgramArgs args) {
+    const auto lists = query_lists<Kernel>(args, args.program);
+    const BlockRanks<Kernel> ranks{lists};
+    const int64_t thread = int64_t{block_index()} * kListThreads + thread_index();
+    const int64_t first = thread / lists.n_blocks * lists.tiles_per_head;
+    if (first >= lists.count()) return;
+    const int block = static_cast<int>(thread % lists.n_blocks);
+    int rank = 0;
+#pragma unroll 8
+    for (int tile = 0; tile < static_cast<int>(lists.tiles_per_head); ++tile) {
+        const bool is_visited = lists.list(first + tile)[kBlockListHeader + block] != 0;
+        ranks.rank(first + tile, block) = rank;
+        rank += is_visited;
+    }
+    ranks.total(first, block) = rank;
+}
 
 }  // namespace flashsmith

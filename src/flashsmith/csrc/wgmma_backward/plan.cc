@@ -31,38 +31,26 @@ enum Kernel : size_t {
     rank_blocks,  // with ordered_dq
 };
 
-// Adds the two launches that write the lists of blocks of queries, before the main one, which is
-// the last launch so far, and the lists' workspace.
+// Adds the launches that write the lists of blocks of queries.
 void add_lists(Plan& plan, const WgmmaBackwardKernelConfig& config, const ForwardProblem& p,
+               const BackwardKernelArgs& args, const ProgramArgs& program,
                const Semantics& semantics) {
     const int64_t rows = blocks_of(p.seq_q, config.B_r);
-    const int64_t sets = (semantics.mask_by_batch || semantics.packed ? p.batch : 1) *
-                         (semantics.mask_by_head ? p.heads_q : 1);
+    const int64_t sets = number_of_lists(semantics, p.batch, p.heads_q, 1);
     const int64_t lists = sets * blocks_of(p.seq_k, config.B_c);
-    const int64_t ranks = config.ordered_dq ? (lists + sets) * rows : 0;  // see BlockRanks
-    Launch main = plan.launches.back();
-    plan.launches.pop_back();
-    main.addresses.push_back(
-        {kProgramOffset + offsetof(ProgramArgs, lists), in_workspace(plan.workspaces.size())});
-    plan.workspaces.push_back(
-        {"block_lists",
-         static_cast<size_t>(lists * (kBlockListHeader + rows) + ranks) * sizeof(int32_t),
-         Contents::undefined});
-    const auto add = [&](Kernel kernel, int64_t warps) {
-        const int64_t ctas = blocks_of(warps, kListThreads / kWarpSize);
-        require(ctas <= INT_MAX, "program: its lists of blocks are too many; split the batch");
-        Launch launch = main;
-        launch.kernel = kernel - config.without_dq;
-        launch.grid = {static_cast<uint32_t>(ctas), 1, 1};
-        launch.block = {kListThreads, 1, 1};
-        launch.smem_bytes = 0;
-        launch.tensor_maps = {};
-        plan.launches.push_back(std::move(launch));
-    };
-    add(list_blocks, lists * rows);
-    if (config.ordered_dq) add(rank_blocks, blocks_of(sets * rows, kWarpSize));
-    add(compact_lists, lists);
-    plan.launches.push_back(std::move(main));
+    const int64_t ints = lists * (kBlockListHeader + rows);
+    const auto index = [&](Kernel kernel) { return kernel - config.without_dq; };
+    if (config.ordered_dq)
+        flashsmith::add_lists(plan, args, program,
+                              {{index(list_blocks), lists * rows},
+                               {index(rank_blocks), blocks_of(sets * rows, kWarpSize)},
+                               {index(compact_lists), lists}},
+                              ints + (lists + sets) * rows,  // see BlockRanks
+                              kProgramOffset);
+    else
+        flashsmith::add_lists(plan, args, program,
+                              {{index(list_blocks), lists * rows}, {index(compact_lists), lists}},
+                              ints, kProgramOffset);
 }
 
 std::vector<TensorMapSpec> tensor_maps(const WgmmaBackwardKernelConfig& config,
@@ -134,6 +122,7 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
     };
     const int64_t heads_q = p.batch * p.heads_q, heads_k = p.batch * p.heads_k;
     add(prepare, heads_q * blocks_of(p.seq_q, kStatisticsRows), kRowsThreads);
+    pass_program_to_prepare(plan.launches.back(), program, semantics);
     if (p.packed)
         add(gaps, blocks_of(p.total_q + p.total_k, kRowsThreads / kWarpSize), kRowsThreads);
     const bool has_keys = p.packed ? p.total_k > 0 : p.seq_k > 0;
@@ -164,7 +153,7 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
             plan.workspaces.push_back({"key_block_counter", sizeof(uint32_t), Contents::kept_zero});
         }
         launch.tensor_maps = tensor_maps(config, p, args);
-        if (walks_lists(config, semantics)) add_lists(plan, config, p, semantics);
+        if (semantics.program_masks) add_lists(plan, config, p, args, program, semantics);
     }
     if (tensors[dq] != 0)
         add(finish, heads_q * blocks_of(p.seq_q, config.B_r),

@@ -66,8 +66,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
         if constexpr (Kernel::masked)
             if (this->needs_mask()) mask(p);
         if constexpr (SEMANTICS.program_masks)
-            if (!Kernel::has_lists || this->needs_mask())
-                program().hide(p, query_of_lane(), key_of_lane());
+            if (this->needs_mask()) program().hide(p, query_of_lane(), key_of_lane());
         if constexpr (kRoundsPEarly) round(P, p);
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n)
@@ -115,7 +114,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
         }
         // Masked dP is undefined and may be NaN. Where a program hides keys, S is 0.
         if constexpr (SEMANTICS.program_masks) {
-            if (!Kernel::has_lists || this->needs_mask())
+            if (this->needs_mask())
 #pragma unroll
                 for (int n = 0; n < Kernel::B_r / 8; ++n)
 #pragma unroll
@@ -180,7 +179,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
             const uint32_t panel =
                 stages.acquire() + this->first_row() / kWarpgroupRows * Kernel::dS_panel_bytes;
             if constexpr (Kernel::has_lists)
-                if (this->warpgroup == 0 && warp == 0 && lane == 0)
+                if (this->first_row() == 0 && warp == 0 && lane == 0)
                     ListedStep{this->entry, this->head}.store(smem + Kernel::dS_entries +
                                                               8 * stages.written.stage());
             const int query = lane / 16 * 8 + lane % 8, chunk = 2 * warp + lane / 8 % 2;

@@ -23,7 +23,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         const PipelineBarriers barriers{smem + Kernel::P_barriers};
         mbarrier_init(barriers.full(0), kWarpsPerWarpgroup);
         mbarrier_init(barriers.empty(0), kWarpsPerWarpgroup);
-        if constexpr (kHidesKeys<Kernel::SEMANTICS>)
+        if constexpr (Kernel::zeroes_rows)
             mbarrier_init(smem + Kernel::rows_barrier, Kernel::consumer_threads);
     }
     FS_DEVICE PipelineBarriers P_barriers() const { return {smem + Kernel::P_barriers}; }
@@ -59,13 +59,15 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         // Computed again, and not kept in registers.
         const typename Base::Keys keys(args, block_index());
         if (warpgroup == 0)
-            this->store(args.dv, gradient_of_role<true>(), 1.0f, d_of_v<Kernel>(args),
-                        keys.batch * args.dv_batch_stride + keys.head_k * args.dv_head_stride,
-                        args.dv_seq_stride, keys);
+            this->template store<true>(
+                args.dv, gradient_of_role<true>(), 1.0f,
+                keys.batch * args.dv_batch_stride + keys.head_k * args.dv_head_stride,
+                args.dv_seq_stride, keys);
         else
-            this->store(args.dk, gradient(), args.scale, d_of_qk<Kernel>(args),
-                        keys.batch * args.dk_batch_stride + keys.head_k * args.dk_head_stride,
-                        args.dk_seq_stride, keys);
+            this->template store<false>(
+                args.dk, gradient(), args.scale,
+                keys.batch * args.dk_batch_stride + keys.head_k * args.dk_head_stride,
+                args.dk_seq_stride, keys);
     }
 
     // Both roles use this order. Adding to the sums of dq in global memory takes as long as all
@@ -163,6 +165,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         if constexpr (kHalf == 0) this->advance_dq_sums();
         const uint32_t tile =
             kHalf == 0 ? this->stages.wait() : this->stages.tile(this->stages.read.stage());
+        if constexpr (Kernel::has_lists && kHalf == 0) this->find_dq_sums();
         uint32_t keys = opaque(smem) + Kernel::K_offset;
         if constexpr (Kernel::halves_a_panel && kHalf == 1)
             keys += 2 * Kernel::KV_panel_bytes + warpgroup * Panel::kRowBytes / 2;

@@ -20,9 +20,14 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
     static constexpr bool has_program = SEMANTICS.has_program();
-    static constexpr bool has_lists = walks_lists(CFG, SEMANTICS);
+    // Whether blocks of keys visit the blocks of queries of lists, not of a range.
+    static constexpr bool has_lists = SEMANTICS.program_masks;
+    // Whether consumers set rows to zero that see no key.
+    static constexpr bool zeroes_rows = SEMANTICS.hides_keys() || has_program;
     // Whether P and the scores that it was computed from differ in more than the exponential.
     static constexpr bool changes_scores = SEMANTICS.changes_scores || !kSlopeIsOne<SEMANTICS>;
+    using PrepareArgs = std::conditional_t<prepare_takes_program(SEMANTICS), BackwardProgramArgs,
+                                           BackwardKernelArgs>;
     using Args =
         std::conditional_t<has_program, HopperBackwardProgramArgs, HopperBackwardKernelArgs>;
 

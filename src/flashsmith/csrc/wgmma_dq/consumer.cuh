@@ -30,8 +30,9 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
     const uint32_t smem;
     const QueryBlock<Kernel>& tile;
     const int warpgroup, warp, lane;
-    const int row;  // this lane's first row in the sequence; its second is row + 8
-    int block;      // current block of keys
+    const int row;     // this lane's first row in the sequence; its second is row + 8
+    int block;         // current block of keys
+    BlockEntry entry;  // with lists: its entry
 
     TilePipeline<CFG.k_stages, Kernel::KV_tile_bytes> K;
     TilePipeline<CFG.v_stages, Kernel::KV_tile_bytes> V;
@@ -60,6 +61,7 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
     FS_DEVICE void run() {
         zero(dq);
         const int n_steps = tile.n_steps();
+        if constexpr (Kernel::has_program) lse[0] = lse[1] = 0.0f;
         if (n_steps > 0) {
             order().init();
             load_statistics();
@@ -77,7 +79,7 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
         mbarrier_wait(smem + Kernel::do_barrier, 0);
 #pragma unroll 1
         for (; n_steps > 0; --n_steps) {
-            K.consumer_wait();
+            await_keys();
             V.consumer_wait();
             order().wait();
             start_scores(S, Kernel::Q_offset, K.tile());
@@ -93,14 +95,14 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
             order().arrive();
             wgmma_wait<0>(dq, dS);
             K.consumer_release(warp, lane);
-            ++block;
+            advance_block();
         }
     }
 
     // Here dq of a step overlaps the scores of the next. No GEMM may be running where the loop
     // begins, because ptxas would then serialise all of them.
     FS_DEVICE void steps_with_late_dq(int n_steps) {
-        K.consumer_wait();
+        await_keys();
         order().wait();
         start_scores(S, Kernel::Q_offset, K.tile());
         mbarrier_wait(smem + Kernel::do_barrier, 0);
@@ -116,8 +118,8 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
         while (--n_steps > 0) {
             const uint32_t last_K = K.tile(), last_empty = K.barriers.empty(K.state.stage());
             K.state.advance();
-            ++block;
-            K.consumer_wait();
+            advance_block();
+            await_keys();
             V.consumer_wait();
             order().wait();
             start_scores(S, Kernel::Q_offset, K.tile());
@@ -136,6 +138,26 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
         start_dq(K.tile());
         order().arrive();
         wgmma_wait<0>(dq, dS);
+    }
+
+    // Waits until the next block of K has arrived.
+    FS_DEVICE void await_keys() {
+        K.consumer_wait();
+        if constexpr (Kernel::has_lists) {
+            // One lane reads, and may then release the stage.
+            const int bits =
+                lane == 0 ? load_shared_4B(smem + Kernel::K_entries + 4 * K.state.stage()) : 0;
+            entry.bits = __shfl_sync(0xffffffffu, bits, 0);
+            block = entry.block();
+        }
+    }
+    FS_DEVICE void advance_block() {
+        if constexpr (!Kernel::has_lists) ++block;  // otherwise it arrives with K
+    }
+    // Whether some element of the current block is masked.
+    FS_DEVICE bool needs_mask() const {
+        if constexpr (Kernel::has_lists) return !entry.is_full(2 * warpgroup);
+        return tile.blocks.needs_mask(block);
     }
 
     FS_DEVICE WarpgroupOrder<CFG.n_warpgroups, CFG.pingpong> order() const { return {warpgroup}; }
@@ -214,8 +236,9 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
 #pragma unroll
             for (int e = 0; e < 4; ++e) dP[0][n][e] = S[0][n][e] * (dP[0][n][e] - D[e / 2]);
         if constexpr (Kernel::masked)
-            if (tile.blocks.needs_mask(block)) mask();
-        if constexpr (Kernel::has_program) program().hide(dP, query_of_lane(), key_of_lane());
+            if (needs_mask()) mask();
+        if constexpr (SEMANTICS.program_masks)
+            if (needs_mask()) program().hide(dP, query_of_lane(), key_of_lane());
 #pragma unroll
         for (int step = 0; step < Kernel::key_steps; ++step)
             pack_fragment<value_t>(dS[step], dP[0][2 * step], dP[0][2 * step + 1]);
@@ -236,7 +259,8 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
         for (int n = 0; n < Kernel::d_head / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                if (row + e / 2 * 8 < unseeing) dq[0][n][e] = 0.0f;
+                if ((Kernel::has_program && lse[e / 2] == INFINITY) || row + e / 2 * 8 < unseeing)
+                    dq[0][n][e] = 0.0f;
         const int first = row - lane / 4;
         const int64_t element = tile.batch * args.dq_batch_stride +
                                 tile.head * args.dq_head_stride +

@@ -3,10 +3,12 @@
 //
 //     prepare        statistics of the rows
 //     gaps           packed: zeros outside of sequences
+//     lists          with the mask of a program: which blocks of keys each block of queries visits
 //     main           dq, of a block of queries over all keys
 //     sinks          dsinks
 #pragma once
 
+#include "backward/list_kernels.cuh"
 #include "backward/rows_kernels.cuh"
 #include "wgmma_dq/consumer.cuh"
 #include "wgmma_dq/producer.cuh"
@@ -28,7 +30,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     hopper_dq_kernel(const __grid_constant__ typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t smem = shared_address(shared_memory);
-    const QueryBlock<Kernel> tile(args.problem, block_index());
+    const QueryBlock<Kernel> tile(args, block_index());
     if (!tile.exists()) return;
     if (thread_index() == 0) init_dq_barriers<Kernel>(smem);
     __syncthreads();

@@ -19,7 +19,14 @@ static_assert(sizeof(HopperDqProgramArgs) ==
                   alignof(TensorMap));
 
 // The kernels of a config, in the order of the family's templates.
-enum Kernel : size_t { main_kernel, prepare, gaps, sinks_kernel };
+enum Kernel : size_t {
+    main_kernel,
+    prepare,
+    gaps,
+    sinks_kernel,
+    list_keys,  // with the mask of a program
+    compact_keys,
+};
 
 std::vector<TensorMapSpec> tensor_maps(const WgmmaDqKernelConfig& config, const ForwardProblem& p,
                                        const BackwardKernelArgs& args) {
@@ -81,6 +88,7 @@ Plan plan_dq(const WgmmaDqKernelConfig& config, NumberReader& numbers, Tensors t
     };
     const int64_t heads_q = p.batch * p.heads_q;
     add(prepare, heads_q * blocks_of(p.seq_q, kStatisticsRows), kRowsThreads);
+    pass_program_to_prepare(plan.launches.back(), program, semantics);
     if (p.packed)
         add(gaps, blocks_of(p.total_q + p.total_k, kRowsThreads / kWarpSize), kRowsThreads);
     if (tensors[dq] != 0) {
@@ -102,6 +110,13 @@ Plan plan_dq(const WgmmaDqKernelConfig& config, NumberReader& numbers, Tensors t
         if (semantics.has_program())
             add_program_addresses(launch.addresses, first_read, kProgramOffset);
         launch.tensor_maps = tensor_maps(config, p, args);
+        if (semantics.program_masks) {
+            const int64_t n_blocks = blocks_of(p.seq_k, config.B_c);
+            const int64_t lists =
+                number_of_lists(semantics, p.batch, p.heads_q, blocks_of(p.seq_q, config.B_r));
+            add_lists(plan, args, program, {{list_keys, lists * n_blocks}, {compact_keys, lists}},
+                      lists * (kBlockListHeader + n_blocks), kProgramOffset);
+        }
     }
     if (wants_sinks) add(sinks_kernel, p.heads_q, kRowsThreads);
     plan.presence = backward_presence(tensors, semantics);

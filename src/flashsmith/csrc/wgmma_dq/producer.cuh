@@ -28,6 +28,7 @@ struct DqProducer {
 
     FS_DEVICE void run() {
         if (tile.n_steps() == 0) return;
+        if constexpr (Kernel::has_lists) return load_listed();
         int block = tile.blocks.begin;
         load_queries(&args.q, Kernel::Q_offset, Kernel::Q_barrier);
         load_keys(K, &args.k, block);
@@ -40,7 +41,33 @@ struct DqProducer {
         }
     }
 
+    // The same for the blocks of a list. The next entry is requested a step ahead.
+    FS_DEVICE void load_listed() {
+        const int32_t* const entries = tile.list + kBlockListHeader;
+        const int n_steps = tile.n_steps();
+        BlockEntry entry{entries[0]};
+        load_queries(&args.q, Kernel::Q_offset, Kernel::Q_barrier);
+        load_listed_K(entry);
+        load_queries(&args.d_o, Kernel::do_offset, Kernel::do_barrier);
+#pragma unroll 1
+        for (int step = 1;; ++step) {
+            const BlockEntry next{step < n_steps ? entries[step] : 0};
+            load_keys(V, &args.v, entry.block());
+            if (step == n_steps) return;
+            load_listed_K(next);
+            entry = next;
+        }
+    }
+
   private:
+    FS_DEVICE void load_listed_K(const BlockEntry& entry) {
+        // The entry is in shared memory before K's full barrier completes.
+        K.producer_wait();
+        store_shared_4B(smem + Kernel::K_entries + 4 * K.state.stage(),
+                        static_cast<uint32_t>(entry.bits));
+        load_keys(K, &args.k, entry.block());
+    }
+
     FS_DEVICE void load_queries(const TensorMap* map, int offset, int barrier) {
         mbarrier_arrive_expect(smem + barrier, Kernel::Q_tile_bytes);
         load_panels(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backward/key_mask.cuh"
+#include "backward/listed_steps.cuh"
 #include "backward/rows.cuh"
 #include "wgmma_dq/static_kernel_configuration.cuh"
 
@@ -14,12 +15,14 @@ struct QueryBlock {
     int batch, head, head_k, first_row;
     SequenceRows q, k;
     BackwardKeyMask<SEMANTICS> key_mask;
-    BlockRange blocks;  // blocks of keys
+    BlockRange blocks;  // blocks of keys; with lists, places in a list
+    const int32_t* list;
 
     // The blocks of a head, and the heads of a group, run at about the same time, so that they find
     // the keys in the L2. Under a causal mask, the last queries see the most keys, and come first.
-    FS_DEVICE QueryBlock(const BackwardKernelArgs& args, uint32_t number)
-        : key_mask(args, 0, 0), blocks{0, 0, 0, 0} {
+    FS_DEVICE QueryBlock(const typename Kernel::Args& launch, uint32_t number)
+        : key_mask(launch.problem, 0, 0), blocks{0, 0, 0, 0} {
+        const BackwardKernelArgs& args = launch.problem;
         const uint32_t n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
         const uint32_t sequence = number / n_blocks;
         const uint32_t place = number - sequence * n_blocks;
@@ -30,7 +33,13 @@ struct QueryBlock {
         q = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
         k = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
         key_mask = BackwardKeyMask<SEMANTICS>(args, q.count, k.count);
-        if (exists()) blocks = key_mask.key_blocks(first_row, Kernel::B_r, Kernel::B_c);
+        if constexpr (Kernel::has_lists) {
+            list =
+                key_lists<Kernel>(args, launch.program).list(batch, head, first_row / Kernel::B_r);
+            if (exists()) blocks.end = list[0];
+        } else {
+            if (exists()) blocks = key_mask.key_blocks(first_row, Kernel::B_r, Kernel::B_c);
+        }
     }
 
     // In a packed batch, each sequence has as many blocks as the longest one needs.

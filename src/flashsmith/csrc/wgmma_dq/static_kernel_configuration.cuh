@@ -19,6 +19,12 @@ struct StaticHopperDqKernelConfig {
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
     static constexpr bool has_program = SEMANTICS.has_program();
+    // Whether blocks of queries visit the blocks of keys of lists, not of a range. The names below
+    // are those that the kernels that write lists use.
+    static constexpr bool has_lists = SEMANTICS.program_masks;
+    static constexpr int query_groups = CFG.n_warpgroups, dq_rows = CFG.B_r, step_keys = CFG.B_c;
+    using PrepareArgs = std::conditional_t<prepare_takes_program(SEMANTICS), BackwardProgramArgs,
+                                           BackwardKernelArgs>;
     using Args = std::conditional_t<has_program, HopperDqProgramArgs, HopperDqKernelArgs>;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
@@ -63,7 +69,9 @@ struct StaticHopperDqKernelConfig {
     static constexpr int do_barrier = Q_barrier + 8;
     static constexpr int K_barriers = Q_barrier + 16;
     static constexpr int V_barriers = K_barriers + 16 * CFG.k_stages;
-    static_assert(V_barriers + 16 * CFG.v_stages <= CFG.smem_bytes());
+    // With lists: the entry of each stage of K, 4 bytes.
+    static constexpr int K_entries = V_barriers + 16 * CFG.v_stages;
+    static_assert(K_entries + 4 * has_lists * CFG.k_stages <= CFG.smem_bytes());
 
     // What the constants above and the kernel assume. `flashsmith explain` lists all rules with
     // their reasons.

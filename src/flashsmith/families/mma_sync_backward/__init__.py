@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flashsmith.families.backward_work import helpers_ms
+from flashsmith.families.block_lists import key_list_templates, query_list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
@@ -57,6 +58,12 @@ class MmaSyncBackwardFamily(Family):
             "gaps": "backward_gaps_kernel",
             "sinks": "backward_sinks_kernel",
         }
+
+    def program_templates(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
+        lists = query_list_templates(semantics)
+        if cfg.dq == DqMode.TWO_KERNELS:
+            return {**lists, **key_list_templates(semantics)}
+        return lists
 
     def candidates(
         self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 from flashsmith.families.canonical import CHUNK, VERSION, canonical_tile
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
@@ -124,6 +125,8 @@ def adapt_to_queries(
     found = _adapt_tiles(cfg, problem, device)
     if problem.seq_q < WARPGROUP_ROWS or found.chunk_warpgroups or found.chunk_cluster:
         return found
+    if problem.semantics.program:
+        return found  # kernels with warpgroups compute no program
     # When a call is planned, warpgroup_plan.cc decides which sequences this kernel computes. In a
     # packed call, one sequence has seq_q queries, and all others may have fewer.
     sequences = 1 if problem.semantics.packed else problem.batch
@@ -142,18 +145,23 @@ def over_cache(
     q's dtype.
 
     Keys of 8-bit floats take half the shared memory, so there are as many stages as `cfg` has room
-    for.
+    for. If its tiles for chunks cannot copy such keys, it gets smaller ones, and chunks other bits.
     """
     plain = replace(cfg, chunk_cluster=0, chunk_warpgroups=0)
-    found = replace(plain, cache=cache)
-    room = max(plain.smem_bytes(), plain.chunk_smem_bytes())
-    more = (replace(found, stages=count) for count in sorted(_STAGES, reverse=True))
+    rows_of_chunks = (rows for rows in (*_CHUNK_ROWS, 0) if rows <= plain.chunk_rows)
+    stages = sorted(_STAGES, reverse=True)
+    made = (
+        replace(plain, cache=cache, chunk_rows=rows, stages=count)
+        for rows, count in product(rows_of_chunks, stages)
+    )
     fitting = (
         one
-        for one in more
-        if max(one.smem_bytes(), one.chunk_smem_bytes()) <= room and is_legal(one, device)
+        for one in made
+        if one.smem_bytes() <= plain.smem_bytes()
+        and one.chunk_smem_bytes() <= plain.chunk_smem_bytes()
+        and is_legal(one, device)
     )
-    return next(fitting, found)
+    return next(fitting, replace(plain, cache=cache))
 
 
 def _adapt_tiles(

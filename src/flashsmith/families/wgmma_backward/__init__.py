@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flashsmith.families.backward_work import helpers_ms
+from flashsmith.families.block_lists import query_list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
@@ -65,15 +66,10 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         }
 
     def program_templates(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
-        program = semantics.caller_program
-        if program is None or program.mask is None or cfg.split_roles:
-            return {}
-        ranks = {"rank_blocks": "hopper_backward_rank_blocks_kernel"} if cfg.ordered_dq else {}
-        return {
-            "list_blocks": "hopper_backward_list_blocks_kernel",
-            "compact_lists": "hopper_backward_compact_lists_kernel",
-            **ranks,
-        }
+        lists = query_list_templates(semantics)
+        if lists and cfg.ordered_dq:
+            return {**lists, "rank_blocks": "hopper_backward_rank_blocks_kernel"}
+        return lists
 
     def candidates(
         self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool

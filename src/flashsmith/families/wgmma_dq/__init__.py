@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flashsmith.families.backward_work import helpers_ms
+from flashsmith.families.block_lists import key_list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
@@ -57,6 +58,9 @@ class WgmmaDqFamily(WarpgroupBackwardFamily):
             "gaps": "backward_gaps_kernel",
             "sinks": "backward_sinks_kernel",
         }
+
+    def program_templates(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
+        return key_list_templates(semantics)
 
     def gradients_of(self, cfg: WgmmaDqKernelConfig) -> str:
         return ONLY_DQ

@@ -1,0 +1,104 @@
+// The lists of a backward pass, and the steps of a tile of keys that visits the blocks of queries
+// of lists: see common/block_lists.cuh.
+#pragma once
+
+#include "backward/args.cuh"
+#include "common/block_lists.cuh"
+
+namespace flashsmith {
+
+FS_DEVICE uint32_t tiles_of(int rows, int tile) {
+    return static_cast<uint32_t>((rows + tile - 1) / tile);
+}
+
+// The blocks of B_r queries that tiles of B_c keys visit.
+template <class Kernel>
+FS_DEVICE BlockLists<Kernel::SEMANTICS, BackwardKernelArgs> query_lists(
+    const BackwardKernelArgs& p, const ProgramArgs& program) {
+    return {p, program.lists, tiles_of(p.seq_k, Kernel::B_c),
+            static_cast<int>(tiles_of(p.seq_q, Kernel::B_r))};
+}
+
+// The blocks of step_keys keys that tiles of dq_rows queries visit.
+template <class Kernel>
+FS_DEVICE BlockLists<Kernel::SEMANTICS, BackwardKernelArgs> key_lists(const BackwardKernelArgs& p,
+                                                                      const ProgramArgs& program) {
+    return {p, program.lists, tiles_of(p.seq_q, Kernel::dq_rows),
+            static_cast<int>(tiles_of(p.seq_k, Kernel::step_keys))};
+}
+
+struct RowsOfSequence {
+    SequenceRows q, k;
+};
+template <Semantics SEMANTICS>
+FS_DEVICE RowsOfSequence rows_of_sequence(const BackwardKernelArgs& p, int batch) {
+    return {sequence_rows<SEMANTICS.packed>(p.cu_seqlens_q, batch, p.seq_q, p.total_q),
+            sequence_rows<SEMANTICS.packed>(p.cu_seqlens_k, batch, p.seq_k, p.total_k)};
+}
+
+// A step: a block of queries of one head.
+struct ListedStep {
+    BlockEntry entry;
+    int head;  // counted from the first query head of the tile of keys
+
+    FS_DEVICE void store(uint32_t smem) const {
+        store_shared_4B(smem, static_cast<uint32_t>(entry.bits));
+        store_shared_4B(smem + 4, static_cast<uint32_t>(head));
+    }
+    // One lane reads, and may then release the stage.
+    FS_DEVICE static ListedStep load(uint32_t smem, int lane) {
+        uint32_t bits = 0, head = 0;
+        if (lane == 0) {
+            bits = load_shared_4B(smem);
+            head = load_shared_4B(smem + 4);
+        }
+        return {{static_cast<int>(__shfl_sync(0xffffffffu, bits, 0))},
+                static_cast<int>(__shfl_sync(0xffffffffu, head, 0))};
+    }
+};
+
+// The steps of a tile of keys, which must exist: one head after the other. `Tile` has the lists:
+// list_of(head), the number of heads n_heads(), and whether lists are read from their ends,
+// backwards().
+template <Semantics SEMANTICS, class Tile>
+struct ListedQueries {
+    const Tile tile;
+    ListedStep now{{0}, 0};
+    const int32_t* list = nullptr;
+    int place = 0, count = 0;
+    int32_t next = 0;  // the entry after this one, which is requested a step ahead
+
+    FS_DEVICE explicit ListedQueries(const Tile& tile) : tile(tile) {}
+
+    FS_DEVICE int n_steps() const {
+        if constexpr (!SEMANTICS.mask_by_head) return tile.list_of(0)[0] * tile.n_heads();
+        int sum = 0;
+        for (int head = 0; head < tile.n_heads(); ++head) sum += tile.list_of(head)[0];
+        return sum;
+    }
+    FS_DEVICE void begin() {
+        now.head = -1;
+        next_head();
+    }
+    FS_DEVICE void advance() {
+        if (++place == count) return next_head();
+        now.entry.bits = next;
+        if (place + 1 < count) next = entry_at(place + 1);
+    }
+
+  private:
+    FS_DEVICE void next_head() {
+        do {
+            list = tile.list_of(++now.head);
+            count = list[0];
+        } while (count == 0);
+        place = 0;
+        now.entry.bits = entry_at(0);
+        if (count > 1) next = entry_at(1);
+    }
+    FS_DEVICE int32_t entry_at(int place) const {
+        return list[kBlockListHeader + (tile.backwards() ? count - 1 - place : place)];
+    }
+};
+
+}  // namespace flashsmith

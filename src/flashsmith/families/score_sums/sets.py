@@ -1,0 +1,11 @@
+"""The config of the score_sums family that is chosen if nothing was measured."""
+
+from __future__ import annotations
+
+from flashsmith.families.score_sums.config import ScoreSumsKernelConfig
+from flashsmith.semantics.dtype import DType
+
+
+def candidates(dtype: DType, d_head: int) -> list[ScoreSumsKernelConfig]:
+    """The only config of a d_head."""
+    return [ScoreSumsKernelConfig(dtype, d_head)]

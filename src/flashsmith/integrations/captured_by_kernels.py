@@ -1,0 +1,207 @@
+"""Gradients of the float tensors that a score function reads, by kernels.
+
+A kernel sums what all elements of the same coordinate give to a read: of the same query, the same
+key, the same distance between both, or of the same query and key in several sequences or heads.
+PyTorch adds these sums to the gradient where the read's indices say. Reads with other indices are
+left to captured_gradients.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from flashsmith.operations.score_sums import TILE, sums_shape
+from flashsmith.runtime.score_sums import run_score_sums
+from flashsmith.semantics.derivatives import derivative
+from flashsmith.semantics.program import SCORE, B, BoundProgram, H, K, Q, program_of
+from flashsmith.semantics.ranges import factors_of_indices
+from flashsmith.semantics.signature import ForwardOptions
+from flashsmith.semantics.typed import Typed
+
+_DTYPES = (torch.float16, torch.bfloat16)
+
+
+class Lengths(NamedTuple):
+    """The lengths of each sequence, and the longest ones."""
+
+    q: Sequence[int]
+    k: Sequence[int]
+    longest_q: int
+    longest_k: int
+
+
+class Coordinates(NamedTuple):
+    """What a sequence gives to a read: parts that broadcast to (heads, queries, keys), and the
+    values of the expressions' symbols at them."""
+
+    parts: torch.Tensor
+    values: Mapping[str, Any]
+
+
+def axis_of(node: Typed) -> str | None:
+    """The axis along which a kernel sums for a read; None if there is none."""
+    indices: tuple[Typed, ...] = node.operands[2:]
+    parts = {part for it in indices for part in it.parts()}
+    if SCORE in parts:
+        return None
+    if K not in parts:
+        return "rows"
+    if Q not in parts:
+        return "keys"
+    if all(map(_is_of_distance, indices)):
+        return "distances"
+    others = [it for it in indices if it is not Q and it is not K]
+    is_element = len(others) == len(indices) - 2 and Q in indices and K in indices
+    if is_element and not any(at in it.parts() for it in others for at in (Q, K)):
+        return "elements"
+    return None
+
+
+def _is_of_distance(it: Typed) -> bool:
+    """Whether an index depends on q and k by their difference alone."""
+    if not {Q, K} & set(it.parts()):
+        return True
+    factors = factors_of_indices(it)
+    if factors is not None:
+        return sum(factors) == 0
+    return bool(it.arguments) and all(map(_is_of_distance, it.arguments))
+
+
+class ScoreSums:
+    """The sums of one backward pass. ``saved`` are captured_gradients.Saved."""
+
+    def __init__(
+        self, saved: Any, options: ForwardOptions, program: BoundProgram, emulate: bool
+    ) -> None:
+        self.saved, self.program, self.emulate = saved, program, emulate
+        self.lengths = _lengths(saved, options)
+        self.heads = saved.q.shape[-2]
+        self.options = options.with_tensors(None, saved.cu_seqlens_q, saved.cu_seqlens_k)._replace(
+            return_lse=False, return_row_max=False, bits=None
+        )
+        if saved.cu_seqlens_q is not None:
+            self.options = self.options._replace(
+                max_seqlen_q=self.lengths.longest_q, max_seqlen_k=self.lengths.longest_k
+            )
+
+    @staticmethod
+    def serves(saved: Any, emulate: bool) -> bool:
+        """Whether kernels take the tensors."""
+        return saved.q.dtype in _DTYPES and (saved.q.is_cuda or emulate) and saved.q.numel() > 0
+
+    def fits(self, node: Typed, shape: tuple[int, ...]) -> bool:
+        """Whether each element that reads a tensor of this shape along 'elements' has a place of
+        its own there: indices beyond a tensor read its last element."""
+        indices: tuple[Typed, ...] = node.operands[2:]
+        longest = (Q, self.lengths.longest_q), (K, self.lengths.longest_k)
+        return all(shape[indices.index(it)] >= length for it, length in longest)
+
+    def of(self, node: Typed, axis: str) -> torch.Tensor:
+        """The sums along the axis for a read, by the kernel; see operations/score_sums.py."""
+        its = self.program.program
+        assert its.score is not None
+        found = program_of(its.score, its.mask, derivative(its.score, node))
+        tensors = dict(zip((it.name for it in its.reads), self.program.tensors, strict=True))
+        numbers = dict(zip((it.name for it in its.numbers), self.program.numbers, strict=True))
+        bound = BoundProgram(
+            found.program,
+            tuple(tensors[name].detach() for name in found.reads),
+            tuple(numbers[name] for name in found.numbers),
+        )
+        saved = self.saved
+        dlse = None if saved.dlse is None else saved.dlse.contiguous()
+        sums = torch.empty(self._shape(node, axis), dtype=torch.float32, device=saved.q.device)
+        run_score_sums(
+            (saved.do.contiguous(), saved.q, saved.k, saved.v, saved.o, saved.lse),
+            self.options._replace(program=bound),
+            dlse,
+            sums,
+            axis,
+            emulate=self.emulate,
+        )
+        return sums
+
+    def _shape(self, node: Typed, axis: str) -> tuple[int, ...]:
+        lengths = self.lengths
+        shape = sums_shape(axis, len(lengths.q), self.heads, lengths.longest_q, lengths.longest_k)
+        if axis != "elements":
+            return shape
+        used = {part for it in node.operands[2:] for part in it.parts()}
+        batch, heads = (size if at in used else 1 for at, size in zip((B, H), shape, strict=False))
+        return batch, heads, *shape[2:]
+
+    # --- the coordinates of sums -----------------------------------------------------------------
+
+    def coordinates(self, sums: torch.Tensor, axis: str) -> Iterator[Coordinates]:
+        """The sums of each sequence, except along 'elements'."""
+        on = {"device": sums.device}
+        heads = torch.arange(self.heads, **on)[:, None, None]
+        for b, (seq_q, seq_k) in enumerate(zip(self.lengths.q, self.lengths.k, strict=True)):
+            parts = sums[b].double()
+            q = k = torch.zeros((), dtype=torch.int64, **on)
+            if axis == "rows":
+                parts, q = parts.mT[:, :seq_q], torch.arange(seq_q, **on)[:, None]
+            elif axis == "keys":
+                parts, k = parts[..., :seq_k], torch.arange(seq_k, **on)
+            else:
+                distance = torch.arange(1 - seq_q, seq_k, **on)
+                parts = self._by_distance(parts)[:, None, distance + self.lengths.longest_q - 1]
+                q, k = (-distance).clamp(min=0), distance.clamp(min=0)
+            values = {
+                **{"b": torch.tensor(b, **on), "h": heads, "q": q, "k": k},
+                **{"seq_q": torch.tensor(seq_q, **on), "seq_k": torch.tensor(seq_k, **on)},
+            }
+            yield Coordinates(parts, values)
+
+    def _by_distance(self, strips: torch.Tensor) -> torch.Tensor:
+        """The sums (heads, distances) of strips (heads, strips, 2 TILE), from the distance 1 -
+        longest_q on."""
+        heads, count, _ = strips.shape
+        sums = strips.new_zeros(heads, count + 1, TILE)
+        sums[:, :-1] += strips[..., :TILE]
+        sums[:, 1:] += strips[..., TILE:]
+        tiles = -(-self.lengths.longest_q // TILE)
+        first = (tiles - 1) * TILE + (TILE - 1) - (self.lengths.longest_q - 1)
+        return sums.flatten(1)[:, first:]
+
+
+def _lengths(saved: Any, options: ForwardOptions) -> Lengths:
+    if saved.cu_seqlens_q is None:
+        batch, seq_q = saved.q.shape[:2]
+        seq_k = saved.k.shape[1]
+        return Lengths([seq_q] * batch, [seq_k] * batch, seq_q, seq_k)
+    found = []
+    for offsets, most in (
+        (saved.cu_seqlens_q, options.max_seqlen_q),
+        (saved.cu_seqlens_k, options.max_seqlen_k),
+    ):
+        lengths = offsets.diff().tolist()
+        found.append(lengths if most is None else [min(it, most) for it in lengths])
+    return Lengths(*found, *(max(it, default=0) for it in found))
+
+
+def is_whole(node: Typed, sums: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether sums of elements are the gradient of a tensor of this shape, but for dimensions of
+    size 1."""
+    sizes = dict(zip((B, H, Q, K), sums.shape, strict=True))
+    indices: tuple[Typed, ...] = node.operands[2:]
+    read = [it for it in sizes if it in indices]
+    return tuple(read) == indices and shape == tuple(sizes[it] for it in indices)
+
+
+def add_elements(total: torch.Tensor, sums: torch.Tensor, node: Typed, index_at: Any) -> None:
+    """Adds sums of elements to a gradient. ``index_at(index, b, h, size)`` evaluates an index of a
+    dimension at a sequence and head."""
+    indices: tuple[Typed, ...] = node.operands[2:]
+    batch, heads, seq_q, seq_k = sums.shape
+    for b in range(batch):
+        for h in range(heads):
+            at = tuple(
+                slice(seq_q) if it is Q else slice(seq_k) if it is K else index_at(it, b, h, size)
+                for it, size in zip(indices, total.shape, strict=True)
+            )
+            block = sums[b, h]
+            total[at] += block if indices.index(Q) < indices.index(K) else block.mT
