@@ -29,9 +29,9 @@ _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 def search_space(dtype: DType, d_head: HeadDims) -> list[FlashBackwardKernelConfig]:
     """All combinations of the knob values to try first that are legal on the known device with the
     most shared memory."""
-    dims = split_dims({"d_head": d_head})
+    fixed = split_dims({"dtype": dtype, "d_head": d_head})
     configs = (
-        FlashBackwardKernelConfig(dtype, **dims, **dict(zip(_KNOBS, values, strict=True)))
+        FlashBackwardKernelConfig(**fixed, **dict(zip(_KNOBS, values, strict=True)))  # type: ignore[arg-type]
         for values in product(*_KNOBS.values())
     )
     return [cfg for cfg in configs if is_legal(cfg, _ROOMIEST)]
