@@ -94,7 +94,7 @@ def sdpa(
         bits: as for attention(). 'canonical' also raises instead of leaving the call to PyTorch.
 
     Returns:
-        The output, like query.
+        The output, like query with the last dimension of value.
 
     Raises:
         ArgumentError: the kernels cannot serve the call, under strict or with canonical bits; names

@@ -38,7 +38,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.integrations.pytorch_state import check_for_an_op
 from flashsmith.integrations.repeated_ops import Asked, repeated_op
-from flashsmith.operations.backward import gradients_word, n_products
+from flashsmith.operations.backward import gradients_word, n_columns
 from flashsmith.runtime import cached_calls, run_backward, run_call
 from flashsmith.runtime.backward_pass import backward_call
 from flashsmith.runtime.bits import resolve_bits
@@ -577,18 +577,20 @@ def _backward_asked(*tensors: Any, fp32_gradients: bool = False, **keywords: Any
     return backward_call(*asked), partial(_all_gradients, fp32_gradients)
 
 
-def _fake(q: Any, *_: Any, **__: Any) -> Any:
-    return q.new_empty(q.shape)
+def _fake(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
 def _fake_with_statistics(
-    q: Any, *_: Any, return_lse: bool = False, return_row_max: bool = False, **__: Any
-) -> Any:
+    q: Any, k: Any, v: Any, *_: Any, return_lse: bool = False, return_row_max: bool = False,
+    **__: Any,
+) -> Any:  # fmt: skip
     *leading, length, heads, _d = q.shape
     shapes = [
         (*leading, heads, length) if asked else (0,) for asked in (return_lse, return_row_max)
     ]
-    return q.new_empty(q.shape), *(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    statistics = (q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), *statistics
 
 
 def _fake_backward(
@@ -733,9 +735,9 @@ def flop(
     causal: bool = False, window_left: int | None = None, window_right: int | None = None,
     **__: Any,
 ) -> int:  # fmt: skip
-    """FLOP of the two GEMMs: 4 * heads * d per score of a head."""
+    """FLOP of the two GEMMs: 2 * heads * (d + d_v) per score of a head."""
     scores = _scores(q, k, cu_q, cu_k, causal, window_left, window_right)
-    return int(4 * q.shape[-2] * q.shape[-1] * scores)
+    return int(2 * q.shape[-2] * (q.shape[-1] + v.shape[-1]) * scores)
 
 
 def flop_backward(
@@ -744,7 +746,9 @@ def flop_backward(
 ) -> int:  # fmt: skip
     """FLOP of the five GEMMs, or of the GEMMs that the needed gradients require."""
     needed = gradients_word(*options["needs"][:3])
-    return flop(q, k, v, *packing, **options) * n_products(needed) // 2
+    columns = n_columns(needed, q.shape[-1], v.shape[-1])
+    both = q.shape[-1] + v.shape[-1]
+    return flop(q, k, v, *packing, **options) * columns // both
 
 
 register_flop_formula([OPS.attention, OPS.attention_with_statistics], get_raw=True)(flop)
