@@ -1,4 +1,4 @@
-"""Calls of the operation score_sums, and their proof against float64."""
+"""Calls of the operation score_gradients, and their proof against float64."""
 
 from __future__ import annotations
 

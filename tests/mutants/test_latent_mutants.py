@@ -57,7 +57,7 @@ VICTIMS = {
             ),
             AskedLatent(
                 "b2 s2:300 h40:1 d320:256 causal",
-                options={"lens_k": (300, 170), "capacity": 9, "append": True, "split": "free"},
+                options={"lens_k": (170, 300), "capacity": 9, "append": True, "split": "free"},
             ),
         ),
         arch=90,

@@ -53,6 +53,32 @@ def test_a_row_for_every_kind_of_call(
 
 
 @pytest.mark.full
+def test_pairs_of_entry_points(tmp_path: Path) -> None:
+    out = tmp_path / "rows.csv"
+    run = subprocess.run(
+        [
+            sys.executable,
+            str(TOOL.with_name("entry_points.py")),
+            str(out),
+            "--pretend",
+            "--calls=40",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    with out.open(newline="") as file:
+        rows = {row["call"]: row for row in csv.DictReader(file)}
+    assert len(run.stdout.splitlines()) == len(rows) + 1  # torch.compile is beside two others
+    assert {"sdpa", "flash_attn_func", "op", "sdpa, gradients"} < {*rows}
+    for row in rows.values():
+        assert float(row["ratio"]) == pytest.approx(
+            float(row["p10"]) / float(row["its p10"]), rel=0.01
+        )
+        assert 0 < int(row["functions"]) < 100
+
+
+@pytest.mark.full
 def test_training_beside_pytorch(tmp_path: Path) -> None:
     out = tmp_path / "times.json"
     run = subprocess.run(

@@ -149,6 +149,8 @@ def test_numpy_arrays_and_no_queries() -> None:
         ({"scale": None}, "scale: missing; give 1/sqrt of the d of a head before"),
         ({"v_cache": torch.zeros(2, 64, 1, 576).bfloat16()}, "v_cache: given, and v_width, too"),
         ({"softcap": 3.0}, r"softcap=3.0: attention over a latent cache \(v_width\) has no"),
+        ({"k_scale": torch.ones(1)}, "k_scale: attention over a latent cache"),
+        ({"score_mod": lambda score, *_: score}, "score_mod: attention over a latent cache"),
         ({"bits": "canonical"}, "bits='canonical': attention over a latent cache"),
         ({"cos": torch.zeros(9, 32), "sin": torch.zeros(9, 32)}, "cos: attention over a latent"),
         ({"kv_offset": torch.zeros(2, dtype=torch.int32)}, "kv_offset: attention over a latent"),

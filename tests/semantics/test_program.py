@@ -75,7 +75,7 @@ def test_too_many_tensors_are_refused() -> None:
     total = SCORE
     for i in range(9):
         total = total + read(f"table{i}", "float32", H)
-    with pytest.raises(ArgumentError, match="9 tensors; at most 8"):
+    with pytest.raises(ArgumentError, match="they read 9 tensors; allowed are at most 8: stack"):
         program_of(total, None)
 
 

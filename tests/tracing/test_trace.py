@@ -194,6 +194,20 @@ REFUSED = {
     "list": (lambda b, h, q, k: [1, 2, 3][h] > q, "index or a count"),
     "float index": (lambda b, h, q, k: DOCUMENTS[b, q / 2] > 0, "float32 index"),
     "float64": (lambda b, h, q, k: torch.zeros(24, dtype=torch.float64)[q] > 0, "float64 elements"),
+    "matrix product": (lambda b, h, q, k: DOCUMENTS[b] @ DOCUMENTS[h] > 0, "append its vectors"),
+    "product with a number": (lambda b, h, q, k: q @ k > 0, "'matmul'.*append its vectors"),
+    "sum of a row": (lambda b, h, q, k: DOCUMENTS[b].sum() > k, "1 dimension left.*precompute"),
+    "too many indices": (
+        lambda b, h, q, k: DOCUMENTS[b, q, k] > 0,
+        r"3 indices of a tensor of shape \(\d+, \d+\).*give 2, one for each dimension",
+    ),
+    "write": (lambda b, h, q, k: SLOPES.__setitem__(h, q), "writes to no tensor"),
+    "large int": (lambda b, h, q, k: q < 2**70, r"int64 cannot hold it; give a float, or an int"),
+    "its own error": (
+        lambda b, h, q, k: q < 1 / 0,
+        r"^mask_mod raised ZeroDivisionError .*: division by zero \(test_trace.py:\d+: .* its "
+        "arguments are 0-dimensional tensors without values",
+    ),
     "exception": (lambda b, h, q, k: q.no_such_thing, "no_such_thing"),
 }
 
@@ -209,8 +223,20 @@ def test_refused(name: str) -> None:
 def test_not_a_function() -> None:
     with pytest.raises(ArgumentError, match="score_mod=3: give a function"):
         trace(3)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="give a score function, a mask function"):
+    with pytest.raises(ArgumentError, match="mask_mod=None: give a score function, a mask functi"):
         trace()
+
+
+def test_other_arguments_are_named() -> None:
+    expected = (
+        r"^mask_mod=<function .*>: it takes \(b, h, q\), and is called with "
+        r"\(b, h, q_idx, kv_idx\) \(too many positional arguments\); let it take these"
+    )
+    with pytest.raises(TraceError, match=expected):
+        trace(None, lambda b, h, q: q > 0)
+    with pytest.raises(TraceError, match=r"^score_mod=.*\(score, b, h, q_idx, kv_idx\) \(missing"):
+        trace(lambda score, b, h, q, k, more: score)
+    trace(None, lambda *indices: indices[2] >= indices[3])
 
 
 def test_a_global_number_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:

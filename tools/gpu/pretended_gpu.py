@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from flashsmith.families import device_spec
+from flashsmith.integrations import pytorch_state, sdpa
 from flashsmith.operations import operation
 from flashsmith.runtime import (
     driver,
@@ -114,6 +115,8 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
     """In the block, host tensors count as tensors of GPU 0, which is an H200."""
     pretended = PretendedGpu()
     replaced = {
+        **{(where, "is_on_host"): lambda device: False for where in (pytorch_state, sdpa)},
+        (pytorch_state, "query_gpu"): lambda ordinal: H200,
         (driver, "query_gpu"): lambda ordinal: H200,
         # The object is replaced, not the method of its class: an attribute of the object would hide
         # the method, and a real GPU would get host addresses.

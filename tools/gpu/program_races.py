@@ -76,7 +76,7 @@ def check(
     problems: int,
     seed: int,
 ) -> int:
-    """Checks random problems of all kinds in turn; ``check_one`` returns what is wrong."""
+    """Checks random problems, one kind after the other; ``check_one`` returns what is wrong."""
     wrong = 0
     for number in range(problems):
         draw = np.random.default_rng((seed, number))

@@ -1,6 +1,6 @@
 """Chooses a kernel for a problem: attention(), the chooser behind it, and the table of winners."""
 
-from flashsmith.chooser.attention import attention, remember_attention
+from flashsmith.chooser.attention import attention, cached_attention, remember_attention
 from flashsmith.chooser.backward import backward, remember_backward
 from flashsmith.chooser.choice import (
     Choice,
@@ -19,6 +19,7 @@ __all__ = [
     "attention_with_cache",
     "backward",
     "build_for",
+    "cached_attention",
     "choose",
     "choose_config",
     "forget_choices",

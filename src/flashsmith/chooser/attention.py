@@ -15,6 +15,7 @@ from flashsmith.chooser.functions import CallFunctions, bound_functions, sizes_o
 from flashsmith.families import KernelConfig
 from flashsmith.operations import DEFAULT
 from flashsmith.runtime import ForwardOptions, cached_calls, run_call
+from flashsmith.runtime.cached_calls import CachedCall
 from flashsmith.runtime.forward_pass import attention_call
 from flashsmith.runtime.tensors import Array, TensorT
 from flashsmith.semantics.signature import NO_WINDOW
@@ -233,6 +234,21 @@ def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> No
     ``arguments`` are q, k, v and the values of the keywords ``names``.
     """
     groups = cached_calls.repeated
+    found = cached_attention(arguments, names)
+    if found is not None:
+        call, tensors = found
+        cached_calls.remember_repeated(groups, arguments, names, tensors, call.run)
+
+
+def cached_attention(
+    arguments: tuple[Any, ...], names: tuple[str, ...]
+) -> tuple[CachedCall, tuple[Any, ...]] | None:
+    """The cached call for such arguments, which attention() has just served, and its tensors (None
+    for those not given).
+
+    None if there is none, or if a tensor requires grad, because autograd may be enabled in later
+    calls.
+    """
     keywords = dict(zip(names, arguments[3:], strict=True))
     out, config = keywords.pop("out", None), keywords.pop("config", None)
     emulate = keywords.pop("emulate", False)
@@ -241,9 +257,9 @@ def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> No
     tensors = (*arguments[:3], out)
     asked = attention_call(config or choose_config, tensors, ForwardOptions(**keywords), emulate)
     _, call = cached_calls.find(asked)
-    # Not remembered if a tensor requires grad: autograd may be enabled in later calls.
-    if asked is not None and call is not None and not any(it.requires_grad for it in asked.given()):
-        cached_calls.remember_repeated(groups, arguments, names, asked.tensors, call.run)
+    if asked is None or call is None or any(it.requires_grad for it in asked.given()):
+        return None
+    return call, asked.tensors
 
 
 def check_attention_config(config: KernelConfig | None) -> None:

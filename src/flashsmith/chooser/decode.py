@@ -146,7 +146,7 @@ def attention_with_cache(
         score_mod, mask_mod, mask, bias: as for attention(), but no BlockMask. The functions' kv_idx
             is a key's position in the whole sequence, with the keys that kv_offset counts, and
             q_idx the query's; so are columns of tensors, whose rows are the call's queries. causal
-            is True unless given, also beside a mask.
+            is True unless given, also with a mask.
         k_scale, v_scale: what the cache's keys and values are multiplied by, numbers or fp32
             tensors of one number or one for each K/V head; None is 1. They are applied in fp32 to
             the scores' scale, and to o before it is rounded. Appended k and v are divided by them;

@@ -69,10 +69,15 @@ def _legal_pairs(family: Family, device: DeviceSpec) -> dict[KnobPair, None]:
     """
     pairs: dict[KnobPair, None] = {}
     choices = family.covered_values
+
+    def covered(knob: str, _base: KernelConfig, _settled: Sequence[str]) -> Sequence[object]:
+        return choices[knob]
+
     for first, second in combinations(choices, 2):
         for values in product(choices[first], choices[second]):
             pair = ((first, values[0]), (second, values[1]))
-            if next(legal_completions(_with(family, pair), (first, second), device), None):
+            found = legal_completions(_with(family, pair), (first, second), device, covered)
+            if next(found, None):
                 pairs[pair] = None
     return pairs
 

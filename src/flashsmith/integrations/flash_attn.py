@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from flashsmith import masks
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations import latent_views
-from flashsmith.integrations.flash_attn_keywords import with_others_refused
+from flashsmith.integrations.flash_attn_keywords import translates
 from flashsmith.integrations.page_tables import full_int32
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
+from flashsmith.integrations.translated_calls import Translated
 from flashsmith.printable import quoted
 from flashsmith.runtime.bits import cannot_keep, resolve_bits
 from flashsmith.runtime.frameworks import framework_of
@@ -77,7 +78,7 @@ def flash_attn_func(
 ) -> Any: ...
 
 
-@with_others_refused
+@translates
 def flash_attn_func(
     q: Array,
     k: Array,
@@ -114,21 +115,18 @@ def flash_attn_func(
         ArgumentError: the named argument is unusable or not supported.
     """
     _check_unsupported(dropout_p)
-    results = attention(
-        q,
-        k,
-        v,
+    keywords = {
         **_alibi(alibi_slopes),
-        causal=causal,
-        window=_window(window_size),
-        softcap=softcap,
-        scale=softmax_scale,
-        sinks=s_aux,
-        return_lse=return_attn_probs,
-        deterministic=deterministic or None,
-        bits=bits,
-    )
-    return (*results, None) if return_attn_probs else results
+        "causal": causal,
+        "window": _window(window_size),
+        "softcap": softcap,
+        "scale": softmax_scale,
+        "sinks": s_aux,
+        "return_lse": return_attn_probs,
+        "deterministic": deterministic or None,
+        "bits": bits,
+    }
+    return Translated(attention, (q, k, v), keywords, _probs(return_attn_probs))
 
 
 @overload
@@ -188,7 +186,7 @@ def flash_attn_varlen_func(
 ) -> Any: ...
 
 
-@with_others_refused
+@translates
 def flash_attn_varlen_func(
     q: Array,
     k: Array,
@@ -232,26 +230,23 @@ def flash_attn_varlen_func(
     of_cache = block_table is not None
     _check_unsupported(dropout_p, alibi_slopes=alibi_slopes if of_parts and not of_cache else None)
     if of_cache:
-        paged = attention_with_cache(
-            q,
-            k,
-            v,
-            cache_lens=(
+        paged = {
+            "cache_lens": (
                 _lengths_between("cu_seqlens_k", cu_seqlens_k) if seqused_k is None else seqused_k
             ),
-            page_table=block_table,
-            causal=causal,
-            window=_window(window_size),
-            softcap=softcap,
-            scale=softmax_scale,
-            sinks=s_aux,
-            cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max_seqlen_q,
-            return_lse=return_attn_probs,
-            bits=bits,
+            "page_table": block_table,
+            "causal": causal,
+            "window": _window(window_size),
+            "softcap": softcap,
+            "scale": softmax_scale,
+            "sinks": s_aux,
+            "cu_seqlens_q": cu_seqlens_q,
+            "max_seqlen_q": max_seqlen_q,
+            "return_lse": return_attn_probs,
+            "bits": bits,
             **_alibi_over_cache(alibi_slopes),
-        )
-        return (*paged, None) if return_attn_probs else paged
+        }
+        return Translated(attention_with_cache, (q, k, v), paged, _probs(return_attn_probs))
     packed: dict[str, Any] = {
         "causal": causal,
         "window": _window(window_size),
@@ -271,14 +266,23 @@ def flash_attn_varlen_func(
                 "seqused_k: given without block_table, so the call uses parts of the keys; give "
                 "lengths in cu_seqlens_k, or block_table",
             )
-        o, lse = attention(q, k, v, **packed, partial=True, seqused_k=seqused_k)
-        o = in_dtype(o, q.dtype)
-        return (o, lse, None) if return_attn_probs else o
+        packed |= {"seqused_k": seqused_k, "return_lse": return_attn_probs}
+        return Translated(_of_used_keys, (q, k, v), packed, _probs(return_attn_probs))
     packed |= _alibi(alibi_slopes)
-    results = attention(
-        q, k, v, **packed, return_lse=return_attn_probs, deterministic=deterministic or None
-    )
-    return (*results, None) if return_attn_probs else results
+    packed |= {"return_lse": return_attn_probs, "deterministic": deterministic or None}
+    return Translated(attention, (q, k, v), packed, _probs(return_attn_probs))
+
+
+def _of_used_keys(q: Any, k: Any, v: Any, return_lse: bool, **keywords: Any) -> Any:
+    """attention() with seqused_k, in q's dtype."""
+    o, lse = attention(q, k, v, **keywords, partial=True)
+    o = in_dtype(o, q.dtype)
+    return (o, lse) if return_lse else o
+
+
+def _probs(are_asked_for: bool) -> tuple[None, ...]:
+    """FlashAttention's probabilities after the results; they are never stored."""
+    return (None,) if are_asked_for else ()
 
 
 @overload
@@ -320,7 +324,7 @@ def flash_attn_with_kvcache(
 ) -> Any: ...
 
 
-@with_others_refused
+@translates
 def flash_attn_with_kvcache(
     q: Array,
     k_cache: Array,
@@ -386,8 +390,8 @@ def flash_attn_with_kvcache(
             columns, v_cache and v its values; v_cache and k_cache are views of the same rows. The
             default of softmax_scale is then 1/sqrt(d + d_v).
         alibi_slopes: as for flash_attn_func().
-        attention_chunk: if not 0, a query sees only keys of its own chunk of so many positions.
-            A kernel is compiled for each size.
+        attention_chunk: if not 0, the size of chunks: a query sees only its own chunk of keys. A
+            kernel is compiled for each size.
         cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, scheduler_metadata,
             sm_margin: must be left at their defaults.
 
@@ -433,31 +437,29 @@ def flash_attn_with_kvcache(
             k, v = latent_views.joined_rows("k", k, "v", v), None
         values = None
         softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    return attention_with_cache(
-        q,
-        k_cache,
-        values,
-        v_width=v_width,
-        cache_lens=cache_seqlens,
-        page_table=page_table,
-        k=k,
-        v=v,
-        cos=rotary_cos,
-        sin=rotary_sin,
-        rotary_interleaved=rotary_interleaved,
-        cu_seqlens_q=cu_seqlens_q,
-        max_seqlen_q=max_seqlen_q,
-        causal=causal,
-        window=_window(window_size),
-        softcap=softcap,
-        scale=softmax_scale,
-        sinks=s_aux,
-        split="invariant" if num_splits <= 1 else "free",
-        return_lse=return_softmax_lse,
-        bits=bits,
+    keywords = {
+        "v_width": v_width,
+        "cache_lens": cache_seqlens,
+        "page_table": page_table,
+        "k": k,
+        "v": v,
+        "cos": rotary_cos,
+        "sin": rotary_sin,
+        "rotary_interleaved": rotary_interleaved,
+        "cu_seqlens_q": cu_seqlens_q,
+        "max_seqlen_q": max_seqlen_q,
+        "causal": causal,
+        "window": _window(window_size),
+        "softcap": softcap,
+        "scale": softmax_scale,
+        "sinks": s_aux,
+        "split": "invariant" if num_splits <= 1 else "free",
+        "return_lse": return_softmax_lse,
+        "bits": bits,
         **_alibi_over_cache(alibi_slopes),
         **_chunks(attention_chunk),
-    )
+    }
+    return Translated(attention_with_cache, (q, k_cache, values), keywords)
 
 
 def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str) -> None:

@@ -1,4 +1,4 @@
-"""Keywords that some version of FlashAttention has and flashsmith's functions lack.
+"""Functions with FlashAttention's keywords, also those that flashsmith's functions lack.
 
 Code written for FlashAttention often passes all keywords. A value without effect is accepted; for
 any other value, an error names the keyword.
@@ -13,8 +13,10 @@ from typing import Any, TypeVar, cast
 
 from flashsmith.did_you_mean import did_you_mean
 from flashsmith.errors import ArgumentError
-from flashsmith.integrations.traceable import without_torchscript
+from flashsmith.integrations.traceable import may_repeat, without_torchscript
+from flashsmith.integrations.translated_calls import remember_translated, run_translated
 from flashsmith.printable import quoted
+from flashsmith.runtime.cached_calls import run_repeated
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,19 +34,30 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def with_others_refused(function: F) -> F:
-    """``function``, but unknown keywords raise ArgumentError, not TypeError.
+def translates(function: F) -> F:
+    """Makes and returns the call that ``function``, with its arguments, translates a call into.
 
-    Keywords of FlashAttention are dropped if their values have no effect.
+    Unknown keywords raise ArgumentError, not TypeError. Keywords of FlashAttention are dropped if
+    their values have no effect.
     """
-    own = tuple(inspect.signature(function).parameters)
+    own, name_of_it = tuple(inspect.signature(function).parameters), function.__name__
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
+        repeatable = may_repeat()
+        if repeatable:
+            given, names = (*arguments, *keywords.values()), (name_of_it, len(arguments), *keywords)
+            results = run_repeated(given, names)
+            if results is not None:
+                return results
         others = [name for name in keywords if name not in own]
         for name in others:
-            _check_neutral(function.__name__, own, name, keywords.pop(name))
-        return function(*arguments, **keywords)
+            _check_neutral(name_of_it, own, name, keywords.pop(name))
+        translated = function(*arguments, **keywords)
+        results = run_translated(translated)
+        if repeatable:
+            remember_translated(given, names, translated)
+        return results
 
     return cast(F, without_torchscript(call))
 

@@ -59,6 +59,24 @@ def assume_constant_result(function: _F) -> _F:
     return function
 
 
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_any_autocast = torch._C._is_any_autocast_enabled
+
+
+def is_direct() -> bool:
+    """Whether PyTorch neither traces nor intercepts operations, and autocast is off: run_repeated
+    may then serve a call."""
+    return not (
+        _is_compiling()
+        or _dispatch_modes()
+        or _transforms()
+        or forward_ad._current_level >= 0
+        or _any_autocast()
+    )
+
+
 # Tracers cannot trace a read of the environment.
 _emulation_enabled = assume_constant_result(env.emulation_enabled)
 
@@ -192,9 +210,19 @@ def without_transforms(tensor: Any) -> Any:
     return tensor
 
 
+def is_on_host(device: Any) -> bool:
+    """Whether kernels for a torch.device ('cpu' or 'cuda') run in the emulator."""
+    return bool(device.type == "cpu")
+
+
+def reads_environment(device: Any) -> bool:
+    """Whether why_not_on() depends on the environment, which may change between calls."""
+    return is_on_host(device) or query_gpu(device.index).arch >= FIRST_UNTUNED_ARCH
+
+
 def why_not_on(device: Any, emulate: bool | None) -> Reason | None:
     """The reason why calls on a torch.device ('cpu' or 'cuda') are left to PyTorch, or None."""
-    if device.type == "cpu":
+    if is_on_host(device):
         runs = _emulation_enabled() if emulate is None else emulate
         return None if runs else _ON_THE_HOST
     facts = _why_not_on_gpu(device.index)

@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 
+from flashsmith.chooser import cached_attention
 from flashsmith.errors import UnservedError
 from flashsmith.integrations.fallbacks import Reason, note_fallback
 from flashsmith.integrations.pytorch_state import (
     assume_constant_result,
     check_emulate,
+    is_direct,
+    is_on_host,
+    reads_environment,
     under_autocast,
     why_not_now,
     why_not_on,
@@ -25,20 +29,31 @@ from flashsmith.integrations.sdpa_problem import (
     why_not,
     why_not_mask,
 )
-from flashsmith.integrations.traceable import attention, is_tracing, without_torchscript
+from flashsmith.integrations.traceable import (
+    attention,
+    is_tracing,
+    without_torchscript,
+)
+from flashsmith.runtime import cached_calls
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 from flashsmith.runtime.bits import cannot_keep, resolve_bits
+from flashsmith.runtime.cached_calls import is_constant, run_repeated, swapped_sizes
+from flashsmith.runtime.frameworks import framework_of
 from flashsmith.tracing import table_function
 
 # PyTorch's own function. The name in torch.nn.functional may already be replaced by a function that
 # calls sdpa().
 pytorch_sdpa = torch._C._nn.scaled_dot_product_attention
+_NAME = "sdpa"  # of its repeated calls
+_flash_enabled = torch._C._get_flash_sdp_enabled
 # Warns while tracing, not when the traced code runs.
 _note_fallback_when_traced = assume_constant_result(note_fallback)
 _resolved_bits = assume_constant_result(resolve_bits)
 # Cached, because a model has few distinct problems. Not used while tracing: tracers reject
 # lru_cache.
 known_why_not = lru_cache(maxsize=1024)(why_not)
+# The tensors and keywords of a call of attention().
+_Called = tuple[tuple[Any, Any, Any], dict[str, Any]]
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -88,6 +103,13 @@ def sdpa(
         PyTorch's own errors for calls that it refuses.
         The errors of building and launching a kernel.
     """
+    arguments: Any = None
+    if attn_mask is None and emulate is None and is_direct() and _flash_enabled():
+        # A call that the kernels serve does not depend on the other arguments.
+        arguments = query, key, value, is_causal, scale, enable_gqa, bits
+        output = run_repeated(arguments, _NAME) if dropout_p == 0.0 else None
+        if output is not None:
+            return output
     if emulate is not None:
         check_emulate(emulate)
     query, key, value = under_autocast(query, key, value)
@@ -111,7 +133,10 @@ def sdpa(
         reason = why_not_on(query.device, emulate)
     if reason is None:
         try:
-            return _by_kernel(query, key, value, attn_mask, is_causal, scale, bits)
+            output, called = _by_kernel(query, key, value, attn_mask, is_causal, scale, bits)
+            if arguments is not None:
+                _remember(arguments, *called)
+            return output
         except UnservedError:
             facts = f"a mask tensor on {query.device}; its kernels are for other devices"
             reason = Reason("attn_mask", facts)
@@ -198,7 +223,8 @@ def _by_kernel(
     is_causal: bool,
     scale: float | None,
     bits: str | None,
-) -> Any:
+) -> tuple[Any, _Called]:
+    """The output, and the call of attention() that computed it."""
     missing = 4 - query.dim()
     for _ in range(missing):
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
@@ -209,18 +235,47 @@ def _by_kernel(
         key = key.expand(query.shape[0], -1, -1, -1)
         value = value.expand(query.shape[0], -1, -1, -1)
     causal, window = mask_arguments(is_causal, length_q, length_k)
-    output = attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        causal=causal,
-        window=window,
-        scale=scale,
-        bits=bits,
+    tensors = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    keywords = {
+        "causal": causal,
+        "window": window,
+        "scale": scale,
+        "bits": bits,
         **mask_keywords(mask, query, key),
         # Host tensors get here only if the emulator is to compute the call.
-        emulate=query.device.type == "cpu",
-    ).transpose(1, 2)
+        "emulate": is_on_host(query.device),
+    }
+    output = attention(*tensors, **keywords).transpose(1, 2)
     for _ in range(missing):
         output = output.squeeze(0)
-    return output
+    return output, (tensors, keywords)
+
+
+def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: Any) -> None:
+    """Makes run_repeated serve calls of sdpa() with such arguments.
+
+    ``tensors`` and ``keywords`` are those of attention(), which computed this call. Not remembered
+    are calls without a batch, and calls that depend on the environment.
+    """
+    groups, given = cached_calls.repeated, arguments[:3]
+    if not all(map(is_constant, arguments[3:])) or given[0].dim() != 4:
+        return
+    if reads_environment(given[0].device):
+        return
+    if any(tensor.requires_grad for tensor in given):
+        # Without grad mode it is not remembered, since later calls may have grad mode; and a sliced
+        # or expanded tensor needs the gradients of these steps, too.
+        if torch.is_grad_enabled() and all(map(_is_swapped, given, tensors)):
+            from flashsmith.integrations.torch_ops import remember_swapped
+
+            remember_swapped(arguments, _NAME, tensors, keywords)
+        return
+    found = cached_attention((*tensors, *keywords.values()), tuple(keywords))
+    if found is not None:
+        call = found[0].swapped(framework_of(torch.Tensor), given[0])
+        cached_calls.remember_repeated(groups, arguments, _NAME, given, call.run)
+
+
+def _is_swapped(tensor: Any, view: Any) -> bool:
+    """Whether a view is the whole tensor with dimensions 1 and 2 swapped."""
+    return bool(view.shape == swapped_sizes(tensor.shape))

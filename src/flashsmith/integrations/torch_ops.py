@@ -37,6 +37,7 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.integrations.pytorch_state import check_for_an_op
+from flashsmith.integrations.repeated_ops import Asked, repeated_op
 from flashsmith.operations.backward import gradients_word, n_products
 from flashsmith.runtime import cached_calls, run_backward, run_call
 from flashsmith.runtime.backward_pass import backward_call
@@ -147,14 +148,16 @@ def call_options_backward(config: str | None = None, **options: Any) -> CallOpti
 class SavedCall:
     """The arguments of a forward pass, and the cached call that computes it, if there is one.
 
-    All calls that one cached call serves share its Pass.
+    All calls that one cached call serves share its Pass. If ``swapped``, the tensors given and
+    returned are (batch, heads, length, d), as for sdpa().
     """
 
-    __slots__ = ("call", "opts", "return_lse")
+    __slots__ = ("call", "opts", "return_lse", "swapped")
 
     def __init__(self, opts: CallOptions, return_lse: bool) -> None:
         self.opts, self.return_lse = opts, return_lse
         self.call: CachedCall | None = None
+        self.swapped = False
 
     def returned(self, o: Any, lse: Any, row_max: Any = None) -> Any:
         """The results in the form that attention() returns them."""
@@ -193,6 +196,19 @@ def forward_directly(
     return results if this.opts.options.return_row_max else (*results, None)
 
 
+def _backward_arguments(
+    tensors: tuple[Any, ...], dlse: Any, sinks: Any, cu_q: Any, cu_k: Any, opts: CallOptions,
+    needs: tuple[bool, bool, bool, bool], fp32_gradients: bool,
+) -> Any:  # fmt: skip
+    """The arguments of run_backward and backward_call; ``tensors`` are do, q, k, v, o and lse."""
+    _, _, config, repeatable, emulate = opts
+    dtype = "float32" if fp32_gradients else None
+    options = BackwardOptions(
+        opts.options.with_tensors(sinks, cu_q, cu_k), dlse, repeatable, needs, dtype
+    )
+    return config or CHOOSERS[repeatable], tensors, options, emulate
+
+
 def backward_directly(
     do: Any,
     q: Any,
@@ -210,22 +226,29 @@ def backward_directly(
     this: SavedCall | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
-    _, _, config, repeatable, emulate = opts
-    dtype = "float32" if fp32_gradients else None
-    options = BackwardOptions(
-        opts.options.with_tensors(sinks, cu_q, cu_k), dlse, repeatable, needs, dtype
-    )
     tensors = do, q, k, v, o, lse
-    call = config or CHOOSERS[repeatable], tensors, options, emulate
+    call = _backward_arguments(tensors, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients)
     found = run_backward(*call)
-    if this is not None and this.call is not None and dlse is None and sinks is None:
-        groups = cached_calls.repeated
-        _, repeated = cached_calls.find(backward_call(*call))
-        if repeated is not None:
-            # RepeatedAttention, which does the next lookup, saves a detached lse.
-            like = (*tensors[:5], lse.detach())
-            cached_calls.remember_repeated(groups, like, (this, needs), like, repeated.run)
+    if this is not None and not this.swapped and dlse is None and sinks is None:
+        # RepeatedAttention, which does the next lookup, saves a detached lse.
+        _remember_gradients(this, needs, tensors, (*tensors[:5], lse.detach()))
     return found
+
+
+def _remember_gradients(
+    this: SavedCall, needs: Any, tensors: tuple[Any, ...], like: tuple[Any, ...]
+) -> None:
+    """Makes RepeatedAttention find the gradients of do, q, k, v, o and lse, which have just been
+    computed. ``like`` are these as it will have them: swapped if the call is."""
+    if this.call is None:
+        return
+    groups = cached_calls.repeated
+    call = _backward_arguments(tensors, None, None, None, None, this.opts, needs, False)
+    _, repeated = cached_calls.find(backward_call(*call))
+    if repeated is not None:
+        if this.swapped:
+            repeated = repeated.swapped(framework_of(torch.Tensor), like[0])
+        cached_calls.remember_repeated(groups, like, (this, needs), like, repeated.run)
 
 
 def _is_plain(*tensors: Any) -> bool:
@@ -315,9 +338,9 @@ class FlashsmithAttention(torch.autograd.Function):
 class RepeatedAttention(torch.autograd.Function):
     """FlashsmithAttention for a Pass whose call is cached and is intercepted only by autograd.
 
-    It maps q, k, v and the Pass to what attention() returns. This saves host time: PyTorch calls
-    one Python function instead of two. PyTorch usually also tracks one output instead of three, and
-    four gradients instead of seven.
+    It maps q, k, v and the Pass to what attention() or sdpa() returns. This saves host time:
+    PyTorch calls one Python function instead of two. PyTorch usually also tracks one output instead
+    of three, and four gradients instead of seven.
     """
 
     jvp, vmap = staticmethod(no_jvp), staticmethod(refuse_vmap)
@@ -328,6 +351,8 @@ class RepeatedAttention(torch.autograd.Function):
         assert call is not None
         results = call.run((q, k, v))
         if results is None:
+            if this.swapped:
+                raise _UnusableAddress
             results = forward_directly(q, k, v, None, None, None, this)
         ctx.set_materialize_grads(False)
         ctx.this, (o, lse) = this, results[:2]
@@ -351,7 +376,21 @@ class RepeatedAttention(torch.autograd.Function):
             gradients = run_repeated((do, *saved), (this, needs))
             if gradients is not None:
                 return gradients
+        if this.swapped and do is not None:
+            tensors = _swapped(do, *saved)
+            found = _gradients_after(tensors[1:], this, tensors[0], dlse, needs)
+            _remember_gradients(this, needs, tensors, (do, *saved))
+            return _swapped(*found)
         return _gradients_after(saved, this, do, dlse, needs)
+
+
+class _UnusableAddress(Exception):
+    """A swapped call whose addresses need the full checks, which sdpa() makes."""
+
+
+def _swapped(*tensors: Any) -> tuple[Any, ...]:
+    """The tensors, those of 4 dimensions with dimensions 1 and 2 swapped; None stays None."""
+    return tuple(it.transpose(1, 2) if it is not None and it.dim() == 4 else it for it in tensors)
 
 
 def _gradients_after(
@@ -440,16 +479,12 @@ def nothing_like(like: Any, dtype: Any = torch.float32) -> Any:
     return like.new_empty((0,), dtype=dtype)
 
 
-def _run(
-    q: Any, k: Any, v: Any, sinks: Any = None, cu_q: Any = None, cu_k: Any = None, **keywords: Any
-) -> Any:
-    opts = call_options(**keywords)
-    options = opts.options.with_tensors(sinks, cu_q, cu_k)
-    chosen = opts.config or choose_config
-    return run_call(chosen, (q, k, v, None), options, opts.emulate, "out")
+def _run(*tensors: Any, **keywords: Any) -> Any:
+    chosen, given, options, emulate, _ = _asked_forward(*tensors, **keywords)
+    return run_call(chosen, given, options, emulate, "out")
 
 
-def _run_with_statistics(
+def _asked_forward(
     q: Any,
     k: Any,
     v: Any,
@@ -462,22 +497,49 @@ def _run_with_statistics(
     with_backward: bool = False,
     needs: Any = (),
     **keywords: Any,
-) -> Any:
+) -> tuple[Any, ...]:
+    """The arguments of run_call and attention_call for a forward op's arguments: as
+    _forward_arguments."""
     opts = call_options(return_lse=return_lse, return_row_max=return_row_max, **keywords)
     options = opts.options.with_tensors(sinks, cu_q, cu_k)
     ahead = None
     if with_backward:
         its_needs = needs or (True,) * 3
         ahead = backward_ahead(opts.backward_config, opts.deterministic, *its_needs)
-    chosen = opts.config or choose_config
-    results = run_call(chosen, (q, k, v, None), options, opts.emulate, "out", ahead)
+    return opts.config or choose_config, (q, k, v, None), options, opts.emulate, ahead
+
+
+def _run_with_statistics(*tensors: Any, **keywords: Any) -> Any:
+    chosen, given, options, emulate, ahead = _asked_forward(*tensors, **keywords)
+    results = run_call(chosen, given, options, emulate, "out", ahead)
+    return _all_statistics(options.return_lse, options.return_row_max, results, given[0])
+
+
+def _all_statistics(return_lse: bool, return_row_max: bool, results: Any, like: Any) -> Any:
+    """The op's outputs for the results of run_call; ``like`` is a tensor on their device."""
     output, *statistics = results if return_lse or return_row_max else (results,)
     values: Iterator[Any] = iter(statistics)
-    lse = next(values) if return_lse else nothing_like(q)
-    return output, lse, next(values) if return_row_max else nothing_like(q)
+    lse = next(values) if return_lse else nothing_like(like)
+    return output, lse, next(values) if return_row_max else nothing_like(like)
 
 
-def _run_backward(
+def _run_backward(*tensors: Any, fp32_gradients: bool = False, **keywords: Any) -> Any:
+    asked = _asked_backward(*tensors, fp32_gradients=fp32_gradients, **keywords)
+    return _all_gradients(fp32_gradients, run_backward(*asked), tensors[1])
+
+
+def _all_gradients(fp32_gradients: bool, found: Any, like: Any) -> Any:
+    """The op's outputs for the results of run_backward; ``like`` is a tensor of their device and
+    q's dtype."""
+    *gradients, dsinks = found
+    dtype = torch.float32 if fp32_gradients else like.dtype
+    return (
+        *(nothing_like(like, dtype) if it is None else it for it in gradients),
+        nothing_like(like) if dsinks is None else dsinks,
+    )
+
+
+def _asked_backward(
     do: Any,
     q: Any,
     k: Any,
@@ -494,15 +556,25 @@ def _run_backward(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
+    """_backward_arguments() for a backward op's arguments."""
     opts = call_options_backward(config, **keywords)
-    needed = tuple(needs)
-    arguments = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, opts, needed, fp32_gradients
-    dq, dk, dv, dsinks = backward_directly(*arguments)
-    dtype = torch.float32 if fp32_gradients else q.dtype
-    return (
-        *(nothing_like(q, dtype) if it is None else it for it in (dq, dk, dv)),
-        nothing_like(q) if dsinks is None else dsinks,
-    )
+    tensors = do, q, k, v, o, lse
+    return _backward_arguments(tensors, dlse, sinks, cu_q, cu_k, opts, tuple(needs), fp32_gradients)
+
+
+def _attention_asked(*tensors: Any, **keywords: Any) -> Asked:
+    return attention_call(*_asked_forward(*tensors, **keywords)), None
+
+
+def _statistics_asked(*tensors: Any, **keywords: Any) -> Asked:
+    asked = _asked_forward(*tensors, **keywords)
+    wanted = asked[2].return_lse, asked[2].return_row_max
+    return attention_call(*asked), partial(_all_statistics, *wanted)
+
+
+def _backward_asked(*tensors: Any, fp32_gradients: bool = False, **keywords: Any) -> Asked:
+    asked = _asked_backward(*tensors, fp32_gradients=fp32_gradients, **keywords)
+    return backward_call(*asked), partial(_all_gradients, fp32_gradients)
 
 
 def _fake(q: Any, *_: Any, **__: Any) -> Any:
@@ -610,21 +682,24 @@ def _autograd_backward(*tensors: Any, **keywords: Any) -> Any:
 
 
 _library = torch.library.Library(OPERATORS, "DEF")
-for _name, _kernel, _fake_kernel, _autograd_kernel in (
-    ("attention", _run, _fake, _autograd),
+for _name, _kernel, _fake_kernel, _autograd_kernel, _asked in (
+    ("attention", _run, _fake, _autograd, _attention_asked),
     (
         "attention_with_statistics",
         _run_with_statistics,
         _fake_with_statistics,
         _autograd_with_statistics,
+        _statistics_asked,
     ),
-    ("attention_backward", _run_backward, _fake_backward, _autograd_backward),
+    ("attention_backward", _run_backward, _fake_backward, _autograd_backward, _backward_asked),
 ):
     _library.define(_name + _SCHEMAS[_name], tags=TAGS)
     _op = f"{OPERATORS}::{_name}"
-    torch.library.impl(_op, "default", _kernel, lib=_library)
+    torch.library.impl(_op, "default", repeated_op(_name, _kernel, _asked), lib=_library)
     torch.library.register_fake(_op, _fake_kernel, lib=_library)
     torch.library.register_vmap(_op, refuse_vmap, lib=_library)
+    # It needs its own name, because tensors have other dispatch keys there.
+    _autograd_kernel = repeated_op(f"{_name}, autograd", _autograd_kernel, _asked)
     _library.impl(_name, _autograd_kernel, "Autograd")
 
 
@@ -737,21 +812,52 @@ def _remember(
     this: SavedCall, follows_pytorch: bool, arguments: tuple[Any, ...], names: tuple[str, ...]
 ) -> None:
     """Makes run_repeated serve calls with such arguments through this call's cached call."""
-    groups = cached_calls.repeated
-    with torch.no_grad():  # as within an autograd function
-        q, k, v = arguments[:3]
-        signature = attention_call(*_forward_arguments(q, k, v, None, None, None, this.opts))
-        _, this.call = cached_calls.find(signature)
+    groups, tensors = cached_calls.repeated, arguments[:3]
+    this.call = _cached_forward(*tensors, this)
     if this.call is not None:
+        run = _run_of(this, follows_pytorch)
+        cached_calls.remember_repeated(groups, arguments, names, tensors, run)
 
-        def run(given: tuple[Any, ...]) -> Any:
-            if not _grad_enabled() or (
-                follows_pytorch and _prefers_repeatable() is not this.opts.deterministic
-            ):
-                return None
+
+def remember_swapped(
+    arguments: tuple[Any, ...], names: Any, tensors: tuple[Any, ...], keywords: dict[str, Any]
+) -> None:
+    """Makes run_repeated serve calls with such arguments, which begin with three tensors of (batch,
+    heads, length, d), and may have gradients.
+
+    ``tensors`` and ``keywords`` are those of attention() for this call, which it has just served;
+    the tensors are whole views of the arguments.
+    """
+    groups, given = cached_calls.repeated, arguments[:3]
+    this, _, follows_pytorch = saved_call(*tensors, keywords)
+    call = _cached_forward(*tensors, this)
+    if call is not None:
+        this.call, this.swapped = call.swapped(framework_of(torch.Tensor), given[0]), True
+        run = _run_of(this, follows_pytorch)
+        cached_calls.remember_repeated(groups, arguments, names, given, run)
+
+
+def _cached_forward(q: Any, k: Any, v: Any, this: SavedCall) -> CachedCall | None:
+    """The cached call of a forward pass that has just run."""
+    with torch.no_grad():  # as within an autograd function
+        signature = attention_call(*_forward_arguments(q, k, v, None, None, None, this.opts))
+        return cached_calls.find(signature)[1]
+
+
+def _run_of(this: SavedCall, follows_pytorch: bool) -> Callable[[tuple[Any, ...]], Any]:
+    """What run_repeated calls for a pass with gradients."""
+
+    def run(given: tuple[Any, ...]) -> Any:
+        if not _grad_enabled() or (
+            follows_pytorch and _prefers_repeatable() is not this.opts.deterministic
+        ):
+            return None
+        try:
             return _apply_repeated(*given, this)
+        except _UnusableAddress:
+            return None
 
-        cached_calls.remember_repeated(groups, arguments, names, (q, k, v), run)
+    return run
 
 
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:

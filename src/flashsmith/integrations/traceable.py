@@ -35,6 +35,27 @@ def _find_torch() -> Any:
     return _torch
 
 
+# pytorch_state.is_direct, which imports torch, once a call needs it.
+_is_direct: Any = None
+
+
+def may_repeat() -> bool:
+    """Whether run_repeated may serve this call, if its tensors are PyTorch's."""
+    if _is_direct is not None:
+        return bool(_is_direct())
+    if is_tracing() or _torch is None:
+        return False
+    return bool(_find_is_direct()())
+
+
+def _find_is_direct() -> Any:
+    global _is_direct
+    from flashsmith.integrations.pytorch_state import is_direct
+
+    _is_direct = is_direct
+    return is_direct
+
+
 # Imported by the first call with gradients. An import statement in every call would take the time
 # of a tensor allocation.
 _with_gradients: Any = None
@@ -76,6 +97,12 @@ def _documented_as(documented: Callable[..., Any]) -> Callable[[F], F]:
 
 @_documented_as(chooser.attention)
 def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+    arguments: Any = None
+    if may_repeat():
+        arguments, names = (q, k, v, *keywords.values()), tuple(keywords)
+        outputs = run_repeated(arguments, names)
+        if outputs is not None:
+            return outputs
     if "partial" in keywords or "seqused_k" in keywords or "k_begin" in keywords:
         return _attention_to_parts(q, k, v, **keywords)
     if not _FUNCTIONS.isdisjoint(keywords):
@@ -93,14 +120,8 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
             torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0
         )
-        arguments: Any = None
         if torch._C._is_any_autocast_enabled():
             q, k, v = _cast(q, k, v)
-        elif not (looked_at or transformed):
-            arguments, names = (q, k, v, *keywords.values()), tuple(keywords)
-            outputs = run_repeated(arguments, names)
-            if outputs is not None:
-                return outputs
         plain = (_traced_options if looked_at else plain_options)(keywords)
         if transformed or (torch.is_grad_enabled() and _requires_grad(q, k, v, plain.get("sinks"))):
             found, remember = (_with_gradients or _find_with_gradients())(q, k, v, **plain)

@@ -6,9 +6,10 @@ The values are summed over all elements that have the same coordinate on an axis
 
 - 'rows': the query, for each sequence and query head; sums (batch, heads_q, 1, seq_q).
 - 'keys': the key; sums (batch, heads_q, 1, seq_k).
-- 'distances': key - query. Sum j of strip i is that of the distance (i + 1 - tiles) TILE + j -
-  (TILE - 1), where tiles is the number of tiles of TILE queries, as far as it is in the tiles of
-  the strip: a distance is the sum of two strips. sums (batch, heads_q, strips, 2 TILE).
+- 'distances': key - query; sums (batch, heads_q, strips, 2 TILE). A strip has the tiles of TILE
+  queries and TILE keys on one diagonal. Its sum j is for the distance (i + 1 - tiles) TILE + j -
+  (TILE - 1), where i is the strip and tiles the number of tiles of queries. Two strips share a
+  distance, whose sum is that of both.
 - 'elements': both, summed over sequences or heads where sums have the size 1; (batch or 1, heads_q
   or 1, seq_q, seq_k).
 
@@ -116,7 +117,7 @@ def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
 
 
 SCORE_SUMS = Operation(
-    name="score_sums",
+    name="score_gradients",
     tensors=(
         TensorSpec("do", Q, packed=PACKED_Q),
         TensorSpec("q", Q, packed=PACKED_Q),

@@ -24,7 +24,11 @@ from typing import Any, NamedTuple
 
 from flashsmith.families import KernelConfig
 from flashsmith.runtime.frameworks import framework_of
-from flashsmith.runtime.frameworks.base import RepeatableFramework, TensorView
+from flashsmith.runtime.frameworks.base import (
+    RepeatableFramework,
+    TensorView,
+    contiguous_strides,
+)
 from flashsmith.runtime.launch_counter import launched
 from flashsmith.runtime.libraries import PreparedLaunch
 from flashsmith.runtime.prepared_call import PreparedCall
@@ -72,6 +76,7 @@ class CachedCall:
         self._stream_of, self._ordinal = framework.stream_of, first.device.ordinal
         self._address_of = framework.tensor_type.data_ptr
         self._copied = [given.index(name) for name in copied]
+        self._is_swapped = False
         problem = prepared.call.problem
         tensors = problem.computed.tensors_of(problem.semantics)
         specs = {tensor.name: tensor for tensor in tensors}
@@ -95,13 +100,11 @@ class CachedCall:
         ]
         self._known: set[tuple[int, ...]] = set()
         new = [name for name in prepared.outputs if name not in given]
-        self._new, self._new_filled = (
-            [
-                framework.allocator(first.source, view.shape, view.dtype, filled=filled)
-                for view in map(views.__getitem__, new)
-            ]
-            for filled in (False, True)
-        )
+        self._new_layouts: list[_Layout] = [
+            (views[name].shape, views[name].dtype, contiguous_strides(views[name].shape))
+            for name in new
+        ]
+        self._set_allocators(framework, first.source)
         self._fills = framework.fills
         addressed = {name: place for place, name in enumerate((*given, *new))}
         self._places = [addressed.get(tensor.name) for tensor in tensors]
@@ -123,6 +126,31 @@ class CachedCall:
         other._overlaps, other._known = [], set()
         other._set_launch(launch, framework, like)
         return other
+
+    def swapped(self, framework: RepeatableFramework, like: Any) -> CachedCall:
+        """The call for a caller whose tensors of 4 dimensions, given and returned, are views of the
+        call's tensors with dimensions 1 and 2 swapped; ``like`` is a tensor on their device.
+
+        Addresses are the same, so the launch is, too. Only the layouts of copies and of new outputs
+        differ.
+        """
+        other = copy.copy(self)
+        other._known, other._is_swapped = set(), not self._is_swapped
+        other._new_layouts = [
+            (swapped_sizes(shape), dtype, swapped_sizes(strides))
+            for shape, dtype, strides in self._new_layouts
+        ]
+        other._set_allocators(framework, like)
+        return other
+
+    def _set_allocators(self, framework: RepeatableFramework, like: Any) -> None:
+        self._new, self._new_filled = (
+            [
+                framework.allocator(like, shape, dtype, strides=strides, filled=filled)
+                for shape, dtype, strides in self._new_layouts
+            ]
+            for filled in (False, True)
+        )
 
     def _set_launch(
         self, launch: PreparedLaunch, framework: RepeatableFramework, like: Any
@@ -202,7 +230,10 @@ class CachedCall:
     def _with_copies(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         copies = [*given]
         for place in self._copied:
-            copies[place] = copies[place].contiguous()
+            tensor = copies[place]
+            if self._is_swapped and tensor.dim() == 4:
+                tensor = tensor.transpose(1, 2)
+            copies[place] = tensor.contiguous()
         return tuple(copies)
 
     def _is_usable(self, at: tuple[int, ...]) -> bool:
@@ -232,6 +263,16 @@ class CachedCall:
         if kept is not None:
             kept.block = block
         return block
+
+
+# The shape, dtype and strides of an output that a call allocates.
+_Layout = tuple[tuple[int, ...], str, tuple[int, ...]]
+
+
+def swapped_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes or strides of a tensor of 4 dimensions with dimensions 1 and 2 swapped; others
+    unchanged."""
+    return (sizes[0], sizes[2], sizes[1], sizes[3]) if len(sizes) == 4 else sizes
 
 
 _Block = tuple[int, Any]  # its address, and the object that owns the memory
@@ -341,6 +382,16 @@ class Invocation(NamedTuple):
     def given(self) -> tuple[Any, ...]:
         """The tensors that are not None, as CachedCall.run takes them."""
         return tuple(tensor for tensor in self.tensors if tensor is not None)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether an argument cannot change and compares by value: None, a number, a text, or a tuple
+    of such."""
+    kind = type(value)
+    return kind in _CONSTANTS or (kind is tuple and all(type(it) in _CONSTANTS for it in value))
+
+
+_CONSTANTS = {type(None), bool, int, float, str}
 
 
 def _is_own(value: Any) -> bool:
@@ -511,6 +562,16 @@ def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
             calls, is_latest = group.by_shape.get(arguments[0].shape, ()), False
         except (AttributeError, TypeError):
             return None  # not a tensor: the full checks raise the error
+
+
+def find_repeated(groups: Groups, arguments: tuple[Any, ...], names: Any) -> RepeatedCall | None:
+    """The remembered call that run_repeated would use for these arguments; ``groups`` is
+    ``repeated``."""
+    group = groups.get(names)
+    if group is None:
+        return None
+    calls = (*group.latest, *group.by_shape.get(arguments[0].shape, ()))
+    return next((call for call in calls if call.serves(arguments)), None)
 
 
 def remember_repeated(

@@ -163,7 +163,7 @@ def program_of(score: Typed | None, mask: Typed | None, own_slope: Typed | None 
 
 def _roots(score: Typed | None, mask: Typed | None) -> dict[str, Typed]:
     if score is None and mask is None:
-        raise ArgumentError("program: give a score function, a mask function, or both")
+        raise ArgumentError("score=None, mask=None: give a score, a mask, or both")
     if mask is not None and SCORE in mask.parts():
         raise ArgumentError("mask: it reads the score; a mask is a function of indices and tensors")
     roots = {} if score is None else {"score": cast(score, FLOAT)}
@@ -175,16 +175,21 @@ def _check_size(
 ) -> None:
     ranks = [it.rank for it in reads.values()]
     n_parts = sum(1 for _ in all_parts(roots.values()))
-    for what, found, most in (
-        ("tensors", len(reads), MOST_READS),
-        ("numbers", len(numbers), MOST_NUMBERS),
-        ("dimensions of a tensor", max(ranks, default=0), MOST_RANK),
-        ("operations", n_parts, MOST_PARTS),
+    for what, found, most, instead in (
+        (
+            "read {} tensors",
+            len(reads),
+            MOST_READS,
+            "stack tensors of one shape",
+        ),
+        ("capture {} numbers", len(numbers), MOST_NUMBERS, "put numbers in a tensor and read it"),
+        ("read a tensor of {} dimensions", max(ranks, default=0), MOST_RANK, "reshape it"),
+        ("have {} operations", n_parts, MOST_PARTS, "precompute a part as a tensor and read it"),
     ):
         if found > most:
             raise ArgumentError(
-                f"program: {found} {what}; at most {most}. Combine tensors or precompute a part "
-                "as a tensor"
+                f"score and mask functions: they {what.format(found)}; allowed are at most {most}: "
+                f"{instead}"
             )
 
 

@@ -277,7 +277,10 @@ def typed_constant(value: Value, dtype: str | None = None) -> Typed:
         whole = int(value)
         if not -(2 ** (bits - 1)) <= whole < 2 ** (bits - 1):
             if dtype == LONG:
-                raise ArgumentError(f"value={quoted(value)}: an int64 cannot hold it")
+                raise ArgumentError(
+                    f"value={quoted(value)}: an int64 cannot hold it; give a float, or an int from "
+                    "-2**63 to 2**63 - 1"
+                )
             whole = wrapped(whole)
         return _node("constant", (whole,), dtype)
     return _node("constant", (bool(value) if dtype == BOOL else float(value),), dtype)
@@ -356,7 +359,9 @@ def apply(function: str, *operands: Typed | Value) -> Typed:
     given = promoted(*operands)
     dtype = given[0].dtype
     if function in WHOLE and dtype == FLOAT:
-        raise ArgumentError(f"{function} of '{given[0]}': floats have no bits; convert them to int")
+        raise ArgumentError(
+            f"{function} of '{given[0]}': floats have no bits; convert them to int: x.int()"
+        )
     if function in ("divide", *(name for name, kind in UNARY.items() if kind == FLOAT)):
         if function in ("floor", "ceil", "round", "trunc") and dtype in (INT, LONG):
             return given[0]

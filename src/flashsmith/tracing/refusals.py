@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from traceback import walk_tb
+from types import FrameType
+from typing import Any, NoReturn
 
 from flashsmith.errors import TraceError
+from flashsmith.printable import quoted
 
 _PACKAGE = str(Path(__file__).parent.parent)
+_ARGUMENTS = {
+    "score_mod": "(score, b, h, q_idx, kv_idx)",
+    "mask_mod": "(b, h, q_idx, kv_idx)",
+}
 
 
 class NeedsValue(BaseException):
@@ -27,13 +36,51 @@ def source_line() -> str:
     """Where the traced function is: file, line number and text of the line."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGE) and "/torch/" not in name and "/numpy/" not in name:
-            line = linecache.getline(name, frame.f_lineno).strip()
-            where = f"{Path(name).name}:{frame.f_lineno}"
-            return f"{where}: {line}" if line else where
+        if _is_callers(frame):
+            return _line(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return "an unknown line"
+
+
+def _is_callers(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return not name.startswith(_PACKAGE) and "/torch/" not in name and "/numpy/" not in name
+
+
+def _line(file: str, number: int) -> str:
+    line = linecache.getline(file, number).strip()
+    where = f"{Path(file).name}:{number}"
+    return f"{where}: {line}" if line else where
+
+
+def check_arguments(name: str, function: Callable[..., Any]) -> None:
+    """Raises TraceError if a function cannot be called with its arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function in C: the call will say
+        return
+    try:
+        signature.bind(*_ARGUMENTS[name].split(","))
+    except TypeError as error:
+        raise TraceError(
+            f"{name}={quoted(function)}: it takes {signature}, and is called with "
+            f"{_ARGUMENTS[name]} ({error}); let it take these arguments, in this order"
+        ) from None
+
+
+def raised(name: str, error: Exception) -> TraceError:
+    """The error for a function that raised one of its own."""
+    where = [
+        _line(frame.f_code.co_filename, number)
+        for frame, number in walk_tb(error.__traceback__)
+        if _is_callers(frame)
+    ]
+    first = str(error).partition("\n")[0]
+    return TraceError(
+        f"{name} raised {type(error).__name__} while it was traced: {first} "
+        f"({where[-1] if where else 'an unknown line'}); its arguments are 0-dimensional tensors "
+        "without values, so it may use only the operations in docs/programs.md"
+    )
 
 
 def refuse(operation: str, instead: str) -> NoReturn:

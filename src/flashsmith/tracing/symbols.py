@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from flashsmith.errors import ArgumentError, TraceError
+from flashsmith.pluralize import pluralize
 from flashsmith.semantics.typed import FLOAT, INT, READABLE, Typed, cast, read
 from flashsmith.tracing.refusals import NeedsValue, refuse, source_line
 from flashsmith.tracing.torch_functions import FUNCTIONS, REFUSED
+
+_ONE_ELEMENT = "a function computes one element: give the tensor an index for each dimension"
 
 
 class Symbol:
@@ -65,7 +68,7 @@ class Symbol:
         self._value(f"a loop over '{self.expression}'", "it is one number; index a tensor instead")
 
     def __len__(self) -> int:
-        self._value(f"len() of '{self.expression}'", "it is one number")
+        self._value(f"len() of '{self.expression}'", "it is one number and has no length")
 
     def __getitem__(self, index: Any) -> Symbol:
         if index is Ellipsis or (isinstance(index, tuple) and not index):
@@ -169,6 +172,8 @@ def _add_operators() -> None:
     for python, name in names.items():
         setattr(Symbol, f"__{python}__", forward(name))
         setattr(Symbol, f"__r{python}__", reverse(name))
+    for matmul in ("__matmul__", "__rmatmul__"):
+        setattr(Symbol, matmul, forward("matmul"))
     for name in compared:
         setattr(Symbol, f"__{name}__", forward(name))
     for python, name in (("neg", "neg"), ("abs", "abs"), ("invert", "bitwise_not")):
@@ -211,19 +216,21 @@ class Captured:
         if name.startswith("__"):
             raise AttributeError(name)
         refuse(
-            f"'{name}' of a tensor of {self.ndim} dimensions",
-            "a function computes one element: give the tensor an index for each dimension",
+            f"'{name}' of a tensor that has {pluralize(self.ndim, 'dimension')} left",
+            REFUSED.get(name, _ONE_ELEMENT),
         )
+
+    def __matmul__(self, other: Any) -> Any:
+        refuse("'@' of a tensor", REFUSED["matmul"])
+
+    __rmatmul__ = __matmul__
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        refuse(
-            f"{getattr(function, '__name__', function)} of a tensor that has dimensions left",
-            "a function computes one element: give the tensor an index for each dimension. A dot "
-            "product is not a function of one element; compute it with q and k",
-        )
+        name = getattr(function, "__name__", str(function))
+        refuse(f"'{name}' of a tensor that has dimensions left", REFUSED.get(name, _ONE_ELEMENT))
 
 
 def read_expression(name: str, dtype: str, indices: tuple[Typed, ...]) -> Typed:

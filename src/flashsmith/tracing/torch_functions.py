@@ -305,4 +305,5 @@ REFUSED = {
         ("rand", "rand_like", "randn_like", "bernoulli", "dropout"),
         "draw random numbers as a tensor outside and read it",
     ),
+    "setitem": "a function writes to no tensor; return the result",
 }

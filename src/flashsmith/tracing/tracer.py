@@ -35,7 +35,7 @@ from flashsmith.tracing.captures import (
     is_tensor,
     rebuilt,
 )
-from flashsmith.tracing.refusals import NeedsValue, refuse
+from flashsmith.tracing.refusals import NeedsValue, check_arguments, raised, refuse
 from flashsmith.tracing.symbols import Captured, Symbol, read_expression
 from flashsmith.tracing.torch_functions import FUNCTIONS, REFUSED
 
@@ -153,6 +153,10 @@ def watched_trace(score_mod: Function | None, mask_mod: Function | None) -> Trac
         if function is not None and not callable(function):
             raise ArgumentError(f"{name}={quoted(function)}: give a function, or None for none")
     functions = (score_mod, mask_mod)
+    if score_mod is None and mask_mod is None:
+        raise ArgumentError(
+            "score_mod=None, mask_mod=None: give a score function, a mask function, or both"
+        )
     captures = captures_of(functions)
     if captures.is_complete:
         for known in _TRACES.get(captures.key, ()):
@@ -202,9 +206,7 @@ def traced(
         except Exception as error:
             # The function may do with a number what a symbol does not support.
             if numbers <= frozen:
-                raise TraceError(
-                    f"the function raised {type(error).__name__} while it was traced: {error}"
-                ) from error
+                raise raised(run.running, error) from error
             frozen = numbers
         else:
             return run.traced(roots)
@@ -217,6 +219,7 @@ class Tracing:
         self, leaves: tuple[Leaf, ...], frozen: frozenset[int], *, reads_scalars: bool = False
     ) -> None:
         self.is_reusable = True
+        self.running = "a function"  # the name of the argument whose function runs
         self._reads_scalars = reads_scalars
         self._leaves = leaves
         self._frozen = frozen
@@ -233,10 +236,9 @@ class Tracing:
         found = {}
         with _torch_mode(self):
             if score_mod is not None:
-                value = score_mod(Symbol(SCORE, self), *indices)
-                found["score"] = self._returned(value, "score_mod")
+                found["score"] = self._result("score_mod", score_mod, Symbol(SCORE, self), *indices)
             if mask_mod is not None:
-                found["mask"] = self._returned(mask_mod(*indices), "mask_mod")
+                found["mask"] = self._result("mask_mod", mask_mod, *indices)
         return found
 
     def traced(self, roots: Mapping[str, Typed]) -> Traced:
@@ -292,9 +294,13 @@ class Tracing:
         self._sources[name] = source
         return typed_symbol(name, dtype)
 
-    def _returned(self, value: Any, name: str) -> Typed:
+    def _result(self, name: str, function: Function, *arguments: Symbol) -> Typed:
+        self.running = name
+        check_arguments(name, function)
+        value = function(*arguments)
         if value is None:
-            raise TraceError(f"{name} returned None; return the result")
+            wanted = "the new score" if name == "score_mod" else "whether the query sees the key"
+            raise TraceError(f"{name} returned None; return {wanted}")
         try:
             return self._expression(value)
         except TypeError:
@@ -357,11 +363,14 @@ class Tracing:
         rank = len(tensor.shape)
         if any(it is None or it is Ellipsis or isinstance(it, slice) for it in indices):
             refuse(
-                f"a slice of a tensor of {rank} dimensions by traced indices",
+                f"a slice of a tensor of shape {tuple(tensor.shape)}",
                 "give one index for each dimension, or slice the tensor outside the function",
             )
         if len(indices) > rank:
-            refuse(f"{len(indices)} indices of a tensor of {rank} dimensions", "give fewer")
+            refuse(
+                f"a read with {len(indices)} indices of a tensor of shape {tuple(tensor.shape)}",
+                f"give {rank}, one for each dimension",
+            )
         if len(indices) < rank:
             return Captured(tensor, self, indices)
         try:
@@ -401,7 +410,10 @@ class Tracing:
             refuse(f"'{name}'", str(error))
         except TypeError as error:
             self._need_values(args)
-            refuse(f"'{name}' with these arguments ({error})", "give those of one element")
+            refuse(
+                f"'{name}' with these arguments",
+                f"give it the arguments that PyTorch's function of one element takes ({error})",
+            )
 
     def _operand(self, value: Any, name: str, args: tuple[Any, ...]) -> Any:
         found = self.value_of(value)

@@ -32,8 +32,8 @@ class MmaSyncFamily(Family):
     title = "mma.sync"
     rules = rules.RULES
     choose_first = (
-        "dtype", "d_head", "canonical", "n_warps", "B_r", "min_ctas_per_sm", "ping_pong",
-        "kv_stages", "B_c",
+        "dtype", "d_head", "d_v", "canonical", "n_warps", "B_r", "min_ctas_per_sm",
+        "ping_pong", "kv_stages", "B_c",
     )  # fmt: skip
     csrc = Path(__file__).parents[2] / "csrc" / "mma_sync"
     cpp = CppNames(

@@ -21,7 +21,7 @@ class ScoreSumsFamily(Family):
 
     config_class = ScoreSumsKernelConfig
     title = "sums of score gradients"
-    operation = "score_sums"
+    operation = "score_gradients"
     rules = rules.RULES
     csrc = Path(__file__).parents[2] / "csrc" / "score_sums"
     cpp = CppNames(

@@ -35,8 +35,8 @@ class WgmmaFamily(WarpgroupFamily):
     # Knobs that determine shared memory come before those that determine registers, so that a
     # device which is too small for all tiles is soon rejected.
     choose_first = (
-        "dtype", "d_head", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages", "q_buffers",
-        "separate_O",
+        "dtype", "d_head", "d_v", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages",
+        "q_buffers", "separate_O",
         "ctas_per_sm", "overlap", "consumer_registers", "producer_registers",
     )  # fmt: skip
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {

@@ -26,6 +26,7 @@ class WgmmaMlaFamily(WarpgroupFamily):
     title = "wgmma latent"
     operation = "latent_decode"
     rules = rules.RULES
+    choose_first = ("dtype", "d_head", "d_v", "consumer_registers", "producer_registers")
     csrc = Path(__file__).parents[2] / "csrc" / "wgmma_mla"
     cpp = CppNames(
         config_header="wgmma_mla/config.cuh",
@@ -42,6 +43,11 @@ class WgmmaMlaFamily(WarpgroupFamily):
     sets: ClassVar[Mapping[str, ConfigSet]] = {
         "latent": ConfigSet("kernels of attention over a latent cache", sets.get_mla_configs),
     }
+
+    @property
+    def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
+        # Every kernel has a d_v.
+        return self.knob_values
 
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
         return {"main": self.cpp.kernel, "merge": "mla_merge_kernel", "append": "mla_append_kernel"}

@@ -201,10 +201,17 @@ class RepeatableFramework(Framework):
 
     @abstractmethod
     def allocator(
-        self, like: Any, shape: tuple[int, ...], dtype: str, *, filled: bool = False
+        self,
+        like: Any,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        strides: tuple[int, ...] | None = None,
+        filled: bool = False,
     ) -> Callable[[], Any]:
         """A function that makes dense tensors on the device of ``like``; it keeps no reference to
-        ``like``. With ``filled``, new memory is filled if the framework's settings demand it."""
+        ``like``. Without ``strides``, in elements, they are contiguous. With ``filled``, new memory
+        is filled if the framework's settings demand it."""
 
 
 class HostMemory:

@@ -174,9 +174,17 @@ class TorchTensors(RepeatableFramework):
         return check
 
     def allocator(
-        self, like: Any, shape: tuple[int, ...], dtype: str, *, filled: bool = False
+        self,
+        like: Any,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        strides: tuple[int, ...] | None = None,
+        filled: bool = False,
     ) -> Callable[[], Any]:
-        own, device, strides = self.dtypes[dtype], like.device, contiguous_strides(shape)
+        own, device = self.dtypes[dtype], like.device
+        if strides is None:
+            strides = contiguous_strides(shape)
         allocate = partial(self._torch.empty_strided, shape, strides, dtype=own, device=device)
         # The allocation function of torch.compile takes half the time and fills nothing.
         directly = getattr(self._guards, f"_empty_strided_{device.type}", None)

@@ -1,0 +1,60 @@
+"""Calls of attention() and attention_with_cache() that a function with other arguments makes.
+
+Translating the arguments takes as long as the call. So a repeated call is looked up by the caller's
+own arguments, and runs what the translated call would run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from flashsmith.integrations.traceable import attention, attention_with_cache
+from flashsmith.runtime import cached_calls
+from flashsmith.runtime.cached_calls import is_constant
+
+
+class Translated(NamedTuple):
+    """A call in the words of another function, and what follows its results."""
+
+    function: Callable[..., Any]
+    tensors: tuple[Any, Any, Any]
+    keywords: dict[str, Any]
+    also: tuple[Any, ...] = ()
+
+
+def run_translated(call: Translated) -> Any:
+    """The results of the call, with ``call.also`` behind them."""
+    results = call.function(*call.tensors, **call.keywords)
+    return (*results, *call.also) if call.also else results
+
+
+def remember_translated(arguments: tuple[Any, ...], names: Any, call: Translated) -> None:
+    """Makes run_repeated serve calls with such arguments, which ``call`` has just served.
+
+    ``names`` identifies the function and the meaning of its arguments. Only arguments that fully
+    determine the translated call are remembered: its tensors, and constants.
+    """
+    if call.function not in (attention, attention_with_cache):
+        return
+    groups, words = cached_calls.repeated, (*call.tensors, *call.keywords.values())
+    repeated = cached_calls.find_repeated(groups, words, tuple(call.keywords))
+    if repeated is None:
+        return
+    tensors = repeated.tensors_of(words)
+    known, given = {*map(id, tensors)}, [*map(id, arguments)]
+    if not known.issubset(given) or given[0] not in known:
+        return
+    if all(id(it) in known or is_constant(it) for it in arguments):
+        run = _with(repeated.run, call.also) if call.also else repeated.run
+        cached_calls.remember_repeated(groups, arguments, names, tensors, run)
+
+
+def _with(run: cached_calls.Run, also: tuple[Any, ...]) -> cached_calls.Run:
+    """``run`` with further results behind its own."""
+
+    def run_and_add(given: tuple[Any, ...]) -> Any:
+        results = run(given)
+        return None if results is None else (*results, *also)
+
+    return run_and_add
