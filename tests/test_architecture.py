@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "env": {"bundle", "printable", "errors", "safe_json"},
     "host": {"errors"},
     "semantics": {"printable", "errors", "did_you_mean"},
-    "tracing": {"printable", "errors", "semantics"},
+    "tracing": {"printable", "errors", "pluralize", "semantics"},
     "masks": {"printable", "errors", "semantics", "tracing"},
     "scores": {"printable", "errors", "semantics", "tracing"},
     "operations": {"printable", "errors", "safe_json", "did_you_mean", "semantics"},

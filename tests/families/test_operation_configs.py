@@ -63,9 +63,12 @@ class Sample:
         if prod(map(len, values.values())) < MANY:
             return [type(self.legal)(*each) for each in product(*values.values())]
         spaces = (family.search_space(DType.BF16, d, False) for d in values["d_head"])
-        inside = {self.legal, *(cfg for space in spaces for cfg in space)}
+        found = {self.legal, *(cfg for space in spaces for cfg in space)}
         changes = [{knob: value} for knob in values for value in values[knob]]
-        return sorted({replace(cfg, **change) for cfg in inside for change in changes})
+        found = {replace(cfg, **change) for cfg in found for change in changes}
+        while len(found) <= MANY / 4:  # of a family with a small space
+            found |= {replace(cfg, **change) for cfg in found for change in changes}
+        return sorted(found)
 
 
 # Of a config of 64 elements a row: what makes it keep the canonical order on sm_90.
