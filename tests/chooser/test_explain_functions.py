@@ -74,6 +74,17 @@ def test_errors_are_those_of_calls() -> None:
         flashsmith.explain(bias=np.zeros((7, 8), np.float32), lengths=(7, 9))
 
 
+def test_over_a_cache() -> None:
+    """Indices are positions in the whole sequence."""
+    text = "b1 s1:70 h4 d64 fp16 decode mask=causal score=alibi"
+    result = CliRunner().invoke(app, ["explain", text, "--arch", "80", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["limits"] == "causal"
+    assert "seq_k - seq_q" in found["score"]
+    assert "decode" in found["kernel"]["config"]
+
+
 def test_the_command() -> None:
     text = "b1 s70 h4 d64 bf16 score=alibi mask=documents&causal"
     result = CliRunner().invoke(app, ["explain", text, "--arch", "90"])

@@ -89,6 +89,36 @@ def test_the_problem_of_the_call(monkeypatch: pytest.MonkeyPatch, words: str) ->
     )
 
 
+CACHE_CALLS: dict[str, dict[str, Any]] = {
+    "causal score=alibi": {"score_mod": scores.alibi(SLOPES)},
+    "mask=causal": {"mask": masks.causal(), "causal": False},
+    "causal page16 mask=chunks(16)": {
+        "mask": masks.chunks(5),
+        "page_table": np.zeros((2, 5), np.int32),
+    },
+    "mask=window(9)": {"mask": masks.window(9), "causal": False},
+}
+
+
+@pytest.mark.parametrize("words", CACHE_CALLS)
+def test_the_problem_of_a_call_over_a_cache(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    def refuse(problem: Any, device: Any) -> Any:
+        raise Asked(problem)
+
+    decode = importlib.import_module("flashsmith.chooser.decode")
+    monkeypatch.setitem(decode.CHOOSERS, "invariant", refuse)
+    q, k = np.zeros((2, 1, HEADS, D), np.float16), np.zeros((2, SEQ, HEADS, D), np.float16)
+    given = CACHE_CALLS[words]
+    if "page_table" in given:
+        k = np.zeros((5, 16, HEADS, D), np.float16)
+    with pytest.raises(Asked) as caught:
+        decode.attention_with_cache(q, k, k.copy(), cache_lens=np.full(2, SEQ, np.int32), **given)
+    found = parse_with_functions(f"b2 s1:{SEQ} h{HEADS} d{D} fp16 decode {words}").problem
+    wanted = caught.value.args[0]
+    kind = found.semantics, found.operation, found.page, found.window_keys
+    assert kind == (wanted.semantics, wanted.operation, wanted.page, wanted.window_keys)
+
+
 def test_a_built_call_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """After flashsmith build, the call and its gradients need no compiler."""
     torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
@@ -149,7 +179,8 @@ def test_every_value_has_a_name(name: str) -> None:
         ("bias=bool[q,k]", "give it as mask"),
         ("colour=red", "'colour=red': give score=NAME"),
         ("positions=middle mask=causal", "positions='middle'"),
-        ("decode mask=causal", "given for decode; only attention"),
+        ("merge mask=causal", "given for merge; only attention"),
+        ("decode positions=end mask=causal", "positions='end': given for decode"),
     ],
 )
 def test_refused(words: str, message: str) -> None:

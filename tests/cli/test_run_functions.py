@@ -149,6 +149,7 @@ def test_selected_kernels_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--score", "alibi", "--softcap", "3"], "--softcap: given with a score or mask function"),
         (["--mask", "causal", "--check"], "--check: given with"),
         (["--mask", "causal", "--problem", TEXT, "--seq", "9"], "--problem: already sets"),
+        (["--mask", "causal", "--problem", f"{TEXT} decode"], "leave out decode"),
         (["--mask", "nowhere_at_all:f"], "cannot be loaded"),
         (["--mask", "causal", "--semantics", "partial+uneven"], "leave out partial"),
     ],

@@ -7,7 +7,7 @@ namespace {
 using flashsmith::DType;
 using flashsmith::FlashForwardKernelConfig;
 
-constexpr int kFields = 22;
+constexpr int kFields = 23;
 
 FlashForwardKernelConfig config_from(const int* v) {
     return {.dtype = static_cast<DType>(v[0]),
@@ -31,7 +31,8 @@ FlashForwardKernelConfig config_from(const int* v) {
             .l2_group_mib = v[18],
             .split_keys = v[19],
             .pack_gqa = v[20] != 0,
-            .canonical = v[21]};
+            .canonical = v[21],
+            .d_v = v[22]};
 }
 
 }  // namespace

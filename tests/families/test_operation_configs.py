@@ -89,9 +89,11 @@ SAMPLES = {
             "n_warps_supported": {"n_warps": 12},
             "column_warps_supported": {"column_warps": 3},
             "stages_supported": {"stages": 3},
+            "d_v_supported": {"d_v": 96},
         },
         {
             "d_head": {"d_head": 80},
+            "d_v": {"d_v": 96},
             "B_r: 32": {"B_r": 48},
             "B_c": {"B_c": 32},
             "column_warps: d_head": {"column_warps": 4, "d_head": 96},
@@ -131,9 +133,11 @@ SAMPLES = {
             "registers_within_file": {"producer_registers": 40},
             "tiles_fit_registers": {"d_head": 128, "B_r": 128},
             "smem_within_limit": {"d_head": 128, "q_stages": 4, "do_stages": 4, "ds_stages": 3},
+            "d_v_supported": {"d_v": 96},
         },
         {
             "d_head: a row": {"d_head": 80},
+            "d_v": {"d_v": 96},
             "B_c": {"B_c": 64},
             "split_roles: for wide": {**SPLIT, "order": StepOrder.LATE_DQ},
             "B_r: a part": {"B_r": 128, "n_warpgroups": 3, "B_c": 192},

@@ -82,7 +82,7 @@ def attention(
     emulate: bool = False,
 ) -> Any:
     """What flashsmith.attention() computes; a mask is a bool tensor."""
-    output = torch.zeros_like(q)
+    output = q.new_zeros((*q.shape[:-1], v.shape[-1]))
     if cu_seqlens_q is None:
         pieces = [(index, index) for index in range(q.shape[0])]
     else:

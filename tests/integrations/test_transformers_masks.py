@@ -187,8 +187,8 @@ def test_masks_that_are_read_are_still_computed_by_the_kernels(name: str, calls:
     assert ["cu_seqlens_k" in call for call in calls] == [False, True]
 
 
-def test_values_of_another_width_are_padded(calls: Calls) -> None:
-    """DeepSeek's: 48 of queries and keys, 32 of values; the other way around the scale is kept."""
+def test_values_may_have_another_width(calls: Calls) -> None:
+    """DeepSeek's: 48 of queries and keys, 32 of values; and the other way around."""
     from flashsmith.integrations.transformers import flashsmith_attention_forward
 
     model = unvetted("deepseek_v3")
@@ -199,8 +199,7 @@ def test_values_of_another_width_are_padded(calls: Calls) -> None:
         output, messages = quietly(model, input_ids=tokens(), attention_mask=real)
     assert_same(output, expected, real.bool())
     assert len(calls) == 2
-    assert len(messages) == 1
-    assert "value: d 32, and query's is 48; the narrower is padded" in messages[0]
+    assert not messages
     q, k, v = (torch.randn(1, 2, 9, d, generator=torch.manual_seed(d)).half() for d in (32, 32, 64))
     k = k.flip(2)
     output, _ = flashsmith_attention_forward(torch.nn.Identity(), q, k, v, None, is_causal=False)

@@ -68,7 +68,7 @@ _OF_BOTH = (
                 "rows + int64_t{0}"),
     SourcePatch("statistics of the first part alone", _SPLIT, "statistics[i * Kernel::B_r]",
                 "statistics[0]"),
-    SourcePatch("statistics lie where rows do", _SPLIT, "args.parts + args.part_rows * d_head",
+    SourcePatch("statistics lie where rows do", _SPLIT, "args.parts + args.part_rows * d_v",
                 "args.parts + args.part_rows"),
     SourcePatch("sinks of the first head", _SPLIT, "args.sinks + of.head", "args.sinks"),
     SourcePatch("no sinks", _SPLIT, "SEMANTICS.partial || args.sinks == nullptr", "true"),

@@ -42,6 +42,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from flashsmith import attention_with_cache, chooser  # noqa: E402
 from flashsmith.chooser import decode  # noqa: E402
 from flashsmith.integrations import torch_decode  # noqa: E402
+from flashsmith.operations.cache_scales import SCALE_OPTIONS  # noqa: E402
 from flashsmith.runtime.frameworks.torch import TorchTensors  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -96,6 +97,11 @@ def interleaved() -> dict[str, Any]:
     return dense(**appending(k_cache=both[:, 0], v_cache=both[:, 1]))
 
 
+def codes(**options: Any) -> dict[str, Any]:
+    caches = {name: half(2, 128, 2, 64).to(torch.float8_e4m3fn) for name in ("k_cache", "v_cache")}
+    return dense(**caches, **options)
+
+
 CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "dense": dense,
     "paged": paged,
@@ -119,6 +125,9 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
         sinks=torch.zeros(4), cu_seqlens_q=offsets(2, 5), max_seqlen_q=5, out=half(7, 4, 64),
         return_lse=True,
     ),
+    "8-bit floats": codes,
+    "8-bit floats and scales": lambda: codes(k_scale=torch.ones(2), v_scale=0.5, **appending()),
+    "a scale of all heads": lambda: dense(v_scale=torch.ones(())),
     "packed, of unknown lengths": lambda: dense(q=half(7, 4, 64), cu_seqlens_q=offsets(2, 5)),
 }  # fmt: skip
 
@@ -127,7 +136,8 @@ def places(call: dict[str, Any], outputs: Any) -> tuple[int, ...]:
     """The addresses that a launch must be given."""
     o, lse = outputs if isinstance(outputs, tuple) else (outputs, None)
     found = ((call | {"o": o, "lse": lse}).get(name) for name in ORDER)
-    return tuple(0 if tensor is None else tensor.data_ptr() for tensor in found)
+    # A scale may be a number, which is no address.
+    return tuple(it.data_ptr() if isinstance(it, torch.Tensor) else 0 for it in found)
 
 
 def facts(outputs: Any) -> list[Any]:
@@ -255,10 +265,10 @@ def test_defaults_of_keywords_are_those_of_the_function() -> None:
     required = {"cache_lens": Parameter.empty}
     of_tensors = dict.fromkeys(DecodeTensors._fields[3:]) | required
     others = DecodeOptions._field_defaults | {"config": None, "emulate": False}
-    for only_of_the_runtime in ("program", "k_scale_value", "v_scale_value"):
-        del others[only_of_the_runtime]
-    more = dict.fromkeys(("score_mod", "mask_mod", "mask", "bias", "v_width"))
-    assert dict(keywords) == of_tensors | others | more
+    for name in ("program", *SCALE_OPTIONS):  # which only the runtime passes
+        del others[name]
+    functions = dict.fromkeys(("score_mod", "mask_mod", "mask", "bias", "v_width"))
+    assert dict(keywords) == of_tensors | others | functions
     assert DecodeTensors._fields[:3] == ("q", "k_cache", "v_cache")
 
 
@@ -297,6 +307,8 @@ VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "no output": lambda: {"out": None},
     "sinks": lambda: {"sinks": torch.zeros(4)},
+    "a scale": lambda: {"k_scale": 0.5},
+    "another scale": lambda: {"k_scale": 0.25},
     "shorter": lambda: {"k_cache": half(2, 64, 2, 64), "v_cache": half(2, 64, 2, 64)},
 }  # fmt: skip
 
@@ -306,8 +318,9 @@ def variant(name: str) -> dict[str, Any]:
     angles = {name: torch.zeros(128, 8) for name in ("cos", "sin")}
     call = dense(**appending(**angles, out=half(2, 1, 4, 64)))
     options = DecodeOptions()._asdict() | {"page_table": None, "sinks": None, "config": None}
-    for only_of_the_runtime in ("program", "k_scale_value", "v_scale_value"):
-        del options[only_of_the_runtime]
+    for name_of_option in ("program", *SCALE_OPTIONS):
+        del options[name_of_option]
+    options |= {"k_scale": None, "v_scale": None}
     call = {**call, **options}
     changed = VARIANTS[name]()
     assert changed.keys() <= call.keys()

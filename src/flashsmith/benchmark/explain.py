@@ -145,7 +145,7 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     seq_q, seq_k = (rows, 2 * step) if rows else (whole_tiles(_ROWS, cfg),) * 2
     sizes = 1, seq_q, seq_k, 1, 1, cfg.d_head
     family = cfg.family
-    problem = Problem(*sizes, cfg.dtype, operation=family.operation)
+    problem = Problem(*sizes, cfg.dtype, operation=family.operation, d_v=cfg.d_head_v)
     problem = replace(problem, gradients=family.gradients_of(cfg), cache=family.cache_of(cfg))
     verdict = prove(cfg, problem, arch=device.arch, observers=[conflicts])
     return Explanation(

@@ -94,9 +94,9 @@ class Measurement:
 
     implementation: its name in tables; in files this column is called 'contender'.
     family, config: those of flashsmith's kernel, also if attention() chose it; '' for a peer.
-    semantics: the words of the problem's semantics, or 'plain'. Batch and lengths are those of
-    Problem. verdict to rel_l2: fields of Proof. ms to power_w: fields of Times. registers to
-    ctas_per_sm,
+    semantics: the words of the problem's semantics, or 'plain'. Batch, lengths and d are those of
+    Problem; d_v is None if it is d. verdict to rel_l2: fields of Proof. ms to power_w: fields of
+    Times. registers to ctas_per_sm,
     instructions, conflicts: fields of KernelFacts. CSV and Parquet files do not have instructions
     and conflicts. gpu to python: fields of Environment.
     time: when the row was made (UTC, in ISO format).
@@ -139,6 +139,7 @@ class Measurement:
     revision: str = ""
     python: str = ""
     time: str = ""
+    d_v: int | None = None
     instructions: dict[str, int] | None = field(default=None, hash=False)
     conflicts: dict[str, float | None] | None = field(default=None, hash=False)
 
@@ -191,8 +192,9 @@ class Measurement:
     @property
     def problem(self) -> Problem:
         """The problem of the row. Raises ArgumentError if the row does not name a valid problem."""
+        d = f"d{self.d}" if self.d_v is None else f"d{self.d}:{self.d_v}"
         return _problem(
-            f"b{self.batch} s{self.seq_q}:{self.seq_k} h{self.heads_q}:{self.heads_k} d{self.d} "
+            f"b{self.batch} s{self.seq_q}:{self.seq_k} h{self.heads_q}:{self.heads_k} {d} "
             f"{self.dtype} {self.semantics}"
         )
 
@@ -214,6 +216,7 @@ def problem_columns(problem: Problem) -> dict[str, Any]:
     """The columns that name a problem."""
     return {
         **{name: getattr(problem, name) for name in _SIZES},
+        **({} if problem.d_v == problem.d else {"d_v": problem.d_v}),
         "dtype": problem.dtype.name.lower(),
         "semantics": problem.kind,
     }

@@ -21,6 +21,7 @@ from flashsmith.chooser.function_problems import FunctionProblem, parse_with_fun
 from flashsmith.errors import ArgumentError, EmulatorError, LaunchError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, check_legal
 from flashsmith.operations.backward import BACKWARD
+from flashsmith.operations.forward import FORWARD
 from flashsmith.runtime import run_forward, run_gradients
 from flashsmith.runtime.emulation import all_checks
 from flashsmith.runtime.target import Target
@@ -114,6 +115,11 @@ def run_functions(
             f"problem='{found.problem}': functions are proven for whole calls with queries and "
             "keys; leave out partial, and give lengths of at least 1"
         )
+    if found.problem.operation not in (FORWARD.name, BACKWARD.name):
+        raise ArgumentError(
+            f"problem='{found.problem}': functions are proven in attention() and its gradients; "
+            f"leave out {found.problem.operation}"
+        )
     device = target.device
     kernels, skipped = _kernels(found.problem, configs, device)
     rows = list(_value_checks(found, seed))
@@ -134,7 +140,7 @@ def _kernels(
     problem: Problem, configs: Sequence[KernelConfig] | None, device: DeviceSpec
 ) -> tuple[list[tuple[KernelConfig, Problem]], dict[KernelConfig, str]]:
     """The kernels to prove, with their problems; and why others are not."""
-    forward, backward = problem.of_operation("forward"), problem.of_operation(BACKWARD.name)
+    forward, backward = (problem.of_operation(it.name) for it in (FORWARD, BACKWARD))
     if configs is None:
         return [(choose(it, device).config, it) for it in (forward, backward)], {}
     served: list[tuple[KernelConfig, Problem]] = []

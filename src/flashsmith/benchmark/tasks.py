@@ -9,6 +9,7 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics, serves_gradients
+from flashsmith.families.head_dims import HeadPair
 from flashsmith.operations import DECODE, DEFAULT
 from flashsmith.runtime.target import Target
 
@@ -60,7 +61,7 @@ def _problem(
     """The problem of these sizes for a config's kernel; ``queries`` is ``seq`` if not given."""
     sizes = batch, seq if queries is None else queries, seq, heads, heads, cfg.d_head
     family = cfg.family
-    problem = Problem(*sizes, cfg.dtype, semantics, family.operation)
+    problem = Problem(*sizes, cfg.dtype, semantics, family.operation, d_v=cfg.d_head_v)
     return replace(problem, gradients=family.gradients_of(cfg), cache=family.cache_of(cfg))
 
 
@@ -163,8 +164,11 @@ class OneProblem:
             return f"computes {cfg.family.gradients_of(cfg)}"
         if cfg.dtype is not self.given.dtype:
             return f"is for {cfg.dtype.name.lower()}"
-        if cfg.d_head < self.given.d:
-            return f"has d_head {cfg.d_head}"
+        is_pair = isinstance(cfg.head_dims, HeadPair)
+        if cfg.d_head < self.given.d or cfg.d_head_v < self.given.d_v:
+            return f"has d_head {cfg.head_dims}"
+        if not is_pair and self.given.d != self.given.d_v:
+            return f"has one width, d_head {cfg.d_head}"
         return None
 
     def check(self, cfg: KernelConfig) -> None:
@@ -246,7 +250,8 @@ def describe_lengths(lengths: Sequence[int]) -> str:
 
 
 def _check_uneven(named: str, problem: Problem, cfg: KernelConfig) -> None:
-    if problem.semantics.packed or not cfg.fills_tiles(problem.seq_q, problem.seq_k, problem.d):
+    whole = cfg.fills_tiles(problem.seq_q, problem.seq_k, problem.d)
+    if problem.semantics.packed or not whole or problem.d_v != cfg.d_head_v:
         return
     even = replace(problem.semantics, uneven=False)
     raise ArgumentError(

@@ -70,12 +70,13 @@ class Workload:
         p = self.problem
         _check(p, self.seed)
         shape_q, shape_k = self._shapes()
+        shape_v, shape_o = (*shape_k[:-1], p.d_v), (*shape_q[:-1], p.d_v)
         self.q, self.k, self.v, self.o = (
             self.memory.draw(shape, p.dtype, 4 * self.seed + number)
-            for number, shape in enumerate((shape_q, shape_k, shape_k, shape_q))
+            for number, shape in enumerate((shape_q, shape_k, shape_v, shape_o))
         )
         if p.semantics.partial:
-            self.o = self.memory.put(np.zeros(shape_q, np.float32))
+            self.o = self.memory.put(np.zeros(shape_o, np.float32))
         self._cases: dict[int, tuple[tuple[_Sample, ...], ProofCase]] = {}
         self.cu_seqlens_q = self.cu_seqlens_k = None
         if self.packed:
@@ -225,7 +226,8 @@ class BackwardWorkload(Workload):
     def __post_init__(self) -> None:
         super().__post_init__()
         p = self.problem
-        self.do = self.memory.draw(self._shapes()[0], p.dtype, self.seed + _SEED_OF_DO)
+        shape = *self._shapes()[0][:-1], p.d_v
+        self.do = self.memory.draw(shape, p.dtype, self.seed + _SEED_OF_DO)
         self.o, self.lse = attention(self.q, self.k, self.v, return_lse=True, **self.options)
         needed = [it.name for it in p.computed.outputs if it.is_of_kind(p)]
         self.gradients = {

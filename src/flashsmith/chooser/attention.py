@@ -151,7 +151,8 @@ def attention(
             must be contiguous, rows 16-byte aligned, and d a multiple of 8; lengths may be 0. d is
             at most 256.
         k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q. heads_q must be a
-            multiple of heads_k: heads_q / heads_k heads of q share one head of k and v.
+            multiple of heads_k: heads_q / heads_k heads of q share one head of k and v. v may have
+            another d, also a multiple of 8 up to 256, which o then has too.
         causal: whether a query attends only to keys up to its own position.
         window: (left, right): how many keys before and after its own position a query attends to;
             None means no limit. With causal the right limit is 0.
@@ -176,7 +177,7 @@ def attention(
             kernel clamps them, and does not write rows of the output that belong to no sequence.
         max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
             sequences are cut off. None computes it, for which a call on a device waits once.
-        out: where to write the result, q's shape and dtype; None allocates it.
+        out: where to write the result, q's shape (with v's d) and dtype; None allocates it.
         return_lse: also return the log-sum-exp of the scores and the sink: fp32, (batch, heads_q,
             seq_q) or (heads_q, total_q). It is -inf for a row without keys and sink.
         return_row_max: also return the maximum of each row's scaled and capped scores, without the

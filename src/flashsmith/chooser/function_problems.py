@@ -12,11 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsmith.chooser.functions import CallFunctions, ScoreSizes, bound_functions
+from flashsmith.chooser.functions import (
+    CallFunctions,
+    ScoreSizes,
+    bound_functions,
+    bound_over_cache,
+)
 from flashsmith.chooser.named_functions import Sizes, Wrap, bias_named, mask_named, score_named
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.operations.backward import BACKWARD
+from flashsmith.operations.decode import DECODE
 from flashsmith.operations.forward import FORWARD
 from flashsmith.printable import quoted
 from flashsmith.semantics.signature import NO_WINDOW, check_mask
@@ -97,17 +103,22 @@ def with_functions(problem: Problem, functions: CallFunctions, sizes: Sizes) -> 
 
     Raises ArgumentError for an operation that takes no functions, and the errors of tracing.
     """
-    if problem.operation not in (FORWARD.name, BACKWARD.name):
+    over_cache = problem.operation == DECODE.name
+    if problem.operation not in (FORWARD.name, BACKWARD.name, DECODE.name):
         raise ArgumentError(
-            f"score, mask: given for {problem.operation}; only attention() and its gradients take "
-            "functions: leave them out"
+            f"score, mask: given for {problem.operation}; only attention(), its gradients and "
+            "attention_with_cache() take functions: leave them out"
+        )
+    if over_cache and functions.positions != POSITIONS[0]:
+        raise ArgumentError(
+            f"positions={quoted(functions.positions)}: given for {problem.operation}, where "
+            "indices are positions in the whole sequence: leave it out"
         )
     semantics = problem.semantics
     lengths = None if semantics.packed else (sizes.seq_q, sizes.seq_k)
     limits = semantics.causal, problem.window or NO_WINDOW
-    program, causal, window = bound_functions(
-        functions, limits, ScoreSizes(sizes.batch, sizes.heads, lengths)
-    )
+    bind = bound_over_cache if over_cache else bound_functions
+    program, causal, window = bind(functions, limits, ScoreSizes(sizes.batch, sizes.heads, lengths))
     mask = check_mask(causal, window)
     changes: dict[str, Any] = {"mask": mask.kind}
     if program is not None:

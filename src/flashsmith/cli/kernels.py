@@ -294,6 +294,7 @@ def _explain_functions(text: str, arch: str | None, as_json: bool) -> None:
     from flashsmith.chooser import choose
     from flashsmith.chooser.explain import explain
     from flashsmith.chooser.function_problems import parse_with_functions
+    from flashsmith.operations.decode import DECODE
     from flashsmith.runtime.target import choose_target
 
     import_from_here()
@@ -301,6 +302,8 @@ def _explain_functions(text: str, arch: str | None, as_json: bool) -> None:
     problem, asked = found.problem, found.asked
     lengths = None if problem.semantics.packed else (problem.seq_q, problem.seq_k)
     functions = {**found.functions._asdict(), "causal": asked[0], "window": asked[1]}
+    if problem.operation == DECODE.name:  # indices are positions in the whole sequence
+        functions["positions"], lengths = "end", None
     explained = explain(**functions, lengths=lengths)
     choice = choose(problem, choose_target(arch).device)
     if as_json:

@@ -37,7 +37,7 @@ def helpers_ms(problem: Problem, device: DeviceSpec, sums_dq: bool) -> float:
     moved = 2 * element  # For do and o
     if sums_dq:
         moved += 2 * _FLOAT_BYTES + element
-    elements = problem.batch * problem.heads_q * problem.seq_q * problem.d
+    elements = problem.batch * problem.heads_q * problem.seq_q * (problem.d + problem.d_v) / 2
     rates = rates_of(device)
     per_ms = rates.dram * device.sm_count * rates.clock * 1e6
     return elements * moved / per_ms + (4 if sums_dq else 3) * _LAUNCH_MS

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.knob import KnobGroup, knob
-from flashsmith.families.legality import compiled_d_head
+from flashsmith.families.legality import compiled_d_head, d_head_for
 from flashsmith.families.rule import Rule
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
@@ -154,18 +155,25 @@ class WarpgroupBackwardFamily(WarpgroupFamily):
     }
 
     def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
-        d_head = compiled_d_head(problem.d)
         arch = super().unsupported_reason(problem, device)
+        if arch is None and problem.d != problem.d_v:
+            if d_head_for(problem) in self.pairs:
+                return None
+            return f"it has no kernels for d = {problem.d} with another d of v, {problem.d_v}"
+        d_head = compiled_d_head(problem.d)
         if arch is None and d_head not in self.d_heads:
             served = ", ".join(map(str, self.d_heads))
             return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"
         return arch
 
-    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+    def proof_configs(self, dtype: DType, d: HeadDims) -> Sequence[Any]:
+        if isinstance(d, HeadPair):
+            known = d in self.pairs
+            return self.proven_configs(dtype, d, self.roomiest_device) if known else ()
         served = [d_head for d_head in self.d_heads if d <= d_head]
         return self.proven_configs(dtype, served[0], self.roomiest_device) if served else ()
 
-    def proven_configs(self, dtype: DType, d_head: int, device: DeviceSpec) -> Sequence[Any]:
+    def proven_configs(self, dtype: DType, d_head: Any, device: DeviceSpec) -> Sequence[Any]:
         """The configs for proofs of one d_head of the family."""
         return self.candidates(dtype, d_head, device, False)
 

@@ -90,6 +90,8 @@ class ScoreSums:
     @staticmethod
     def serves(saved: Any, emulate: bool) -> bool:
         """Whether kernels take the tensors."""
+        if saved.q.shape[-1] != saved.v.shape[-1]:
+            return False
         return saved.q.dtype in _DTYPES and (saved.q.is_cuda or emulate) and saved.q.numel() > 0
 
     def fits(self, node: Typed, shape: tuple[int, ...]) -> bool:
@@ -173,14 +175,15 @@ def _lengths(saved: Any, options: ForwardOptions) -> Lengths:
         batch, seq_q = saved.q.shape[:2]
         seq_k = saved.k.shape[1]
         return Lengths([seq_q] * batch, [seq_k] * batch, seq_q, seq_k)
-    found = []
+    found: list[list[int]] = []
     for offsets, most in (
         (saved.cu_seqlens_q, options.max_seqlen_q),
         (saved.cu_seqlens_k, options.max_seqlen_k),
     ):
         lengths = offsets.diff().tolist()
         found.append(lengths if most is None else [min(it, most) for it in lengths])
-    return Lengths(*found, *(max(it, default=0) for it in found))
+    of_q, of_k = found
+    return Lengths(of_q, of_k, max(of_q, default=0), max(of_k, default=0))
 
 
 def is_whole(node: Typed, sums: torch.Tensor, shape: tuple[int, ...]) -> bool:

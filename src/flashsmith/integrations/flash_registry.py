@@ -264,6 +264,10 @@ class _Activated:
 
         Tensors are (..., heads, length, d).
         """
+        if value.shape[-1] != query.shape[-1]:
+            raise _LeftToPyTorch(
+                Reason("value", "another d than query's, unlike PyTorch's kernels")
+            )
         problem = SdpaProblem(
             tensor_facts(query, False),
             tensor_facts(key, False),

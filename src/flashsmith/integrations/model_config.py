@@ -56,6 +56,7 @@ class _Heads:
     masks: tuple[str, ...]  # '': no mask
     softcap: bool = False
     generates: bool = True
+    d_v: int = 0  # 0: d
 
 
 def read_model(path: Path | str, *, gradients: bool = False) -> ModelAttention:
@@ -133,17 +134,19 @@ def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Ite
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         heads_k = 1
     d = _number(config, ("head_dim", "d_kv")) or (width or 0) // heads_q
+    d_v = d
     latent = [_number(config, (f"qk_{word}_head_dim",)) for word in ("nope", "rope")]
     if None not in latent:
         # Latent attention: after expansion, every head has its own K and V.
         d, heads_k = sum(filter(None, latent)), heads_q
+        d_v = _number(config, ("v_head_dim",)) or d
     softcap = bool(config.get("attn_logit_softcapping"))
     if role in ("all", "encoder"):
         yield _Heads(heads_q, heads_k, d, ("",), softcap, generates=False)
         return
     window = _window_word(config)
     masks = ("causal", window) if window else ("causal",)
-    yield _Heads(heads_q, heads_k, d, masks, softcap)
+    yield _Heads(heads_q, heads_k, d, masks, softcap, d_v=d_v)
     if role == "decoder":
         yield _Heads(heads_q, heads_k, d, ("",), softcap, generates=False)  # cross-attention
     of_all = _number(config, ("global_head_dim",))
@@ -206,4 +209,8 @@ def _texts(of: _Heads, dtype: str, gradients: bool, notes: list[str]) -> Iterato
         words = [word for word in (visible, "softcap" * of.softcap, "packed") if word]
         operations = ["", *["decode"] * of.generates, *["backward"] * gradients]
         for operation in operations:
-            yield " ".join(filter(None, [heads, f"d{of.d}", dtype, operation, *words]))
+            d, d_v = of.d, of.d_v or of.d
+            if operation == "decode":  # over a cache, the narrower is padded
+                d = d_v = max(d, d_v)
+            widths = f"d{d}" if d == d_v else f"d{d}:{d_v}"
+            yield " ".join(filter(None, [heads, widths, dtype, operation, *words]))

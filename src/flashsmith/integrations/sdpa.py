@@ -38,7 +38,6 @@ from flashsmith.runtime import cached_calls
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 from flashsmith.runtime.bits import cannot_keep, resolve_bits
 from flashsmith.runtime.cached_calls import is_constant, run_repeated, swapped_sizes
-from flashsmith.runtime.frameworks import framework_of
 from flashsmith.tracing import table_function
 
 # PyTorch's own function. The name in torch.nn.functional may already be replaced by a function that
@@ -95,7 +94,7 @@ def sdpa(
         bits: as for attention(). 'canonical' also raises instead of leaving the call to PyTorch.
 
     Returns:
-        The output, like query.
+        The output, like query with the last dimension of value.
 
     Raises:
         ArgumentError: the kernels cannot serve the call, under strict or with canonical bits; names
@@ -272,7 +271,7 @@ def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: An
         return
     found = cached_attention((*tensors, *keywords.values()), tuple(keywords))
     if found is not None:
-        call = found[0].swapped(framework_of(torch.Tensor), given[0])
+        call = found[0].swapped(given[0])
         cached_calls.remember_repeated(groups, arguments, _NAME, given, call.run)
 
 

@@ -136,8 +136,9 @@ def _why_not_shapes(problem: SdpaProblem) -> Reason | None:
         return Reason("query", f"d {d}; the kernels take multiples of 8 from 8 to {_MAX_D}")
     if key[-1] != d:
         return Reason("key", f"d {key[-1]}, and query's is {d}")
-    if value[-1] != d:
-        return Reason("value", f"d {value[-1]}, and query's is {d}; the kernels need equal d")
+    if value[-1] % 8 or not 8 <= value[-1] <= _MAX_D:
+        said = f"d {value[-1]}; the kernels take multiples of 8 from 8 to {_MAX_D}"
+        return Reason("value", said)
     if value[:-1] != key[:-1]:
         return Reason("value", f"shape {value}, and key's is {key}")
     return _why_not_heads(query, key, problem.enable_gqa)

@@ -38,7 +38,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 from flashsmith.integrations.pytorch_state import check_for_an_op
 from flashsmith.integrations.repeated_ops import Asked, repeated_op
-from flashsmith.operations.backward import gradients_word, n_products
+from flashsmith.operations.backward import gradients_word, n_columns
 from flashsmith.runtime import cached_calls, run_backward, run_call
 from flashsmith.runtime.backward_pass import backward_call
 from flashsmith.runtime.bits import resolve_bits
@@ -247,7 +247,7 @@ def _remember_gradients(
     _, repeated = cached_calls.find(backward_call(*call))
     if repeated is not None:
         if this.swapped:
-            repeated = repeated.swapped(framework_of(torch.Tensor), like[0])
+            repeated = repeated.swapped(like[0])
         cached_calls.remember_repeated(groups, like, (this, needs), like, repeated.run)
 
 
@@ -577,18 +577,20 @@ def _backward_asked(*tensors: Any, fp32_gradients: bool = False, **keywords: Any
     return backward_call(*asked), partial(_all_gradients, fp32_gradients)
 
 
-def _fake(q: Any, *_: Any, **__: Any) -> Any:
-    return q.new_empty(q.shape)
+def _fake(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
 def _fake_with_statistics(
-    q: Any, *_: Any, return_lse: bool = False, return_row_max: bool = False, **__: Any
-) -> Any:
+    q: Any, k: Any, v: Any, *_: Any, return_lse: bool = False, return_row_max: bool = False,
+    **__: Any,
+) -> Any:  # fmt: skip
     *leading, length, heads, _d = q.shape
     shapes = [
         (*leading, heads, length) if asked else (0,) for asked in (return_lse, return_row_max)
     ]
-    return q.new_empty(q.shape), *(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    statistics = (q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), *statistics
 
 
 def _fake_backward(
@@ -733,9 +735,9 @@ def flop(
     causal: bool = False, window_left: int | None = None, window_right: int | None = None,
     **__: Any,
 ) -> int:  # fmt: skip
-    """FLOP of the two GEMMs: 4 * heads * d per score of a head."""
+    """FLOP of the two GEMMs: 2 * heads * (d + d_v) per score of a head."""
     scores = _scores(q, k, cu_q, cu_k, causal, window_left, window_right)
-    return int(4 * q.shape[-2] * q.shape[-1] * scores)
+    return int(2 * q.shape[-2] * (q.shape[-1] + v.shape[-1]) * scores)
 
 
 def flop_backward(
@@ -744,7 +746,9 @@ def flop_backward(
 ) -> int:  # fmt: skip
     """FLOP of the five GEMMs, or of the GEMMs that the needed gradients require."""
     needed = gradients_word(*options["needs"][:3])
-    return flop(q, k, v, *packing, **options) * n_products(needed) // 2
+    columns = n_columns(needed, q.shape[-1], v.shape[-1])
+    both = q.shape[-1] + v.shape[-1]
+    return flop(q, k, v, *packing, **options) * columns // both
 
 
 register_flop_formula([OPS.attention, OPS.attention_with_statistics], get_raw=True)(flop)
@@ -813,7 +817,7 @@ def _remember(
 ) -> None:
     """Makes run_repeated serve calls with such arguments through this call's cached call."""
     groups, tensors = cached_calls.repeated, arguments[:3]
-    this.call = _cached_forward(*tensors, this)
+    this.call = _cached_forward(tensors, this)
     if this.call is not None:
         run = _run_of(this, follows_pytorch)
         cached_calls.remember_repeated(groups, arguments, names, tensors, run)
@@ -829,16 +833,18 @@ def remember_swapped(
     the tensors are whole views of the arguments.
     """
     groups, given = cached_calls.repeated, arguments[:3]
-    this, _, follows_pytorch = saved_call(*tensors, keywords)
-    call = _cached_forward(*tensors, this)
+    q, k, v = tensors
+    this, _, follows_pytorch = saved_call(q, k, v, keywords)
+    call = _cached_forward(tensors, this)
     if call is not None:
-        this.call, this.swapped = call.swapped(framework_of(torch.Tensor), given[0]), True
+        this.call, this.swapped = call.swapped(given[0]), True
         run = _run_of(this, follows_pytorch)
         cached_calls.remember_repeated(groups, arguments, names, given, run)
 
 
-def _cached_forward(q: Any, k: Any, v: Any, this: SavedCall) -> CachedCall | None:
-    """The cached call of a forward pass that has just run."""
+def _cached_forward(tensors: tuple[Any, ...], this: SavedCall) -> CachedCall | None:
+    """The cached call of a forward pass of q, k and v that has just run."""
+    q, k, v = tensors
     with torch.no_grad():  # as within an autograd function
         signature = attention_call(*_forward_arguments(q, k, v, None, None, None, this.opts))
         return cached_calls.find(signature)[1]

@@ -42,6 +42,7 @@ from flashsmith.integrations.transformers_bits import (
     asked_bits,
     refuse_rolling,
     refuse_under_canonical,
+    wants_canonical,
 )
 from flashsmith.integrations.transformers_masks import (
     HiddenKeys,
@@ -258,7 +259,9 @@ def flashsmith_attention_forward(
         )
     query, key, value = under_autocast(query, key, value)
     q, k, v = _converted(query, key, value)
-    q, k, v, scale = equally_wide(q, k, v, scaling)
+    # Caches, and the canonical order, have one d.
+    pads = pages is not None or filled is not None or wants_canonical()
+    q, k, v, scale = equally_wide(q, k, v, scaling) if pads else (q, k, v, scaling)
     call = _Call(
         q,
         k,
@@ -282,7 +285,8 @@ def flashsmith_attention_forward(
         except UnservedError:  # a pattern, on another device than its kernels are for
             reason = _PATTERN
         else:
-            note_widths(query, value)
+            if pads:
+                note_widths(query, value)
             return output[..., : value.shape[-1]].to(query.dtype), None
     _refuse_or_note(call, reason)
     mask = _as_pytorch_takes_it(call)
@@ -461,7 +465,9 @@ def _by_kernel(call: _Call) -> Any:
     # all queries is always correct, and wastes only the work on padded rows.
     all_q = packing_of_all(q.shape[0], q.shape[1], q.device)
     rows = q.reshape(-1, *q.shape[2:])
-    return _on_packed(call, rows, all_q, real_k.pack(k), real_k.pack(v), real_k).view(q.shape)
+    return _on_packed(call, rows, all_q, real_k.pack(k), real_k.pack(v), real_k).view(
+        *q.shape[:-1], v.shape[-1]
+    )
 
 
 def _on_packed(call: _Call, q: Any, real_q: Packing, k: Any, v: Any, real_k: Packing) -> Any:
@@ -486,7 +492,7 @@ def _packed_by_the_caller(call: _Call, sequences: Sequences, q: Any, k: Any, v: 
         max_seqlen_k=sequences.longest_k,
         **call.keywords(),
     )
-    return output.view(q.shape)
+    return output.view(*q.shape[:-1], v.shape[-1])
 
 
 def _on_pages(call: _Call, pages: Pages, q: Any, k: Any, v: Any) -> Any:

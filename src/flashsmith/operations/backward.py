@@ -48,15 +48,19 @@ def backward_flop(sizes: Sizes) -> int:
     counts visible query-key pairs. dq alone takes three of the five; dk and dv without dq take
     four. Packed sequences each count as the longest one.
     """
-    # do v^T has d_v columns, and so has dv; the others have d.
-    of_v = 1 if sizes.gradients == ONLY_DQ else 2
-    columns = (n_products(sizes.gradients) - of_v) * sizes.d + of_v * sizes.d_v
+    columns = n_columns(sizes.gradients, sizes.d, sizes.d_v)
     return sizes.batch * sizes.heads_q * twice_nominal_pairs(sizes) * columns
 
 
 def n_products(gradients: str = "") -> int:
     """The number of GEMMs for a problem's gradients: '', 'only_dq' or 'no_dq'."""
     return {ONLY_DQ: 3, NO_DQ: 4}.get(gradients, 5)
+
+
+def n_columns(gradients: str, d: int, d_v: int) -> int:
+    """The columns of the operands of all these GEMMs: do v^T and dv have d_v, the others d."""
+    of_v = 1 if gradients == ONLY_DQ else 2
+    return (n_products(gradients) - of_v) * d + of_v * d_v
 
 
 def gradients_word(dq: bool, dk: bool, dv: bool) -> str:

@@ -98,7 +98,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
             f"sums: shape {shape}; for axis={options['axis']!r} it must be {expected}"
         )
     return (
-        *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d),
+        *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d, p.d_v),
         *(call.sizes.get(name, 0) for name in ("total_q", "total_k")),
         *(step for name in _STRIDED for step in batch_seq_head(strides[name])),
         *(0,) * 9,  # of dq, dk and dv

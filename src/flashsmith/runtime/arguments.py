@@ -468,10 +468,7 @@ def _problem(
     *q_rows, heads_q, d = q
     *k_rows, heads_k, _ = k
     if v[:-1] != k[:-1]:
-        raise ArgumentError(
-            f"v: shape {v}; must be k's, {k}, except for the last dimension: give a value for "
-            "every key"
-        )
+        raise ArgumentError(f"v: shape {v}; must be k's, {k}: give a value for every key")
     if heads_q == 0:
         raise ArgumentError(
             f"q: shape {q}; must have at least one head: give a tensor with heads, or skip the call"

@@ -127,7 +127,7 @@ class CachedCall:
         other._set_launch(launch, framework, like)
         return other
 
-    def swapped(self, framework: RepeatableFramework, like: Any) -> CachedCall:
+    def swapped(self, like: Any) -> CachedCall:
         """The call for a caller whose tensors of 4 dimensions, given and returned, are views of the
         call's tensors with dimensions 1 and 2 swapped; ``like`` is a tensor on their device.
 
@@ -140,6 +140,8 @@ class CachedCall:
             (swapped_sizes(shape), dtype, swapped_sizes(strides))
             for shape, dtype, strides in self._new_layouts
         ]
+        framework = framework_of(type(like))
+        assert isinstance(framework, RepeatableFramework)
         other._set_allocators(framework, like)
         return other
 

@@ -206,8 +206,10 @@ def forward(
             must be contiguous, rows 16-byte aligned, and d a multiple of 8; lengths may be 0. d is
             at most 256.
         k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q. heads_q must be a
-            multiple of heads_k: heads_q / heads_k heads of q share one head of k and v.
-        o: the tensor to write the output to, of q's shape and dtype; None allocates it.
+            multiple of heads_k: heads_q / heads_k heads of q share one head of k and v. v may have
+            another d, also a multiple of 8 up to 256, which o then has too.
+        o: the tensor to write the output to, of q's shape (with v's d) and dtype; None allocates
+            it.
         causal: whether a query attends only to keys up to its own position.
         window: (left, right): how many keys before and after its own position a query attends to;
             None means no limit. With causal the right limit is 0.

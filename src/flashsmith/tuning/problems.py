@@ -97,7 +97,7 @@ def _kind(problem: Problem) -> tuple[object, ...]:
     return (
         problem.operation,
         problem.gradients,
-        problem.d,
+        (problem.d, problem.d_v),
         problem.dtype,
         problem.semantics,
         problem.heads_q // problem.heads_k,

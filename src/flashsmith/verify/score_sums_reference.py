@@ -79,7 +79,8 @@ def _add_distances(total: np.ndarray, values: np.ndarray, q_tiles: int) -> None:
     q, k = np.arange(seq_q)[:, None], np.arange(seq_k)
     strips = k // TILE - q // TILE + q_tiles - 1
     places = k % TILE - q % TILE + TILE - 1
-    np.add.at(total, (slice(None), strips, places), values)
+    for head, of_head in zip(total, values, strict=True):
+        np.add.at(head, (strips, places), of_head)
 
 
 def score_gradients(

@@ -243,7 +243,8 @@ def _count(cfg: Any, n_tiles: int, causal: bool, arch: int) -> WavefrontCount:
     conflicts = BankConflicts()
     # Masks are aligned to the bottom right, so the last row may see all n_tiles * keys keys.
     semantics = Semantics("causal" if causal else "none")
-    problem = Problem(1, rows, n_tiles * keys, 1, 1, cfg.d_head, cfg.dtype, semantics)
+    sizes = 1, rows, n_tiles * keys, 1, 1, cfg.d_head
+    problem = Problem(*sizes, cfg.dtype, semantics, d_v=cfg.d_head_v)
     verdict = prove(cfg, problem, arch=arch, observers=[conflicts])
     ctas = verdict.problem.batch * verdict.problem.heads_q
     counted = conflicts.by_kind.values()

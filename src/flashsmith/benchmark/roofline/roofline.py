@@ -232,13 +232,15 @@ def intensity(problem: Problem, cfg: Any) -> ProblemIntensity:
     blocks = math.ceil(problem.seq_q / rows)
     group = problem.heads_q // problem.heads_k
     l2 = flop / (q_bytes + group * k_bytes * max(1.0, blocks * flop / all_scores))
-    return ProblemIntensity(dram=flop / (q_bytes + k_bytes), l2=l2, exp2=4.0 * problem.d)
+    return ProblemIntensity(
+        dram=flop / (q_bytes + k_bytes), l2=l2, exp2=2.0 * (problem.d + problem.d_v)
+    )
 
 
 def _bytes_once(problem: Problem) -> tuple[int, int]:
     """The bytes of q and o together, and those of k and v."""
-    row = problem.batch * problem.d * problem.dtype.element_size
-    return 2 * row * problem.heads_q * problem.seq_q, 2 * row * problem.heads_k * problem.seq_k
+    row = problem.batch * (problem.d + problem.d_v) * problem.dtype.element_size
+    return row * problem.heads_q * problem.seq_q, row * problem.heads_k * problem.seq_k
 
 
 def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:

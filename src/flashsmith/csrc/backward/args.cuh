@@ -47,7 +47,12 @@ struct BackwardKernelArgs {
     int32_t seq_q, seq_k;      // packed: the maximum; longer sequences are cut to it
     int32_t total_q, total_k;  // packed: total rows of all sequences
     int32_t heads_q, heads_k;
-    int32_t d;  // <= d_head
+    union {
+        int32_t d;  // <= d_head
+        struct {
+            int16_t qk, v;  // kernels with d_v: the widths of q and k, and of v and o
+        } widths;
+    };
     int32_t window_left, window_right;
     int32_t grads_fp32;  // whether dq, dk and dv are fp32
 
@@ -58,6 +63,17 @@ struct BackwardKernelArgs {
     float scale;
     float score_argument;  // with a softcap: 2 log2(e) scale / softcap, for the tanh
 };
+
+// A config's d_v: the columns of V's tiles, or 0 if v is as wide as q and k.
+template <class Config>
+constexpr int pair_width(const Config& config) {
+    if constexpr (requires { config.d_v; })
+        return config.d_v;
+    else
+        return 0;
+}
+template <class Kernel>
+constexpr int kPairWidth = pair_width(Kernel::CFG);
 
 // The same for kernels of a program.
 struct BackwardProgramArgs : BackwardKernelArgs {

@@ -6,6 +6,16 @@
 
 namespace flashsmith {
 
+// The call's widths: of q and k, and of v and o.
+template <class Kernel>
+FS_DEVICE int d_of_qk(const BackwardKernelArgs& args) {
+    return kPairWidth<Kernel> > 0 ? args.widths.qk : args.d;
+}
+template <class Kernel>
+FS_DEVICE int d_of_v(const BackwardKernelArgs& args) {
+    return kPairWidth<Kernel> > 0 ? args.widths.v : args.d;
+}
+
 // The address of the row `row` of a tensor. `origin` and `seq_stride` count elements.
 template <typename value_t>
 FS_DEVICE const char* row_address(const void* tensor, int64_t origin, int64_t row,

@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     backward_prepare_kernel(const typename Kernel::PrepareArgs args) {
     using value_t = typename Kernel::value_t;
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    constexpr int kLanes = Kernel::d_head <= 64 ? 8 : Kernel::d_head <= 128 ? 16 : 32;
+    constexpr int kColumns = kPairWidth<Kernel> > 0 ? kPairWidth<Kernel> : Kernel::d_head;
+    constexpr int kLanes = kColumns <= 64 ? 8 : kColumns <= 128 ? 16 : 32;
     const int n_blocks = (args.seq_q + kStatisticsRows - 1) / kStatisticsRows;
     // The data that the next kernel reads first are processed last, so that they are in the L2.
     const uint32_t number = gridDim.x - 1 - block_index();
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
                                      uint4{0, 0, 0, 0});
         float sum = 0.0f;
         bool has_output = false;
-        if (row < q.count && chunk < args.d / kChunkElements) {
+        if (row < q.count && chunk < d_of_v<Kernel>(args) / kChunkElements) {
             const uint4 x = load_global_16B(
                 row_address<value_t>(args.d_o,
                                      batch * args.do_batch_stride + head * args.do_head_stride,
@@ -187,9 +188,10 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     }
     if (any_lane(found)) return;
     const int element_bytes = args.grads_fp32 ? 4 : int{sizeof(value_t)};
-    const auto clear = [&](void* gradient, int heads, int64_t seq_stride, int64_t head_stride) {
+    const auto clear = [&](void* gradient, int d, int heads, int64_t seq_stride,
+                           int64_t head_stride) {
         if (gradient == nullptr) return;
-        const int chunks = args.d * element_bytes / kChunkBytes;
+        const int chunks = d * element_bytes / kChunkBytes;
         for (int i = lane; i < heads * chunks; i += kWarpSize) {
             const int64_t element = row * seq_stride + i / chunks * head_stride;
             store_global_16B(
@@ -198,10 +200,12 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
         }
     };
     if (is_key) {
-        clear(args.dk, args.heads_k, args.dk_seq_stride, args.dk_head_stride);
-        clear(args.dv, args.heads_k, args.dv_seq_stride, args.dv_head_stride);
+        clear(args.dk, d_of_qk<Kernel>(args), args.heads_k, args.dk_seq_stride,
+              args.dk_head_stride);
+        clear(args.dv, d_of_v<Kernel>(args), args.heads_k, args.dv_seq_stride, args.dv_head_stride);
     } else {
-        clear(args.dq, args.heads_q, args.dq_seq_stride, args.dq_head_stride);
+        clear(args.dq, d_of_qk<Kernel>(args), args.heads_q, args.dq_seq_stride,
+              args.dq_head_stride);
     }
 }
 

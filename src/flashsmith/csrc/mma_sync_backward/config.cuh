@@ -26,10 +26,14 @@ struct FlashBackwardKernelConfig {
     int column_warps;
     int stages;
     DqMode dq;
+    int d_v;  // columns of V and do; 0: d_head
 
     constexpr auto operator<=>(const FlashBackwardKernelConfig&) const = default;
 
     constexpr int element_bytes() const { return 2; }
+    constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
+    // Columns of a row of K and of V together, which are those of Q and do.
+    constexpr int columns() const { return d_head + d_head_v(); }
     // Query rows per CTA of the kernel that computes only dq: 16 per warp.
     constexpr int dq_rows() const { return 16 * n_warps; }
 
@@ -39,13 +43,13 @@ struct FlashBackwardKernelConfig {
     // Dynamic shared memory of a CTA that keeps keys: K and V, the stages of Q and do with their
     // row statistics, and the tiles of dS and P that warps pass to each other.
     constexpr int keys_smem_bytes() const {
-        const int streamed = stages * (2 * B_r * d_head * element_bytes() + 2 * B_r * 4);
+        const int streamed = stages * (B_r * columns() * element_bytes() + 2 * B_r * 4);
         const int tiles = dS_tiles() + (column_warps > 1 ? 1 : 0);
-        return 2 * B_c * d_head * element_bytes() + streamed + tiles * B_r * B_c * element_bytes();
+        return B_c * columns() * element_bytes() + streamed + tiles * B_r * B_c * element_bytes();
     }
     // Dynamic shared memory of a CTA that keeps queries: Q, `do`, and the stages of K and V.
     constexpr int queries_smem_bytes() const {
-        return 2 * (dq_rows() + stages * B_r) * d_head * element_bytes();
+        return (dq_rows() + stages * B_r) * columns() * element_bytes();
     }
     // The most shared memory that a CTA of any of the kernels has.
     constexpr int smem_bytes() const {

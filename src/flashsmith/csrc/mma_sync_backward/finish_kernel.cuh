@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(Kernel::n_threads)
             float* const first =
                 static_cast<float*>(args.dq) + origin + (q.first + first_row) * args.dq_seq_stride;
             store_fp32_gradient<Kernel::dq_column_warps>(first, args.dq_seq_stride,
-                                                         q.count - first_row, args.d, dq,
-                                                         args.scale, row, turn, lane);
+                                                         q.count - first_row, d_of_qk<Kernel>(args),
+                                                         dq, args.scale, row, turn, lane);
         } else {
             stage_gradient<typename Kernel::QueriesLayout, value_t, Kernel::dq_column_warps>(
                 tile, dq, args.scale, row, turn, lane);
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
         row_address<value_t>(args.dq, origin, q.first + first_row, args.dq_seq_stride));
     typename Kernel::CopyQueries(thread_index())
         .shared_to_global(first, tile, args.dq_seq_stride * int64_t{sizeof(value_t)},
-                          {q.count - first_row, args.d / kChunkElements});
+                          {q.count - first_row, d_of_qk<Kernel>(args) / kChunkElements});
 }
 
 }  // namespace flashsmith

@@ -21,7 +21,8 @@ struct KeysBlock {
     using value_t = typename Kernel::value_t;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     using Scores = float[Kernel::key_tiles][Kernel::query_tiles][4];
-    using Gradient = float[Kernel::key_tiles][Kernel::column_tiles][4];
+    template <int kColumnTiles>
+    using Gradient = float[Kernel::key_tiles][kColumnTiles][4];
     using Rounded = InRegisters<Kernel::key_tiles, Kernel::query_tiles / 2>;
 
     const typename Kernel::Args& args;
@@ -31,7 +32,8 @@ struct KeysBlock {
     const SequenceRows q, k;
     const BackwardKeyMask<SEMANTICS> key_mask;
 
-    Gradient dk = {}, dv = {};
+    Gradient<Kernel::column_tiles> dk = {};
+    Gradient<Kernel::column_tiles_v> dv = {};
 
     FS_DEVICE KeysBlock(const typename Kernel::Args& args, uint32_t smem, int batch, int head_k,
                         int block, SequenceRows q, SequenceRows k)
@@ -173,7 +175,12 @@ struct KeysBlock {
 
     // ---- copies ----
 
-    FS_DEVICE TileExtent extent(int rows) const { return {rows, args.d / kChunkElements}; }
+    FS_DEVICE TileExtent extent(int rows) const {
+        return {rows, d_of_qk<Kernel>(args) / kChunkElements};
+    }
+    FS_DEVICE TileExtent extent_of_v(int rows) const {
+        return {rows, d_of_v<Kernel>(args) / kChunkElements};
+    }
 
     FS_DEVICE void start_keys() const {
         const typename Kernel::CopyKeys copy(thread_index());
@@ -183,18 +190,25 @@ struct KeysBlock {
             row_address<value_t>(args.k, batch * args.k_batch_stride + head_k * args.k_head_stride,
                                  k.first + first_key, args.k_seq_stride),
             args.k_seq_stride * int64_t{sizeof(value_t)}, present);
-        copy.global_to_shared_async(
-            smem + Kernel::V_offset,
-            row_address<value_t>(args.v, batch * args.v_batch_stride + head_k * args.v_head_stride,
-                                 k.first + first_key, args.v_seq_stride),
-            args.v_seq_stride * int64_t{sizeof(value_t)}, present);
+        const auto start_V = [&](const auto& copy, TileExtent present) {
+            copy.global_to_shared_async(
+                smem + Kernel::V_offset,
+                row_address<value_t>(args.v,
+                                     batch * args.v_batch_stride + head_k * args.v_head_stride,
+                                     k.first + first_key, args.v_seq_stride),
+                args.v_seq_stride * int64_t{sizeof(value_t)}, present);
+        };
+        if constexpr (Kernel::is_pair)
+            start_V(typename Kernel::CopyValues(thread_index()), extent_of_v(k.count - first_key));
+        else
+            start_V(copy, present);
     }
 
     FS_DEVICE uint32_t Q_tile(int stage) const {
         return smem + Kernel::Q_offset + stage * Kernel::QueriesLayout::kBytes;
     }
     FS_DEVICE uint32_t do_tile(int stage) const {
-        return smem + Kernel::do_offset + stage * Kernel::QueriesLayout::kBytes;
+        return smem + Kernel::do_offset + stage * Kernel::doLayout::kBytes;
     }
     FS_DEVICE uint32_t statistics(int stage) const {
         return smem + Kernel::statistics_offset + stage * Kernel::statistics_bytes;
@@ -209,12 +223,18 @@ struct KeysBlock {
             row_address<value_t>(args.q, batch * args.q_batch_stride + at.head * args.q_head_stride,
                                  q.first + first_row, args.q_seq_stride),
             args.q_seq_stride * int64_t{sizeof(value_t)}, present);
-        copy.global_to_shared_async(
-            do_tile(at.stage()),
-            row_address<value_t>(args.d_o,
-                                 batch * args.do_batch_stride + at.head * args.do_head_stride,
-                                 q.first + first_row, args.do_seq_stride),
-            args.do_seq_stride * int64_t{sizeof(value_t)}, present);
+        const auto start_do = [&](const auto& copy, TileExtent present) {
+            copy.global_to_shared_async(
+                do_tile(at.stage()),
+                row_address<value_t>(args.d_o,
+                                     batch * args.do_batch_stride + at.head * args.do_head_stride,
+                                     q.first + first_row, args.do_seq_stride),
+                args.do_seq_stride * int64_t{sizeof(value_t)}, present);
+        };
+        if constexpr (Kernel::is_pair)
+            start_do(typename Kernel::CopyDo(thread_index()), extent_of_v(q.count - first_row));
+        else
+            start_do(copy, present);
         // There are statistics past the last row too.
         constexpr int kChunks = Kernel::B_r / 4;
         static_assert(2 * kChunks <= Kernel::n_threads);
@@ -242,14 +262,25 @@ struct KeysBlock {
         constexpr int kChunks = Kernel::d_head / kChunkElements;
         for (int i = thread_index(); i < rows.end() * kChunks; i += Kernel::n_threads) {
             if (Kernel::has_program && !rows.contains(i / kChunks)) continue;
-            const uint32_t place = chunk_place(i / kChunks, i % kChunks);
+            const uint32_t place =
+                chunk_place<typename Kernel::QueriesLayout>(i / kChunks, i % kChunks);
             store_shared_16B(Q_tile(at.stage()) + place, uint4{0, 0, 0, 0});
-            store_shared_16B(do_tile(at.stage()) + place, uint4{0, 0, 0, 0});
+            if constexpr (!Kernel::is_pair)
+                store_shared_16B(do_tile(at.stage()) + place, uint4{0, 0, 0, 0});
+        }
+        if constexpr (Kernel::is_pair) {
+            constexpr int kChunksOfV = Kernel::d_v / kChunkElements;
+            for (int i = thread_index(); i < rows.end() * kChunksOfV; i += Kernel::n_threads) {
+                if (Kernel::has_program && !rows.contains(i / kChunksOfV)) continue;
+                store_shared_16B(do_tile(at.stage()) + chunk_place<typename Kernel::doLayout>(
+                                                           i / kChunksOfV, i % kChunksOfV),
+                                 uint4{0, 0, 0, 0});
+            }
         }
         __syncthreads();
     }
+    template <class Layout>
     FS_DEVICE static uint32_t chunk_place(int row, int chunk) {
-        using Layout = typename Kernel::QueriesLayout;
         if (chunk / 8 < Layout::kWidePanels)
             return chunk / 8 * Layout::template Panel<false>::kBytes +
                    Layout::template Panel<false>::offset(row, chunk % 8);
@@ -261,12 +292,13 @@ struct KeysBlock {
     template <bool kAll>
     FS_DEVICE void step(const Step& at, const Step& next, bool has_next, bool needs_mask) {
         using Layout = typename Kernel::QueriesLayout;
-        using Columns = ColumnsB<Layout, Kernel::column_warps>;
-        const Columns d_o(do_tile(at.stage()), lane, turn()), Q(Q_tile(at.stage()), lane, turn());
+        using doLayout = typename Kernel::doLayout;
+        const ColumnsB<doLayout, Kernel::column_warps> d_o(do_tile(at.stage()), lane, turn());
+        const ColumnsB<Layout, Kernel::column_warps> Q(Q_tile(at.stage()), lane, turn());
         const bool wants_dk = kAll || args.dk != nullptr, wants_dv = kAll || args.dv != nullptr;
         Scores S, dP;
         zero(S);
-        multiply<value_t, Kernel::d_steps>(S, K_rows(Kernel::K_offset),
+        multiply<value_t, Kernel::d_steps>(S, K_rows(),
                                            RowsB<Layout>(Q_tile(at.stage()), lane, warp_query()));
         // Its addresses are computed while the tensor cores are busy.
         if constexpr (Kernel::stages > 1) {
@@ -278,8 +310,8 @@ struct KeysBlock {
         Rounded P, dS;
         exponentiate(P, S, at, needs_mask);
         zero(dP);
-        multiply<value_t, Kernel::d_steps>(dP, K_rows(Kernel::V_offset),
-                                           RowsB<Layout>(do_tile(at.stage()), lane, warp_query()));
+        multiply<value_t, Kernel::d_v_steps>(
+            dP, V_rows(), RowsB<doLayout>(do_tile(at.stage()), lane, warp_query()));
         compute_dS(dS, P, S, dP, at, needs_mask);
 
         if constexpr (Kernel::in_registers) {
@@ -304,7 +336,11 @@ struct KeysBlock {
 
     using KeyRows = RowsA<typename Kernel::KeysLayout, Kernel::key_tiles>;
     using ScoresRows = RowsA<typename Kernel::ScoresLayout, Kernel::key_tiles>;
-    FS_DEVICE KeyRows K_rows(int offset) const { return KeyRows(smem + offset, lane, warp_key()); }
+    using ValueRows = RowsA<typename Kernel::ValuesLayout, Kernel::key_tiles>;
+    FS_DEVICE KeyRows K_rows() const { return KeyRows(smem + Kernel::K_offset, lane, warp_key()); }
+    FS_DEVICE ValueRows V_rows() const {
+        return ValueRows(smem + Kernel::V_offset, lane, warp_key());
+    }
     FS_DEVICE ScoresRows scores_rows(int offset) const {
         return ScoresRows(smem + offset, lane, warp_key());
     }
@@ -453,38 +489,51 @@ struct KeysBlock {
     // ---- the epilogue ----
 
     FS_DEVICE void store() {
-        store(args.dk, dk, args.scale, Kernel::K_offset,
-              batch * args.dk_batch_stride + head_k * args.dk_head_stride, args.dk_seq_stride);
-        store(args.dv, dv, 1.0f, Kernel::V_offset,
-              batch * args.dv_batch_stride + head_k * args.dv_head_stride, args.dv_seq_stride);
+        store<false>(args.dk, dk, args.scale, Kernel::K_offset,
+                     batch * args.dk_batch_stride + head_k * args.dk_head_stride,
+                     args.dk_seq_stride);
+        store<true>(args.dv, dv, 1.0f, Kernel::V_offset,
+                    batch * args.dv_batch_stride + head_k * args.dv_head_stride,
+                    args.dv_seq_stride);
         __syncthreads();
-        copy_out(args.dk, Kernel::K_offset,
-                 batch * args.dk_batch_stride + head_k * args.dk_head_stride, args.dk_seq_stride);
-        copy_out(args.dv, Kernel::V_offset,
-                 batch * args.dv_batch_stride + head_k * args.dv_head_stride, args.dv_seq_stride);
+        copy_out<false>(args.dk, Kernel::K_offset,
+                        batch * args.dk_batch_stride + head_k * args.dk_head_stride,
+                        args.dk_seq_stride);
+        copy_out<true>(args.dv, Kernel::V_offset,
+                       batch * args.dv_batch_stride + head_k * args.dv_head_stride,
+                       args.dv_seq_stride);
     }
 
-    FS_DEVICE void store(void* gradient, const Gradient& acc, float scale, int offset,
-                         int64_t origin, int64_t seq_stride) const {
+    template <bool kOfV, class Sums>
+    FS_DEVICE void store(void* gradient, const Sums& acc, float scale, int offset, int64_t origin,
+                         int64_t seq_stride) const {
+        using Layout =
+            std::conditional_t<kOfV, typename Kernel::ValuesLayout, typename Kernel::KeysLayout>;
         if (gradient == nullptr) return;
         if (args.grads_fp32) {
             float* const first =
                 static_cast<float*>(gradient) + origin + (k.first + first_key) * seq_stride;
-            store_fp32_gradient<Kernel::column_warps>(first, seq_stride, k.count - first_key,
-                                                      args.d, acc, scale, warp_key(), turn(), lane);
+            store_fp32_gradient<Kernel::column_warps>(
+                first, seq_stride, k.count - first_key,
+                kOfV ? d_of_v<Kernel>(args) : d_of_qk<Kernel>(args), acc, scale, warp_key(), turn(),
+                lane);
         } else {
-            stage_gradient<typename Kernel::KeysLayout, value_t, Kernel::column_warps>(
-                smem + offset, acc, scale, warp_key(), turn(), lane);
+            stage_gradient<Layout, value_t, Kernel::column_warps>(smem + offset, acc, scale,
+                                                                  warp_key(), turn(), lane);
         }
     }
 
+    template <bool kOfV>
     FS_DEVICE void copy_out(void* gradient, int offset, int64_t origin, int64_t seq_stride) const {
+        using Copy =
+            std::conditional_t<kOfV, typename Kernel::CopyValues, typename Kernel::CopyKeys>;
         if (gradient == nullptr || args.grads_fp32) return;
         char* const first = const_cast<char*>(
             row_address<value_t>(gradient, origin, k.first + first_key, seq_stride));
-        typename Kernel::CopyKeys(thread_index())
-            .shared_to_global(first, smem + offset, seq_stride * int64_t{sizeof(value_t)},
-                              extent(k.count - first_key));
+        Copy(thread_index())
+            .shared_to_global(
+                first, smem + offset, seq_stride * int64_t{sizeof(value_t)},
+                kOfV ? extent_of_v(k.count - first_key) : extent(k.count - first_key));
     }
 };
 

@@ -30,9 +30,11 @@ Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& number
     auto [p, args, program] = read_backward_problem(numbers, tensors, semantics);
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     check_smem(config.smem_bytes(), device);
-    check_problem(p, semantics, config.d_head, kStatisticsRows);
+    check_problem(p, semantics, config.d_head, kStatisticsRows, config.d_v);
+    if (config.d_v > 0) args.widths = {static_cast<int16_t>(p.d), static_cast<int16_t>(p.d_v)};
     if (!semantics.uneven)
-        require(p.d == config.d_head && p.seq_q % std::max(config.B_r, config.dq_rows()) == 0 &&
+        require(p.d == config.d_head && p.d_v == config.d_head_v() &&
+                    p.seq_q % std::max(config.B_r, config.dq_rows()) == 0 &&
                     p.seq_k % std::max(config.B_r, config.B_c) == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole tiles and d = d_head");
     const bool wants_dq = tensors[dq] != 0, wants_keys = tensors[dk] != 0 || tensors[dv] != 0;

@@ -19,6 +19,7 @@ struct QueriesBlock {
     static constexpr int kColumnTiles = Kernel::d_head / 8;
     using Scores = float[1][kKeyTiles][4];
     using Layout = typename Kernel::StreamedLayout;
+    using ValuesLayout = typename Kernel::StreamedValuesLayout;
 
     const typename Kernel::Args& args;
     const uint32_t smem;
@@ -100,7 +101,12 @@ struct QueriesBlock {
 
     // ---- copies ----
 
-    FS_DEVICE TileExtent extent(int rows) const { return {rows, args.d / kChunkElements}; }
+    FS_DEVICE TileExtent extent(int rows) const {
+        return {rows, d_of_qk<Kernel>(args) / kChunkElements};
+    }
+    FS_DEVICE TileExtent extent_of_v(int rows) const {
+        return {rows, d_of_v<Kernel>(args) / kChunkElements};
+    }
 
     FS_DEVICE void start_queries() const {
         const typename Kernel::CopyResident copy(thread_index());
@@ -110,19 +116,26 @@ struct QueriesBlock {
             row_address<value_t>(args.q, batch * args.q_batch_stride + head * args.q_head_stride,
                                  q.first + first_row, args.q_seq_stride),
             args.q_seq_stride * int64_t{sizeof(value_t)}, present);
-        copy.global_to_shared_async(
-            smem + Kernel::resident_do_offset,
-            row_address<value_t>(args.d_o,
-                                 batch * args.do_batch_stride + head * args.do_head_stride,
-                                 q.first + first_row, args.do_seq_stride),
-            args.do_seq_stride * int64_t{sizeof(value_t)}, present);
+        const auto start_do = [&](const auto& copy, TileExtent present) {
+            copy.global_to_shared_async(
+                smem + Kernel::resident_do_offset,
+                row_address<value_t>(args.d_o,
+                                     batch * args.do_batch_stride + head * args.do_head_stride,
+                                     q.first + first_row, args.do_seq_stride),
+                args.do_seq_stride * int64_t{sizeof(value_t)}, present);
+        };
+        if constexpr (Kernel::is_pair)
+            start_do(typename Kernel::CopyResidentDo(thread_index()),
+                     extent_of_v(q.count - first_row));
+        else
+            start_do(copy, present);
     }
 
     FS_DEVICE uint32_t K_tile(int stage) const {
         return smem + Kernel::streamed_K_offset + stage * Layout::kBytes;
     }
     FS_DEVICE uint32_t V_tile(int stage) const {
-        return smem + Kernel::streamed_V_offset + stage * Layout::kBytes;
+        return smem + Kernel::streamed_V_offset + stage * ValuesLayout::kBytes;
     }
 
     FS_DEVICE void start_keys(int block, int stage) const {
@@ -135,11 +148,19 @@ struct QueriesBlock {
             row_address<value_t>(args.k, batch * args.k_batch_stride + head_k * args.k_head_stride,
                                  k.first + first_key, args.k_seq_stride),
             args.k_seq_stride * int64_t{sizeof(value_t)}, present);
-        copy.global_to_shared_async(
-            V_tile(stage),
-            row_address<value_t>(args.v, batch * args.v_batch_stride + head_k * args.v_head_stride,
-                                 k.first + first_key, args.v_seq_stride),
-            args.v_seq_stride * int64_t{sizeof(value_t)}, present);
+        const auto start_V = [&](const auto& copy, TileExtent present) {
+            copy.global_to_shared_async(
+                V_tile(stage),
+                row_address<value_t>(args.v,
+                                     batch * args.v_batch_stride + head_k * args.v_head_stride,
+                                     k.first + first_key, args.v_seq_stride),
+                args.v_seq_stride * int64_t{sizeof(value_t)}, present);
+        };
+        if constexpr (Kernel::is_pair)
+            start_V(typename Kernel::CopyStreamedValues(thread_index()),
+                    extent_of_v(k.count - first_key));
+        else
+            start_V(copy, present);
     }
 
     // ---- the algorithm ----
@@ -147,11 +168,10 @@ struct QueriesBlock {
     FS_DEVICE void step(int block, int stage, bool needs_mask) {
         Scores S, dP;
         zero(S);
-        multiply<value_t, Kernel::d_steps>(S, rows(Kernel::resident_Q_offset),
-                                           RowsB<Layout>(K_tile(stage), lane));
+        multiply<value_t, Kernel::d_steps>(S, Q_rows(), RowsB<Layout>(K_tile(stage), lane));
         zero(dP);
-        multiply<value_t, Kernel::d_steps>(dP, rows(Kernel::resident_do_offset),
-                                           RowsB<Layout>(V_tile(stage), lane));
+        multiply<value_t, Kernel::d_v_steps>(dP, do_rows(),
+                                             RowsB<ValuesLayout>(V_tile(stage), lane));
         change_scores<SEMANTICS>(S, args.score_argument);
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n)
@@ -172,8 +192,12 @@ struct QueriesBlock {
     }
 
     using ResidentRows = RowsA<typename Kernel::ResidentLayout, 1>;
-    FS_DEVICE ResidentRows rows(int offset) const {
-        return ResidentRows(smem + offset, lane, 16 * warp);
+    using ResidentDoRows = RowsA<typename Kernel::ResidentDoLayout, 1>;
+    FS_DEVICE ResidentRows Q_rows() const {
+        return ResidentRows(smem + Kernel::resident_Q_offset, lane, 16 * warp);
+    }
+    FS_DEVICE ResidentDoRows do_rows() const {
+        return ResidentDoRows(smem + Kernel::resident_do_offset, lane, 16 * warp);
     }
 
     // The score that enters the softmax. With a score function S becomes the function's slope.
@@ -218,8 +242,8 @@ struct QueriesBlock {
         if (args.grads_fp32) {
             float* const first =
                 static_cast<float*>(args.dq) + origin + (q.first + first_row) * args.dq_seq_stride;
-            store_fp32_gradient<1>(first, args.dq_seq_stride, rows, args.d, dq, args.scale,
-                                   16 * warp, 0, lane);
+            store_fp32_gradient<1>(first, args.dq_seq_stride, rows, d_of_qk<Kernel>(args), dq,
+                                   args.scale, 16 * warp, 0, lane);
             return;
         }
         // The dq of a warp is put in the place of its own rows of Q.

@@ -39,7 +39,9 @@ struct StaticBackwardKernelConfig {
                                            BackwardKernelArgs>;
     using Args = std::conditional_t<has_program, BackwardProgramArgs, BackwardKernelArgs>;
 
-    static constexpr int d_head = CFG.d_head;
+    static constexpr int d_head = CFG.d_head;   // of Q, K, dq and dk
+    static constexpr int d_v = CFG.d_head_v();  // of V, do and dv
+    static constexpr bool is_pair = CFG.d_v > 0;
     static constexpr int B_r = CFG.B_r;
     static constexpr bool clears_dq_sums = adds_dq;
     static constexpr bool always_sums_dq = false;  // no sums exist if dq is not requested
@@ -61,7 +63,9 @@ struct StaticBackwardKernelConfig {
     static constexpr int queries_per_warp = B_r / column_warps;
     static constexpr int query_tiles = queries_per_warp / 8;
     static constexpr int column_tiles = d_head / column_warps / 8;
+    static constexpr int column_tiles_v = d_v / column_warps / 8;
     static constexpr int d_steps = d_head / 16;
+    static constexpr int d_v_steps = d_v / 16;
     static constexpr int query_steps = B_r / 16;
     static constexpr int key_steps = B_c / 16;
     // If a warp has all queries of its keys, the registers of P^T and dS^T are operands.
@@ -93,42 +97,54 @@ struct StaticBackwardKernelConfig {
     static constexpr int dq_column_tiles = d_head / dq_column_warps / 8;
     static constexpr int dq_elements = dq_row_tiles * dq_column_tiles * 4;  // per lane
 
-    using KeysLayout = SmemLayout<B_c, d_head, true>;
-    using QueriesLayout = SmemLayout<B_r, d_head, true>;
+    using KeysLayout = SmemLayout<B_c, d_head, true>;  // of K
+    using ValuesLayout = SmemLayout<B_c, d_v, true>;
+    using QueriesLayout = SmemLayout<B_r, d_head, true>;  // of Q
+    using doLayout = SmemLayout<B_r, d_v, true>;
     using ScoresLayout = SmemLayout<B_c, B_r, true>;  // layout of P^T and dS^T
 
     // The layout of shared memory, as byte offsets from its beginning.
     static constexpr int K_offset = 0;
     static constexpr int V_offset = K_offset + KeysLayout::kBytes;
-    static constexpr int Q_offset = V_offset + KeysLayout::kBytes;
+    static constexpr int Q_offset = V_offset + ValuesLayout::kBytes;
     static constexpr int do_offset = Q_offset + stages * QueriesLayout::kBytes;
-    static constexpr int dS_offset = do_offset + stages * QueriesLayout::kBytes;
+    static constexpr int dS_offset = do_offset + stages * doLayout::kBytes;
     static constexpr int P_offset = dS_offset + dS_tiles * ScoresLayout::kBytes;
     static constexpr int statistics_offset = P_offset + (stores_P ? ScoresLayout::kBytes : 0);
     static constexpr int statistics_bytes = 2 * B_r * 4;  // per stage: log2(e) lse, then D
     static_assert(statistics_offset + stages * statistics_bytes == CFG.keys_smem_bytes());
 
     using CopyKeys = TileCopy<KeysLayout, B_c, n_threads, SEMANTICS.uneven>;
+    using CopyValues = TileCopy<ValuesLayout, B_c, n_threads, SEMANTICS.uneven>;
+    using CopyDo = TileCopy<doLayout, B_r, n_threads, SEMANTICS.uneven>;
     using CopyQueries = TileCopy<QueriesLayout, B_r, n_threads, SEMANTICS.uneven>;
 
     // --- a CTA that keeps queries, 16 per warp, and has B_r keys per step ---
     static constexpr int dq_rows = CFG.dq_rows();
     static constexpr int step_keys = B_r;
-    using ResidentLayout = SmemLayout<dq_rows, d_head, true>;
-    using StreamedLayout = SmemLayout<step_keys, d_head, true>;
+    using ResidentLayout = SmemLayout<dq_rows, d_head, true>;    // of Q
+    using StreamedLayout = SmemLayout<step_keys, d_head, true>;  // of K
+    using ResidentDoLayout = SmemLayout<dq_rows, d_v, true>;
+    using StreamedValuesLayout = SmemLayout<step_keys, d_v, true>;
     static constexpr int resident_Q_offset = 0;
     static constexpr int resident_do_offset = resident_Q_offset + ResidentLayout::kBytes;
-    static constexpr int streamed_K_offset = resident_do_offset + ResidentLayout::kBytes;
+    static constexpr int streamed_K_offset = resident_do_offset + ResidentDoLayout::kBytes;
     static constexpr int streamed_V_offset = streamed_K_offset + stages * StreamedLayout::kBytes;
-    static_assert(streamed_V_offset + stages * StreamedLayout::kBytes == CFG.queries_smem_bytes());
+    static_assert(streamed_V_offset + stages * StreamedValuesLayout::kBytes ==
+                  CFG.queries_smem_bytes());
 
     using CopyResident = TileCopy<ResidentLayout, dq_rows, n_threads, SEMANTICS.uneven>;
+    using CopyResidentDo = TileCopy<ResidentDoLayout, dq_rows, n_threads, SEMANTICS.uneven>;
+    using CopyStreamedValues =
+        TileCopy<StreamedValuesLayout, step_keys, n_threads, SEMANTICS.uneven>;
     using CopyStreamed = TileCopy<StreamedLayout, step_keys, n_threads, SEMANTICS.uneven>;
 
     // What the types above and the kernels assume. `flashsmith explain` lists all rules with their
     // reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256, "d_head: panels of 32 or 64 columns");
+        static_assert(!is_pair || (d_head % 64 == 0 && d_v % 64 == 0 && d_v <= 256),
+                      "d_v: panels of 64 columns");
         static_assert(B_r == 32 || B_r == 64 || B_r == 128, "B_r: 32, 64 or 128");
         static_assert(n_warps % column_warps == 0 && B_c % (16 * key_warps) == 0,
                       "B_c: a warp's products have 16 keys");

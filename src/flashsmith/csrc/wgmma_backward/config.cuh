@@ -51,10 +51,12 @@ struct WgmmaBackwardKernelConfig {
     bool bulk_sums;    // dq goes through shared memory, and TMA adds it to its sums
     bool early_rows;   // a step's lse and D are read before its products are issued
     bool without_dq;   // only dk and dv are computed: q is frozen
+    int d_v;           // columns of V, do and dv; 0: d_head
 
     constexpr auto operator<=>(const WgmmaBackwardKernelConfig&) const = default;
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
+    constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
 
     // How many warpgroups have different keys, 64 each.
     constexpr int key_groups() const { return split_roles ? 1 : n_warpgroups; }
@@ -64,9 +66,10 @@ struct WgmmaBackwardKernelConfig {
     // Bytes of K and V, of the stages of Q, do and dS, of P if one warpgroup passes it to another,
     // and of dq before it is added.
     constexpr int64_t tile_bytes() const {
-        const int64_t columns = 2 * int64_t{B_c} + int64_t{q_stages + do_stages} * B_r;
+        const int64_t of_qk = (int64_t{B_c} + int64_t{q_stages} * B_r) * d_head;
+        const int64_t of_v = (int64_t{B_c} + int64_t{do_stages} * B_r) * d_head_v();
         const int64_t P_bytes = split_roles ? int64_t{B_r} * B_c * 4 : 0;
-        return (columns * d_head + int64_t{n_ds_tiles()} * B_r * B_c) * kElementBytes + P_bytes +
+        return (of_qk + of_v + int64_t{n_ds_tiles()} * B_r * B_c) * kElementBytes + P_bytes +
                sums_bytes();
     }
     constexpr int sums_bytes() const {

@@ -62,12 +62,14 @@ struct BackwardConsumer : dQPart<Kernel> {
 
     FS_DEVICE void store_gradients(uint32_t number) const {
         const Keys keys(args, number);
-        store(args.dk, dk, args.scale,
-              keys.batch * args.dk_batch_stride + keys.head_k * args.dk_head_stride,
-              args.dk_seq_stride, keys);
-        store(args.dv, dv, 1.0f,
-              keys.batch * args.dv_batch_stride + keys.head_k * args.dv_head_stride,
-              args.dv_seq_stride, keys);
+        this->template store<false>(
+            args.dk, dk, args.scale,
+            keys.batch * args.dk_batch_stride + keys.head_k * args.dk_head_stride,
+            args.dk_seq_stride, keys);
+        this->template store<true>(
+            args.dv, dv, 1.0f,
+            keys.batch * args.dv_batch_stride + keys.head_k * args.dv_head_stride,
+            args.dv_seq_stride, keys);
     }
 };
 

@@ -57,15 +57,17 @@ struct ConsumerState {
     float* first_sums;
     uint32_t odd_turns = 0;  // parity of this warpgroup's turns in that order
 
-    TilePipeline<1, Kernel::KV_tile_bytes> K, V;
+    TilePipeline<1, Kernel::K_tile_bytes> K;
+    TilePipeline<1, Kernel::V_tile_bytes> V;
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
-    TilePipeline<CFG.do_stages, Kernel::Q_tile_bytes> d_o;
+    TilePipeline<CFG.do_stages, Kernel::do_tile_bytes> d_o;
     dSStages<Kernel> stages;
     const WarpgroupOrder<CFG.n_warpgroups, CFG.pingpong, kFirstOrderBarrier> order;
 
     typename Kernel::Scores S, dP;
     typename Kernel::Rounded P, dS;
-    typename Kernel::Gradient dk, dv;
+    typename Kernel::Gradient dk;
+    typename Kernel::GradientOfV dv;
     typename Kernel::dQ_t dq;
 
     FS_DEVICE ConsumerState(const typename Kernel::Args& args, uint32_t smem, int warpgroup)
@@ -100,8 +102,8 @@ struct ConsumerState {
         }
         zero_unattended_rows();
     }
-    FS_DEVICE void begin_S() { start_scores(S, Kernel::K_offset, Q.tile()); }
-    FS_DEVICE void begin_dP() { start_scores(dP, Kernel::V_offset, d_o.tile()); }
+    FS_DEVICE void begin_S() { start_scores<false>(S, Kernel::K_offset, Q.tile()); }
+    FS_DEVICE void begin_dP() { start_scores<true>(dP, Kernel::V_offset, d_o.tile()); }
 
     // Whether some element of the current block is masked.
     FS_DEVICE bool needs_mask() const {
@@ -140,15 +142,19 @@ struct ConsumerState {
             smem + Kernel::lse_offset + Q.state.stage() * Kernel::statistics_bytes};
         if (!rows.any(lane)) return;
         mbarrier_wait(d_o.full(), d_o.state.phase());
-        constexpr int kChunks = Kernel::d_head / 8;
+        // With one width, both tiles have the same chunks.
+        constexpr int kWider = Kernel::d_head > Kernel::d_v ? Kernel::d_head : Kernel::d_v;
+        constexpr int kChunks = kWider / 8;
         const int first = warpgroup * kWarpgroupThreads + warp * kWarpSize + lane;
         for (int i = first; i < rows.end() * kChunks; i += Kernel::consumer_threads) {
             const int row = i / kChunks, chunk = i % kChunks;
             if (Kernel::has_program && !rows.contains(row)) continue;
             const uint32_t place = chunk / Panel::kChunks * Kernel::Q_panel_bytes +
                                    Panel::offset(row, chunk % Panel::kChunks);
-            store_shared_16B(Q.tile() + place, uint4{0, 0, 0, 0});
-            store_shared_16B(d_o.tile() + place, uint4{0, 0, 0, 0});
+            if (Kernel::d_head == kWider || chunk < Kernel::d_head / 8)
+                store_shared_16B(Q.tile() + place, uint4{0, 0, 0, 0});
+            if (Kernel::d_v == kWider || chunk < Kernel::d_v / 8)
+                store_shared_16B(d_o.tile() + place, uint4{0, 0, 0, 0});
         }
         tma_store_fence();
         // With split_roles, the roles run different code. PTX does not guarantee that barrier
@@ -162,40 +168,45 @@ struct ConsumerState {
     // ---- products ----
 
     // Multiplies the rows of K or V that this warpgroup has by a tile of queries.
+    template <bool kOfV>
     FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t tile) {
         const uint64_t a =
             Panel::descriptor(opaque(smem) + offset + first_row() * Panel::kRowBytes);
         const uint64_t b = Panel::descriptor(opaque(tile));
         wgmma_fence(scores);
 #pragma unroll
-        for (int step = 0; step < Kernel::d_steps; ++step)
-            Kernel::ScoresGemm::run(
-                scores, a + Panel::template column_step<Kernel::B_c>(Kernel::keys_step(step)),
-                b + Panel::template column_step<Kernel::B_r>(step), step > 0);
+        for (int step = 0; step < (kOfV ? Kernel::d_v_steps : Kernel::d_steps); ++step)
+            Kernel::ScoresGemm::run(scores,
+                                    a + Panel::template column_step<Kernel::B_c>(
+                                            Kernel::template keys_step<kOfV>(step)),
+                                    b + Panel::template column_step<Kernel::B_r>(step), step > 0);
         wgmma_commit();
     }
 
     // gradient += P^T do, or dS^T q.
-    FS_DEVICE void start_gradient(typename Kernel::Gradient& gradient, typename Kernel::Rounded& a,
+    template <int kTiles>
+    FS_DEVICE void start_gradient(float (&gradient)[1][kTiles][4], typename Kernel::Rounded& a,
                                   uint32_t tile) {
         const uint64_t b = Panel::descriptor(opaque(tile), Kernel::Q_panel_bytes);
         wgmma_fence(gradient, a);
 #pragma unroll
         for (int step = 0; step < Kernel::query_steps; ++step)
-            Kernel::GradientGemm::run(gradient, a[step], b + Panel::row_step(step), 1);
+            Wgmma<value_t, 8 * kTiles, true>::run(gradient, a[step], b + Panel::row_step(step), 1);
         wgmma_commit();
     }
 
     // ---- the end ----
 
-    FS_DEVICE void store(void* gradient, const typename Kernel::Gradient& acc, float scale,
+    template <bool kOfV, int kTiles>
+    FS_DEVICE void store(void* gradient, const float (&acc)[1][kTiles][4], float scale,
                          int64_t origin, int64_t seq_stride, const Keys& keys) const {
         if (gradient == nullptr) return;
         const int key = keys.first_key + first_row() + warp * kWarpRows;
         const int64_t element = origin + (keys.k.first + key) * seq_stride;
         store_gradient<value_t, CFG.wide_stores>(
             static_cast<char*>(gradient) + element * (args.grads_fp32 ? 4 : 2), seq_stride,
-            keys.k.count - key, args.d, args.grads_fp32, acc, scale);
+            keys.k.count - key, kOfV ? d_of_v<Kernel>(args) : d_of_qk<Kernel>(args),
+            args.grads_fp32, acc, scale);
     }
 };
 

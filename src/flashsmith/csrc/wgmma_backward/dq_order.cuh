@@ -94,7 +94,7 @@ struct dQTurns {
     const uint32_t smem;
     const int part;
     const dQOrder<Kernel> order;
-    TilePipeline<1, Kernel::KV_tile_bytes> K;
+    TilePipeline<1, Kernel::K_tile_bytes> K;
     uint32_t odd = 0;
 
     FS_DEVICE dQTurns(const typename Kernel::Args& args, uint32_t smem, int part)

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
                             (q.first + row) * args.dq_seq_stride + column;
     store_gradient<typename Kernel::value_t>(
         static_cast<char*>(args.dq) + element * (args.grads_fp32 ? 4 : 2), args.dq_seq_stride,
-        q.count - row, args.d - column, args.grads_fp32, dq, args.scale);
+        q.count - row, d_of_qk<Kernel>(args) - column, args.grads_fp32, dq, args.scale);
 }
 
 }  // namespace flashsmith

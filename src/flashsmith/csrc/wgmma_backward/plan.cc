@@ -63,8 +63,10 @@ std::vector<TensorMapSpec> tensor_maps(const WgmmaBackwardKernelConfig& config,
     const CopiedTensor tensors[] = {
         {"q", q, offsetof(Args, q), q_strides, p.seq_q, p.heads_q, p.total_q, config.B_r},
         {"k", k, offsetof(Args, k), k_strides, p.seq_k, p.heads_k, p.total_k, config.B_c},
-        {"v", v, offsetof(Args, v), v_strides, p.seq_k, p.heads_k, p.total_k, config.B_c},
-        {"do", d_o, offsetof(Args, d_o), do_strides, p.seq_q, p.heads_q, p.total_q, config.B_r},
+        {"v", v, offsetof(Args, v), v_strides, p.seq_k, p.heads_k, p.total_k, config.B_c, 0, false,
+         p.d_v},
+        {"do", d_o, offsetof(Args, d_o), do_strides, p.seq_q, p.heads_q, p.total_q, config.B_r, 0,
+         false, p.d_v},
     };
     std::vector<TensorMapSpec> maps;
     for (const CopiedTensor& tensor : tensors) {
@@ -82,10 +84,11 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
     auto [p, args, program] = read_backward_problem(numbers, tensors, semantics);
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
     check_smem(config.smem_bytes(), device);
-    check_problem(p, semantics, config.d_head, kStatisticsRows);
+    check_problem(p, semantics, config.d_head, kStatisticsRows, config.d_v);
+    if (config.d_v > 0) args.widths = {static_cast<int16_t>(p.d), static_cast<int16_t>(p.d_v)};
     if (!semantics.uneven)
-        require(p.d == config.d_head && p.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&
-                    p.seq_k > 0,
+        require(p.d == config.d_head && p.d_v == config.d_head_v() && p.seq_q % config.B_r == 0 &&
+                    p.seq_k % config.B_c == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole tiles and d = d_head");
     const bool wants_sinks = tensors[dsinks] != 0;
     require(!wants_sinks || tensors[sinks] != 0, "dsinks: requested without sinks; pass sinks");

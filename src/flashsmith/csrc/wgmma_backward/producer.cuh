@@ -24,9 +24,10 @@ struct BackwardProducer {
 
     const typename Kernel::Args& args;
     const uint32_t smem;
-    TilePipeline<1, Kernel::KV_tile_bytes> K, V;
+    TilePipeline<1, Kernel::K_tile_bytes> K;
+    TilePipeline<1, Kernel::V_tile_bytes> V;
     TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
-    TilePipeline<CFG.do_stages, Kernel::Q_tile_bytes> d_o;
+    TilePipeline<CFG.do_stages, Kernel::do_tile_bytes> d_o;
 
     FS_DEVICE BackwardProducer(const typename Kernel::Args& args, uint32_t smem)
         : args(args),
@@ -74,9 +75,9 @@ struct BackwardProducer {
         if (n_steps == 1) next = request();
         load_Q(keys, step);
         if constexpr (CFG.persistent) send_number(number);
-        load_keys(K, &args.k, keys);
+        load_keys<false>(K, &args.k, keys);
         load_do(keys, step);
-        load_keys(V, &args.v, keys);
+        load_keys<true>(V, &args.v, keys);
 #pragma unroll 1
         while (--n_steps > 0) {
             keys.advance(step);
@@ -107,9 +108,9 @@ struct BackwardProducer {
         if (n_steps == 1) next = request();
         load_Q(keys, steps.now);
         if constexpr (CFG.persistent) send_number(number);
-        load_keys(K, &args.k, keys);
+        load_keys<false>(K, &args.k, keys);
         load_do(keys, steps.now);
-        load_keys(V, &args.v, keys);
+        load_keys<true>(V, &args.v, keys);
 #pragma unroll 1
         while (--n_steps > 0) {
             steps.advance();
@@ -135,11 +136,11 @@ struct BackwardProducer {
 
     template <class Step>
     FS_DEVICE void load_Q(const KeyBlock<Kernel>& keys, const Step& step) {
-        load_queries(Q, &args.q, keys, step, Kernel::lse_offset, args.problem.lse_log2);
+        load_queries<false>(Q, &args.q, keys, step, Kernel::lse_offset, args.problem.lse_log2);
     }
     template <class Step>
     FS_DEVICE void load_do(const KeyBlock<Kernel>& keys, const Step& step) {
-        load_queries(d_o, &args.d_o, keys, step, Kernel::D_offset, args.problem.D);
+        load_queries<true>(d_o, &args.d_o, keys, step, Kernel::D_offset, args.problem.D);
     }
 
     // Through the full barrier of K, the number becomes visible to the consumers, which read it
@@ -149,41 +150,41 @@ struct BackwardProducer {
         store_shared_16B(smem + Kernel::number_offset, {number, 0, 0, 0});
     }
 
-    template <class Pipeline>
+    template <bool kOfV, class Pipeline>
     FS_DEVICE void load_keys(Pipeline& pipeline, const TensorMap* map,
                              const KeyBlock<Kernel>& keys) {
         pipeline.producer_acquire();
-        load_panels<true>(pipeline.tile(), map,
-                          box_of_rows<kPacked>(keys.first_key, keys.k.first, keys.k.count,
-                                               keys.head_k, keys.batch),
-                          pipeline.full());
+        load_panels<true, kOfV>(pipeline.tile(), map,
+                                box_of_rows<kPacked>(keys.first_key, keys.k.first, keys.k.count,
+                                                     keys.head_k, keys.batch),
+                                pipeline.full());
         pipeline.state.advance();
     }
 
-    template <class Pipeline, class Step>
+    template <bool kOfV, class Pipeline, class Step>
     FS_DEVICE void load_queries(Pipeline& pipeline, const TensorMap* map,
                                 const KeyBlock<Kernel>& keys, const Step& step,
                                 int statistics_offset, const float* statistics) {
         pipeline.producer_wait();
         const uint32_t full = pipeline.full();
-        mbarrier_arrive_expect(full, Kernel::Q_tile_bytes + Kernel::statistics_bytes);
-        load_panels<false>(pipeline.tile(), map,
-                           box_of_rows<kPacked>(step.block * Kernel::B_r, keys.q.first,
-                                                keys.q.count, step.head, keys.batch),
-                           full);
+        mbarrier_arrive_expect(full, Pipeline::kBytes + Kernel::statistics_bytes);
+        load_panels<false, kOfV>(pipeline.tile(), map,
+                                 box_of_rows<kPacked>(step.block * Kernel::B_r, keys.q.first,
+                                                      keys.q.count, step.head, keys.batch),
+                                 full);
         bulk_load(smem + statistics_offset + pipeline.state.stage() * Kernel::statistics_bytes,
                   statistics + keys.statistic(args.problem, step), Kernel::statistics_bytes, full);
         pipeline.state.advance();
     }
 
-    template <bool kOfKeys>
+    template <bool kOfKeys, bool kOfV>
     FS_DEVICE void load_panels(uint32_t tile, const TensorMap* map, TmaBox<kPacked> box,
                                uint32_t full) {
 #pragma unroll
-        for (int p = 0; p < Kernel::n_panels; ++p) {
+        for (int p = 0; p < (kOfV ? Kernel::V_panels : Kernel::n_panels); ++p) {
             box.column = p * Kernel::Panel::kColumns;
-            tma_load(tile + (kOfKeys ? Kernel::place_of_panel(p) * Kernel::KV_panel_bytes
-                                     : p * Kernel::Q_panel_bytes),
+            const int place = kOfV ? Kernel::place_of_V_panel(p) : Kernel::place_of_panel(p);
+            tma_load(tile + (kOfKeys ? place * Kernel::KV_panel_bytes : p * Kernel::Q_panel_bytes),
                      map, box, full);
         }
     }

@@ -27,13 +27,13 @@ struct ConsumerScores : ConsumerState<Kernel> {
     // are still more registers. A softcap leaves no registers: P is live in addition to S, and tanh
     // takes some.
     static constexpr bool kRowsMayWait = kSumsBesideScores || !Kernel::changes_scores;
+    static constexpr int kSums = (Kernel::d_head + Kernel::d_v) / 2;  // registers of dk and dv
     static constexpr bool kLoadsRowsEarly =
-        kRowsMayWait &&
-        Kernel::d_head + Kernel::B_r + Kernel::B_r / 4 + 24 <= CFG.consumer_registers;
+        kRowsMayWait && kSums + Kernel::B_r + Kernel::B_r / 4 + 24 <= CFG.consumer_registers;
     static constexpr int kTilesFirst = CFG.early_rows && kRowsMayWait ? 8 : 0;
     static constexpr bool kLoadsDFirst =
         CFG.early_rows && kRowsMayWait &&
-        Kernel::d_head + Kernel::B_r + Kernel::B_r / 2 + 16 <= CFG.consumer_registers;
+        kSums + Kernel::B_r + Kernel::B_r / 2 + 16 <= CFG.consumer_registers;
     template <int kBegin = 0, int kEnd = Kernel::B_r / 8>
     FS_DEVICE void load_rows(RowPairs& pairs, int offset, int stage) const {
 #pragma unroll

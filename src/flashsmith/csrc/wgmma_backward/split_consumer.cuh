@@ -31,6 +31,16 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
     // dv and dk use one accumulator, because with two the compiler would keep both where the code
     // of the roles ends.
     FS_DEVICE typename Kernel::Gradient& gradient() { return this->dk; }
+    FS_DEVICE typename Kernel::GradientOfV& gradient_of_v() {
+        return reinterpret_cast<typename Kernel::GradientOfV&>(this->dk);
+    }
+    template <bool kOfV>
+    FS_DEVICE auto& gradient_of_role() {
+        if constexpr (kOfV && Kernel::is_pair)
+            return gradient_of_v();
+        else
+            return gradient();
+    }
 
     // ---- the algorithm ----
 
@@ -49,13 +59,15 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         // Computed again, and not kept in registers.
         const typename Base::Keys keys(args, block_index());
         if (warpgroup == 0)
-            this->store(args.dv, gradient(), 1.0f,
-                        keys.batch * args.dv_batch_stride + keys.head_k * args.dv_head_stride,
-                        args.dv_seq_stride, keys);
+            this->template store<true>(
+                args.dv, gradient_of_role<true>(), 1.0f,
+                keys.batch * args.dv_batch_stride + keys.head_k * args.dv_head_stride,
+                args.dv_seq_stride, keys);
         else
-            this->store(args.dk, gradient(), args.scale,
-                        keys.batch * args.dk_batch_stride + keys.head_k * args.dk_head_stride,
-                        args.dk_seq_stride, keys);
+            this->template store<false>(
+                args.dk, gradient(), args.scale,
+                keys.batch * args.dk_batch_stride + keys.head_k * args.dk_head_stride,
+                args.dk_seq_stride, keys);
     }
 
     // Both roles use this order. Adding to the sums of dq in global memory takes as long as all
@@ -122,10 +134,10 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
     template <bool kOfV, bool kWithdQ, class Pipeline>
     FS_DEVICE void add_product(typename Kernel::Rounded& a, Pipeline& tiles) {
         if constexpr (kWithdQ) start_dq<1>();
-        this->start_gradient(gradient(), a, tiles.tile());
+        this->start_gradient(gradient_of_role<kOfV>(), a, tiles.tile());
         if constexpr (!kOfV) this->stages.commit(lane);
         if constexpr (kWithdQ) finish_dq<1, 1>();
-        wgmma_wait<0>(gradient(), a);
+        wgmma_wait<0>(gradient_of_role<kOfV>(), a);
         tiles.consumer_release(warp, lane);
     }
 

@@ -32,7 +32,9 @@ struct StaticHopperBackwardKernelConfig {
         std::conditional_t<has_program, HopperBackwardProgramArgs, HopperBackwardKernelArgs>;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
-    static constexpr int d_head = CFG.d_head;
+    static constexpr int d_head = CFG.d_head;   // of Q, K, dq and dk
+    static constexpr int d_v = CFG.d_head_v();  // of V, do and dv
+    static constexpr bool is_pair = CFG.d_v > 0;
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
@@ -51,10 +53,13 @@ struct StaticHopperBackwardKernelConfig {
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     using KeysPanel = flashsmith::Panel<64>;
     static constexpr int n_panels = d_head / Panel::kColumns;
+    static constexpr int V_panels = d_v / Panel::kColumns;
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
-    static constexpr int KV_tile_bytes = n_panels * KV_panel_bytes;
+    static constexpr int K_tile_bytes = n_panels * KV_panel_bytes;
+    static constexpr int V_tile_bytes = V_panels * KV_panel_bytes;
     static constexpr int Q_panel_bytes = B_r * Panel::kRowBytes;
-    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // also for do
+    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;
+    static constexpr int do_tile_bytes = V_panels * Q_panel_bytes;
     static constexpr int dS_panel_bytes = B_r * KeysPanel::kRowBytes;
     static constexpr int dS_tile_bytes = key_groups * dS_panel_bytes;
     static constexpr int statistics_bytes = B_r * 4;
@@ -72,27 +77,33 @@ struct StaticHopperBackwardKernelConfig {
 
     // If two warpgroups divide the columns of dQ and there are three panels, each has one panel and
     // half of the middle one. A GEMM needs a panel, followed by half of the next one at a constant
-    // distance. So the middle panel of K is stored after the other two, and that of V too.
+    // distance. So the middle panel of K is stored after the other two, and that of V too if it has
+    // as many.
     static constexpr bool halves_a_panel = CFG.shares_columns() && n_panels == 3 && dq_parts == 2;
     FS_DEVICE static constexpr int place_of_panel(int panel) {
         return halves_a_panel && panel > 0 ? n_panels - panel : panel;
     }
+    FS_DEVICE static constexpr int place_of_V_panel(int panel) {
+        return is_pair ? panel : place_of_panel(panel);
+    }
     // The k-th step of 16 columns of K or V, in the order in which panels are stored.
+    template <bool kOfV>
     FS_DEVICE static constexpr int keys_step(int k) {
         constexpr int kSteps = Panel::kStepsPerPanel;
-        return place_of_panel(k / kSteps) * kSteps + k % kSteps;
+        const int panel = kOfV ? place_of_V_panel(k / kSteps) : place_of_panel(k / kSteps);
+        return panel * kSteps + k % kSteps;
     }
 
     // The GEMMs and their registers. Scores are transposed: 64 keys by B_r queries.
     using ScoresGemm = Wgmma<value_t, B_r, false>;
-    using GradientGemm = Wgmma<value_t, d_head, true>;
     using dQGemm = Wgmma<value_t, dq_columns, true>;
-    static constexpr int d_steps = d_head / 16;
+    static constexpr int d_steps = d_head / 16, d_v_steps = d_v / 16;
     static constexpr int query_steps = B_r / 16;
     static constexpr int key_steps = B_c / 16;
     using Scores = float[1][B_r / 8][4];
     using Rounded = uint32_t[query_steps][4];
-    using Gradient = float[1][d_head / 8][4];
+    using Gradient = float[1][d_head / 8][4];  // dk
+    using GradientOfV = float[1][d_v / 8][4];
     using dQ_t = float[1][dq_columns / 8][4];
 
     // The sums of a part of dQ have the layout of the accumulators: tiles of 8 columns one after
@@ -103,10 +114,10 @@ struct StaticHopperBackwardKernelConfig {
 
     // The layout of shared memory, as byte offsets from its beginning.
     static constexpr int K_offset = 0;
-    static constexpr int V_offset = K_offset + KV_tile_bytes;
-    static constexpr int Q_offset = V_offset + KV_tile_bytes;
+    static constexpr int V_offset = K_offset + K_tile_bytes;
+    static constexpr int Q_offset = V_offset + V_tile_bytes;
     static constexpr int do_offset = Q_offset + CFG.q_stages * Q_tile_bytes;
-    static constexpr int dS_offset = do_offset + CFG.do_stages * Q_tile_bytes;
+    static constexpr int dS_offset = do_offset + CFG.do_stages * do_tile_bytes;
     static constexpr int P_offset = dS_offset + CFG.n_ds_tiles() * dS_tile_bytes;
     static constexpr int P_bytes = CFG.split_roles ? B_r * B_c * 4 : 0;
     static constexpr int sums_offset = P_offset + P_bytes;
@@ -138,6 +149,9 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
+        static_assert(!is_pair || (d_head % 64 == 0 && d_v % 64 == 0 && d_v <= 256 &&
+                                   (!CFG.split_roles || d_v <= d_head)),
+                      "d_v: panels of 64 columns; with split_roles dv has the registers of dk");
         static_assert(B_c == kWarpgroupRows * key_groups, "B_c: a warpgroup has 64 keys");
         static_assert(
             !CFG.split_roles ||

@@ -11,6 +11,7 @@ from flashsmith.families.block_lists import key_list_templates, query_list_templ
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.head_dims import PAIRS, HeadDims, HeadPair
 from flashsmith.families.mma_sync_backward import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.families.tile_work import TileWork
@@ -39,6 +40,7 @@ class MmaSyncBackwardFamily(Family):
         plan_header="mma_sync_backward/plan.h",
         plan_function="plan_backward",
     )
+    pairs = PAIRS
     space_key = "backward"
     translation_seconds = 0.5
     sets: ClassVar[Mapping[str, ConfigSet]] = {
@@ -64,12 +66,12 @@ class MmaSyncBackwardFamily(Family):
         return lists
 
     def candidates(
-        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+        self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
     ) -> Sequence[FlashBackwardKernelConfig]:
         return sets.candidates(dtype, d_head, device)
 
     def search_space(
-        self, dtype: DType, d_head: int, masked: bool
+        self, dtype: DType, d_head: HeadDims, masked: bool
     ) -> Sequence[FlashBackwardKernelConfig]:
         return search_space.search_space(dtype, d_head)
 
@@ -79,7 +81,9 @@ class MmaSyncBackwardFamily(Family):
     def is_deterministic(self, cfg: FlashBackwardKernelConfig) -> bool:
         return cfg.dq == DqMode.TWO_KERNELS
 
-    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+    def proof_configs(self, dtype: DType, d: HeadDims) -> Sequence[Any]:
+        if isinstance(d, HeadPair):
+            return sets.candidates(dtype, d, self.roomiest_device)
         d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
         return sets.candidates(dtype, min(d_heads), self.roomiest_device)
 

@@ -13,6 +13,7 @@ from math import lcm
 from typing import ClassVar
 
 from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
+from flashsmith.families.head_dims import d_v_knob
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
@@ -57,8 +58,8 @@ class FlashBackwardKernelConfig(KernelConfig):
         "head dimension, elements",
         values=(32, 64, 96, 128, 192, 256),
         effect=lambda cfg: (
-            f"S and dP take {cfg.d_head // MMA_ROWS} k16-steps each; a lane sums "
-            f"{cfg.accumulators} elements of dk and dv"
+            f"S takes {cfg.d_head // MMA_ROWS} k16-steps and dP {cfg.d_head_v // MMA_ROWS}; a lane "
+            f"sums {cfg.accumulators} elements of dk and dv"
         ),
         where="StaticBackwardKernelConfig",
     )
@@ -112,6 +113,7 @@ class FlashBackwardKernelConfig(KernelConfig):
         effect=lambda cfg: _DQ_MODES[cfg.dq],
         where="KeysBlock::add_dq",
     )
+    d_v: int = d_v_knob()
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class FlashBackwardKernelConfig(KernelConfig):
     @property
     def accumulators(self) -> int:
         """How many fp32 elements of dk and dv a lane sums."""
-        return 2 * self.B_c * self.d_head // self.n_threads
+        return self.B_c * (self.d_head + self.d_head_v) // self.n_threads
 
     @property
     def scores(self) -> int:
@@ -144,14 +146,16 @@ class FlashBackwardKernelConfig(KernelConfig):
         """Bytes of shared memory of a CTA that keeps keys: K and V, the stages of Q and do with
         their row statistics, and the parts of dS and P that warps exchange. With atomics, dS of two
         steps is kept, because dq is computed one step later."""
-        streamed = self.stages * 2 * self.B_r * (self.d_head * elem_size + _FLOAT_BYTES)
+        columns = self.d_head + self.d_head_v
+        streamed = self.stages * self.B_r * (columns * elem_size + 2 * _FLOAT_BYTES)
         shared = self.column_warps > 1
         exchanged = shared + (2 if self.dq == DqMode.ATOMICS else shared)
-        return (2 * self.d_head + exchanged * self.B_r) * self.B_c * elem_size + streamed
+        return (columns + exchanged * self.B_r) * self.B_c * elem_size + streamed
 
     def queries_smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of shared memory of a CTA that keeps queries: Q, do, and the stages of K and V."""
-        return 2 * (self.dq_rows + self.stages * self.B_r) * self.d_head * elem_size
+        columns = self.d_head + self.d_head_v
+        return (self.dq_rows + self.stages * self.B_r) * columns * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA, in the kernel that uses more."""

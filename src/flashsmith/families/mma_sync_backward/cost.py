@@ -61,12 +61,15 @@ def tile_work(
     rates, element = rates_of(device), cfg.dtype.element_size
     scores, columns = cfg.B_r * cfg.B_c, cfg.column_warps
     atomics = cfg.dq == DqMode.ATOMICS and gradients != NO_DQ
-    products = (n_products(gradients) if atomics else 4) * scores * cfg.d_head * 2 / _MMA_FLOP
+    # S, dk and dq have d columns, dP and dv have d_v.
+    of_d = (n_products(gradients) if atomics else 4) - 2
+    products = scores * (of_d * cfg.d_head + 2 * cfg.d_head_v) * 2 / _MMA_FLOP
+    both = cfg.d_head + cfg.d_head_v
     queries = cfg.B_r // columns
     # For S and dP a warp reads K, V, Q and do; then it reads do and Q by columns, and P and dS if
     # they are shared.
-    read = 2 * (cfg.keys_per_warp + queries) * cfg.d_head
-    read += 2 * cfg.B_r * cfg.d_head // columns
+    read = (cfg.keys_per_warp + queries) * both
+    read += cfg.B_r * both // columns
     if columns > 1:
         read += 2 * cfg.keys_per_warp * cfg.B_r
     read *= cfg.n_warps
@@ -78,7 +81,7 @@ def tile_work(
             for rows in (1, 2, 4)
             if shares_dq(cfg, rows)
         )
-    streamed = 2 * cfg.B_r * cfg.d_head
+    streamed = cfg.B_r * both
     return _work(
         cfg,
         device,
@@ -102,8 +105,9 @@ def queries_work(cfg: FlashBackwardKernelConfig, device: DeviceSpec) -> TileWork
     needed = cfg.d_head // 2 + cfg.B_r + _BESIDE
     resident = _resident(cfg, device, cfg.queries_smem_bytes(), needed)
     element, scores = cfg.dtype.element_size, cfg.dq_rows * cfg.B_r
-    read = cfg.n_warps * (3 * cfg.B_r + 2 * MMA_ROWS) * cfg.d_head
-    streamed = 2 * cfg.B_r * cfg.d_head
+    both = cfg.d_head + cfg.d_head_v
+    read = cfg.n_warps * (cfg.B_r * (both + cfg.d_head) + MMA_ROWS * both)
+    streamed = cfg.B_r * both
     return _work(
         cfg,
         device,
@@ -111,7 +115,7 @@ def queries_work(cfg: FlashBackwardKernelConfig, device: DeviceSpec) -> TileWork
         keys=cfg.B_r,
         resident=resident,
         of_keys=False,
-        products=3 * scores * cfg.d_head * 2 / _MMA_FLOP,
+        products=scores * (both + cfg.d_head) * 2 / _MMA_FLOP,
         scores=scores,
         smem=(read + streamed) * element,
         sums=0,
@@ -192,8 +196,9 @@ _FIXED_COST = 600.0
 def compile_cost(cfg: FlashBackwardKernelConfig) -> float:
     """How long a config takes to compile, relative to others: the m16n8k16 MMAs in one unrolled
     step of a warp, in the loops of all kernels."""
-    elements = cfg.B_r * cfg.B_c * cfg.d_head / cfg.n_warps / (16 * 8 * 16)
+    columns = (cfg.d_head + cfg.d_head_v) / 2
+    elements = cfg.B_r * cfg.B_c * columns / cfg.n_warps / (16 * 8 * 16)
     if cfg.dq == DqMode.ATOMICS:
         return _FIXED_COST + 5 * elements
-    queries = 3 * cfg.B_r * cfg.d_head / (8 * 16)
+    queries = 3 * cfg.B_r * columns / (8 * 16)
     return _FIXED_COST + 4 * elements + queries

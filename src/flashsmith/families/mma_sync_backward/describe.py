@@ -21,9 +21,9 @@ def smem_map(cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
     and V."""
     tiles = [
         ("K, then dk", 1, cfg.B_c),
-        ("V, then dv", 1, cfg.B_c),
+        ("V, then dv", 1, cfg.B_c, cfg.d_head_v),
         ("Q", cfg.stages, cfg.B_r),
-        ("do", cfg.stages, cfg.B_r),
+        ("do", cfg.stages, cfg.B_r, cfg.d_head_v),
     ]
     return smem_regions(cfg, tiles, "dS, P, statistics")
 
@@ -31,18 +31,19 @@ def smem_map(cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
 def intensity(cfg: FlashBackwardKernelConfig) -> Intensity:
     """FLOP per byte in the loop over queries; what is outside the loop does not count.
 
-    A step does 10 B_r B_c d FLOP, or 8 without dq. Q and do are read from global memory once per
-    CTA. From shared memory, each warp reads its parts of K, V, Q, do, dS and P.
+    A step does 2 B_r B_c (3 d + 2 d_v) FLOP, or one d less without dq. Q and do are read from
+    global memory once per CTA. From shared memory, each warp reads its parts of K, V, Q, do, dS
+    and P.
     """
-    products = 5 if cfg.dq else 4
-    flop = 2 * products * cfg.B_r * cfg.B_c * cfg.d_head
+    both = cfg.d_head + cfg.d_head_v
+    flop = 2 * cfg.B_r * cfg.B_c * (2 * both + (cfg.d_head if cfg.dq else 0))
     element, warps, columns = cfg.dtype.element_size, cfg.n_warps, cfg.column_warps
     keys, queries = cfg.B_c * columns // warps, cfg.B_r // columns
     # S and dP read two operands each. dv and dk read do and Q by columns, and also P and dS if
     # warps share them.
-    of_a_warp = 2 * (keys + queries) * cfg.d_head + 2 * cfg.B_r * cfg.d_head // columns
+    of_a_warp = (keys + queries) * both + cfg.B_r * both // columns
     if columns > 1:
         of_a_warp += 2 * keys * cfg.B_r
     shared = warps * of_a_warp * element
-    streamed = 2 * cfg.B_r * cfg.d_head * element
+    streamed = cfg.B_r * both * element
     return Intensity(shared=flop / shared, global_memory=flop / streamed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from flashsmith.families.head_dims import PAIRS, pair_rule
 from flashsmith.families.mma_sync_backward.config import (
     MMA_ROWS,
     DqMode,
@@ -62,10 +63,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "keys_fit_registers",
-        "2 B_c (d_head + B_r) / (32 n_warps), a thread's elements of dk, dv, S and dP, must be at "
-        f"most {MAX_ACCUMULATORS}: it has 255 registers",
+        "B_c (d_head + d_v + 2 B_r) / (32 n_warps), a thread's elements of dk, dv, S and dP, where "
+        f"a d_v of 0 is d_head, must be at most {MAX_ACCUMULATORS}: it has 255 registers",
         lambda cfg, device: cfg.accumulators + 2 * cfg.scores <= MAX_ACCUMULATORS,
-        ("B_r", "B_c", "d_head", "n_warps"),
+        ("B_r", "B_c", "d_head", "d_v", "n_warps"),
     ),
     Rule(
         "queries_fit_registers",
@@ -89,9 +90,10 @@ RULES: tuple[Rule, ...] = (
         "smem_within_limit",
         "the tiles must fit in the shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("B_r", "B_c", "d_head", "n_warps", "column_warps", "stages", "dq"),
+        ("B_r", "B_c", "d_head", "d_v", "n_warps", "column_warps", "stages", "dq"),
         lambda cfg, device: (
             f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
         ),
     ),
+    pair_rule(PAIRS),
 )

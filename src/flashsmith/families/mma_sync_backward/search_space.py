@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from itertools import product
 
 from flashsmith.families.device import KNOWN_DEVICES
+from flashsmith.families.head_dims import HeadDims, split_dims
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.semantics.dtype import DType
@@ -21,15 +22,16 @@ _KNOBS: dict[str, tuple[int, ...]] = {
     "dq": tuple(DqMode),
 }
 # Knobs that the search does not change, because the problem determines them.
-_FIXED = ("dtype", "d_head")
+_FIXED = ("dtype", "d_head", "d_v")
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 
 
-def search_space(dtype: DType, d_head: int) -> list[FlashBackwardKernelConfig]:
+def search_space(dtype: DType, d_head: HeadDims) -> list[FlashBackwardKernelConfig]:
     """All combinations of the knob values to try first that are legal on the known device with the
     most shared memory."""
+    fixed = split_dims({"dtype": dtype, "d_head": d_head})
     configs = (
-        FlashBackwardKernelConfig(dtype, d_head, **dict(zip(_KNOBS, values, strict=True)))  # type: ignore[arg-type]
+        FlashBackwardKernelConfig(**fixed, **dict(zip(_KNOBS, values, strict=True)))  # type: ignore[arg-type]
         for values in product(*_KNOBS.values())
     )
     return [cfg for cfg in configs if is_legal(cfg, _ROOMIEST)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.semantics.dtype import DType
@@ -14,13 +15,19 @@ from flashsmith.semantics.dtype import DType
 # were the fastest of 57 and of 51 configs on an H200. On an A100, the first tile for d 128 fits
 # only with one stage. The tiles for 32 and 96 are derived from these; those for 192 and 256 were
 # not compared with others.
-_TILES: dict[int, tuple[tuple[int, int, int, int, int], ...]] = {
+_TILES: dict[HeadDims, tuple[tuple[int, int, int, int, int], ...]] = {
     32: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
     64: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
     96: ((64, 128, 8, 2, 2), (64, 64, 4, 2, 2)),
     128: ((64, 128, 8, 2, 2), (64, 128, 8, 2, 1), (64, 64, 4, 2, 2), (64, 64, 4, 2, 1)),
     192: ((64, 64, 8, 2, 1), (32, 32, 4, 2, 1)),
     256: ((64, 64, 8, 2, 1), (32, 32, 4, 2, 1)),
+    # Those of the wider of the two.
+    HeadPair(64, 128): ((64, 128, 8, 2, 2), (64, 64, 4, 2, 2), (64, 64, 4, 2, 1)),
+    HeadPair(128, 64): ((64, 128, 8, 2, 2), (64, 64, 4, 2, 2), (64, 64, 4, 2, 1)),
+    HeadPair(192, 128): ((64, 64, 8, 2, 1), (32, 32, 4, 2, 1)),
+    HeadPair(256, 128): ((64, 64, 8, 2, 1), (32, 32, 4, 2, 1)),
+    HeadPair(256, 256): ((64, 64, 8, 2, 1), (32, 32, 4, 2, 1)),
 }
 
 
@@ -29,13 +36,17 @@ def get_backward_configs(
 ) -> list[FlashBackwardKernelConfig]:
     """The set 'backward': for each dtype and d_head a few kernels, with atomics and
     deterministic."""
-    return [cfg for dtype in dtypes for d in _TILES for cfg in candidates(dtype, d, device)]
+    d_heads = [d for d in _TILES if isinstance(d, int)]
+    return [cfg for dtype in dtypes for d in d_heads for cfg in candidates(dtype, d, device)]
 
 
-def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashBackwardKernelConfig]:
+def candidates(
+    dtype: DType, d_head: HeadDims, device: DeviceSpec
+) -> list[FlashBackwardKernelConfig]:
     """The kernels for d_head that are legal on a device, in order of preference."""
+    d, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
     made = (
-        FlashBackwardKernelConfig(dtype, d_head, B_r, B_c, warps, columns, stages, dq)
+        FlashBackwardKernelConfig(dtype, d, B_r, B_c, warps, columns, stages, dq, d_v)
         for B_r, B_c, warps, columns, stages in _TILES.get(d_head, ())
         for dq in (DqMode.ATOMICS, DqMode.TWO_KERNELS)
     )

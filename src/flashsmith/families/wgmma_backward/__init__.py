@@ -13,6 +13,7 @@ from flashsmith.families.block_lists import query_list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
+from flashsmith.families.head_dims import PAIRS, HeadDims
 from flashsmith.families.tile_work import TileWork
 from flashsmith.families.warpgroups import WARPGROUP_ROWS, WarpgroupBackwardFamily
 from flashsmith.families.wgmma_backward import cost, describe, rules, search_space, sets
@@ -30,6 +31,7 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     config_class = WgmmaBackwardKernelConfig
     title = "wgmma backward"
     d_heads = D_HEADS
+    pairs = PAIRS
     rules = rules.RULES
     choose_first = (
         "dtype", "d_head", "split_roles", "n_warpgroups", "B_r", "B_c", "q_stages", "do_stages",
@@ -70,17 +72,17 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         return lists
 
     def candidates(
-        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+        self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
     ) -> Sequence[WgmmaBackwardKernelConfig]:
         return sets.candidates(dtype, d_head, device, masked)
 
     def proven_configs(
-        self, dtype: DType, d_head: int, device: DeviceSpec
+        self, dtype: DType, d_head: HeadDims, device: DeviceSpec
     ) -> Sequence[WgmmaBackwardKernelConfig]:
         return sets.proof_configs(dtype, d_head, device)
 
     def search_space(
-        self, dtype: DType, d_head: int, masked: bool
+        self, dtype: DType, d_head: HeadDims, masked: bool
     ) -> Sequence[WgmmaBackwardKernelConfig]:
         return search_space.search_space(dtype, d_head)
 

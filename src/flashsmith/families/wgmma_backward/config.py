@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.earlier_names import getter
+from flashsmith.families.head_dims import d_v_knob
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.warpgroups import (
     REGISTERS_WORD,
@@ -79,7 +80,8 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         "head dimension, elements",
         values=D_HEADS,
         effect=lambda cfg: (
-            f"S and dP take {cfg.d_head // 16} k16-steps each; dk and dv have {cfg.d_head} "
+            f"S takes {cfg.d_head // 16} k16-steps and dP {cfg.d_head_v // 16}; dk and dv have "
+            f"{(cfg.d_head + cfg.d_head_v) // 2} "
             "registers a thread"
         ),
         where="StaticHopperBackwardKernelConfig",
@@ -266,6 +268,7 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         ),
         where="ScoresTogether::step",
     )
+    d_v: int = d_v_knob()
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -307,24 +310,26 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         are not computed together, dq needs registers too in a persistent CTA, and if the dq of a
         step is added only during the next step."""
         if self.split_roles:
-            return self.d_head // 2 + self.B_r + self.B_r // 4
+            return max(self.d_head, self.d_head_v) // 2 + self.B_r + self.B_r // 4
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
         if self.order == StepOrder.SCORES_AHEAD and self.early_exp:
             beside = 2
         waits = self.dq_sums == DqSums.BESIDE_SCORES and not self.lagged_dq
         kept_dq = self.dq_columns // 2 if beside and (self.persistent or waits) else 0
-        return self.d_head + self.B_r + beside * self.B_r // 4 + kept_dq
+        sums = (self.d_head + self.d_head_v) // 2
+        return sums + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:
         """Bytes of K and V, of the stages of Q and do, and of dS unless without_dq.
 
         With split_roles also of P, and with bulk_sums of dq, from which TMA adds.
         """
-        rows = 2 * self.B_c + (self.q_stages + self.do_stages) * self.B_r
+        of_qk = (self.B_c + self.q_stages * self.B_r) * self.d_head
+        of_v = (self.B_c + self.do_stages * self.B_r) * self.d_head_v
         P_bytes = self.split_roles * self.B_r * self.B_c * _FLOAT_BYTES
         ds_tiles = 0 if self.without_dq else self.ds_stages
         return (
-            (rows * self.d_head + ds_tiles * self.B_r * self.B_c) * elem_size
+            (of_qk + of_v + ds_tiles * self.B_r * self.B_c) * elem_size
             + P_bytes
             + (self.bulk_sums * self.n_warpgroups * WARPGROUP_ROWS * self.dq_columns * _FLOAT_BYTES)
         )

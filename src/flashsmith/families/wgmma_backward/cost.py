@@ -61,14 +61,16 @@ def _step_cycles(
 ) -> float:
     """Cycles of the SM for one step of the loop."""
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
-    products = (8 if cfg.without_dq else 10) * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
+    both = cfg.d_head + cfg.d_head_v
+    columns = 2 * both + (0 if cfg.without_dq else cfg.d_head)
+    products = 2 * cfg.B_r * cfg.B_c * columns / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
     # A warpgroup reads K and V once, and Q and do twice; with split roles half of that. For dQ it
     # reads dS and K, 64 rows at a time. Q, do and dS are also written to shared memory; so are the
     # sums of dq, and P if split roles exchange it.
-    read = 2 * (WARPGROUP_ROWS + cfg.B_r) * cfg.d_head + 2 * cfg.B_r * cfg.d_head
+    read = (WARPGROUP_ROWS + cfg.B_r) * both + cfg.B_r * both
     read *= cfg.key_groups
-    written = 2 * cfg.B_r * cfg.d_head + 4 * cfg.split_roles * cfg.B_r * cfg.B_c
+    written = cfg.B_r * both + 4 * cfg.split_roles * cfg.B_r * cfg.B_c
     sums = 0
     if not cfg.without_dq:
         read += cfg.B_r * cfg.B_c * cfg.d_head // cfg.dq_columns

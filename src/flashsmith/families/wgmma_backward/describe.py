@@ -11,9 +11,9 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     """The layout of a CTA's dynamic shared memory."""
     tiles = [
         ("K", 1, cfg.B_c),
-        ("V", 1, cfg.B_c),
+        ("V", 1, cfg.B_c, cfg.d_head_v),
         ("Q", cfg.q_stages, cfg.B_r),
-        ("do", cfg.do_stages, cfg.B_r),
+        ("do", cfg.do_stages, cfg.B_r, cfg.d_head_v),
     ]
     scores = ["dS"] * (not cfg.without_dq) + ["P"] * cfg.split_roles + ["dq"] * cfg.bulk_sums
     return smem_regions(cfg, tiles, rest=", ".join([*scores, "statistics", "barriers"]))
@@ -22,20 +22,21 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 def intensity(cfg: Any) -> Intensity:
     """FLOP per byte in the loop over queries; what is outside the loop does not count.
 
-    A step does 10 B_r B_c d FLOP, or 8 without dq. Q and do are read from global memory once per
-    CTA. From shared memory, each warpgroup reads its keys of K and V once, and Q and do twice. For
-    its part of dQ, it also reads dS and K. With split roles, a warpgroup reads only K or V, and Q
-    and do once.
+    A step does 2 B_r B_c (3 d + 2 d_v) FLOP, or one d less without dq. Q and do are read from
+    global memory once per CTA. From shared memory, each warpgroup reads its keys of K and V once,
+    and Q and do twice. For its part of dQ, it also reads dS and K. With split roles, a warpgroup
+    reads only K or V, and Q and do once.
     """
-    flop = (8 if cfg.without_dq else 10) * cfg.B_r * cfg.B_c * cfg.d_head
+    both = cfg.d_head + cfg.d_head_v
+    flop = 2 * cfg.B_r * cfg.B_c * (2 * both + (0 if cfg.without_dq else cfg.d_head))
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
-    products = 1 if cfg.split_roles else 2
-    scores = products * (64 + cfg.B_r) * cfg.d_head
-    gradients = products * cfg.B_r * cfg.d_head
+    columns = both / 2 if cfg.split_roles else both
+    scores = (64 + cfg.B_r) * columns
+    gradients = cfg.B_r * columns
     dq = 0 if cfg.without_dq else cfg.B_c * (64 + cfg.dq_columns)
     return Intensity(
         shared=flop / (warpgroups * (scores + gradients + dq) * element),
-        global_memory=flop / (2 * cfg.B_r * cfg.d_head * element),
+        global_memory=flop / (cfg.B_r * both * element),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from flashsmith.families.head_dims import PAIRS, pair_rule
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import (
     PINGPONG_NEEDS_TWO,
@@ -170,7 +171,8 @@ RULES: tuple[Rule, ...] = (
     REGISTERS_WITHIN_FILE,
     Rule(
         "tiles_fit_registers",
-        "consumer_registers must hold a thread's share of dk and dv (d_head), of S and dP (B_r), "
+        "consumer_registers must hold a thread's share of dk and dv (half of d_head and of d_v, "
+        "where a d_v of 0 is d_head), of S and dP (B_r), "
         "and of P unless scores_together (B_r / 4). With P, it must also hold dQ, half of its "
         "columns, if persistent or if its sums are beside_scores without lagged_dq. With "
         "scores_ahead and early_exp it must also hold dS (B_r / 4). With split_roles it must hold "
@@ -179,6 +181,7 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
         (
             "d_head",
+            "d_v",
             "B_r",
             "order",
             "early_exp",
@@ -192,7 +195,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "smem_within_limit",
-        "the tiles, 2 (d_head (2 B_c + (q_stages + do_stages) B_r) + ds_stages B_r B_c) bytes, "
+        "the tiles, 2 (d_head (B_c + q_stages B_r) + d_v (B_c + do_stages B_r) + ds_stages B_r "
+        "B_c) bytes, where a d_v of 0 is d_head, "
         "4 (q_stages + do_stages) B_r bytes of statistics and "
         f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
         "CTA. without_dq has no dS. split_roles adds 4 B_r B_c bytes, bulk_sums 256 n_warpgroups "
@@ -203,6 +207,7 @@ RULES: tuple[Rule, ...] = (
             "B_r",
             "B_c",
             "d_head",
+            "d_v",
             "q_stages",
             "do_stages",
             "ds_stages",
@@ -215,4 +220,5 @@ RULES: tuple[Rule, ...] = (
             f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
         ),
     ),
+    pair_rule(PAIRS),
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from flashsmith.families.device import device_spec
+from flashsmith.families.head_dims import HeadDims
 from flashsmith.families.legality import is_legal
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import WgmmaBackwardKernelConfig
@@ -13,10 +14,10 @@ from flashsmith.families.wgmma_backward.sets import candidates
 from flashsmith.semantics.dtype import DType
 
 # Knobs that the search does not change, because the problem or another knob determines them.
-_FIXED = ("dtype", "d_head", "B_c", "n_warpgroups")
+_FIXED = ("dtype", "d_head", "d_v", "B_c", "n_warpgroups")
 
 
-def search_space(dtype: DType, d_head: int) -> list[WgmmaBackwardKernelConfig]:
+def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
     """Where the search begins: the candidates, and all configs that are one step away from them."""
     device = device_spec("H200")
     first = candidates(dtype, d_head, device)

@@ -8,6 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from flashsmith.families.device import DeviceSpec, device_spec
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.legality import is_legal
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import (
@@ -41,7 +42,7 @@ _SPLIT = _Tile(64, 2, 2, StepOrder.DV_FIRST, wide_stores=True, early_rows=True)
 # By d_head, in order of preference; a mask reverses the order. These tiles were the fastest
 # on the H200. Those in the middle leave more registers for masks and other semantics. Up to d_head
 # 128, dq is computed one step later; wider heads have split roles.
-_TILES: dict[int, tuple[_Tile, ...]] = {
+_TILES: dict[HeadDims, tuple[_Tile, ...]] = {
     64: (
         _Tile(128, 2, 2, _TOGETHER, pingpong=True, dq_sums=_UNDER),
         _Tile(64, 3, 2, _TOGETHER, persistent=True),
@@ -59,15 +60,26 @@ _TILES: dict[int, tuple[_Tile, ...]] = {
     ),
     192: (_SPLIT,),
     256: (_SPLIT,),
+    # Not measured yet: as for the wider of the two.
+    HeadPair(64, 128): (_EARLY_128, _Tile(64, 2, 3, _AHEAD, pingpong=True)),
+    HeadPair(128, 64): (_EARLY_128, _Tile(64, 2, 3, _AHEAD, pingpong=True)),
+    HeadPair(192, 128): (_SPLIT,),
+    HeadPair(256, 128): (_SPLIT,),
+    HeadPair(256, 256): (_SPLIT,),
 }
 
 # The candidate with ordered_dq, which follows the candidates in _TILES.
-_ORDERED: dict[int, _Tile] = {
+_ORDERED: dict[HeadDims, _Tile] = {
     64: _Tile(128, 2, 2, _TOGETHER, True, True, _UNDER),
     96: _PERSISTENT_96._replace(pingpong=False),
     128: _EARLY_128,
     192: _SPLIT,
     256: _SPLIT,
+    HeadPair(64, 128): _EARLY_128,
+    HeadPair(128, 64): _EARLY_128,
+    HeadPair(192, 128): _SPLIT,
+    HeadPair(256, 128): _SPLIT,
+    HeadPair(256, 256): _SPLIT,
 }
 _ORDERED_MASKED = _ORDERED | {64: _EARLY_64}
 
@@ -117,7 +129,7 @@ def get_hopper_backward_configs(
 
 
 def candidates(
-    dtype: DType, d_head: int, device: DeviceSpec, masked: bool = False
+    dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool = False
 ) -> list[WgmmaBackwardKernelConfig]:
     """The kernels for d_head that are legal on a device, in order of preference."""
     tiles = _TILES.get(d_head, ())
@@ -128,18 +140,21 @@ def candidates(
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
-def proof_configs(dtype: DType, d_head: int, device: DeviceSpec) -> list[WgmmaBackwardKernelConfig]:
+def proof_configs(
+    dtype: DType, d_head: HeadDims, device: DeviceSpec
+) -> list[WgmmaBackwardKernelConfig]:
     """The candidates with and without a mask, and the other configs that were the fastest."""
     found = candidates(dtype, d_head, device)
-    if d_head in _ALSO_PROVEN:
+    if isinstance(d_head, int) and d_head in _ALSO_PROVEN:
         found.append(_config(dtype, d_head, _ALSO_PROVEN[d_head]))
     masked = candidates(dtype, d_head, device, masked=True)
     return found + [cfg for cfg in masked if cfg not in found]
 
 
 def _config(
-    dtype: DType, d_head: int, tile: _Tile, ordered_dq: bool = False
+    dtype: DType, d_head: HeadDims, tile: _Tile, ordered_dq: bool = False
 ) -> WgmmaBackwardKernelConfig:
+    d_head, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
     is_whole = d_head <= WIDEST_WHOLE
     producer, consumer = registers(tile.n_warpgroups, tile.persistent, ordered_dq)
     return WgmmaBackwardKernelConfig(
@@ -161,4 +176,5 @@ def _config(
         ordered_dq=ordered_dq,
         wide_stores=tile.wide_stores,
         early_rows=tile.early_rows,
+        d_v=d_v,
     )
