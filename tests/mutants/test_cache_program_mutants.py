@@ -69,10 +69,12 @@ _RUN, _INFO = "mma_sync_decode/decode_run.cuh", "mma_sync_decode/run_info.cuh"
 _MERGE = "mma_sync_decode/part_merge.cuh"
 MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
     "blocks": (
-        SourcePatch("the last visited step is left out", _TILE,
+        SourcePatch("the step after a visited one", _TILE,
                     "if (bits != 0) return min(step + __ffs(bits) - 1, steps);",
-                    "if (bits != 0) return min(step + __ffs(bits) - 1, steps - 1);"),
-        SourcePatch("a step twice", _TILE, "step + __ffs(bits) - 1", "step + __ffs(bits) - 2"),
+                    "if (bits != 0) return min(step + __ffs(bits), steps);"),
+        SourcePatch("a step is not asked for", _RUN,
+                    "after = next_visited(after, steps, visits.known);",
+                    "after = next_visited(after + 1, steps, visits.known);"),
         SourcePatch("a block's first key alone", _TILE,
                     "seen |= sees(row, key, of) | sees(row, key + kVisitedKeys - 1, of);",
                     "seen |= sees(row, key, of);"),
