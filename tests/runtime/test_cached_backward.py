@@ -186,7 +186,7 @@ def test_what_a_kernel_cannot_read_is_copied_every_time(
         assert launch.addresses[0] not in (0, call["do"].data_ptr())
     # The kernel was planned for the copy's strides.
     numbers = gpu.launches[0].prepared[5:]
-    assert numbers[8:11] == (64 * 4 * 64, 4 * 64, 64)
+    assert numbers[9:12] == (64 * 4 * 64, 4 * 64, 64)
 
 
 def test_different_calls_have_different_signatures(gpu: PretendedGpu) -> None:

@@ -219,7 +219,7 @@ def test_threads(gpu: PretendedGpu) -> None:
     assert not wrong
     assert len(gpu.launches) == 8 * 200
     for launch in gpu.launches:
-        seq, q_rows = launch.prepared[6], launch.prepared[13] // (4 * 64)
+        seq, q_rows = launch.prepared[6], launch.prepared[14] // (4 * 64)
         assert seq == q_rows
 
 
