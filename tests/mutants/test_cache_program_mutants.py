@@ -1,5 +1,5 @@
-"""Mistakes in kernels over a cache that skip what a mask hides: in which steps are visited, in what
-is copied for them, in where warps keep their sums, and in positions. All must be caught."""
+"""Mistakes in kernels over a cache that skip what a mask hides: in which steps are visited, in where
+warps keep their sums, and in positions. All must be caught."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def victim(name: str) -> Victim:
     return Victim(cfg, arch, queries, lists_blocks=lists_blocks)
 
 
-_TILE, _COPIES = "mma_sync_decode/program_tile.cuh", "mma_sync_decode/run_copies.cuh"
-_RUN, _INFO = "mma_sync_decode/decode_run.cuh", "mma_sync_decode/run_info.cuh"
-_MERGE = "mma_sync_decode/part_merge.cuh"
+_TILE, _MERGE = "mma_sync_decode/program_tile.cuh", "mma_sync_decode/part_merge.cuh"
 MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
     "blocks": (
         SourcePatch("the sums of the reader's stage", _MERGE,
