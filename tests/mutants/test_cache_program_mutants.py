@@ -1,5 +1,5 @@
-"""Mistakes in kernels over a cache that skip what a mask hides: in which steps are visited, in where
-warps keep their sums, and in positions. All must be caught."""
+"""Mistakes in kernels over a cache that skip what a mask hides: in which steps are visited, in
+where warps keep their sums, and in positions. All must be caught."""
 
 from __future__ import annotations
 
