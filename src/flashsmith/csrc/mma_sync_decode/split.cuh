@@ -122,7 +122,8 @@ FS_DEVICE void prefetch_line(const void* cache, const DecodeStrides& strides, in
 template <class Kernel>
 FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
     constexpr int kLineBytes = 128, kBytes = Kernel::cache_bytes;
-    constexpr int kRowLines = (Kernel::d_head * kBytes + kLineBytes - 1) / kLineBytes;
+    constexpr int kRowBytes = Kernel::d_head * kBytes;
+    constexpr int kRowLines = kRowBytes < kLineBytes ? 1 : kRowBytes / kLineBytes;  // whole ones
     constexpr uint32_t kLines = (Kernel::stages - 1) * Kernel::B_c * kRowLines;
     const int index = static_cast<int>(block_index());
     const int batch = args.by_whole_runs.divide(index), head = index - batch * args.heads_k;
