@@ -21,6 +21,7 @@ SHARED = {"common", "host"}
 BORROWED = {
     "mma_sync_backward": {"backward"},
     "mma_sync_decode": {"sm90", "sm90_forward"},
+    "score_sums": {"backward"},
     "wgmma": {"sm90", "sm90_forward"},
     "wgmma_backward": {"backward", "sm90"},
     "wgmma_dq": {"backward", "sm90"},

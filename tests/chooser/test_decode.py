@@ -430,7 +430,7 @@ def test_kernels_for_chunks_of_prompts_join_where_a_call_may_have_some() -> None
     longer = Problem.parse("b1 s8192:8192 h32:8 d128 bf16 decode causal")
     h200 = device_spec("H200")
     for changes, count in (
-        *(({}, 3), ({"d": 256}, 2), ({"seq_q": 1024}, 2), ({"seq_q": 2048}, 3)),
+        *(({}, 3), ({"d": 256, "d_v": 256}, 2), ({"seq_q": 1024}, 2), ({"seq_q": 2048}, 3)),
         *(({"seq_q": 512, "page": 16}, 2), ({"seq_q": 512, "page": 1}, 3)),
     ):
         chosen_for = CHOOSERS["invariant"](replace(longer, **changes), h200)

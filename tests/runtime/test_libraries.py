@@ -345,8 +345,8 @@ def test_a_launcher_takes_a_stream_and_addresses(kernel: Any) -> None:
     ("changed", "message"),
     [
         ({"dtype": DType.BF16}, "problem: dtype BF16; the config's kernel is for FP16"),
-        ({"d": 128}, "problem: d 128; the config's kernel is for up to 64"),
-        ({"d": 60}, "d is 60; the config serves multiples of 8 up to 64"),
+        ({"d": 128, "d_v": 128}, "problem: d 128; the config's kernel is for up to 64"),
+        ({"d": 60, "d_v": 60}, "d is 60; the config serves multiples of 8 up to 64"),
         ({"seq_k": 1 << 30}, "lengths must be between 0 and"),
         ({"batch": 1 << 40}, "batch and total lengths must be between 0 and"),
         ({"batch": 1 << 20, "heads_q": 1 << 12, "heads_k": 1 << 12}, "must stay within"),

@@ -72,7 +72,7 @@ def test_attention_gives_the_same_bits(
         ("s64 d64 fp16 packed", {"cu_seqlens_q": np.zeros(3, np.int32)}, {},
          "cu_seqlens_q: shape (3,); must be (batch+1), (2)"),
         ("s64 d64 fp16 packed", {"v": np.zeros((63, 1, 64), np.float16)}, {},
-         "v: shape (63, 1, 64); must be (total_k, heads_k, d), (64, 1, 64)"),
+         "v: shape (63, 1, 64); must be (total_k, heads_k, d_v), (64, 1, 64)"),
         ("s64 d64 fp16", {}, {"options": {"left": 3}}, "left=3, right=None: give the limits of"),
         ("s64 d64 fp16 window", {}, {}, "left=None, right=None: give the limits of a window"),
         ("s64 d64 fp16", {}, {"options": {"sofcap": 3.0}},

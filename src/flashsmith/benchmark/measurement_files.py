@@ -74,6 +74,9 @@ def require_writable(option: str, path: str | Path) -> None:
         )
 
 
+# Columns that files of earlier versions do not have, with the value None.
+_LATER_COLUMNS = {"d_v"}
+
 # --- files that grow ------------------------------------------------------------------------------
 
 
@@ -99,7 +102,7 @@ class GrowingFile:
         _drop_unfinished_line(self.path, quotes=not self._lines)
         begun = self.path.exists() and self.path.stat().st_size > 0
         if begun and not self._lines:
-            self._check_columns(columns)
+            columns = self._own_columns(columns)
         self._file = self.path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, columns, lineterminator="\n")
         if not begun and not self._lines:
@@ -128,17 +131,24 @@ class GrowingFile:
         if self._lines:
             self.append(_without_defaults(row))
         else:
+            for name in _LATER_COLUMNS - {*self._writer.fieldnames}:
+                if getattr(row, name) is not None:
+                    raise ArgumentError(
+                        f"csv: {self.path} was begun without the column {name}; give another file"
+                    )
             self.append(_cells(row, self._writer.fieldnames))
 
-    def _check_columns(self, columns: tuple[str, ...]) -> None:
+    def _own_columns(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """The columns of an existing file, which may be of a version without the later ones."""
         try:
             known = read_csv(self.path)[0]
         except ArgumentError as error:
             raise ArgumentError(f"csv: {error}; give another file") from error
-        if known != columns:
+        if known not in (columns, tuple(it for it in columns if it not in _LATER_COLUMNS)):
             raise ArgumentError(
                 f"csv: {self.path} has other columns than this version writes; give another file"
             )
+        return known
 
     def _check_lines(self) -> None:
         """Checks the records in an existing file, so that no file of another kind is changed."""

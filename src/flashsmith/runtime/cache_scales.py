@@ -14,7 +14,7 @@ from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.tensors import check_beside, check_memory, view_tensor
 from flashsmith.semantics.cache_format import CacheFormat
-from flashsmith.semantics.signature import MAX_SCALE, MAX_UNCAPPED_SCALE, MIN_SCALE
+from flashsmith.semantics.signature import MAX_SCALE, MIN_SCALE
 
 _D_STEP_OF_8BIT = 16
 _ALLOWED = (
@@ -103,15 +103,4 @@ def check_d(cache: CacheFormat, d: int) -> None:
         raise ArgumentError(
             f"k_cache: {cache.numpy_name} with d_head {d}; must be a multiple of "
             f"{_D_STEP_OF_8BIT}: pad the rows, or keep the caches in 16 bits"
-        )
-
-
-def check_k_scale(k_scale: float, scale: float, softcap: float) -> None:
-    """Raises ArgumentError if the scale of the scores times that of the keys is not as
-    check_scale() and check_softcap() want scales."""
-    factor = scale * k_scale / (softcap or 1.0)
-    if not MIN_SCALE <= factor <= (MAX_SCALE / 4 if softcap else MAX_UNCAPPED_SCALE):
-        raise ArgumentError(
-            f"k_scale={k_scale}: times scale{' / softcap' if softcap else ''} it is {factor}, "
-            "which fp32 cannot hold; give numbers nearer to 1"
         )

@@ -20,7 +20,6 @@ from flashsmith.runtime.cache_scales import (
     add_scales,
     cache_format,
     check_d,
-    check_k_scale,
     check_one_dtype,
 )
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
@@ -51,6 +50,7 @@ from flashsmith.semantics.signature import (
     NO_WINDOW,
     ForwardOptions,
     check_flag,
+    check_k_scale,
     check_mask,
     check_scale,
     check_softcap,

@@ -377,6 +377,17 @@ def check_softcap(softcap: Any, scale: float) -> float:
     return value
 
 
+def check_k_scale(k_scale: float, scale: float, softcap: float) -> None:
+    """Raises ArgumentError if the scale of the scores times that of the keys is not as
+    check_scale() and check_softcap() want scales."""
+    factor = scale * k_scale / (softcap or 1.0)
+    if not MIN_SCALE <= factor <= (MAX_SCALE / 4 if softcap else MAX_UNCAPPED_SCALE):
+        raise ArgumentError(
+            f"k_scale={k_scale}: times scale{' / softcap' if softcap else ''} it is {factor}, "
+            "which fp32 cannot hold; give numbers nearer to 1"
+        )
+
+
 def _real(value: Any) -> float | None:
     """The number as a float, infinite if it is too large; None if it is not a real number."""
     if type(value) is float:

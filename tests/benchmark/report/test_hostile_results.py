@@ -213,7 +213,7 @@ def test_a_failure_whose_time_is_no_figure_is_shown(tmp_path: Path) -> None:
         ("rows.csv", ("pass", "great"), r", row 1: verdict='great': allowed are pass, fail"),
         ("rows.csv", (",1024,", f",{'9' * 5000},"), r", row 1: seq_q='9+'.*out of range"),
         ("rows.csv", (",16,", ",١٦,"), r", row 1: batch='١٦' is not of type int"),
-        ("rows.csv", ("ours,", "ours,ours,"), r", line 2: has 38 values for 37 columns"),
+        ("rows.csv", ("ours,", "ours,ours,"), r", line 2: has 39 values for 38 columns"),
         ("rows.csv", ("kind,", "batch,"), r", line 1: the column 'batch' occurs twice"),
         ("rows.json", ('"seq_q": 1024', '"seq_q": [1]'), r", row 1: seq_q=\[1\] is not of type"),
         ("rows.json", ('"note": ""', '"note": {}'), r", row 1: note=\{\} is not of type str"),
