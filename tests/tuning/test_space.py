@@ -115,12 +115,12 @@ def test_only_masked_problems_try_the_longest_tiles_first() -> None:
 
 
 def test_a_d_between_two_head_dimensions_takes_the_larger() -> None:
-    odd = replace(PROBLEM, d=72)
+    odd = replace(PROBLEM, d=72, d_v=72)
     assert {cfg.d_head for cfg in search_space(odd, DEVICE)} == {96}
 
 
 def test_tune_and_prog_are_put_into_the_problems_own_dtype_and_head() -> None:
-    problem = replace(PROBLEM, d=64, dtype=DType.BF16)
+    problem = replace(PROBLEM, d=64, d_v=64, dtype=DType.BF16)
     tune = search_space(problem, DEVICE, "tune")
     wanted = get_autotuning_kernel_configs([DType.BF16])
     assert tune == [replace(cfg, d_head=64) for cfg in wanted]
