@@ -317,7 +317,7 @@ def test_of_one_family_where_the_tensors_ask_for_it(own_table: Path) -> None:
     forget_choices()
     assert str(choose_config(wanted, H200)) == WGMMA
     assert str(choose_config(wanted, H200, "mma_sync")) == SMALL
-    unmeasured = replace(wanted, d=192)
+    unmeasured = replace(wanted, d=192, d_v=192)
     assert choose_config(unmeasured, H200).FAMILY == "wgmma"
     assert choose_config(unmeasured, H200, "mma_sync").FAMILY == "mma_sync"
 
