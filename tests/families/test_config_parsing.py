@@ -121,7 +121,7 @@ def test_a_name_that_contains_its_config_twice_is_one_config() -> None:
         ("(FP16, 128, 64, 64, 4): load_0_0_0_tiles+load_2_2_2_tiles", "is repeated"),
         ("(FP16, 128, 64, 64, 4): async load_0_0_0_tiles", "unknown feature"),
         (f"| {LADDER_TOP} | {LADDER_TOP} |", "more than one config"),
-        (demangled("(DType)5, 128, 64, 64, 4" + ", 1" * 18), "23 values"),
+        (demangled("(DType)5, 128, 64, 64, 4" + ", 1" * 19), "24 values"),
         (demangled("(DType)6, 128, 64, 64, 4"), "dtype='6'"),
         (demangled("(DType)5, 128, 64, 64"), "n_warps=0"),
         (demangled("(DType)5, true, 64, 64, 4"), "d_head is 'true'"),

@@ -19,8 +19,9 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 
-# The canonical order has configs of its own, legal on GPUs with its tiles: the cover has none.
-KNOB_VALUES = KNOB_VALUES | {"canonical": (0,)}
+# The canonical order has configs of its own, legal on GPUs with its tiles, and so have v of another
+# width: the cover has none.
+KNOB_VALUES = KNOB_VALUES | {"canonical": (0,), "d_v": (0,)}
 KNOBS = tuple(KNOB_VALUES)
 READ = {knob for rule in RULES for knob in rule.knobs}
 

@@ -137,7 +137,6 @@ def test_dropout_is_left_to_pytorch() -> None:
         ([drawn(1, 2, 20, 32, dtype=torch.float32)] * 3, "query: dtype float32"),
         ([drawn(1, 2, 20, 59)] * 3, "query: d 59"),
         ([drawn(1, 2, 20, 264)] * 3, "query: d 264"),
-        ([drawn(1, 2, 20, 32)] * 2 + [drawn(1, 2, 20, 64)], "value: d 64"),
         ([drawn(2, 1, 2, 20, 32)] * 3, "query: shape"),
         ([drawn(1, 2, 32, 20).transpose(2, 3)] * 3, "query: stride 20 of the last"),
         ([drawn(1, 2, 20, 36)[..., 2:34]] * 3, "query: address"),

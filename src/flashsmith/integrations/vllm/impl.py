@@ -107,10 +107,6 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         halves: tuple[torch.Tensor, ...] = both.split(self.head_size, dim=-1)
         return halves
 
-    def _scales(self, layer: Any) -> tuple[torch.Tensor, ...]:
-        """The scales of a layer's keys and values, if its cache has 8-bit floats."""
-        return (layer._k_scale, layer._v_scale) if self.cache_format else ()
-
     def do_kv_cache_update(
         self,
         layer: torch.nn.Module,
@@ -122,7 +118,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         """Writes the step's keys and values into their slots."""
         if self.attn_type in _ENCODERS:
             return
-        scales = self._scales(layer)
+        scales = (layer._k_scale, layer._v_scale) if self.cache_format else ()
         tensors = key, value, kv_cache, slot_mapping, *scales
         launch = self.writes.latest
         if launch is None or not launch.has_layout(*tensors):
@@ -161,7 +157,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         if attn_metadata is None:  # profiling
             return output.fill_(0)
         step, launch = attn_metadata, self.attention.latest
-        scales = self._scales(layer)
+        scales = (layer._k_scale, layer._v_scale) if self.cache_format else ()
         layout = query, output, kv_cache, step.seq_lens, step.block_table, step.query_start_loc
         layout += scales
         if launch is None or launch.options != step.sizes or not launch.has_layout(*layout):
