@@ -130,12 +130,18 @@ UNATTENDED = [
 ]
 
 
-@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
-@pytest.mark.parametrize(("cfg", "name"), UNATTENDED)
+# A score of -inf beside a sink hides nothing.
+SINKS = [
+    pytest.param(*it.values, sinks, marks=it.marks) if hasattr(it, "values") else (*it, sinks)
+    for it in UNATTENDED
+    for sinks in (False, True)
+    if not (sinks and (it.values if hasattr(it, "values") else it)[1] == "minus_infinity")
+]
+
+
+@pytest.mark.parametrize(("cfg", "name", "sinks"), SINKS)
 def test_rows_that_see_no_key_may_be_nan(cfg: KernelConfig, name: str, sinks: bool) -> None:
     """Nothing of such rows gets into the gradients of others: they have the same bits."""
-    if sinks and name == "minus_infinity":
-        pytest.skip("a score of -inf beside a sink hides nothing")
     call = CALLS["unattended"]
     made = PROGRAMS[name](call, np.random.default_rng(3))
     drawn = draw_gradients(cfg, call, made, sinks=sinks, dlse=True)
