@@ -271,6 +271,7 @@ CSRC_SHARED: dict[str, set[str]] = {
     "sm90": {"common", "host"},
     "sm90_forward": {"common", "host", "sm90"},
     "backward": {"common", "host"},
+    "mla": {"common", "host"},
 }
 CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     **CSRC_SHARED,

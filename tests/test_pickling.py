@@ -100,7 +100,7 @@ def test_partial_functions(name: str) -> None:
 
 
 def _instances() -> Iterator[Any]:
-    of_others = ("backward", "decode", "latent")
+    of_others = ("backward", "decode", "latent", "latent-mma")
     for kernels in ("prog", "hopper", "hopper-backward", "hopper-dq", *of_others):
         yield get_kernel_configs(kernels)[0]
     yield from DType

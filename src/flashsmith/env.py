@@ -39,8 +39,8 @@ FILE = "a file"
 KERNELS = Variable(
     "KERNELS",
     "which configs a command works on: prog, prog-all, tune, space, cover, all, hopper, "
-    "backward, hopper-backward, hopper-dq, decode, latent, 'B_r,B_c', one of your sets, or short "
-    "forms separated by ';'",
+    "backward, hopper-backward, hopper-dq, decode, latent, latent-mma, 'B_r,B_c', one of your "
+    "sets, or short forms separated by ';'",
     "unset",
     "configs",
 )

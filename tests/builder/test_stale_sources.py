@@ -25,7 +25,8 @@ BORROWED = {
     "wgmma": {"sm90", "sm90_forward"},
     "wgmma_backward": {"backward", "sm90"},
     "wgmma_dq": {"backward", "sm90"},
-    "wgmma_mla": {"sm90", "sm90_forward"},
+    "mma_sync_mla": {"mla"},
+    "wgmma_mla": {"mla", "sm90", "sm90_forward"},
 }
 
 

@@ -11,15 +11,25 @@ import torch
 
 import flashsmith
 from flashsmith.errors import ArgumentError
-from flashsmith.families import WGMMA_MLA, DType, Problem
+from flashsmith.families import (
+    MMA_SYNC_MLA,
+    WGMMA_MLA,
+    DType,
+    Family,
+    KernelConfig,
+    MmaSyncMlaKernelConfig,
+    Problem,
+    WgmmaMlaKernelConfig,
+)
 from flashsmith.families.head_dims import HeadPair
-from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
 from flashsmith.runtime import run_operation
 from flashsmith.verify import prove
 from flashsmith.verify.latent_decode_reference import LatentDecodeReference
 
 SCALE = 192**-0.5
 SMALL = WgmmaMlaKernelConfig(DType.BF16, 576, 128, 4, rescale_threshold=8, d_v=512)
+FEW_ROWS = MmaSyncMlaKernelConfig(DType.BF16, 576, 32, 2, 128, 4, True, d_v=512)
+CONFIGS = pytest.mark.parametrize("config", [SMALL, FEW_ROWS], ids=lambda config: config.FAMILY)
 PROOFS: dict[str, tuple[str, dict[str, Any], str]] = {
     "128 heads, split": (
         "b2 s1:600 h128:1 d576:512 bf16 latent_decode causal page64",
@@ -44,22 +54,24 @@ PROOFS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@CONFIGS
 @pytest.mark.parametrize("name", PROOFS)
-def test_kernels_are_right(name: str) -> None:
+def test_kernels_are_right(name: str, config: KernelConfig) -> None:
     text, options, inputs = PROOFS[name]
-    verdict = prove(SMALL, Problem.parse(text), options=options, inputs=inputs, checks=True)
+    verdict = prove(config, Problem.parse(text), options=options, inputs=inputs, checks=True)
     assert verdict.ok, str(verdict)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("family", [MMA_SYNC_MLA, WGMMA_MLA], ids=lambda family: family.name)
 @pytest.mark.parametrize("d", [320, 576])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("mask", ["", "causal", "window", "causal packed", "window packed"])
-def test_every_kind_of_call_is_right(mask: str, dtype: str, d: int) -> None:
+def test_every_kind_of_call_is_right(mask: str, dtype: str, d: int, family: Family) -> None:
     for seed, (page, heads, append) in enumerate(((0, 16, False), (64, 96, True), (8, 128, True))):
         text = f"b4 s3:420 h{heads}:1 d{d}:{d - 64} {dtype} latent_decode {mask}"
         problem = Problem.parse(text + (f" page{page}" if page else ""))
-        for cfg in WGMMA_MLA.proof_configs(problem.dtype, HeadPair(d, d - 64)):
+        for cfg in family.proof_configs(problem.dtype, HeadPair(d, d - 64)):
             verdict = prove(cfg, problem, options={"append": append}, seed=seed, checks=True)
             assert verdict.ok, str(verdict)
 
@@ -123,10 +135,11 @@ def test_rows_are_appended_and_pages_may_lie_anywhere() -> None:
     assert torch.equal(pages[table].view(2, 128, 1, 576), dense)
 
 
-def test_a_sequence_has_the_same_bits_in_any_batch_and_cache() -> None:
+@CONFIGS
+def test_a_sequence_has_the_same_bits_in_any_batch_and_cache(config: KernelConfig) -> None:
     q, cache = drawn(3, 1, 16, 1200)
     lens = torch.tensor([1030, 40, 1200], dtype=torch.int32)
-    keywords: dict[str, Any] = {"v_width": 512, "scale": SCALE, "config": SMALL}
+    keywords: dict[str, Any] = {"v_width": 512, "scale": SCALE, "config": config}
     together = flashsmith.attention_with_cache(q, cache, cache_lens=lens, **keywords)
     for i, length in enumerate(lens.tolist()):
         alone = flashsmith.attention_with_cache(
@@ -171,21 +184,34 @@ def test_unusable_arguments_are_refused(change: dict[str, Any], words: str) -> N
         flashsmith.attention_with_cache(**(call | change))
 
 
-def test_pages_of_few_keys_are_refused() -> None:
+def test_only_kernels_without_tma_take_pages_of_any_size() -> None:
     q, cache = drawn(1, 1, 16, 12)
+    keywords: dict[str, Any] = {"v_width": 512, "scale": SCALE}
+    keywords["cache_lens"] = torch.tensor([12], dtype=torch.int32)
+    pages, table = cache.view(2, 6, 1, 576).flip(0), torch.tensor([[1, 0]], dtype=torch.int32)
+    found = flashsmith.attention_with_cache(q, pages, page_table=table, config=FEW_ROWS, **keywords)
+    assert torch.equal(
+        found, flashsmith.attention_with_cache(q, cache, config=FEW_ROWS, **keywords)
+    )
     with pytest.raises(ArgumentError, match=r"page_table: pages of 6 keys; .* multiples of 8"):
-        flashsmith.attention_with_cache(
-            q,
-            cache.view(2, 6, 1, 576),
-            v_width=512,
-            scale=SCALE,
-            cache_lens=torch.tensor([12], dtype=torch.int32),
-            page_table=torch.tensor([[1, 0]], dtype=torch.int32),
-        )
+        flashsmith.attention_with_cache(q, pages, page_table=table, config=SMALL, **keywords)
 
 
-def test_choose_knows_the_kernel_and_refuses_other_gpus() -> None:
-    text = "b64 s1:4096 h128:1 d576:512 bf16 latent_decode causal page64"
-    assert flashsmith.choose(text, "H200").family == "wgmma_mla"
-    with pytest.raises(ArgumentError, match="wgmma_mla: its instructions are of sm_90"):
-        flashsmith.choose(text, "A100")
+@pytest.mark.parametrize(
+    ("heads", "gpu", "family"),
+    [
+        (8, "H200", "mma_sync_mla"),
+        (16, "H200", "mma_sync_mla"),
+        (64, "H200", "wgmma_mla"),
+        (128, "H200", "wgmma_mla"),
+        (128, "A100", "mma_sync_mla"),
+        (16, "L40S", "mma_sync_mla"),
+        (128, "B200", "mma_sync_mla"),
+    ],
+)
+def test_few_heads_and_other_gpus_have_tiles_of_16_rows(heads: int, gpu: str, family: str) -> None:
+    text = f"b64 s1:4096 h{heads}:1 d576:512 bf16 latent_decode causal page64"
+    choice = flashsmith.choose(text, gpu)
+    assert (choice.family, choice.evidence) == (family, "cost model")
+    alone = flashsmith.choose(text.replace("b64", "b1").replace("page64", ""), gpu)
+    assert alone.config == choice.config

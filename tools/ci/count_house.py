@@ -20,13 +20,16 @@ from statistics import median
 ROOT = Path(__file__).parents[2]
 FAMILIES = {
     *("mma_sync", "wgmma", "mma_sync_backward", "wgmma_backward", "wgmma_dq", "mma_sync_decode"),
-    "wgmma_mla",
+    *("wgmma_mla", "mma_sync_mla"),
 }
 CONFIG_CLASSES = {
     f"{which}{direction}KernelConfig"
     for which in ("Flash", "Hopper")
     for direction in ("Forward", "Backward")
-} | {"FlashDecodeKernelConfig", "WgmmaDqKernelConfig", "WgmmaMlaKernelConfig"}
+} | {
+    *("FlashDecodeKernelConfig", "WgmmaDqKernelConfig"),
+    *("WgmmaMlaKernelConfig", "MmaSyncMlaKernelConfig"),
+}
 # Files that belong to one family, in the current and in the former layout, and public re-exports.
 OF_A_FAMILY = (*(f"families/{name}/" for name in FAMILIES), "configs/hopper/")
 RE_EXPORTS = ("__init__.py", "families/__init__.py", "configs/__init__.py")

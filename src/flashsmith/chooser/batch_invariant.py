@@ -15,6 +15,9 @@ from flashsmith.operations.latent_decode import LATENT_DECODE
 # How many keys the typical sequence has for which a kernel is chosen, if the choice must not depend
 # on the number of keys.
 TYPICAL_KEYS = 8192
+# How many sequences it is chosen for. One sequence over a latent cache would leave most SMs idle,
+# so that repeating work in parallel would seem free.
+_TYPICAL_BATCH = {DECODE.name: 1, LATENT_DECODE.name: 32}
 
 
 def without_batch(problem: Problem) -> Problem:
@@ -24,14 +27,15 @@ def without_batch(problem: Problem) -> Problem:
     by fixed values; with canonical bits only the page size and the format are. Other operations
     keep their problem.
     """
-    if problem.operation not in (DECODE.name, LATENT_DECODE.name):
+    if problem.operation not in _TYPICAL_BATCH:
         return problem
     if problem.bits:  # all kernels give the same canonical bits
         return replace(problem, page=0, cache="")
     # Kernels with a program are uneven.
     is_uneven = problem.semantics.program != ""
     semantics = replace(problem.semantics, packed=False, uneven=is_uneven)
-    typical = replace(problem, batch=1, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics)
+    batch = _TYPICAL_BATCH[problem.operation]
+    typical = replace(problem, batch=batch, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics)
     return replace(typical, page=0, cache="")
 
 

@@ -23,9 +23,9 @@ def bench(
             "-k",
             metavar="KEY",
             help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
-            "hopper-dq, decode, latent, 'B_r,B_c', a set of your own, or short forms separated by "
-            "';'; 'ours', alone or with others, is attention() without a config. Default: the "
-            "environment variable KERNELS, else ours.",
+            "hopper-dq, decode, latent, latent-mma, 'B_r,B_c', a set of your own, or short forms "
+            "separated by ';'; 'ours', alone or with others, is attention() without a config. "
+            "Default: the environment variable KERNELS, else ours.",
         ),
     ] = None,
     d_heads: Annotated[

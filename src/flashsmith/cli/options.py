@@ -25,8 +25,8 @@ Kernels = Annotated[
         "-k",
         metavar="KEY",
         help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
-        "hopper-dq, decode, latent, 'B_r,B_c', a set of your own, or short forms separated by "
-        "';'. Default: the environment variable KERNELS.",
+        "hopper-dq, decode, latent, latent-mma, 'B_r,B_c', a set of your own, or short forms "
+        "separated by ';'. Default: the environment variable KERNELS.",
     ),
 ]
 Arch = Annotated[

@@ -47,6 +47,8 @@ from flashsmith.families.mma_sync_backward import MMA_SYNC_BACKWARD
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.families.mma_sync_decode import MMA_SYNC_DECODE
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
+from flashsmith.families.mma_sync_mla import MMA_SYNC_MLA
+from flashsmith.families.mma_sync_mla.config import MmaSyncMlaKernelConfig
 from flashsmith.families.names import parse_kernel_name_into_config
 from flashsmith.families.nearest import check_legal, nearest_legal
 from flashsmith.families.row_merge import ROW_MERGE
@@ -89,6 +91,7 @@ __all__ = [
     "MMA_SYNC",
     "MMA_SYNC_BACKWARD",
     "MMA_SYNC_DECODE",
+    "MMA_SYNC_MLA",
     "ROW_MERGE",
     "RULES",
     "SCORE_SUMS",
@@ -107,6 +110,7 @@ __all__ = [
     "FlashDecodeKernelConfig",
     "FlashForwardKernelConfig",
     "KernelConfig",
+    "MmaSyncMlaKernelConfig",
     "PingPong",
     "Problem",
     "RowMergeKernelConfig",

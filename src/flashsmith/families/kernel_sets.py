@@ -54,10 +54,10 @@ def get_kernel_configs(key: str | None = None) -> list[KernelConfig]:
     """The configs that `key` selects. If it is not given, the environment variable KERNELS is used.
 
     `key` is the name of a built-in set (prog, prog-all, tune, space, cover, all, hopper, backward,
-    hopper-backward, hopper-dq, decode, latent); or "B_r,B_c", which stands for the configs of tune
-    with these block sizes; or short forms separated by ';'. It can also be the name of an installed
-    set (entry point group 'flashsmith.kernel_sets') or the path of a file with one short form per
-    line. Duplicates are removed.
+    hopper-backward, hopper-dq, decode, latent, latent-mma); or "B_r,B_c", which stands for the
+    configs of tune with these block sizes; or short forms separated by ';'. It can also be the name
+    of an installed set (entry point group 'flashsmith.kernel_sets') or the path of a file with one
+    short form per line. Duplicates are removed.
 
     Raises:
         SelectionError: the key is not set, empty or unknown, or it selects nothing.

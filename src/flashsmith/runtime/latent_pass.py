@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics, families
+from flashsmith.families.canonical import emulated_arch
 from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import LONGEST, check_sinks, mask_options
@@ -17,16 +18,19 @@ from flashsmith.runtime.decode_pass import (
     check_contents,
 )
 from flashsmith.runtime.frameworks.base import TensorView
-from flashsmith.runtime.kernel_choice import Chooser, check_server, kernel_for, limits_of
+from flashsmith.runtime.kernel_choice import (
+    DEFAULT_EMULATED_ARCH,
+    Chooser,
+    check_server,
+    kernel_for,
+    limits_of,
+)
 from flashsmith.runtime.libraries import LoadedKernel
 from flashsmith.runtime.prepared_call import prepare
 from flashsmith.runtime.request import Request, check_operation
 from flashsmith.runtime.running_time import check_seconds, estimate_seconds
 from flashsmith.runtime.tensors import DTYPES, check_beside, view_tensor
 from flashsmith.semantics.signature import check_flag, check_mask, check_scale, whole_number
-
-# The first GPUs that have kernels; host tensors are emulated as on one of them.
-_ARCH = 90
 
 
 class LatentTensors(NamedTuple):
@@ -82,12 +86,11 @@ def _run(
 ) -> Any:
     request = check_latent_request(tensors, options)
     q, problem = request.first, request.problem
-    device = limits_of(q, check_flag("emulate", emulate), _ARCH)
-    if device.arch != _ARCH:
-        raise ArgumentError(
-            f"v_width: {device.name} is sm_{device.arch}; kernels over a latent cache exist for "
-            f"sm_{_ARCH} only; elsewhere call PyTorch's attention on the rows and their values"
-        )
+    device = limits_of(
+        q,
+        check_flag("emulate", emulate),
+        emulated_arch(config) if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH,
+    )
     cfg = config if isinstance(config, KernelConfig) else config(problem, device)
     semantics = check_server(cfg, problem, device)
     if q.device.kind == "cpu":

@@ -2,9 +2,10 @@
 // section. Each lane copies the keys of one box, which lie in one block of the cache.
 #pragma once
 
+#include "mla/tile.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/tma.cuh"
-#include "wgmma_mla/tile.cuh"
+#include "wgmma_mla/static_kernel_configuration.cuh"
 
 namespace flashsmith {
 

@@ -23,6 +23,8 @@ struct StaticMlaConfig {
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
 
+    static constexpr int B_r = kMlaRows, B_c = kMlaKeys;
+    static constexpr int grouped_blocks = kMlaConsumers;  // one for each warpgroup
     static constexpr int d_head = CFG.d_head, d_v = CFG.d_v, half = d_v / 2;
     using Panel = flashsmith::Panel<64>;
     static constexpr int n_panels = d_head / Panel::kColumns;

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from flashsmith.families import latent
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
 from flashsmith.families.head_dims import HeadDims
 from flashsmith.families.order import Order
+from flashsmith.families.tile_work import CallWork
 from flashsmith.families.warpgroups import WarpgroupFamily
 from flashsmith.families.wgmma_mla import cost, describe, rules, search_space, sets
-from flashsmith.families.wgmma_mla.config import PAIRS, WgmmaMlaKernelConfig
+from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
@@ -37,8 +39,9 @@ class WgmmaMlaFamily(WarpgroupFamily):
         plan_header="wgmma_mla/plan.h",
         plan_function="plan_mla",
     )
+    has_cost_model = True
     space_key = "latent"
-    pairs = PAIRS
+    pairs = latent.PAIRS
     translation_seconds = cost.TRANSLATION_SECONDS
     sets: ClassVar[Mapping[str, ConfigSet]] = {
         "latent": ConfigSet("kernels of attention over a latent cache", sets.get_mla_configs),
@@ -54,12 +57,7 @@ class WgmmaMlaFamily(WarpgroupFamily):
 
     def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
         arch = super().unsupported_reason(problem, device)
-        if arch is None and (problem.d, problem.d_v) not in PAIRS:
-            served = " and ".join(map(str, PAIRS))
-            return f"it has kernels of d {served}, and the problem's is {problem.d}:{problem.d_v}"
-        if arch is None and problem.heads_k != 1:
-            return f"all query heads share one head of the cache, and it has {problem.heads_k}"
-        return arch
+        return latent.unsupported_reason(problem) if arch is None else arch
 
     def candidates(
         self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
@@ -82,6 +80,9 @@ class WgmmaMlaFamily(WarpgroupFamily):
 
     def compile_cost(self, cfg: WgmmaMlaKernelConfig) -> float:
         return cost.COMPILE_COST
+
+    def call_work(self, cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork:
+        return cost.work(cfg, problem, device)
 
     def smem_map(self, cfg: WgmmaMlaKernelConfig) -> Sequence[SmemRegion]:
         return describe.smem_map(cfg)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flashsmith.families.config import KernelConfig
-from flashsmith.families.head_dims import HeadPair
 from flashsmith.families.knob import knob
 from flashsmith.families.warpgroups import (
     REGISTERS_WORD,
@@ -19,7 +18,6 @@ from flashsmith.families.warpgroups import (
 )
 from flashsmith.semantics.dtype import DType
 
-PAIRS = (HeadPair(320, 256), HeadPair(576, 512))
 # Blocks of keys in flight, one for each of the consumer warpgroups.
 STAGES = 2
 # For barriers, and for the maxima and sums that warpgroups exchange.

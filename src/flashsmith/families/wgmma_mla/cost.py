@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.latent import LatentRates, call_work
+from flashsmith.families.tile_work import CallWork, rates_of
+from flashsmith.operations.problem import Problem
+
 # How long any config takes to compile, relative to those of other families; 1,000 is about 1.4 s.
 COMPILE_COST = 3000.0
 # Seconds that the emulator takes to translate a kernel, on one core.
 TRANSLATION_SECONDS = 0.5
+# The kernels are assumed to reach this share of the rate of wgmma: nothing was measured.
+_SHARE_OF_WGMMA = 0.6
+
+
+def work(cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork:
+    """The work of all launches of a call; its time is infinite on GPUs without wgmma."""
+    rates = rates_of(device)
+    if not rates.wgmma:
+        return CallWork(float("inf"), 0, 0, cfg.B_r)
+    step = 2 * cfg.B_r * cfg.B_c * (cfg.d_head + cfg.d_v) / (rates.wgmma * _SHARE_OF_WGMMA)
+    return call_work(cfg, problem, device, LatentRates(1, lambda ctas: step, rates.wgmma_clock))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashsmith.families.latent import PAIRS
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import (
     REGISTERS_BESIDE_TILES,
@@ -9,7 +10,7 @@ from flashsmith.families.warpgroups import (
     register_rules,
     registers_each,
 )
-from flashsmith.families.wgmma_mla.config import PAIRS, STAGES, WgmmaMlaKernelConfig
+from flashsmith.families.wgmma_mla.config import STAGES, WgmmaMlaKernelConfig
 
 RULES: tuple[Rule, ...] = (
     arch_rule(WgmmaMlaKernelConfig.FAMILY),

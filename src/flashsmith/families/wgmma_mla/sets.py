@@ -7,8 +7,9 @@ from itertools import product
 
 from flashsmith.families.device import DeviceSpec, device_spec
 from flashsmith.families.head_dims import HeadDims, HeadPair
+from flashsmith.families.latent import PAIRS
 from flashsmith.families.legality import is_legal
-from flashsmith.families.wgmma_mla.config import PAIRS, WgmmaMlaKernelConfig
+from flashsmith.families.wgmma_mla.config import WgmmaMlaKernelConfig
 from flashsmith.semantics.dtype import DType
 
 

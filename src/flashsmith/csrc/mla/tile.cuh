@@ -1,9 +1,10 @@
-// A tile: up to 64 rows of one sequence, which are its query heads, token after token, and the part
-// of the keys that a CTA computes for them.
+// A tile: rows of one sequence, which are its query heads, token after token, and the part of the
+// keys that a CTA computes for them. A Kernel has B_r rows of a tile, B_c keys of a
+// block, and of blocks that parts keep together.
 #pragma once
 
 #include "common/key_mask.cuh"
-#include "wgmma_mla/static_kernel_configuration.cuh"
+#include "mla/args.cuh"
 
 namespace flashsmith {
 
@@ -28,29 +29,31 @@ struct MlaTile {
         const int appended = args.new_rows == nullptr ? 0 : q_count;
         const int before = min(max(args.cache_lens[batch], 0), args.capacity);
         k_count = min(before + appended, args.capacity);
-        first_row = static_cast<int>(tile % args.tiles) * kMlaRows;
-        row_end = min(first_row + kMlaRows, q_count * args.heads);
-        first_part_row = int64_t{tile} * args.most_parts * kMlaRows;
+        first_row = static_cast<int>(tile % args.tiles) * Kernel::B_r;
+        row_end = min(first_row + Kernel::B_r, q_count * args.heads);
+        first_part_row = int64_t{tile} * args.most_parts * Kernel::B_r;
         if (!exists()) return;
         const KeyRange top = keys(first_row), bottom = keys(row_end - 1);
         blocks = {
-            .begin = top.first / kMlaKeys,
-            .end = bottom.last < top.first ? top.first / kMlaKeys : bottom.last / kMlaKeys + 1,
-            .full_begin = (bottom.first + kMlaKeys - 1) / kMlaKeys,
-            .full_end = (top.last + 1) / kMlaKeys,
+            .begin = top.first / Kernel::B_c,
+            .end =
+                bottom.last < top.first ? top.first / Kernel::B_c : bottom.last / Kernel::B_c + 1,
+            .full_begin = (bottom.first + Kernel::B_c - 1) / Kernel::B_c,
+            .full_end = (top.last + 1) / Kernel::B_c,
         };
         const int count = max(blocks.end - blocks.begin, 0);
-        parts = min(max(count * kMlaKeys / Kernel::CFG.min_keys, 1), args.most_parts);
+        parts = min(max(count * Kernel::B_c / Kernel::CFG.min_keys, 1), args.most_parts);
     }
 
     FS_DEVICE bool exists() const { return first_row < row_end; }
     FS_DEVICE bool is_split() const { return parts > 1; }
 
-    // The blocks of a part: pairs of blocks, one for each warpgroup.
+    // The blocks of a part, which begins with a group of blocks.
     FS_DEVICE BlockRange of_part(int part) const {
-        const int pairs = (max(blocks.end - blocks.begin, 0) + 1) / 2;
+        constexpr int kGroup = Kernel::grouped_blocks;
+        const int groups = (max(blocks.end - blocks.begin, 0) + kGroup - 1) / kGroup;
         const auto boundary = [&](int i) {
-            return blocks.begin + 2 * static_cast<int>(int64_t{pairs} * i / parts);
+            return blocks.begin + kGroup * static_cast<int>(int64_t{groups} * i / parts);
         };
         return {boundary(part), min(boundary(part + 1), blocks.end), blocks.full_begin,
                 blocks.full_end};

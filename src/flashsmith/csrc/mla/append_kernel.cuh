@@ -1,0 +1,38 @@
+// The kernel that appends to a latent cache.
+#pragma once
+
+#include "mla/tile.cuh"
+
+namespace flashsmith {
+
+// Appends new rows to the cache; a warp copies one. Nothing is written outside the cache.
+template <class Kernel>
+__global__ void __launch_bounds__(kMlaAppendThreads) mla_append_kernel(const MlaKernelArgs args) {
+    using value_t = typename Kernel::value_t;
+    allow_next_launch();
+    const uint32_t index =
+        block_index() * (kMlaAppendThreads / kWarpSize) + thread_index() / kWarpSize;
+    const int batch = static_cast<int>(index / args.seq_q), query = index % args.seq_q;
+    if (batch >= args.batch) return;
+    const SequenceRows q =
+        sequence_rows<Kernel::SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
+    const int length = args.cache_lens[batch];
+    if (query >= q.count || length < 0 || length >= args.capacity ||
+        query >= args.capacity - length)
+        return;
+    const int key = length + query;
+    int block = batch, slot = key;
+    if (args.page_table != nullptr) {
+        block = args.page_table[batch * args.page_table_stride + key / args.slots];
+        slot = key % args.slots;
+        if (block < 0 || block >= args.blocks) return;
+    }
+    const auto* from = static_cast<const value_t*>(args.new_rows) + batch * args.new_strides.batch +
+                       (q.first + query) * args.new_strides.row;
+    auto* to = static_cast<value_t*>(args.cache_rows) + block * args.cache_strides.batch +
+               slot * args.cache_strides.row;
+    for (int column = 8 * lane_index(); column < Kernel::d_head; column += 8 * kWarpSize)
+        store_global_16B(to + column, load_global_16B(from + column));
+}
+
+}  // namespace flashsmith

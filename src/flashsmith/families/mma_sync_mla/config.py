@@ -1,0 +1,126 @@
+"""MmaSyncMlaKernelConfig: the knobs of the mma_sync_mla family; a config names the kernels of a
+call.
+
+The C++ struct with this name (csrc/mma_sync_mla/config.cuh) has the same fields in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
+from flashsmith.families.knob import knob
+from flashsmith.semantics.dtype import DType
+
+ROWS, WARPS = 16, 4
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, order=True)
+class MmaSyncMlaKernelConfig(KernelConfig):
+    """Attention over a latent cache, by the mma_sync_mla family (sm_80 and later).
+
+    Raises:
+        ArgumentError: a field has the wrong type, or is not in the range of an int.
+    """
+
+    FAMILY: ClassVar[str] = "mma_sync_mla"
+    OLDEST_ARCH: ClassVar[int] = 80
+    # For example '(BF16, 576:512, 32): latent_mma+stages_3+least_512+parts_16'
+    SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_c")
+    LEADING_WORD: ClassVar[str] = "latent_mma"
+
+    dtype: DType = knob(
+        "element type of q, the cache and o",
+        values=tuple(DType),
+        effect=lambda cfg: "element type of q, the cache and o; sums are fp32",
+        where="StaticMmaSyncMlaConfig",
+    )
+    d_head: int = knob(
+        "columns of q and of the cache",
+        values=(320, 576),
+        effect=lambda cfg: (
+            f"a warp multiplies {cfg.d_head // 2} columns of q with those of {cfg.B_c // 2} keys"
+        ),
+        where="StaticMmaSyncMlaConfig",
+    )
+    B_c: int = knob(
+        "keys of a block",
+        values=(32, 64),
+        effect=lambda cfg: f"a CTA computes the scores of {cfg.B_c} keys at a time",
+        where="MlaPart::run",
+    )
+    stages: int = knob(
+        "blocks of keys in shared memory",
+        values=(2, 3, 4, 5, 6),
+        word="stages",
+        default=3,
+        always=True,
+        effect=lambda cfg: f"{cfg.stages - 1} blocks are copied while one is multiplied",
+        where="MlaBlockCopies",
+    )
+    min_keys: int = knob(
+        "minimum keys in a part of a sequence",
+        values=(64, 128, 256, 512, 1024, 2048),
+        word="least",
+        default=512,
+        always=True,
+        effect=lambda cfg: f"sequences of {2 * cfg.min_keys} or more keys are split",
+        where="MlaTile",
+    )
+    most_parts: int = knob(
+        "maximum parts of a sequence; each needs workspace for its rows of o",
+        values=(1, 2, 4, 8, 16, 32, 64),
+        word="parts",
+        default=16,
+        always=True,
+        effect=lambda cfg: f"up to {cfg.most_parts} CTAs share the keys of {ROWS} rows",
+        where="MlaTile",
+    )
+    lazy_rescale: bool = knob(
+        "O is rescaled only if the new maximum has enough weight",
+        word="lazy",
+        default=False,
+        effect=lambda cfg: (
+            "O is rescaled only once a row's new maximum has a large share of its weight, or is "
+            "2^8 times the old one"
+            if cfg.lazy_rescale
+            else "O is rescaled for every block of keys"
+        ),
+        where="OnlineSoftmax",
+    )
+    d_v: int = knob(
+        "columns of v and o, the first ones of a row of the cache",
+        values=(256, 512),
+        default=0,
+        lowest=0,
+        effect=lambda cfg: f"each of {WARPS} warps sums {cfg.d_v // WARPS} columns of o",
+        where="StaticMmaSyncMlaConfig",
+    )
+
+    @property
+    def B_r(self) -> int:
+        """Query rows of a CTA's tile."""
+        return ROWS
+
+    @property
+    def n_warps(self) -> int:
+        """Warps of a CTA."""
+        return WARPS
+
+    @property
+    def n_threads(self) -> int:
+        return WARPS * THREADS_PER_WARP
+
+    @property
+    def share_bytes(self) -> int:
+        """Bytes of shared memory for the warps' shares of the scores: two of each, in fp32."""
+        return 2 * ROWS * self.B_c * _FLOAT_BYTES
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        return self.stages * self.B_c * self.d_head * elem_size + self.share_bytes
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """Any lengths may occur, so one kernel serves all sizes."""
+        return True

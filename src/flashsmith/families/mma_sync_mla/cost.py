@@ -1,0 +1,48 @@
+"""Costs of the mma_sync_mla family. Nothing was measured: the figures are counted instructions,
+their latencies, and the rates of the GPUs."""
+
+from __future__ import annotations
+
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.latent import LatentRates, call_work
+from flashsmith.families.mma_sync_mla.config import WARPS, MmaSyncMlaKernelConfig
+from flashsmith.families.tile_work import EXP2, SMEM_BYTES, CallWork, rates_of
+from flashsmith.operations.problem import Problem
+
+# How long any config takes to compile, relative to those of other families; 1,000 is about 1.4 s.
+COMPILE_COST = 3000.0
+# Seconds that the emulator takes to translate a kernel, on one core.
+TRANSLATION_SECONDS = 0.5
+# Cycles from one block of 32 keys to the next if a CTA runs alone: two barriers, the MMAs of each
+# product one after another, the scores' way through shared memory, and the softmax.
+_ALONE = 900.0
+_ALONE_KEYS = 32
+_REGISTERS = 232
+
+
+def step_cycles(cfg: MmaSyncMlaKernelConfig, device: DeviceSpec, ctas: int) -> float:
+    """The cycles in which each of `ctas` CTAs on an SM computes a block of keys."""
+    rates = rates_of(device)
+    columns = cfg.d_head + cfg.d_v
+    products = 2 * cfg.B_r * cfg.B_c * columns / rates.mma
+    block = cfg.B_c * (cfg.d_head + columns) * cfg.dtype.element_size
+    shared = (block + (1 + WARPS) * cfg.share_bytes) / SMEM_BYTES
+    exponentials = WARPS * cfg.B_r * cfg.B_c / EXP2
+    alone = _ALONE * (1 + cfg.B_c / _ALONE_KEYS) / 2
+    return max(ctas * max(products, shared, exponentials), alone)
+
+
+def work(cfg: MmaSyncMlaKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
+    """The work of all launches of a call; its time is infinite if no CTA fits."""
+    limits = cfg.cta_limits(
+        device.max_smem_per_sm,
+        _REGISTERS,
+        max_threads=device.max_threads_per_sm,
+        max_ctas=device.max_ctas_per_sm,
+    )
+    rates = LatentRates(
+        resident=min(limits.values()),
+        step_cycles=lambda ctas: step_cycles(cfg, device, ctas),
+        clock=rates_of(device).clock,
+    )
+    return call_work(cfg, problem, device, rates)

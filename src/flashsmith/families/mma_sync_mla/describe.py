@@ -1,0 +1,47 @@
+"""Descriptions of a kernel of the mma_sync_mla family, for `flashsmith explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.mma_sync_mla.config import WARPS, MmaSyncMlaKernelConfig
+from flashsmith.families.order import FIRST_TILE, Order, outgrown
+
+# For each use of shared memory in the kernels, the kinds of access that the emulator counts for it.
+CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
+    "ldmatrix": ("ldmatrix",),
+    "copy st": ("cp.async",),
+    "O st": (),
+    "O ld": (),
+}
+_LOG2_GROWTH = 8
+
+
+def smem_map(cfg: MmaSyncMlaKernelConfig) -> Sequence[SmemRegion]:
+    """The layout of a CTA's dynamic shared memory."""
+    return smem_regions(cfg, [("keys and values", cfg.stages, cfg.B_c)], "shares of the scores")
+
+
+def intensity(cfg: MmaSyncMlaKernelConfig) -> Intensity:
+    """FLOP per byte in the loop over blocks of keys; what is outside the loop does not count.
+
+    A block is read from global memory once. From shared memory, it is read once for the scores and
+    its first d_v columns for O, and each warp reads all shares of the scores.
+    """
+    flop = 2 * cfg.B_r * cfg.B_c * (cfg.d_head + cfg.d_v)
+    size = cfg.dtype.element_size
+    shared = cfg.B_c * (cfg.d_head + cfg.d_v) * size + WARPS * cfg.share_bytes
+    return Intensity(shared=flop / shared, global_memory=flop / (cfg.B_c * cfg.d_head * size))
+
+
+def order(cfg: MmaSyncMlaKernelConfig, arch: int) -> Order:
+    """The order of operations in which a row is computed."""
+    own = {
+        "direction": FIRST_TILE,
+        "chunks": f"up to {cfg.most_parts}, each at least {cfg.min_keys} keys of the row's tile",
+        "merge": "from the first part on, by natural log-sum-exps",
+    }
+    if cfg.lazy_rescale:
+        own["offset"] = outgrown(_LOG2_GROWTH)
+    return Order.own(arch, cfg.B_c, **own)

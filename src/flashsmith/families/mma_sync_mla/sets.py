@@ -1,0 +1,48 @@
+"""The config set of the mma_sync_mla family, and its candidates if nothing was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from flashsmith.families.device import DeviceSpec, device_spec
+from flashsmith.families.head_dims import HeadDims, HeadPair
+from flashsmith.families.latent import PAIRS
+from flashsmith.families.legality import is_legal
+from flashsmith.families.mma_sync_mla.config import MmaSyncMlaKernelConfig
+from flashsmith.semantics.dtype import DType
+
+# CTAs of an SM: while one waits for barriers or for its scores, the other multiplies.
+_CTAS = (2, 1)
+
+
+def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[MmaSyncMlaKernelConfig]:
+    """The kernel for d and d_v with as many stages as fit twice on an SM, or else once; none for a
+    single width."""
+    if not isinstance(widths, HeadPair) or widths not in PAIRS:
+        return []
+    # The merge writes and reads a part's rows of o in fp32: 3% of the bytes of 1,024 keys.
+    plain = MmaSyncMlaKernelConfig(dtype, widths.d_head, 32, 2, 1024, 32, True, widths.d_v)
+    stages = reversed(plain.family.knob_values["stages"])
+    for ctas, count in product(_CTAS, stages):
+        cfg = plain.with_knobs(stages=count)
+        if is_legal(cfg, device) and cfg.num_ctas_per_sm(device.max_smem_per_sm) >= ctas:
+            return [cfg]
+    return []
+
+
+def proof_configs(
+    dtype: DType, widths: HeadDims, device: DeviceSpec
+) -> list[MmaSyncMlaKernelConfig]:
+    """The candidates, and one that rescales at once, splits short sequences, and has larger
+    blocks."""
+    found = candidates(dtype, widths, device)
+    changes = {"B_c": 64, "stages": 2, "min_keys": 128, "most_parts": 4, "lazy_rescale": False}
+    return [*found, *(cfg.with_knobs(**changes) for cfg in found[:1])]
+
+
+def get_mla_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[MmaSyncMlaKernelConfig]:
+    """The set 'latent-mma': for each dtype and d_head a kernel for each size of shared memory."""
+    devices = map(device_spec, ("H200", "A100", "L40S"))
+    asked = product(dtypes, PAIRS, devices)
+    return list(dict.fromkeys(cfg for dtype, d, gpu in asked for cfg in candidates(dtype, d, gpu)))
