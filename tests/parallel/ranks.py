@@ -5,13 +5,15 @@ Each rank runs all scripts in order and writes what they return, or their errors
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
 import mmap
 import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.families.canonical import CHUNK
 from flashsmith.parallel import rank_memory, schedules
 from flashsmith.parallel.group import Group, Message
+from flashsmith.parallel.rank_memory import HERE
 from flashsmith.runtime import backward_pass, forward_pass
 
 # What other tests have, too.
@@ -137,22 +140,33 @@ def run_case(case: Case, group: Any = None, **keywords: Any) -> dict[str, Any]:
 
 
 class HostMemory:
-    """In the place of a GPU's, for ranks on one host: files in memory, and nothing to wait for but
-    what ranks tell each other."""
+    """In the place of a GPU's, for ranks on one host: files in memory, in which they also tell each
+    other what has come. What a GPU would wait for, the host waits for."""
 
-    def __init__(self, device: Any, rank: int, nbytes: int) -> None:
+    waits = True
+
+    def __init__(self, device: Any, rank: int, size: int, nbytes: int) -> None:
         with tempfile.NamedTemporaryFile(delete=False) as file:
-            file.truncate(nbytes)
+            file.truncate(nbytes + 16 * size)
         self.name, self._rank, self._nbytes = file.name.encode(), rank, nbytes
         self._of_ranks: list[Any] = []
-        self.memory = self._open(self.name)
+        self._own = self._open(self.name)
+        self.memory = self._own[:nbytes]
+        self.copies = 0
 
     def _open(self, name: bytes) -> Any:
         with open(name.rstrip(b"\0"), "r+b") as file:
-            return torch.frombuffer(mmap.mmap(file.fileno(), self._nbytes), dtype=torch.uint8)
+            return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
 
     def open(self, names: Any) -> None:
         self._of_ranks = [self._open(name) for name in names]
+
+    def greet(self) -> None:
+        for rank in range(len(self._of_ranks)):
+            self.tell(rank, HERE, 1)
+
+    def check_greetings(self) -> bool:
+        return all(self._word(self._own, rank, HERE) == 1 for rank in range(len(self._of_ranks)))
 
     def leave(self) -> None:
         self._of_ranks.clear()
@@ -160,33 +174,60 @@ class HostMemory:
     def free(self) -> None:
         os.unlink(self.name)
 
-    def read(self, parts: Any) -> None:
-        for rank, there, here, nbytes in parts:
-            self.memory[here : here + nbytes] = self._of_ranks[rank][there : there + nbytes]
+    def begin(self) -> None: ...
 
-    def arrived(self) -> Callable[[], None]:
+    begin_sending = begin
+
+    def end_sending(self) -> Callable[[], None]:
         return lambda: None
 
-    def wait_until_read(self, slot: int) -> None: ...
+    def put(self, first: int, rows: Any, places: Any) -> None:
+        self.send(self._rank, first, rows, places)
 
-    publish = begin_reading = wait_until_read
+    def send(self, rank: int, first: int, rows: Any, places: Any) -> None:
+        base = self._of_ranks[rank].data_ptr() + first
+        for address, offset in places:
+            for row in range(rows.number):
+                to = base + offset + row * rows.slot_step
+                ctypes.memmove(to, address + row * rows.step, rows.width)
+                self.copies += rank != self._rank
 
-    def end_reading(self, slot: int) -> Callable[[], None]:
-        return self.arrived()
+    def _word(self, memory: Any, rank: int, kind: int) -> Any:
+        return memory[self._nbytes :].view(torch.int64)[2 * rank + kind]
+
+    def tell(self, rank: int, kind: int, value: int) -> None:
+        self._word(self._of_ranks[rank], self._rank, kind).fill_(value)
+
+    def wait(self, rank: int, kind: int, value: int) -> None:
+        begin = time.monotonic()
+        while self.waits and self._word(self._own, rank, kind) < value:
+            assert time.monotonic() - begin < 60, "a rank waits for another"
+            time.sleep(0)
+
+    tell_sent, wait_to_send = tell, wait
+
+
+@contextlib.contextmanager
+def host_memory(kind: type[HostMemory] = HostMemory) -> Iterator[list[HostMemory]]:
+    """Ranks copy to each other's memory on the host; the memories that were made."""
+    made: list[HostMemory] = []
+
+    def make(*given: Any) -> HostMemory:
+        made.append(kind(*given))
+        return made[-1]
+
+    step = rank_memory._STEP
+    rank_memory.MEMORIES["cpu"], rank_memory._STEP = make, 1
+    try:
+        yield made
+    finally:
+        del rank_memory.MEMORIES["cpu"]
+        rank_memory._STEP = step
 
 
 def run_copied(case: Case) -> dict[str, Any]:
-    """run_case where ranks copy from each other's memory, with slots that grow."""
-    copies: list[int] = []
-    read = HostMemory.read
-
-    def counted(self: HostMemory, parts: Any) -> None:
-        copies.append(len(parts))
-        read(self, parts)
-
-    HostMemory.read = counted  # type: ignore[method-assign]
-    rank_memory.MEMORIES["cpu"], rank_memory._STEP = HostMemory, 1
-    try:
+    """run_case where ranks copy to each other's memory, with slots that grow."""
+    with host_memory() as made:
         group = dist.new_group()
         smaller = [parallel.shard(case.draw()[name][:1], group=group) for name in "qkv"]
         for _ in range(3):
@@ -194,11 +235,9 @@ def run_copied(case: Case) -> dict[str, Any]:
                 *smaller, schedule="allgather", group=group, **{**KERNELS, **case.semantics}
             )
         found = run_case(case, group=group)
-        assert sum(copies) > 3
+        assert len(made) > 1
+        assert sum(it.copies for it in made) > 3
         return found
-    finally:
-        del rank_memory.MEMORIES["cpu"]
-        HostMemory.read = read  # type: ignore[method-assign]
 
 
 # --- calls that must fail, on every rank, or must not hang ---------------------------------------
@@ -420,6 +459,31 @@ def canonical(rank: int) -> dict[str, Any]:
     one = {"bits": "canonical" if rank else "free", "schedule": "allgather"}
     found["one"] = text_of(lambda: parallel.attention(*tensors(16), **one))
     return found
+
+
+class ForgetfulMemory(HostMemory):
+    """Its host does not wait for others, as that of a GPU does not."""
+
+    waits = False
+
+
+def left_out(rank: int) -> list[str]:
+    """One rank runs a backward pass alone, and then both make a call."""
+    case = Case("allgather", (80,), batch=1, causal=True)
+    with host_memory(ForgetfulMemory):
+        group = dist.new_group()
+        shards = [parallel.shard(case.draw()[it], group=group).requires_grad_() for it in "qkv"]
+
+        def call() -> Any:
+            return parallel.attention(
+                *shards, schedule="allgather", group=group, causal=True, **KERNELS
+            )
+
+        call()
+        o = call()
+        if rank == 1:
+            o.float().sum().backward()
+        return [text_of(call)]
 
 
 def late(rank: int) -> tuple[str, float]:

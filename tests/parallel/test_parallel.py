@@ -50,6 +50,7 @@ SCRIPTS = (
     "agreed_before",
     "without_a_host_backend",
     "refused",
+    "left_out",
     "late",
     "death",
 )
@@ -300,6 +301,13 @@ def test_a_call_like_one_before_is_agreed_on_in_a_word(pair: list[dict[str, Any]
         first, *others = found["outputs"]
         assert all(torch.equal(first, other) for other in others)
         assert found["exchanges"] == []
+
+
+def test_a_backward_pass_that_one_rank_runs_alone_is_told_at_the_next_call(
+    pair: list[dict[str, Any]],
+) -> None:
+    for (text,) in found_by(pair, "left_out"):
+        assert text.startswith("GroupError: group: rank 1 has made 5 transfers, and rank 0 2")
 
 
 @pytest.mark.parametrize(("script", "seconds"), [("late", 10), ("death", 20)])

@@ -1,22 +1,33 @@
-"""Memory that ranks copy from each other: GPUs run what hosts ask of them in any order allowed."""
+"""Memory to which ranks copy: GPUs run what hosts ask of them in any order allowed."""
 
 from __future__ import annotations
 
+import ctypes
 import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
-from flashsmith.errors import GroupError  # noqa: E402
-from flashsmith.parallel.rank_memory import HostSync, RankMemory  # noqa: E402
+from flashsmith.errors import LaunchError  # noqa: E402
+from flashsmith.parallel import rank_memory  # noqa: E402
+from flashsmith.parallel.rank_memory import (  # noqa: E402
+    FREE,
+    HERE,
+    HostSync,
+    RankMemory,
+    RowShape,
+)
 
-SLOT = 64
+SLOT = 256
+# Bytes of a message, in rows of two bytes: so a GPU may stop in the middle of one.
+MESSAGE = RowShape(2, 4, 2, 2)
+SIZE = 8
 
 
 class Event:
@@ -27,26 +38,27 @@ class Event:
 
 
 class Gpu:
-    """Of one rank: streams as queues, run by Gpus.run in any order that events allow."""
+    """Of one rank: streams as queues, run by Gpus.run in any order that waits allow."""
 
     def __init__(self, gpus: Gpus, rank: int) -> None:
         self._gpus, self.rank = gpus, rank
         self.streams: dict[str, deque[Callable[[], bool]]] = {"main": deque(), "side": deque()}
 
     def ask(self, stream: str, work: Callable[[], Any]) -> None:
+        self.wait_until(stream, lambda: (work(), True)[1])
+
+    def wait_until(self, stream: str, is_reached: Callable[[], bool]) -> None:
         with self._gpus.lock:
-            self.streams[stream].append(lambda: (work(), True)[1])
+            self.streams[stream].append(is_reached)
 
     def record(self, stream: str, event: Event) -> None:
-        with self._gpus.lock:
-            event.recorded += 1
-            number = event.recorded
-            self.streams[stream].append(lambda: (setattr(event, "reached", number), True)[1])
+        event.recorded += 1
+        number = event.recorded
+        self.ask(stream, lambda: setattr(event, "reached", number))
 
     def wait(self, stream: str, event: Event) -> None:
-        with self._gpus.lock:
-            number = event.recorded
-            self.streams[stream].append(lambda: event.reached >= number)
+        number = event.recorded
+        self.wait_until(stream, lambda: event.reached >= number)
 
 
 class Gpus:
@@ -72,151 +84,244 @@ class Gpus:
 
 
 class Memory:
-    """As GpuMemory, of such a GPU."""
+    """As GpuMemory, of such a GPU; ``careless`` names what it leaves out."""
 
-    def __init__(self, gpu: Gpu, gpus: Gpus, *, careless: str = "") -> None:
+    def __init__(
+        self, gpu: Gpu, gpus: Gpus, *, careless: str = "", one_queue: bool = False
+    ) -> None:
         self._gpu, self._gpus, self._careless = gpu, gpus, careless
+        self._side = "main" if one_queue else "side"
         self.memory = torch.zeros(2 * SLOT, dtype=torch.uint8)
-        self.written, self.is_read = [Event(), Event()], [Event(), Event()]
+        self.words = {(rank, kind): 0 for rank in range(len(gpus.gpus)) for kind in (FREE, HERE)}
+        self._ready, self._sent = Event(), Event()
         gpus.memories[gpu.rank] = self
 
-    @property
-    def _others(self) -> list[Memory]:
-        return [it for rank, it in self._gpus.memories.items() if rank != self._gpu.rank]
+    def begin(self) -> None: ...
 
-    def wait_until_read(self, slot: int) -> None:
-        for other in self._others:
-            if self._careless != "wait_until_read":
-                self._gpu.wait("main", other.is_read[slot])
+    def begin_sending(self) -> None:
+        self._gpu.record("main", self._ready)
+        if self._careless != "sources":
+            self._gpu.wait(self._side, self._ready)
 
-    def publish(self, slot: int) -> None:
-        self._gpu.record("main", self.written[slot])
+    def end_sending(self) -> Callable[[], None]:
+        self._gpu.record(self._side, self._sent)
+        return lambda: None if self._careless == "sent" else self._gpu.wait("main", self._sent)
 
-    def begin_reading(self, slot: int) -> None:
-        for it in (self, *self._others):
-            if self._careless != ("own" if it is self else "theirs"):
-                self._gpu.wait("side", it.written[slot])
+    def put(self, first: int, rows: RowShape, places: Any) -> None:
+        self._copy("main", self._gpu.rank, first, rows, places)
 
-    def read(self, parts: Any) -> None:
+    def send(self, rank: int, first: int, rows: RowShape, places: Any) -> None:
+        self._copy(self._side, rank, first, rows, places)
+
+    def _copy(self, stream: str, rank: int, first: int, rows: RowShape, places: Any) -> None:
+        for address, offset in places:
+            for row in range(rows.number):
+                source, to = address + row * rows.step, first + offset + row * rows.slot_step
+
+                def work(source: int = source, to: int = to) -> None:
+                    base = self._gpus.memories[rank].memory.data_ptr()
+                    ctypes.memmove(base + to, source, rows.width)
+
+                self._gpu.ask(stream, work)
+
+    def tell(self, rank: int, kind: int, value: int) -> None:
+        self._tell("main", rank, kind, value)
+
+    def tell_sent(self, rank: int, kind: int, value: int) -> None:
+        self._tell(self._side, rank, kind, value)
+
+    def _tell(self, stream: str, rank: int, kind: int, value: int) -> None:
         def work() -> None:
-            for rank, there, here, nbytes in parts:
-                source = self._gpus.memories[rank].memory
-                self.memory[here : here + nbytes] = source[there : there + nbytes]
+            words = self._gpus.memories[rank].words
+            assert words[self._gpu.rank, kind] < value
+            words[self._gpu.rank, kind] = value
 
-        self._gpu.ask("side", work)
+        self._gpu.ask(stream, work)
 
-    def arrived(self) -> Callable[[], None]:
-        event = Event()
-        self._gpu.record("side", event)
-        return lambda: self._gpu.wait("main", event)
+    def wait(self, rank: int, kind: int, value: int) -> None:
+        if self._careless != "here":
+            self._gpu.wait_until("main", lambda: self.words[rank, kind] >= value)
 
-    def end_reading(self, slot: int) -> Callable[[], None]:
-        event = self.is_read[slot]
-        self._gpu.record("side", event)
-        return lambda: self._gpu.wait("main", event)
+    def wait_to_send(self, rank: int, kind: int, value: int) -> None:
+        if self._careless != "free":
+            self._gpu.wait_until(self._side, lambda: self.words[rank, kind] >= value)
 
 
-class Meeting:
-    """Ranks as threads that say numbers to each other."""
-
-    def __init__(self, ranks: int) -> None:
-        self._barrier, self._words = threading.Barrier(ranks), [0] * ranks
-
-    def same(self, rank: int) -> Callable[[int], bool]:
-        def ask(word: int) -> bool:
-            self._words[rank] = word
-            self._barrier.wait(20)
-            found = len(set(self._words)) == 1
-            self._barrier.wait(20)
-            return found
-
-        return ask
+def is_same(word: int) -> bool:
+    return True
 
 
-def wrong_reads(ranks: int, seed: int, careless: str = "") -> int:
-    """Transfers of numbers that each rank's kernels write and read; how many they read wrong."""
-    gpus, meeting, wrong = Gpus(ranks, seed), Meeting(ranks), []
+def wrong_reads(ranks: int, seed: int, careless: str = "", *, one_queue: bool = False) -> int:
+    """Transfers of numbers that each rank's kernels write and read; how many they read wrong.
+
+    A message has the number of its rank, its turn, and its group. The memory from which it is sent
+    is used again once the stream has been told to wait until it is sent.
+    """
+    gpus, wrong = Gpus(ranks, seed), list[int]()
+    memories = [Memory(gpu, gpus, careless=careless, one_queue=one_queue) for gpu in gpus.gpus]
+
+    sources = torch.zeros(ranks, 2, 2 * SIZE, dtype=torch.uint8)
+
+    def number(of: int, turn: int, group: int) -> int:
+        return 64 * of + 4 * turn + group
 
     def host(rank: int) -> None:
         gpu = gpus.gpus[rank]
-        memory = Memory(gpu, gpus, careless=careless)
-        peers = RankMemory(HostSync(rank, ranks, meeting.same(rank), lambda: None), memory, SLOT)
-        meeting.same(rank)(0)
+        peers = RankMemory(HostSync(rank, ranks, is_same, lambda: None), memories[rank], SLOT)
         others = [it for it in range(ranks) if it != rank]
+        groups = [it for it in others if it > rank], [it for it in others if it < rank]
 
         def finish() -> None: ...
 
         for turn in range(8):
             slot = peers.begin()
-            found = peers.view(slot, "all", lambda tensor: tensor(0, (ranks,), torch.uint8))
+            found = peers.view(slot, "all", lambda tensor: tensor(0, (ranks, SIZE), torch.uint8))
+            source = sources[rank, turn % 2]
 
-            def write(found: Any = found, turn: int = turn) -> None:
-                found[rank] = 16 * rank + turn
+            def write(source: Any = source, turn: int = turn) -> None:
+                for group, half in enumerate(source.chunk(2)):
+                    half.fill_(number(rank, turn, group))
 
-            def check(found: Any, turn: int, of: Sequence[int]) -> None:
-                wrong.extend(it for it in of if found[it] != 16 * it + turn)
+            def check(found: Any, turn: int, group: int, of: Sequence[int]) -> None:
+                wrong.extend(
+                    it for it in of if set(found[it].tolist()) != {number(it, turn, group)}
+                )
 
             gpu.ask("main", write)
-            peers.offer(slot)
-            parts = others[:1], others[1:]
-            copies = ([(it, it, it, 1) for it in part] for part in parts)
-            arrivals = list(zip(parts, peers.copy(slot, *copies), strict=True))
+            sent = [
+                [(it, [(source.data_ptr() + group * SIZE, rank * SIZE)]) for it in to]
+                for group, to in enumerate(groups)
+            ]
+            come = groups[::-1]
+            waits = peers.send(slot, MESSAGE, sent, come)
+            peers.put(slot, MESSAGE, [(source.data_ptr(), rank * SIZE)])
             # What came by the transfer before may be needed while this one is under way.
-            finish()
+            if turn % 2:
+                finish()
 
             def finish(
-                found: Any = found, turn: int = turn, arrivals: list[Any] = arrivals
+                found: Any = found, turn: int = turn, waits: Any = waits, come: Any = come
             ) -> None:
-                for part, arrived in arrivals:
-                    arrived()
-                    gpu.ask("main", lambda part=part: check(found, turn, (*part, rank)))
+                for group, wait in enumerate(waits):
+                    wait()
+                    of = come[group]
+                    gpu.ask("main", lambda group=group, of=of: check(found, turn, group, of))
+                gpu.ask("main", lambda: check(found, turn, 0, [rank]))
 
-        finish()
+            if turn % 2:
+                finish()
 
     threads = [threading.Thread(target=host, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # Only now: no host waits for its GPU.
+    # Only now: no host waits for its GPU, or for another host.
     gpus.run()
     return len(wrong)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_gpus_in_any_order_read_what_was_written(ranks: int) -> None:
-    assert sum(wrong_reads(ranks, seed) for seed in range(6)) == 0
+@pytest.mark.parametrize("one_queue", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_gpus_in_any_order_read_what_was_sent(ranks: int, one_queue: bool) -> None:
+    found = [wrong_reads(ranks, seed, one_queue=one_queue) for seed in range(6)]
+    assert sum(found) == 0
 
 
-@pytest.mark.parametrize("careless", ["wait_until_read", "own", "theirs"])
+@pytest.mark.parametrize("careless", ["sources", "sent", "free", "here"])
 def test_a_missing_wait_is_seen(careless: str) -> None:
     assert any(wrong_reads(2, seed, careless) for seed in range(40))
 
 
-def test_ranks_out_of_step_are_an_error() -> None:
-    gpus = Gpus(1, 0)
-    others = HostSync(0, 2, lambda word: False, lambda: None)
-    peers = RankMemory(others, Memory(gpus.gpus[0], gpus), SLOT)
-    with pytest.raises(GroupError, match="not at the same transfer"):
-        peers.offer(peers.begin())
-
-
 def test_every_wait_of_a_stream_for_the_others_is_marked() -> None:
-    gpus, marks = Gpus(1, 0), []
+    gpus, marks = Gpus(2, 0), list[int]()
     gpu = gpus.gpus[0]
 
     def mark() -> None:
         marks.append(len(gpu.streams["main"]))
 
-    peers = RankMemory(HostSync(0, 2, lambda word: True, mark), Memory(gpu, gpus), SLOT)
-    slot = peers.begin()
-    peers.offer(slot)
-    part = (0, 0, 0, 1)
-    arrivals = peers.copy(slot, [part], [], [part])
-    assert marks == []
-    counts = []
-    for arrived in arrivals:
-        arrived()
-        counts.append(len(gpu.streams["main"]))
-    # None for the group that is empty; each when the stream has been told to wait.
-    assert marks == [counts[0], counts[2]]
+    peers = RankMemory(HostSync(0, 2, is_same, mark), Memory(gpu, gpus), SLOT)
+    source = torch.zeros(SIZE, dtype=torch.uint8)
+    for sent, come, marked in (
+        ([[(1, [(source.data_ptr(), 0)])], []], [[], []], [False, True]),
+        ([[], []], [[1], [1]], [True, True]),
+        ([[], []], [[1], []], [True, False]),
+    ):
+        waits = peers.send(peers.begin(), MESSAGE, sent, come)
+        for wait, is_marked in zip(waits, marked, strict=True):
+            marks.clear()
+            wait()
+            # When the stream has been told to wait.
+            assert marks == [len(gpu.streams["main"])] * is_marked
+
+
+class Tried(Memory):
+    """What ``fails`` raises an error; a greeting that is ``lost`` does not come."""
+
+    calls: ClassVar[list[str]] = []
+    fails, lost = "", False
+    name = b"name"
+
+    def __init__(self, *given: Any) -> None:
+        gpus = Gpus(2, 0)
+        super().__init__(gpus.gpus[0], gpus)
+        self._note("make")
+
+    def _note(self, what: str) -> None:
+        self.calls.append(what)
+        if self.fails == what:
+            raise LaunchError(what)
+
+    def open(self, names: Any) -> None:
+        self._note("open")
+
+    def greet(self) -> None:
+        self._note("greet")
+
+    def check_greetings(self) -> bool:
+        self._note("check")
+        return not self.lost
+
+    def leave(self) -> None:
+        self._note("leave")
+
+    def free(self) -> None:
+        self._note("free")
+
+
+@pytest.mark.parametrize(
+    ("fails", "lost", "other_fails", "calls"),
+    [
+        ("", False, "", ["make", "open", "greet", "check"]),
+        ("make", False, "", ["make"]),
+        ("open", False, "", ["make", "open", "leave", "free"]),
+        ("greet", False, "", ["make", "open", "greet", "leave", "free"]),
+        ("", True, "", ["make", "open", "greet", "check", "leave", "free"]),
+        ("", False, "name", ["make", "leave", "free"]),
+        ("", False, "greet", ["make", "open", "greet", "leave", "free"]),
+        ("", False, "check", ["make", "open", "greet", "check", "leave", "free"]),
+    ],
+)
+def test_memory_that_does_not_work_on_all_ranks_is_not_used(
+    fails: str, lost: bool, other_fails: str, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps are those of both ranks; the messages of the other are planted."""
+    monkeypatch.setattr(Tried, "calls", [])
+    monkeypatch.setattr(Tried, "fails", fails)
+    monkeypatch.setattr(Tried, "lost", lost)
+    monkeypatch.setitem(rank_memory.MEMORIES, "cpu", Tried)
+    steps = iter(["name", "greet", "check", "leave"])
+
+    def exchange(mine: bytes) -> bytes:
+        step = next(steps)
+        theirs = b"name" if step == "name" else b"\1"
+        failed = ["name", "greet", "check"].index(other_fails or "check")
+        if other_fails and step != "leave" and ["name", "greet", "check"].index(step) >= failed:
+            theirs = b"\0"
+        return mine + theirs.ljust(len(mine), b"\0")
+
+    others = HostSync(0, 2, is_same, lambda: None)
+    found = RankMemory.shared(others, torch.device("cpu"), 1, exchange)
+    assert (found is not None) == (calls[-1] == "check")
+    assert Tried.calls == calls
+    assert list(steps) == (["leave"] if found is not None else [])

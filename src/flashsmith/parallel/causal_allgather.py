@@ -23,7 +23,7 @@ import torch
 from flashsmith.integrations import traceable
 from flashsmith.parallel.group import Group
 from flashsmith.parallel.layout import CAUSAL
-from flashsmith.parallel.rank_memory import RankMemory
+from flashsmith.parallel.rank_memory import Place, RankMemory, RowShape
 from flashsmith.parallel.schedules import (
     GroupCall,
     GroupGradients,
@@ -95,12 +95,10 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
 
 
 def _peers(call: GroupCall, k: Any) -> RankMemory | None:
-    """Slots for K and V and for their gradients; None if ranks cannot copy from each other's
+    """Slots for K and V and for their gradients; None if ranks cannot write to each other's
     memory."""
-    ranks = call.group.size
-    # K and V take 2P + 1 chunks. Gradients take one pair for each other rank and one from each, for
-    # both chunks.
-    return call.group.peers(call.devices, k.device, k.nbytes * max(2 * ranks + 1, 4 * (ranks - 1)))
+    # K and V take 2P + 1 chunks. Gradients take less: in fp32, a pair from each other rank.
+    return call.group.peers(call.devices, k.device, k.nbytes * (2 * call.group.size + 1))
 
 
 def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any], list[Any]]:
@@ -113,64 +111,64 @@ def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any],
 
 
 class _Places(NamedTuple):
-    """Views of a slot with K and V.
+    """Views of a slot with K and V, and what is copied.
 
-    own: the chunks of this rank. earlier, later: the K and V that the two chunks of this rank see.
-    for_earlier,
-    for_later: for each chunk, the parts of other ranks' slots that are copied, in the form that
-    RankMemory.copy takes.
+    earlier, later: the K and V that the two chunks of this rank see. own: what this rank copies to
+    its own slot. sent: what it sends to others while they compute their earlier chunk or before,
+    and after. come: from which ranks these come. In place of an address, a place has the tensor (0
+    for K, 1 for V) and the offset in it.
     """
 
-    own: list[list[Any]]
     earlier: list[Any]
     later: list[Any]
-    for_earlier: list[tuple[int, int, int, int]]
-    for_later: list[tuple[int, int, int, int]]
+    rows: RowShape
+    own: list[tuple[int, int, int]]
+    sent: list[list[tuple[int, list[tuple[int, int, int]]]]]
+    come: list[list[int]]
 
 
 def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
-    ranks, rank = peers.size, peers.rank
-    batch, rows, heads, d = shape = k.shape
-    chunk, places = rows // 2, 2 * ranks + 1
-
-    def make(tensor: Callable[..., Any]) -> _Places:
-        both = tensor(0, (2, batch, places * chunk, heads, d), k.dtype)
-        of_places = both.unflatten(2, (places, chunk))
-        own = [[side[:, at] for side in of_places] for at in (ranks + rank, 2 * ranks)]
-        size = chunk * heads * d * k.element_size()
-
-        def parts(owner: int, there: int, here: int) -> list[tuple[int, int, int, int]]:
-            firsts = range(0, 2 * batch * places, places)
-            return [(owner, (it + there) * size, (it + here) * size, size) for it in firsts]
-
-        earlier: list[tuple[int, int, int, int]] = []
-        later: list[tuple[int, int, int, int]] = []
-        # Each rank begins with the next rank, so that all links are used.
-        for owner in ((rank + step) % ranks for step in range(1, ranks)):
-            its_earlier = ranks + owner
-            if owner < rank:
-                earlier += parts(owner, its_earlier, its_earlier)
-            else:
-                later += parts(owner, 2 * ranks, owner)
-                later += parts(owner, its_earlier, its_earlier)
-        return _Places(own, *_prefixes(both.unbind(), ranks, rank, chunk), earlier, later)
-
+    k, v = k.contiguous(), v.contiguous()
     slot = peers.begin()
-    it = peers.view(slot, ("keys", shape, k.dtype), make)
-    k_halves, v_halves = k.chunk(2, 1), v.chunk(2, 1)
+    make = functools.partial(_places_of_keys, peers.size, peers.rank, k.shape, k.dtype)
+    it = peers.view(slot, ("keys", k.shape, k.dtype), make)
+    addresses = k.data_ptr(), v.data_ptr()
 
-    def write(half: int) -> None:
-        # One after the other, because dense memory is copied without a kernel.
-        for into, both in zip(it.own[half], (k_halves, v_halves), strict=True):
-            into.copy_(both[half])
+    def at(places: list[tuple[int, int, int]]) -> list[Place]:
+        return [(addresses[side] + first, to) for side, first, to in places]
 
-    write(0)
-    if rank:
-        write(1)
-    peers.offer(slot)
-    if not rank:
-        write(1)  # No other rank reads it
-    return _Keys(it.earlier, it.later, *peers.copy(slot, it.for_earlier, it.for_later))
+    waits = peers.send(
+        slot, it.rows, [[(rank, at(its)) for rank, its in group] for group in it.sent], it.come
+    )
+    peers.put(slot, it.rows, at(it.own))
+    return _Keys(it.earlier, it.later, *waits)
+
+
+def _places_of_keys(
+    ranks: int, rank: int, shape: Sequence[int], dtype: Any, tensor: Callable[..., Any]
+) -> _Places:
+    batch, rows, heads, d = shape
+    chunk, places = rows // 2, 2 * ranks + 1
+    both = tensor(0, (2, batch, places * chunk, heads, d), dtype)
+    size = chunk * heads * d * dtype.itemsize
+
+    def copies(half: int, place: int) -> list[tuple[int, int, int]]:
+        """Of a chunk, to a place; K and V."""
+        return [(side, half * size, (side * batch * places + place) * size) for side in (0, 1)]
+
+    # Each rank begins with the next rank, so that all links are used.
+    others = [(rank + step) % ranks for step in range(1, ranks)]
+    own_earlier, own_later = copies(0, ranks + rank), copies(1, rank)
+    return _Places(
+        *_prefixes(both.unbind(), ranks, rank, chunk),
+        RowShape(size, batch, 2 * size, places * size),
+        own_earlier + copies(1, 2 * ranks),
+        [
+            [(it, own_earlier) for it in others if it > rank],
+            [(it, own_later + own_earlier) for it in others if it < rank],
+        ],
+        [[it for it in others if it < rank], [it for it in others if it > rank]],
+    )
 
 
 def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
@@ -331,30 +329,30 @@ def _exchange(
         )
         return lambda: {owner: it.unbind() for owner, it in zip(owners, wait(), strict=True)}
 
-    nbytes = 2 * like.numel() * like.element_size()
+    size = like.numel() * like.element_size()
 
     def place(rank: int, of: int) -> int:
         """The index of the rank ``of`` among all ranks except ``rank``."""
         return of - (of > rank)
 
     def make(tensor: Callable[..., Any]) -> list[_Pair]:
-        shape = (2 * (ranks - 1), 2, *like.shape)
-        return [it.unbind() for it in tensor(0, shape, like.dtype).unbind()]
+        return [it.unbind() for it in tensor(0, (ranks - 1, 2, *like.shape), like.dtype).unbind()]
 
     slot = peers.begin()
     pairs = peers.view(slot, ("gradients", like.shape), make)
-    if parts:
-        torch._foreach_copy_([it for to in sent for it in pairs[place(rank, to)]], parts)
-    peers.offer(slot)
-    come = {owner: ranks - 1 + place(rank, owner) for owner in owners}
-    (arrived,) = peers.copy(
-        slot,
-        [(it, place(it, rank) * nbytes, here * nbytes, nbytes) for it, here in come.items()],
-    )
+    # Each rank begins with the next rank, so that all links are used.
+    mine = [
+        (to, [(it.data_ptr(), (2 * place(to, rank) + side) * size) for side, it in enumerate(pair)])
+        for to, pair in sorted(sent.items(), key=lambda it: (it[0] - rank) % ranks)
+    ]
+    batch = like.shape[0]
+    step = parts[0].stride(0) * like.element_size() if parts else 0
+    rows = RowShape(size // max(batch, 1), batch, step, size // max(batch, 1))
+    (arrived,) = peers.send(slot, rows, [mine], [owners])
 
     def wait_for_peers() -> dict[int, _Pair]:
         arrived()
-        return {owner: pairs[here] for owner, here in come.items()}
+        return {owner: pairs[place(rank, owner)] for owner in owners}
 
     return wait_for_peers
 

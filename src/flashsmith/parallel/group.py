@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import math
+import struct
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
-from flashsmith.errors import ArgumentError
+from flashsmith.errors import ArgumentError, GroupError
 from flashsmith.parallel.rank_memory import MOST, HostSync, RankMemory, transfer_stream
 from flashsmith.parallel.shared_words import SharedWords
 from flashsmith.parallel.watch import Watch
@@ -33,6 +34,8 @@ _MESSAGE = 4096
 # Agreements that are kept for each group.
 _MOST_AGREEMENTS = 512
 _MOST_TEXT = 512
+# How many transfers a rank has made, behind its message.
+_COUNT = struct.Struct("<q")
 # By device type: the backends that can transfer its tensors.
 _CARRIERS = {"cpu": ("gloo", "mpi"), "cuda": ("nccl",)}
 _LARGEST = dist.AllreduceOptions()
@@ -158,10 +161,14 @@ class Group:
             dist.all_gather(list(found.unbind()), given, group=self._of_host())
         return found.numpy().tobytes()
 
-    def peers(self, devices: Hashable, device: Any, nbytes: int) -> RankMemory | None:
-        """Slots of at least ``nbytes`` bytes, from which ranks can copy each other's data.
+    def transfers(self) -> int:
+        """How many transfers the memory of the ranks has had; equal if all made the same calls."""
+        return sum(it.number for it in _peers.get(self.handle, {}).values() if it is not None)
 
-        ``devices`` are the devices of all ranks. Returns None if ranks cannot read each other's
+    def peers(self, devices: Hashable, device: Any, nbytes: int) -> RankMemory | None:
+        """Slots of at least ``nbytes`` bytes, to which ranks can copy data of each other.
+
+        ``devices`` are the devices of all ranks. Returns None if ranks cannot write to each other's
         memory, or if the slots would be too large.
         """
         shared_words = _shared_words.get(self.handle)
@@ -283,7 +290,10 @@ class RankAgreement:
     def __init__(self, group: Group, message: Message) -> None:
         self._group, self._message = group, message
         self._known = _agreements.get(group.handle, {}).get(message.text)
-        self._same = group.same(self._known.word if self._known else 0) if group.size > 1 else None
+        self._transfers = group.transfers() if group.size > 1 else 0
+        # 0 is the word of a rank that has a new message.
+        word = (self._known.word ^ self._transfers) or 1 if self._known else 0
+        self._same = group.same(word) if group.size > 1 else None
 
     def said(self) -> list[dict[str, Any]]:
         """The facts from all ranks, in the order of ranks. Call it only once.
@@ -299,22 +309,35 @@ class RankAgreement:
             return [message.facts]
         if self._same() and self._known is not None:
             return self._known.said
-        found = group.exchange(message.text.ljust(_MESSAGE))
-        parts = [found[at : at + _MESSAGE] for at in range(0, len(found), _MESSAGE)]
-        said = [json.loads(part) for part in parts]
+        found = group.exchange(message.text.ljust(_MESSAGE) + _COUNT.pack(self._transfers))
+        nbytes = _MESSAGE + _COUNT.size
+        parts = [found[at : at + nbytes] for at in range(0, len(found), nbytes)]
+        said = [json.loads(part[:_MESSAGE]) for part in parts]
         if message.error is not None:
             raise message.error
         for rank, it in enumerate(said):
             if it["error"] is not None:
                 raise ArgumentError(f"rank {rank} of the group refused its call: {it['error']}")
+        _check_transfers([_COUNT.unpack(part[_MESSAGE:])[0] for part in parts])
         agreements = _agreements.setdefault(group.handle, {})
         if len(agreements) >= _MOST_AGREEMENTS:
             agreements.clear()
-        # This is never 0, which is the word of a rank that has a new message.
-        word = int.from_bytes(hashlib.sha256(found).digest()[:8], "big") >> 1 | 1
+        digest = hashlib.sha256(b"".join(part[:_MESSAGE] for part in parts)).digest()
+        word = int.from_bytes(digest[:8], "big") >> 1
         facts = [it["facts"] for it in said]
         agreements[message.text] = _Known(word, facts)
         return facts
+
+
+def _check_transfers(counts: Sequence[int]) -> None:
+    """Raises GroupError unless all ranks have made as many transfers to each other's memory."""
+    for rank, count in enumerate(counts):
+        if count != counts[0]:
+            raise GroupError(
+                f"group: rank {rank} has made {count} transfers, and rank 0 {counts[0]}, so a rank "
+                "has left out a call or a backward pass, or has run one alone; every rank must run "
+                "the same. These ranks cannot go on: end all processes"
+            )
 
 
 class Transfer:
@@ -442,8 +465,8 @@ def _watch(handle: Any, rank: int, size: int) -> Watch:
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 # By group: its shared words; None if it is on several hosts.
 _shared_words: WeakKeyDictionary[Any, SharedWords | None] = WeakKeyDictionary()
-# By group, then by the devices of all ranks: the rank memory; None if a rank cannot read the memory
-# of another.
+# By group, then by the devices of all ranks: the rank memory; None if a rank cannot write to the
+# memory of another.
 _peers: WeakKeyDictionary[Any, dict[Hashable, RankMemory | None]] = WeakKeyDictionary()
 # By group: the rank of this process, the global ranks of all members, and the watch. Agreements are
 # by group and by the message of this rank.

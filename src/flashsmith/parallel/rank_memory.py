@@ -1,22 +1,22 @@
-"""Memory of the ranks on one host, from which they copy each other's data.
+"""Memory of the ranks on one host, to which they copy each other's data.
 
 GPUs copy it with copy engines, which use no SMs. The kernels of NCCL would take SMs from attention.
-A rank writes data for others to a slot in its own memory, announces this through the shared words
-(shared_words.py), and copies the data that it needs from the slots of others. There are two slots,
-which alternate. A transfer has three steps:
+A rank copies its data to slots in the memory of the others, and tells them by words in their memory
+when the data are there. There are two slots, which alternate. A transfer has these steps:
 
-    begin      The current stream waits until nobody copies from the slot any more.
-    offer      An event is recorded after the writes. The ranks then meet on the shared words, so
-               that every rank has recorded its event before another rank's stream waits for that
-               event.
-    copy       The transfer stream waits for the events of all ranks, copies, and records another
-               event. The current stream waits for that event, as does the begin() after next of the
-               other ranks.
+    begin      The current stream tells the others that their data may come to the slot, because
+               what it does with the transfer before last precedes.
+    send       The transfer stream waits until the current stream has the data, and for each other
+               rank until its slot is free. It copies the data there, and then tells that rank.
+    wait       The current stream waits until the others have told it that their data are there.
+               After the last data it also waits until this rank has sent its own, so that the
+               memory from which they were copied may be used again.
 
-So no GPU waits for an event that is not recorded yet. If a rank does not arrive, the hosts of the
-others notice this through the shared words, within the timeout of the group. An event that was
-recorded may still never happen, for example if a process is killed while its GPU is working. The
-watch (watch.py) is for this case.
+The words are numbers that only grow, and a GPU waits until a word of its own is large enough. So
+the hosts need not meet. Nothing can wait for ever in a circle: a transfer waits only for what the
+ranks do before it, and all of them make the same transfers in the same order. Ranks compare how
+many transfers they have made when they agree on a call (RankMemory.number). If a rank is lost, the
+GPUs of the others wait; the watch (watch.py) is for this case.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ MOST = 256 << 20
 _STEP = 16 << 20
 # The bytes of the message about its memory that a rank sends to the others.
 _NAME = 512
+# A rank has two words for each other rank: the number of the transfer for which that rank's slot is
+# free, and the number of the last group of data that has come from that rank.
+FREE, HERE = 0, 1
 
 
 class HostSync(NamedTuple):
@@ -48,15 +51,32 @@ class HostSync(NamedTuple):
     mark: Callable[[], None]  # marks the current stream: see Watch.mark()
 
 
+class RowShape(NamedTuple):
+    """Rows of bytes at equal distances, in a tensor and in a slot."""
+
+    width: int
+    number: int = 1
+    step: int = 0  # From one row to the next in the tensor
+    slot_step: int = 0
+
+
+# Where rows begin: their address in this rank's memory, and their offset in a slot.
+Place = tuple[int, int]
+# For each of some ranks, what it is sent.
+Sent = Sequence[tuple[int, Sequence[Place]]]
+
+
 class RankMemory:
     """The memory of all ranks of a group, as one of the ranks uses it.
 
-    All ranks must make the same calls.
+    All ranks must make the same calls. ``number`` counts the transfers so far.
     """
 
     def __init__(self, others: HostSync, memory: Any, capacity: int) -> None:
         self.rank, self.size, self.capacity = others.rank, others.size, capacity
-        self._others, self._memory, self._number = others, memory, 0
+        self.number = 0
+        self._host, self._memory = others, memory
+        self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
         self._views: tuple[dict[Any, Any], ...] = ({}, {})
 
     @staticmethod
@@ -65,26 +85,25 @@ class RankMemory:
     ) -> RankMemory | None:
         """Creates slots of at least ``nbytes`` bytes; all ranks must call this.
 
-        Returns None if a rank cannot read the memory of another. ``exchange`` sends bytes to all
-        ranks, and returns the bytes from all ranks in the order of ranks.
+        Returns None if a rank cannot write to the memory of another, or cannot tell it. This is
+        tried out. ``exchange`` sends bytes to all ranks, and returns the bytes from all ranks in
+        the order of ranks.
         """
         capacity = -(-max(nbytes, 1) // _STEP) * _STEP
         memory, name = None, b""
         try:
-            memory = MEMORIES[device.type](device, others.rank, 2 * capacity)
+            memory = MEMORIES[device.type](device, others.rank, others.size, 2 * capacity)
             name = memory.name
-        except (KeyError, FlashsmithError, RuntimeError):
+        except (KeyError, FlashsmithError, RuntimeError, AttributeError):
             pass
         given = exchange(name.ljust(_NAME, b"\0"))
         names = [given[at : at + _NAME] for at in range(0, len(given), _NAME)]
-        opened = False
+        works = False
         if memory is not None and all(name.strip(b"\0") for name in names):
-            try:
-                memory.open(names)
-                opened = True
-            except (FlashsmithError, RuntimeError):
-                pass
-        if exchange(bytes([opened])) == b"\1" * others.size:
+            works = _tried(lambda: (memory.open(names), memory.greet()))
+        all_work = exchange(bytes([works])) == b"\1" * others.size
+        works = memory is not None and all_work and _tried(memory.check_greetings)
+        if exchange(bytes([works])) == b"\1" * others.size:
             return RankMemory(others, memory, capacity)
         if memory is not None:
             memory.leave()
@@ -96,15 +115,21 @@ class RankMemory:
     def close(self) -> None:
         """Frees the memory; all ranks must call this."""
         self._memory.leave()
-        self._meet()  # No rank has it open
+        if not self._host.same(-1 - self.number):  # No rank has it open
+            raise GroupError("group: the ranks are not at the same transfer of one call")
         self._memory.free()
 
     def begin(self) -> int:
-        """Returns the slot for the next transfer, which the current stream may then write."""
-        self._number += 1
-        slot = self._number % 2
-        self._memory.wait_until_read(slot)
-        return slot
+        """Begins a transfer, and returns its slot.
+
+        The current stream may write to the slot, and no longer uses what came by the transfer
+        before last.
+        """
+        self.number += 1
+        self._memory.begin()
+        for rank in self._others:
+            self._memory.tell(rank, FREE, self.number)
+        return self.number % 2
 
     def view(self, slot: int, key: Hashable, make: Callable[[Callable[..., Any]], Any]) -> Any:
         """The result of ``make``, which is cached under ``key``.
@@ -127,59 +152,58 @@ class RankMemory:
             views[key] = make(tensor)
         return views[key]
 
-    def offer(self, slot: int) -> None:
-        """Lets other ranks read what the current stream has written to the slot.
+    def put(self, slot: int, rows: RowShape, places: Sequence[Place]) -> None:
+        """Copies to this rank's own slot, on the current stream."""
+        self._memory.put(slot * self.capacity, rows, places)
 
-        After this, copy() can read the slots of the others. Raises GroupError if a rank does not
-        arrive.
-        """
-        self._memory.publish(slot)
-        self._meet()
-
-    def _meet(self) -> None:
-        if not self._others.same(-1 - self._number):
-            raise GroupError("group: the ranks are not at the same transfer of one call")
-
-    def copy(
-        self, slot: int, *groups: Sequence[tuple[int, int, int, int]]
+    def send(
+        self, slot: int, rows: RowShape, sent: Sequence[Sent], come: Sequence[Sequence[int]]
     ) -> list[Callable[[], None]]:
-        """Copies groups of parts, one group after the other.
+        """Sends groups of data, one group after the other.
 
         It must be called once for each transfer.
 
-        A part is (rank, offset in that rank's slot, offset in this rank's slot, bytes). Returns for
-        each group a function that makes the current stream wait for it and for all groups before
-        it.
+        ``sent`` has what this rank sends in each group, ``come`` the ranks from which each group
+        comes. Returns for each group a function that makes the current stream wait for it. The last
+        of them also waits until everything is sent.
         """
-        first, memory = slot * self.capacity, self._memory
-        memory.begin_reading(slot)
-        arrivals: list[Callable[[], None]] = []
-        last = max((place for place, parts in enumerate(groups) if parts), default=0)
-        for place, parts in enumerate(groups):
-            if parts:
-                memory.read(
-                    [
-                        (rank, first + there, first + here, nbytes)
-                        for rank, there, here, nbytes in parts
-                    ]
-                )
-            if place == last:
-                arrivals.append(self._marked(memory.end_reading(slot)))
-            elif parts:
-                arrivals.append(self._marked(memory.arrived()))
-            else:
-                arrivals.append(_nothing_to_wait_for)
-        return arrivals
+        memory, first, is_free = self._memory, slot * self.capacity, set[int]()
+        memory.begin_sending()
+        for group, of_ranks in enumerate(sent):
+            for rank, places in of_ranks:
+                if rank not in is_free:
+                    memory.wait_to_send(rank, FREE, self.number)
+                    is_free.add(rank)
+                memory.send(rank, first, rows, places)
+                memory.tell_sent(rank, HERE, self._word(group))
+        has_sent = memory.end_sending() if is_free else _nothing_to_wait_for
+        waits = [
+            functools.partial(self._wait, ranks, self._word(group), _nothing_to_wait_for)
+            for group, ranks in enumerate(come[:-1])
+        ]
+        last = functools.partial(self._wait, come[-1], self._word(len(come) - 1), has_sent)
+        return [*waits, last]
 
-    def _marked(self, wait: Callable[[], None]) -> Callable[[], None]:
-        def wait_and_mark() -> None:
-            wait()
-            self._others.mark()
+    def _word(self, group: int) -> int:
+        return 2 * self.number + group
 
-        return wait_and_mark
+    def _wait(self, ranks: Sequence[int], word: int, has_sent: Callable[[], None]) -> None:
+        for rank in ranks:
+            self._memory.wait(rank, HERE, word)
+        has_sent()
+        if ranks or has_sent is not _nothing_to_wait_for:
+            self._host.mark()
 
 
 def _nothing_to_wait_for() -> None: ...
+
+
+def _tried(work: Callable[[], object]) -> bool:
+    """Whether something returned neither False nor an error."""
+    try:
+        return work() is not False
+    except (FlashsmithError, RuntimeError, AttributeError):
+        return False
 
 
 _streams: dict[Any, Any] = {}
@@ -197,6 +221,8 @@ class _IpcMemHandle(ctypes.Structure):
 
 
 _LAZY_PEER_ACCESS = 1
+# The bytes from one word to the next.
+_WORD = 64
 
 
 class _Address:
@@ -212,35 +238,33 @@ class _Address:
 
 
 class GpuMemory:
-    """Memory of this rank's GPU and, by CUDA's IPC handles, of the GPUs of the other ranks."""
+    """Memory of this rank's GPU and, by CUDA's IPC handles, of the GPUs of the other ranks.
 
-    def __init__(self, device: Any, rank: int, nbytes: int) -> None:
-        self._device, self._rank = device, rank
-        self._ordinal = device.index
+    ``memory`` has ``nbytes`` bytes for slots. The words are behind them.
+    """
+
+    def __init__(self, device: Any, rank: int, size: int, nbytes: int) -> None:
+        self._device, self._rank, self._size = device, rank, size
+        self._ordinal, self._words = device.index, nbytes
         address, handle = ctypes.c_uint64(), _IpcMemHandle()
+        total = nbytes + 2 * size * _WORD
         with driver.current_gpu(self._ordinal):
-            driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+            driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(total))
             self._address = address.value
             driver.call("cuIpcGetMemHandle", ctypes.byref(handle), address)
-        self.memory = torch.as_tensor(_Address(self._address, nbytes), device=device)
-        if self.memory.data_ptr() != self._address:
+        whole = torch.as_tensor(_Address(self._address, total), device=device)
+        if whole.data_ptr() != self._address:
             raise RuntimeError("PyTorch has copied the memory")
+        self.memory, self._all_words = whole[:nbytes], whole[nbytes:]
+        self._all_words.zero_()
+        torch.cuda.synchronize(device)  # Before another rank writes there
         self._bases: list[int] = []
         self._side = transfer_stream(device)
         self._main = torch.cuda.current_stream(device)
-        # Two events per slot: after this rank has written it, and after this rank has copied from
-        # the others' slots.
-        self._written, self._read = (
-            [torch.cuda.Event(interprocess=True) for _ in range(2)] for _ in range(2)
-        )
-        for event in (*self._written, *self._read):
-            event.record(self._main)
-        events = b"".join(event.ipc_handle() for event in (*self._written, *self._read))
-        self.name = bytes(handle.reserved) + events
+        self._ready, self._sent = torch.cuda.Event(), torch.cuda.Event()
+        self.name = bytes(handle.reserved)
 
     def open(self, names: Sequence[bytes]) -> None:
-        self._their_written: list[list[Any]] = [[], []]
-        self._their_read: list[list[Any]] = [[], []]
         for rank, name in enumerate(names):
             if rank == self._rank:
                 self._bases.append(self._address)
@@ -250,9 +274,27 @@ class GpuMemory:
             with driver.current_gpu(self._ordinal):
                 driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(base), handle, _LAZY_PEER_ACCESS)
             self._bases.append(base.value)
-            for place, events in enumerate((*self._their_written, *self._their_read), 1):
-                its = name[64 * place : 64 * (place + 1)]
-                events.append(torch.cuda.Event.from_ipc_handle(self._device, its))
+
+    def greet(self) -> None:
+        """Sends each rank two rows of data and a word, as transfers do, and waits until they are
+        there."""
+        data = torch.tensor([self._rank + 1] * 64, dtype=torch.uint8, device=self._device)
+        self.begin()
+        self.begin_sending()
+        for rank in range(self._size):
+            place = data.data_ptr(), 64 * self._rank
+            self.send(rank, 0, RowShape(16, 2, 32, 48), [place])
+            self.tell_sent(rank, HERE, 1)
+        self.wait(self._rank, HERE, 1)
+        torch.cuda.synchronize(self._device)
+
+    def check_greetings(self) -> bool:
+        """Whether the greetings of all ranks have come. None may still be on the way."""
+        words = self._all_words.view(torch.int32)[:: _WORD // 4].view(self._size, 2)[:, HERE]
+        rows = self.memory[: 64 * self._size].view(self._size, 64)
+        expected = torch.arange(1, self._size + 1)[:, None]
+        came = torch.cat([rows[:, :16], rows[:, 48:]], 1).cpu()
+        return bool((words.cpu() == 1).all() and (came == expected).all())
 
     def leave(self) -> None:
         """Waits for the streams of this rank, and closes the memory of the others."""
@@ -266,40 +308,57 @@ class GpuMemory:
         with driver.current_gpu(self._ordinal):
             driver.call("cuMemFree_v2", ctypes.c_uint64(self._address))
 
-    def wait_until_read(self, slot: int) -> None:
+    def begin(self) -> None:
         main = torch.cuda.current_stream(self._device)
         if main != self._main:
-            # Kernels on the previous stream read the slots too.
+            # Kernels on the previous stream use the slots too.
             main.wait_stream(self._main)
             self._main = main
-        for event in self._their_read[slot]:
-            main.wait_event(event)
 
-    def publish(self, slot: int) -> None:
-        self._written[slot].record(self._main)
+    def begin_sending(self) -> None:
+        self._ready.record(self._main)
+        self._side.wait_event(self._ready)
 
-    def begin_reading(self, slot: int) -> None:
-        self._side.wait_event(self._written[slot])
-        for event in self._their_written[slot]:
-            self._side.wait_event(event)
+    def end_sending(self) -> Callable[[], None]:
+        """A function that makes the current stream wait until everything is sent."""
+        self._sent.record(self._side)
+        return functools.partial(self._main.wait_event, self._sent)
 
-    def read(self, parts: Sequence[tuple[int, int, int, int]]) -> None:
-        stream = self._side.cuda_stream
-        for rank, there, here, nbytes in parts:
-            driver.copy(
-                self._address + here, self._bases[rank] + there, nbytes, self._ordinal, stream
+    def put(self, first: int, rows: RowShape, places: Sequence[Place]) -> None:
+        self._copy(self._rank, first, rows, places, self._main)
+
+    def send(self, rank: int, first: int, rows: RowShape, places: Sequence[Place]) -> None:
+        self._copy(rank, first, rows, places, self._side)
+
+    def _copy(
+        self, rank: int, first: int, rows: RowShape, places: Sequence[Place], on: Any
+    ) -> None:
+        width, number, step, slot_step = rows
+        base, stream, ordinal = self._bases[rank] + first, on.cuda_stream, self._ordinal
+        for address, offset in places:
+            driver.copy_rows(
+                base + offset, slot_step, address, step, width, number, ordinal, stream
             )
 
-    def arrived(self) -> Callable[[], None]:
-        """A function that makes the current stream wait for all copies so far."""
-        event = torch.cuda.Event()
-        event.record(self._side)
-        return functools.partial(self._main.wait_event, event)
+    def tell(self, rank: int, kind: int, value: int) -> None:
+        self._tell(rank, kind, value, self._main)
 
-    def end_reading(self, slot: int) -> Callable[[], None]:
-        event = self._read[slot]
-        event.record(self._side)
-        return functools.partial(self._main.wait_event, event)
+    def tell_sent(self, rank: int, kind: int, value: int) -> None:
+        self._tell(rank, kind, value, self._side)
+
+    def _tell(self, rank: int, kind: int, value: int, on: Any) -> None:
+        address = self._bases[rank] + self._words + (2 * self._rank + kind) * _WORD
+        driver.write_word(address, value, self._ordinal, on.cuda_stream)
+
+    def wait(self, rank: int, kind: int, value: int) -> None:
+        self._wait(rank, kind, value, self._main)
+
+    def wait_to_send(self, rank: int, kind: int, value: int) -> None:
+        self._wait(rank, kind, value, self._side)
+
+    def _wait(self, rank: int, kind: int, value: int, on: Any) -> None:
+        address = self._address + self._words + (2 * rank + kind) * _WORD
+        driver.wait_for_word(address, value, self._ordinal, on.cuda_stream)
 
 
 # By device type.

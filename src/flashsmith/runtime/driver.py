@@ -32,6 +32,9 @@ _NO_CONTEXT = 201
 _NOT_READY = 600
 # In this mode a graph capture by another thread does not restrict this thread's calls.
 _RELAXED_CAPTURE = 2
+_UNIFIED = 4  # CU_MEMORYTYPE_UNIFIED: the address says which memory it is
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
+_WORD = (1 << 32) - 1  # the largest 32-bit word
 
 # By CUDA major version: the oldest driver that runs programs linked with that version.
 _OLDEST_DRIVERS = {12: 525, 13: 580}
@@ -88,16 +91,33 @@ def fill(address: int, byte: int, nbytes: int, ordinal: int, stream: int) -> Non
 
 
 def copy(to: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
-    """Copies memory of this or another GPU to GPU ``ordinal``, in stream order."""
-    function = _copy()
-    status = function(to, source, nbytes, stream)
-    if status == _NO_CONTEXT:
-        with current_gpu(ordinal):
-            status = function(to, source, nbytes, stream)
-    if status:
-        library = _load()
-        assert library is not None
-        _check(library, status, "cuMemcpyAsync")
+    """Copies memory between GPU ``ordinal`` and itself or another GPU, in stream order."""
+    _on_stream("cuMemcpyAsync", ordinal, to, source, nbytes, stream)
+
+
+def copy_rows(
+    to: int, to_step: int, source: int, step: int, width: int, rows: int, ordinal: int, stream: int
+) -> None:
+    """As copy(), for ``rows`` rows of ``width`` bytes, which begin ``to_step`` and ``step`` bytes
+    apart."""
+    if rows < 2:
+        if rows and width:
+            copy(to, source, width, ordinal, stream)
+        return
+    here, there = ((0, 0, _UNIFIED, 0, *it) for it in ((source, 0, step), (to, 0, to_step)))
+    described = _Rows(*here, *there, width, rows)
+    _on_stream("cuMemcpy2DAsync_v2", ordinal, ctypes.addressof(described), stream)
+
+
+def write_word(address: int, value: int, ordinal: int, stream: int) -> None:
+    """Writes a 32-bit word of this or another GPU, after the work before it in the stream."""
+    _on_stream("cuStreamWriteValue32_v2", ordinal, stream, address, value & _WORD, 0)
+
+
+def wait_for_word(address: int, value: int, ordinal: int, stream: int) -> None:
+    """Makes a stream wait until a 32-bit word of GPU ``ordinal`` is at least ``value``, as numbers
+    that continue with 0 after the largest one."""
+    _on_stream("cuStreamWaitValue32_v2", ordinal, stream, address, value & _WORD, _AT_LEAST)
 
 
 def is_reached(event: int, ordinal: int) -> bool:
@@ -115,15 +135,52 @@ def is_reached(event: int, ordinal: int) -> bool:
     return status == 0
 
 
+class _Rows(ctypes.Structure):
+    """CUDA_MEMCPY2D of cuda.h."""
+
+    _fields_ = tuple(
+        (f"{side}_{name}", kind)
+        for side in ("source", "to")
+        for name, kind in (
+            *((it, ctypes.c_size_t) for it in ("x", "y")),
+            ("memory_type", ctypes.c_int),
+            *((it, ctypes.c_uint64) for it in ("host", "address", "array")),
+            ("step", ctypes.c_size_t),
+        )
+    ) + tuple((it, ctypes.c_size_t) for it in ("width", "rows"))
+
+
+_SIZE, _STREAM, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint32
+_ADDRESS = ctypes.c_uint64
+# Functions that are called with a stream, by name: the types of their arguments.
+_ON_STREAM: dict[str, tuple[type, ...]] = {
+    "cuMemcpyAsync": (_ADDRESS, _ADDRESS, _SIZE, _STREAM),
+    "cuMemcpy2DAsync_v2": (_STREAM, _STREAM),
+    "cuStreamWriteValue32_v2": (_STREAM, _ADDRESS, _NUMBER, _NUMBER),
+    "cuStreamWaitValue32_v2": (_STREAM, _ADDRESS, _NUMBER, _NUMBER),
+}
+
+
+def _on_stream(what: str, ordinal: int, *arguments: int) -> None:
+    function = _function_on_stream(what)
+    status = function(*arguments)
+    if status == _NO_CONTEXT:
+        with current_gpu(ordinal):
+            status = function(*arguments)
+    if status:
+        library = _load()
+        assert library is not None
+        _check(library, status, what)
+
+
 @cache
-def _copy() -> Callable[[int, int, int, int], int]:
+def _function_on_stream(what: str) -> Callable[..., int]:
     # With declared argument types, a call takes 3 us.
     library = _load()
     if library is None:
-        raise LaunchError("cuMemcpyAsync: no NVIDIA driver or GPU on this machine")
-    arguments = ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
-    kind = ctypes.CFUNCTYPE(ctypes.c_int, *arguments)
-    return kind(("cuMemcpyAsync", library))
+        raise LaunchError(f"{what}: no NVIDIA driver or GPU on this machine")
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *_ON_STREAM[what])
+    return kind((what, library))
 
 
 def gpu_count() -> int:
