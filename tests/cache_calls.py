@@ -11,7 +11,7 @@ import numpy as np
 
 import flashsmith
 from flashsmith import masks, scores
-from flashsmith.chooser.functions import CallFunctions, bound_over_cache
+from flashsmith.chooser.functions import CacheSizes, CallFunctions, bound_over_cache
 from flashsmith.families import DType, KernelConfig, Semantics, device_spec
 from flashsmith.families.mma_sync_decode import MMA_SYNC_DECODE
 from flashsmith.runtime.decode_pass import (
@@ -154,7 +154,7 @@ class Emulation:
     @property
     def options(self) -> DecodeOptions:
         functions = CallFunctions(self.score, None, self.mask)
-        bound, causal, window = bound_over_cache(functions, (True, (None, None)), None)
+        bound, causal, window = bound_over_cache(functions, (True, (None, None)), CacheSizes())
         return DecodeOptions(causal=causal, window=window, program=bound)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,12 +22,12 @@ from cache_calls import (
     listed,
     run,
 )
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as eager_flex_attention
 
 import flashsmith
 from flashsmith import masks, scores
-from flashsmith.chooser.functions import CallFunctions, bound_over_cache
+from flashsmith.chooser.functions import CacheSizes, CallFunctions, bound_over_cache
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics, device_spec
 from flashsmith.semantics.ranges import keys_alike
@@ -128,9 +128,13 @@ def test_a_sequence_has_its_own_outputs_in_any_batch(split: str) -> None:
 
 def test_a_mask_that_is_a_window_narrows_the_window() -> None:
     narrowed = CallFunctions(mask=masks.window(20))
-    assert bound_over_cache(narrowed, (False, (40, 5)), None) == (None, False, (20, 5))
+    assert bound_over_cache(narrowed, (False, (40, 5)), CacheSizes()) == (None, False, (20, 5))
     causal = CallFunctions(mask_mod=masks.causal())
-    assert bound_over_cache(causal, (False, (None, None)), None) == (None, True, (None, None))
+    assert bound_over_cache(causal, (False, (None, None)), CacheSizes()) == (
+        None,
+        True,
+        (None, None),
+    )
 
 
 def test_rows_of_tensors_are_the_queries() -> None:
@@ -183,6 +187,89 @@ def test_values_of_masks(name: str, seed: int) -> None:
         cache = Cache(lens, (queries,) * 2, seed=seed)
         mask = value_over_a_cache(name, cache.draw)
         check(cache, CHUNKS, None, mask, causal=False, paged=bool(seed))
+
+
+# --- BlockMasks -----------------------------------------------------------------------------------
+
+
+def listed_blocks(seq_q: int, seq_k: int, function: Function | None = None) -> BlockMask:
+    function = function or masks.causal()
+    size = {"BLOCK_SIZE": (64, 32), "device": "cpu"}
+    return create_block_mask(function, None, None, seq_q, seq_k, **size)
+
+
+class Listed(NamedTuple):
+    """Random lists, with garbage behind their counts, of a random function of positions."""
+
+    block_mask: BlockMask
+    states: np.ndarray
+    ids: np.ndarray
+
+    @classmethod
+    def draw(cls, draw: np.random.Generator, batch: int, heads: int) -> Listed:
+        rows, columns = -(-CAPACITY // 64), -(-CAPACITY // BLOCK)
+        states = draw.choice(3, (batch, heads, rows, columns), p=(0.4, 0.3, 0.3))
+        lists = []
+        for state in (1, 2):
+            chosen = states == state
+            indices = np.argsort(~chosen, axis=-1, kind="stable").astype(np.int32)
+            count = chosen.sum(-1).astype(np.int32)
+            indices[np.arange(columns) >= count[..., None]] = draw.choice([-7, 1 << 30])
+            lists += [torch.from_numpy(count), torch.from_numpy(indices)]
+        ids = draw.integers(0, 3, CAPACITY).astype(np.int32)
+        read = torch.from_numpy(ids)
+
+        def alike(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            return read[q_idx] == read[kv_idx]
+
+        lengths = CAPACITY, CAPACITY
+        made = BlockMask(lengths, *lists, None, None, None, None, (64, BLOCK), alike)
+        return cls(made, states, ids)
+
+    def __call__(self, b: Any, h: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+        batch, heads, *_ = self.states.shape
+        state = self.states[b % batch, h % heads, q // 64, k // BLOCK]
+        return (state == 2) | ((state == 1) & (self.ids[q] == self.ids[k]))
+
+
+def check_block_mask(cache: Cache, mask: BlockMask, says: Function, *, paged: bool) -> None:
+    tensors = {name: torch.tensor(it) for name, it in cache.call(paged=paged).items()}
+    asked = {"mask": mask, "config": CHUNKS, "emulate": True}
+    found = cache.split(flashsmith.attention_with_cache(**tensors, **asked).numpy())
+    for got, want in zip(found, cache.expected(None, says, causal=True), strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-3)
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["dense", "paged"])
+@pytest.mark.parametrize("queries", [(1, 1, 1), (70, 3, 1)], ids=["a query", "packed"])
+def test_a_block_mask_of_positions(queries: tuple[int, ...], *, paged: bool) -> None:
+    cache = Cache((317, 64, 255), queries, seed=len(set(queries)))
+    made = Listed.draw(cache.draw, *((3, 4) if paged else (1, 1)))
+    check_block_mask(cache, made.block_mask, made, paged=paged)
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["dense", "paged"])
+def test_a_sliced_block_mask_of_the_queries(*, paged: bool) -> None:
+    """FlexAttention's way to decode: a block of rows, and a function that adds an offset."""
+    cache = Cache((201, 201), (3, 3), seed=5)
+    made = Listed.draw(cache.draw, 1, 4)
+    whole, offset = made.block_mask, torch.tensor(198)
+    row = whole[:, :, offset[None] // 64]
+    row.seq_lengths = 3, CAPACITY
+    row.mask_mod = lambda b, h, q, k: whole.mask_mod(b, h, q + offset, k)
+    check_block_mask(cache, row, made, paged=paged)
+
+
+def test_a_block_mask_of_a_window_is_the_window() -> None:
+    made = listed_blocks(CAPACITY, CAPACITY, masks.window(20))
+    functions, over = CallFunctions(mask=made), CacheSizes(None, 1, CAPACITY)
+    assert bound_over_cache(functions, (True, (None, None)), over) == (None, False, (20, 0))
+
+
+def test_a_block_mask_over_a_rolling_cache_is_refused() -> None:
+    cache = Cache((317, 96), (3, 3), dropped=(7, 0))
+    with pytest.raises(ArgumentError, match="kv_offset: given, and a BlockMask's lists count"):
+        run(cache, None, paged=False, mask=listed_blocks(CAPACITY, CAPACITY))
 
 
 def test_flex_attention_says_the_same() -> None:
@@ -254,15 +341,14 @@ def test_how_many_neighbouring_keys_a_mask_sees_alike(mask: Function, alike: int
     [
         ({"mask": np.ones((2, 1, 3, 9), bool)}, r"mask: shape \(2, 1, 3, 9\); the scores"),
         ({"bias": np.ones((3, 3, 9), np.float32)}, r"bias: shape \(3, 3, 9\); the scores"),
-        ({"mask": "BlockMask"}, "mask: a BlockMask, whose rows count the queries"),
+        ({"mask": listed_blocks(200, 200)}, "mask: a BlockMask of 200 queries and 200 keys, and"),
+        ({"mask": listed_blocks(2, CAPACITY)}, "or of 3 queries, those of this call, with 320"),
+        ({"mask": listed_blocks(400, 400)[:, :, 3]}, "of which 1 blocks of 64 are left; set its"),
         ({"mask": 3}, "mask=3: give a function"),
         ({"score_mod": scores.softcap(3.0), "bits": "canonical"}, "bits='canonical'"),
     ],
 )
 def test_what_is_refused(asked: dict[str, Any], words: str) -> None:
-    if isinstance(asked.get("mask"), str):
-        made = create_block_mask(masks.causal(), None, None, 3, 9, device="cpu", BLOCK_SIZE=8)
-        asked = {"mask": made}
     with pytest.raises(ArgumentError, match=words):
         run(Cache((9,), (3,)), None, paged=False, **asked)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.choice import choose_config
-from flashsmith.chooser.functions import CallFunctions, bound_over_cache, sizes_of
+from flashsmith.chooser.functions import CallFunctions, bound_over_cache, sizes_over_cache
 from flashsmith.chooser.latent_decode import attention_with_latent_cache
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, is_legal
 from flashsmith.operations.cache_scales import SCALES
@@ -143,10 +143,12 @@ def attention_with_cache(
             are cut off. None computes it on the host. On a device, None means total_q, which starts
             more CTAs than necessary.
         causal, window, softcap, scale, sinks: as for attention().
-        score_mod, mask_mod, mask, bias: as for attention(), but no BlockMask. The functions' kv_idx
-            is a key's position in the whole sequence, with the keys that kv_offset counts, and
-            q_idx the query's; so are columns of tensors, whose rows are the call's queries. causal
-            is True unless given, also with a mask.
+        score_mod, mask_mod, mask, bias: as for attention(). The functions' kv_idx is a key's
+            position in the whole sequence, with the keys that kv_offset counts, and q_idx the
+            query's; so are columns of tensors, whose rows are the call's queries. The rows of a
+            BlockMask are positions, too, if it has as many queries as keys; else the call's
+            queries, as after slicing, and its mask_mod counts them from 0. causal is True unless
+            given, also with a mask.
         k_scale, v_scale: what the cache's keys and values are multiplied by, numbers or fp32
             tensors of one number or one for each K/V head; None is 1. They are applied in fp32 to
             the scores' scale, and to o before it is rounded. Appended k and v are divided by them;
@@ -178,8 +180,8 @@ def attention_with_cache(
     program = None
     if not (score_mod is None and mask_mod is None and mask is None and bias is None):
         functions = CallFunctions(score_mod, mask_mod, mask, bias)
-        sizes = sizes_of(q, k_cache, cu_seqlens_q)
-        program, causal, window = bound_over_cache(functions, (causal, window), sizes)
+        over = sizes_over_cache(q, k_cache, page_table, cu_seqlens_q, kv_offset)
+        program, causal, window = bound_over_cache(functions, (causal, window), over)
     scales = Scales.of(k_scale, v_scale)
     tensors = DecodeTensors(
         *(q, k_cache, v_cache, cache_lens, out, page_table, k, v, cos, sin, sinks, cu_seqlens_q),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsmith.chooser.functions import (
+    CacheSizes,
     CallFunctions,
     ScoreSizes,
     bound_functions,
@@ -117,8 +118,12 @@ def with_functions(problem: Problem, functions: CallFunctions, sizes: Sizes) -> 
     semantics = problem.semantics
     lengths = None if semantics.packed else (sizes.seq_q, sizes.seq_k)
     limits = semantics.causal, problem.window or NO_WINDOW
-    bind = bound_over_cache if over_cache else bound_functions
-    program, causal, window = bind(functions, limits, ScoreSizes(sizes.batch, sizes.heads, lengths))
+    of_scores = ScoreSizes(sizes.batch, sizes.heads, lengths)
+    if over_cache:
+        over = CacheSizes(of_scores, None if lengths is None else sizes.seq_q, sizes.seq_k)
+        program, causal, window = bound_over_cache(functions, limits, over)
+    else:
+        program, causal, window = bound_functions(functions, limits, of_scores)
     mask = check_mask(causal, window)
     changes: dict[str, Any] = {"mask": mask.kind}
     if program is not None:

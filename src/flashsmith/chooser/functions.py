@@ -9,7 +9,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.signature import NO_WINDOW, check_mask
 from flashsmith.tracing import BoundFunctions, BoundProgram, bind
-from flashsmith.tracing.block_masks import is_block_mask, mask_of_blocks
+from flashsmith.tracing.block_masks import is_block_mask, mask_of_blocks, mask_over_cache
 from flashsmith.tracing.captures import is_array
 
 # A call's program, causal and window.
@@ -70,23 +70,56 @@ def bound_functions(
     return with_limits(found, limits)
 
 
-def bound_over_cache(
-    functions: CallFunctions, limits: tuple[Any, Any], sizes: ScoreSizes | None
-) -> Bound:
+class CacheSizes(NamedTuple):
+    """The sizes of a call over a cache: the number of queries of every sequence, None if they
+    differ, and how many keys the cache holds of each; ``is_rolling`` if it has dropped some."""
+
+    sizes: ScoreSizes | None = None
+    seq_q: int | None = None
+    capacity: int = 0
+    is_rolling: bool = False
+
+
+def sizes_over_cache(
+    q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, kv_offset: Any
+) -> CacheSizes:
+    """The sizes for tensors of a call over a cache; those of tensors that are refused later are
+    unknown."""
+    sizes, cache = sizes_of(q, k_cache, cu_seqlens_q), tuple(getattr(k_cache, "shape", ()))
+    if sizes is None or len(cache) != 4:
+        return CacheSizes(sizes)
+    pages = 1 if page_table is None else getattr(page_table, "shape", (0,))[-1]
+    seq_q = None if sizes.lengths is None else sizes.lengths[0]
+    return CacheSizes(sizes, seq_q, cache[1] * pages, kv_offset is not None)
+
+
+def bound_over_cache(functions: CallFunctions, limits: tuple[Any, Any], over: CacheSizes) -> Bound:
     """The same for attention over a cache, where indices of functions are positions in the whole
     sequence. Rows of tensors are the queries of the call.
 
-    Raises ArgumentError also for a BlockMask, whose rows are queries of the call.
+    The rows of a BlockMask of as many queries as keys are positions, too. Others are the queries of
+    the call, which its function counts from 0.
+
+    Raises ArgumentError also for a BlockMask that is neither, or over a rolling cache.
     """
-    own = (functions.mask_mod, functions.mask)
-    if any(map(is_block_mask, own)):
-        raise ArgumentError(
-            "mask: a BlockMask, whose rows count the queries of one call; over a cache a query's "
-            "index is its position in the sequence: give a function, or a value of "
-            "flashsmith.masks such as masks.blocks()"
-        )
+    own = [
+        mask_over_cache(it, *lengths_for_blocks(over)) if is_block_mask(it) else it
+        for it in (functions.mask_mod, functions.mask)
+    ]
+    sizes = over.sizes
     _check_tensors(functions, None if sizes is None else sizes._replace(lengths=None))
-    return with_limits(bind(functions.score_mod, own, None, "end", functions.bias), limits)
+    return with_limits(bind(functions.score_mod, tuple(own), None, "end", functions.bias), limits)
+
+
+def lengths_for_blocks(over: CacheSizes) -> tuple[int | None, int]:
+    """The number of queries of every sequence, None if they differ, and of keys that the cache
+    holds, for a BlockMask. Raises ArgumentError for a rolling cache."""
+    if over.is_rolling:
+        raise ArgumentError(
+            "kv_offset: given, and a BlockMask's lists count keys from the first of the cache; "
+            "give a function, or a value of flashsmith.masks such as masks.blocks()"
+        )
+    return over.seq_q, over.capacity
 
 
 def with_limits(found: BoundFunctions, limits: tuple[Any, Any]) -> Bound:

@@ -34,16 +34,17 @@ from flashsmith.tracing.binding import limited
 from flashsmith.tracing.graph_plans import program_of_text
 
 _PACKING = "Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
-_PROGRAM = "str program, SymInt[] ints, float[] floats, str positions"
+# A program and its numbers in schema form.
+PROGRAM = "str program, SymInt[] ints, float[] floats"
 _SCHEMAS = {
     "attention_of_program": (
-        f"(Tensor q, Tensor k, Tensor v, {_PACKING}, Tensor[] reads, *, {_PROGRAM}, "
+        f"(Tensor q, Tensor k, Tensor v, {_PACKING}, Tensor[] reads, *, {PROGRAM}, str positions, "
         f"{torch_ops.SHARED}, {ATTENTION.in_schema('bits')}, bool return_row_max=False, "
         f"{torch_ops.FOLLOWING}) -> (Tensor, Tensor, Tensor)"
     ),
     "attention_of_program_backward": (
         "(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, "
-        f"{_PACKING}, Tensor[] reads, *, {_PROGRAM}, {torch_ops.SHARED}, "
+        f"{_PACKING}, Tensor[] reads, *, {PROGRAM}, str positions, {torch_ops.SHARED}, "
         "bool deterministic=False, bool[4] needs, bool[] needs_reads) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor[])"
     ),

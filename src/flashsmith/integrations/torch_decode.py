@@ -9,6 +9,7 @@ log-sum-exp, which is empty if it was not requested.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -36,7 +37,7 @@ _REST = ", *, ".join(
         ("sinks cu_seqlens_q kv_offset k_scale v_scale", f"{_OPTIONS} return_lse config emulate"),
     )
 )
-_SCHEMAS = {
+SCHEMAS = {
     "attention_with_cache": (
         f"(Tensor q, Tensor k_cache, Tensor v_cache, {_LENGTHS}, {_REST}) -> (Tensor, Tensor)"
     ),
@@ -55,17 +56,31 @@ def decode_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
     when the op runs.
     """
     asked = CACHE.bind(keywords)
+    both = OPS.attention_with_cache, OPS.attention_with_cache_appended
+    return called_by_op(both, asked, (q, k_cache, v_cache), {})
+
+
+def called_by_op(
+    ops: tuple[Any, Any], asked: dict[str, Any], first: tuple[Any, ...], program: dict[str, Any]
+) -> Any:
+    """A call of the first op, or of the second if the caches are appended to.
+
+    ``first`` are the arguments before cache_lens: q, the caches, and what a program reads. The ops
+    take the keywords ``program`` as well.
+    """
+    q, k_cache, v_cache, *reads = first
     check_for_an_op(q=q, k_cache=k_cache, v_cache=v_cache)
     q, k, v = under_autocast_over(k_cache, q, asked["k"], asked["v"])
     options = of_op(asked, "causal softcap scale rotary_interleaved split bits return_lse emulate")
     new: tuple[Any, ...] = k, v, asked["cos"], asked["sin"]
     if all(it is None for it in new):
         new = ()
-    op = OPS.attention_with_cache_appended if new else OPS.attention_with_cache
+    op = ops[1] if new else ops[0]
     lengths, packing = (asked["cache_lens"], asked["page_table"]), asked["cu_seqlens_q"]
     scales = _scale_tensors(asked["k_scale"], asked["v_scale"], k_cache)
     others = asked["sinks"], packing, asked["kv_offset"], *scales
-    o, lse = op(q, k_cache, v_cache, *lengths, *new, *others, **options)
+    tensors = q, k_cache, v_cache, *reads, *lengths, *new, *others
+    o, lse = op(*tensors, **program, **options)
     if asked["out"] is not None:
         o = asked["out"].copy_(o)
     return (o, lse) if asked["return_lse"] else o
@@ -136,7 +151,7 @@ def _by_name(
 ) -> Any:
     """attention_with_cache() for an op's arguments; the log-sum-exp is empty if not requested."""
     q, k_cache, v_cache, *others = tensors
-    keywords |= dict(zip(_names(op)[3:], others, strict=False))
+    keywords |= dict(zip(names_of(op)[3:], others, strict=False))
     keywords["window"] = window_left, window_right
     keywords["config"] = None if config is None else parse_kernel_name_into_config(config)
     found = attention_with_cache(q, k_cache, v_cache, **keywords)
@@ -157,8 +172,8 @@ def _autograd(name: str) -> Any:
 
     def called(*tensors: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():
-            for which, tensor in zip(_names(name), tensors, strict=False):
-                if tensor is not None and tensor.requires_grad:
+            for which, tensor in _named(name, tensors):
+                if tensor.requires_grad:
                     raise ArgumentError(
                         f"{which}: requires grad, and attention over a cache has no gradients; "
                         "call under torch.no_grad(), or detach it; flashsmith.attention() has them"
@@ -169,23 +184,37 @@ def _autograd(name: str) -> Any:
     return called
 
 
+def _named(op: str, tensors: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """The tensors of an op, those of its lists among them, with their names."""
+    for name, given in zip(names_of(op), tensors, strict=False):
+        for tensor in given if isinstance(given, list | tuple) else (given,):
+            if tensor is not None:
+                yield name, tensor
+
+
 @cache
-def _names(name: str) -> list[str]:
+def names_of(name: str) -> list[str]:
     schema = getattr(OPS, name).default._schema
     return [argument.name for argument in schema.arguments]
 
 
+def define(library: Any, name: str, schema: str, kernel: Any) -> None:
+    """Defines an op over a cache, which returns the output and the log-sum-exp. It has no
+    gradients."""
+    library.define(name + schema, tags=_TAGS)
+    op = f"{OPERATORS}::{name}"
+    torch.library.impl(op, "default", kernel, lib=library)
+    torch.library.register_fake(op, _fake, lib=library)
+    torch.library.register_vmap(op, refuse_vmap, lib=library)
+    library.impl(name, _autograd(name), "Autograd")
+
+
 _library = torch.library.Library(OPERATORS, "FRAGMENT")
-for _name, _kernel in (
-    ("attention_with_cache", _run),
-    ("attention_with_cache_appended", _run_appending),
-):
-    _library.define(_name + _SCHEMAS[_name], tags=_TAGS)
-    _op = f"{OPERATORS}::{_name}"
-    torch.library.impl(_op, "default", _kernel, lib=_library)
-    torch.library.register_fake(_op, _fake, lib=_library)
-    torch.library.register_vmap(_op, refuse_vmap, lib=_library)
-    _library.impl(_name, _autograd(_name), "Autograd")
+define(_library, "attention_with_cache", SCHEMAS["attention_with_cache"], _run)
+define(
+    *(_library, "attention_with_cache_appended"),
+    *(SCHEMAS["attention_with_cache_appended"], _run_appending),
+)
 
 _library.define(
     "write_slots(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "

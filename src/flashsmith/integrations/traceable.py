@@ -154,11 +154,11 @@ def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) 
     torch = _torch or _find_torch()
     if torch is not None and isinstance(q, torch.Tensor):
         if is_tracing():
-            from flashsmith.integrations.traced_functions import attention_by_program
+            from flashsmith.integrations.traced_functions import attention_by_program, outside
 
             found = attention_by_program(q, k, v, given, _traced_options(others))
             if found is None:
-                return torch.compiler.disable(_attention_with_functions)(q, k, v, keywords)
+                return outside(_attention_with_functions, q, k, v, keywords)
             return found
         q, k, v = _cast(q, k, v)
         if torch.is_grad_enabled():
@@ -343,8 +343,7 @@ _FUNCTIONS_OVER_CACHE = _FUNCTIONS - {"positions"}
 
 
 def _over_cache_with_functions(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
-    """attention_with_cache() with a score or mask function; under torch.compile it is a graph
-    break."""
+    """attention_with_cache() with a score or mask function."""
     given = {it: keywords[it] for it in _FUNCTIONS_OVER_CACHE if keywords.get(it) is not None}
     others = {it: value for it, value in keywords.items() if it not in _FUNCTIONS_OVER_CACHE}
     if not given:
@@ -352,8 +351,12 @@ def _over_cache_with_functions(q: Any, k_cache: Any, v_cache: Any, keywords: dic
     torch = _torch or _find_torch()
     if torch is not None and isinstance(q, torch.Tensor):
         if is_tracing():
-            call = torch.compiler.disable(_over_cache_with_functions)
-            return call(q, k_cache, v_cache, keywords)
+            from flashsmith.integrations.traced_functions import outside, over_cache_by_program
+
+            found = over_cache_by_program(q, k_cache, v_cache, given, _traced_options(others))
+            if found is None:
+                return outside(_over_cache_with_functions, q, k_cache, v_cache, keywords)
+            return found
         if torch._C._is_any_autocast_enabled():
             q, others = _cast_over(k_cache, q, others)
     return chooser.attention_with_cache(q, k_cache, v_cache, **given, **plain_options(others))

@@ -1,4 +1,4 @@
-"""attention() with score and mask functions as a call of an op, for PyTorch's tracers.
+"""Attention with score and mask functions as a call of an op, for PyTorch's tracers.
 
 The functions are traced by flashsmith, outside of the compiler's graph. What they capture becomes
 the op's inputs. Only calls under a tracer import this module.
@@ -14,21 +14,47 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from flashsmith.chooser.functions import ScoreSizes, check_broadcast
+from flashsmith.chooser.functions import (
+    CacheSizes,
+    ScoreSizes,
+    check_broadcast,
+    lengths_for_blocks,
+    sizes_over_cache,
+)
 from flashsmith.integrations import program_ops  # noqa: F401, registers the ops
+from flashsmith.integrations.cache_program_ops import OPS_OVER_CACHES
 from flashsmith.integrations.pytorch_state import (
     assume_constant_result,
     check_for_an_op,
     under_autocast,
 )
+from flashsmith.integrations.torch_decode import called_by_op
 from flashsmith.integrations.torch_ops import no_out
 from flashsmith.integrations.traced_attention import is_deterministic, of_op, short_form
 from flashsmith.masks import MaskValue
 from flashsmith.scores import ScoreValue
-from flashsmith.semantics.signature import ATTENTION
-from flashsmith.tracing.block_masks import check_lengths, has_no_lists, states_of_lists
+from flashsmith.semantics.signature import ATTENTION, CACHE
+from flashsmith.tracing.block_masks import (
+    check_lengths,
+    has_no_lists,
+    rows_are_of_the_call,
+    states_of_lists,
+)
 from flashsmith.tracing.captures import follow
-from flashsmith.tracing.graph_plans import BLOCKS, PARTS, TENSOR, plan_of
+from flashsmith.tracing.graph_plans import BLOCKS, BLOCKS_OF_ROWS, PARTS, TENSOR, plan_of
+
+
+def _call(function: Any, *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+# Calls a function outside of the graph. Tracers do not trace a call of torch.compiler.disable.
+outside = torch.compiler.disable(
+    _call,
+    reason="flashsmith: the compiler does not know what a function captures: the compiled code "
+    "defines it, or it captures an array of NumPy or an object that is not a plain one. Define it "
+    "outside, or give a value of flashsmith.masks or flashsmith.scores with tensors",
+)
 
 
 def attention_by_program(
@@ -52,8 +78,7 @@ def attention_by_program(
     plan = _guarded_plan(roots, block_sizes, positions)
     if plan is None:
         return None
-    text, reads, ints, floats = plan
-    read = [follow(roots, path) for path in reads]
+    read = [follow(roots, path) for path in plan[1]]
     options = of_op(asked, "causal softcap scale bits emulate return_row_max")
     needs = [q.requires_grad, k.requires_grad, v.requires_grad]
     if torch.is_grad_enabled() and (
@@ -66,13 +91,37 @@ def attention_by_program(
         options["deterministic"] = is_deterministic(asked["deterministic"], asked["bits"])
     found = torch.ops.flashsmith.attention_of_program(
         *(q, k, v, sinks, cu_q, cu_k, read),
-        program=text,
-        ints=[follow(roots, path) for path in ints],
-        floats=[follow(roots, path) for path in floats],
         positions=positions,
+        **_program_of(plan, roots),
         **options,
     )
     return _returned(asked, *found)
+
+
+def over_cache_by_program(
+    q: Any, k_cache: Any, v_cache: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
+) -> Any:
+    """attention_with_cache() with ``functions`` as a call of an op, or None, as
+    attention_by_program()."""
+    asked = CACHE.bind(keywords)
+    names = "page_table", "cu_seqlens_q", "kv_offset"
+    over = sizes_over_cache(q, k_cache, *[asked[name] for name in names])
+    roots, block_sizes = _roots_over_cache(functions, over)
+    plan = _guarded_plan(roots, block_sizes, "end")
+    if plan is None:
+        return None
+    first = q, k_cache, v_cache, [follow(roots, path) for path in plan[1]]
+    return called_by_op(OPS_OVER_CACHES, asked, first, _program_of(plan, roots))
+
+
+def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
+    """The text and the numbers of a plan as an op takes them."""
+    text, _, ints, floats = plan
+    return {
+        "program": text,
+        "ints": [follow(roots, path) for path in ints],
+        "floats": [follow(roots, path) for path in floats],
+    }
 
 
 def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
@@ -117,7 +166,7 @@ def _roots_of(
     functions: Mapping[str, Any], sizes: ScoreSizes
 ) -> tuple[tuple[Any, Any, Any, Any], tuple[int, int] | None]:
     """The roots of a plan's paths, and the block sizes of a BlockMask."""
-    bias, mask, block_sizes = functions.get("bias"), functions.get("mask"), None
+    mask, block_sizes = functions.get("mask"), None
     if isinstance(mask, BlockMask):
         rows, keys = mask.BLOCK_SIZE
         if has_no_lists(rows, keys):
@@ -125,17 +174,49 @@ def _roots_of(
         else:
             positions = functions.get("positions", "start")
             check_lengths(mask.seq_lengths, sizes.lengths, positions)
-            states = states_of_lists(
-                *(mask.kv_num_blocks, mask.kv_indices),
-                *(mask.full_kv_num_blocks, mask.full_kv_indices),
+            mask, block_sizes = _lists_of(mask, BLOCKS), (rows, keys)
+    return _with_mask(functions, mask, sizes), block_sizes
+
+
+def _roots_over_cache(
+    functions: Mapping[str, Any], over: CacheSizes
+) -> tuple[tuple[Any, Any, Any, Any], tuple[int, int] | None]:
+    """The same for a call over a cache."""
+    mask, block_sizes = functions.get("mask"), None
+    if isinstance(mask, BlockMask):
+        rows, keys = mask.BLOCK_SIZE
+        if has_no_lists(rows, keys):
+            mask = mask.mask_mod
+        else:
+            of_call = rows_are_of_the_call(
+                mask.seq_lengths, mask.kv_num_blocks.shape[-1], rows, *lengths_for_blocks(over)
             )
-            mask, block_sizes = (BLOCKS, states, _plain(mask.mask_mod)), (rows, keys)
+            mask = _lists_of(mask, BLOCKS_OF_ROWS if of_call else BLOCKS)
+            block_sizes = rows, keys
+    sizes = over.sizes or ScoreSizes(None, None, None)
+    return _with_mask(functions, mask, sizes._replace(lengths=None)), block_sizes
+
+
+def _lists_of(mask: BlockMask, kind: str) -> tuple[Any, ...]:
+    """A BlockMask with lists as a root."""
+    states = states_of_lists(
+        *(mask.kv_num_blocks, mask.kv_indices),
+        *(mask.full_kv_num_blocks, mask.full_kv_indices),
+    )
+    return kind, states, _plain(mask.mask_mod)
+
+
+def _with_mask(
+    functions: Mapping[str, Any], mask: Any, sizes: ScoreSizes
+) -> tuple[Any, Any, Any, Any]:
+    """The roots of functions, of which ``mask`` is the mask."""
+    bias = functions.get("bias")
     for name, it in (("mask", mask), ("bias", bias)):
         if isinstance(it, torch.Tensor):
             check_broadcast(name, tuple(it.shape), sizes)
     mask = mask if type(mask) is tuple else _plain(mask)
     score_mod, mask_mod = _plain(functions.get("score_mod")), _plain(functions.get("mask_mod"))
-    return (score_mod, bias, mask_mod, mask), block_sizes
+    return score_mod, bias, mask_mod, mask
 
 
 def _plain(value: Any) -> Any:

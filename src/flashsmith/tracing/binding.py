@@ -145,7 +145,7 @@ def limited(bound: BoundProgram, lengths: tuple[int, int] | None, positions: str
     return BoundFunctions(_placed(bound, positions))
 
 
-def _at_row(function: Function) -> Function:
+def at_row(function: Function) -> Function:
     """A mask of functions with positions='end' that is given the row, counted from the first query,
     instead of q_idx."""
     return lambda b, h, q_idx, kv_idx: function(b, h, _row_of(q_idx), kv_idx)
@@ -161,14 +161,14 @@ def _row_of(q_idx: Any) -> Any:
 
 def _placed_mask(mask: Any, positions: str) -> Function:
     function = mask_function(mask)
-    return _at_row(function) if positions == "end" and is_array(mask) else function
+    return at_row(function) if positions == "end" and is_array(mask) else function
 
 
 def _plus(score_mod: Function | None, bias: Any, positions: str) -> Function:
     """The score function that adds a bias to what another one returns."""
     at = bias_table(bias)
     if positions == "end":
-        at = _at_row(at)
+        at = at_row(at)
     if score_mod is None:
         return lambda s, b, h, q, k: s + at(b, h, q, k)
     if not callable(score_mod):

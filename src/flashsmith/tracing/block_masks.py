@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsmith.errors import ArgumentError
-from flashsmith.tracing.binding import bind, table_function
+from flashsmith.tracing.binding import at_row, bind, table_function
 from flashsmith.tracing.captures import Constant
 
 _ABSENT, _PARTIAL, _FULL = range(3)
@@ -48,6 +48,52 @@ def mask_of_blocks(
         function = block_mask.mask_mod
         return function
     return known.function
+
+
+def mask_over_cache(block_mask: Any, seq_q: int | None, capacity: int) -> Callable[..., Any]:
+    """A BlockMask over a cache of ``capacity`` keys, as a function for positions='end'. ``seq_q``
+    is the number of queries of every sequence, or None.
+
+    Raises ArgumentError for a BlockMask of other lengths.
+    """
+    rows, columns = (int(it) for it in block_mask.BLOCK_SIZE)
+    if has_no_lists(rows, columns):
+        function: Callable[..., Any] = block_mask.mask_mod
+        return function
+    own = tuple(int(it) for it in block_mask.seq_lengths)
+    of_call = rows_are_of_the_call(own, block_mask.kv_num_blocks.shape[-1], rows, seq_q, capacity)
+    known = _known_lists(block_mask, rows, columns)
+    if known.window is not None and known.window == _window(block_mask.mask_mod, own):
+        function = block_mask.mask_mod
+    else:
+        function = known.function
+    return at_row(function) if of_call else function
+
+
+def rows_are_of_the_call(
+    own: tuple[int, ...], n_blocks: int, rows: int, seq_q: int | None, capacity: int
+) -> bool:
+    """Whether the rows of a BlockMask of the lengths ``own``, with ``n_blocks`` blocks of ``rows``,
+    are a call's queries. If not, they are positions in the sequence.
+
+    Raises ArgumentError for a BlockMask that is neither.
+    """
+    if -(-own[0] // rows) != n_blocks:
+        raise ArgumentError(
+            f"mask: a BlockMask of {own[0]} queries, of which {n_blocks} blocks of {rows} are "
+            "left; set its seq_lengths to the numbers of queries and keys of this call, and its "
+            "mask_mod to one that counts these queries from 0"
+        )
+    if own[1] >= capacity:
+        if own[0] == own[1]:
+            return False
+        if own[0] == seq_q:
+            return True
+    queries = "" if seq_q is None else f", or of {seq_q} queries, those of this call"
+    raise ArgumentError(
+        f"mask: a BlockMask of {own[0]} queries and {own[1]} keys, and the cache holds {capacity} "
+        f"keys; give one of {capacity} positions{queries}, with {capacity} keys"
+    )
 
 
 def has_no_lists(rows: int, columns: int) -> bool:

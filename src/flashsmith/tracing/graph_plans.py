@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 from flashsmith.semantics.program import BoundProgram, Program, parse_program
 from flashsmith.semantics.typed import INT, Typed
 from flashsmith.semantics.typed_text import canonical, parse_canonical
-from flashsmith.tracing.binding import composed
+from flashsmith.tracing.binding import at_row, composed
 from flashsmith.tracing.block_masks import function_of_blocks
 from flashsmith.tracing.captures import Constant, Path, captures_of, is_tensor
 from flashsmith.tracing.tracer import Traced, traced
 
 # Roots of paths: the score function, the bias, and two masks, None where there is none. A value of
 # flashsmith.masks or scores is (PARTS, its function, its parts), and a BlockMask is (BLOCKS, the
-# states of its blocks, its function). They are plain tuples, as PyTorch's compiler makes no others.
-PARTS, BLOCKS = "parts", "blocks"
+# states of its blocks, its function); BLOCKS_OF_ROWS if its rows are a call's queries over a cache.
+# They are plain tuples, as PyTorch's compiler makes no others.
+PARTS, BLOCKS, BLOCKS_OF_ROWS = "parts", "blocks", "blocks of rows"
 # In place of a tensor: (TENSOR, sizes, dtype of PyTorch), with sizes of 1 where they are, else 2.
 TENSOR = "tensor"
 Root = Any
@@ -101,7 +102,8 @@ def _function_of(root: Root, block_sizes: tuple[int, int] | None) -> Any:
         return partial(first, *(_function_of(it, block_sizes) for it in rest))
     assert block_sizes is not None
     rows, keys = map(Constant, block_sizes)
-    return function_of_blocks(first, _function_of(rest, None), rows, keys)
+    function = function_of_blocks(first, _function_of(rest, None), rows, keys)
+    return at_row(function) if kind == BLOCKS_OF_ROWS else function
 
 
 def _text(made: Traced, names: tuple[str, ...]) -> str:
