@@ -107,6 +107,26 @@ def attention(
     return output
 
 
+def attention_to_front(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    lens: Any,
+    *,
+    cu_seqlens_q: Any,
+    max_seqlen_q: Any,
+    **keywords: Any,
+) -> Any:
+    """attention_with_cache() of packed queries over a cache without pages."""
+    starts = cu_seqlens_q.tolist()
+    assert max_seqlen_q == max(b - a for a, b in pairwise(starts))
+    rows = [
+        attention(q[None, begin:end], k_cache[i, None, :n], v_cache[i, None, :n], **keywords)[0]
+        for i, (n, (begin, end)) in enumerate(zip(lens.tolist(), pairwise(starts), strict=True))
+    ]
+    return torch.cat(rows)
+
+
 def paged_attention(
     q: Any,
     k_cache: Any,

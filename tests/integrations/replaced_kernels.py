@@ -36,6 +36,9 @@ def replaced_kernels(**options: Any) -> Iterator[Calls]:
             if "cu_seqlens_q" in keywords:
                 seen[-1]["cu_seqlens_q"] = keywords["cu_seqlens_q"].clone()
             return padded_attention.paged_attention(q, k, v, cache_lens, **keywords)
+        keywords.pop("kv_offset", None)
+        if "cu_seqlens_q" in keywords:
+            return padded_attention.attention_to_front(q, k, v, cache_lens, **keywords)
         lines = [
             padded_attention.attention(q[i, None], k[i, None, :n], v[i, None, :n], **keywords)
             for i, n in enumerate(cache_lens.tolist())

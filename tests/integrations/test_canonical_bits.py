@@ -14,8 +14,6 @@ pytestmark = pytest.mark.torch
 
 pytest.importorskip("transformers", reason="needs transformers: it is not installed")
 
-from replaced_kernels import replaced_kernels  # noqa: E402
-from tiny_models import tiny  # noqa: E402
 
 import flashsmith  # noqa: E402
 from flashsmith.errors import ArgumentError  # noqa: E402
@@ -314,24 +312,3 @@ def test_a_cache_that_drops_whole_chunks_keeps_them() -> None:
     how = {"window": (20, None)}
     rolled = decoded(q, k[:, CHUNK:].contiguous(), v[:, CHUNK:].contiguous(), **how)
     assert_same(rolled, decoded(q, k, v, **how))
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_rolling_caches_of_transformers_are_refused(
-    cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, prompt = tiny("mistral"), torch.tensor([[5, 9, 7, 3, 8, 2]])
-    model.set_attn_implementation("flashsmith")
-
-    def generated(tokens: int) -> Any:
-        return model.generate(
-            prompt, max_new_tokens=tokens, do_sample=False, cache_implementation=cache
-        )
-
-    monkeypatch.setenv("FLASHSMITH_BITS", "canonical")
-    with replaced_kernels(float32_as=torch.float16) as calls:
-        with pytest.raises(ArgumentError, match="FLASHSMITH_BITS=canonical: kv_offset: the cache"):
-            generated(5)
-        assert calls
-    with replaced_kernels(float32_as=torch.float16, bits="free"):
-        assert generated(5).shape == (1, 11)

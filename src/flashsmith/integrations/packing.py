@@ -37,6 +37,14 @@ class Packing:
         padded[self.rows] = packed
         return padded
 
+    def to_front(self, padded: Any) -> Any:
+        """(batch, length, ...) with each batch row's real tokens first, and zeros behind them."""
+        batch, position = self.rows
+        slot = torch.arange(batch.numel(), device=batch.device) - self.cu_seqlens[batch]
+        moved = torch.zeros_like(padded)
+        moved[batch, slot] = padded[batch, position]
+        return moved
+
 
 class _Pack(torch.autograd.Function):
     """Packing.pack with gradients.

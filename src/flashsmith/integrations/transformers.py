@@ -106,7 +106,7 @@ def register(
         emulate: run host tensors in the slow emulator instead of leaving them to PyTorch. None
             reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
         bits: as for attention(). 'canonical' also raises if a layer's attention would be left to
-            PyTorch, and for caches that drop the keys before a window.
+            PyTorch, and for continuous batching of layers with a window.
 
     Raises:
         ArgumentError: float32_as, emulate or bits has another value.
@@ -179,7 +179,8 @@ class _Call(NamedTuple):
     sinks: Any
     sequences: Sequences | None  # packed into one batch row by the caller
     longest_q: Any  # with pages: the largest number of queries of a sequence
-    filled: Any = None  # (batch,) int32: how many keys of a static cache are filled
+    filled: Any = None  # (batch,) int32: how many keys of a static or rolling cache are filled
+    dropped: Any = None  # (batch,) int32: how many keys a rolling cache dropped before its first
     pages: Pages | None = None
 
     def keywords(self) -> dict[str, Any]:
@@ -243,6 +244,8 @@ def flashsmith_attention_forward(
         attention_mask = selected_by(attention_mask, indices, key.shape[2])
     hidden = hidden_by(attention_mask, query.shape[2])
     filled = hidden.filled
+    if hidden.dropped is not None and _needs_gradients(query, key, value, s_aux):
+        refuse_rolling("cache", "has dropped keys, which gradients need")
     if filled is not None and _needs_gradients(query, key, value, s_aux):
         # All batch rows have the same number of filled keys.
         hidden, filled = hidden._replace(keys=int(filled.max())), None
@@ -276,6 +279,7 @@ def flashsmith_attention_forward(
         sequences=sequences,
         longest_q=max_length_q,
         filled=filled,
+        dropped=hidden.dropped,
         pages=pages,
     )
     reason = _why_not(call, dropout, position_bias)
@@ -446,6 +450,8 @@ def _by_kernel(call: _Call) -> Any:
         return _on_pages(call, call.pages, q, k, v)
     if call.sequences is not None:
         return _packed_by_the_caller(call, call.sequences, q, k, v)
+    if call.dropped is not None:
+        return _on_rolled(call, q, k, v)
     if call.filled is not None:
         return attention_with_cache(q, k, v, cache_lens=call.filled, **call.keywords())
     if call.pattern is not None:
@@ -481,6 +487,21 @@ def _on_packed(call: _Call, q: Any, real_q: Packing, k: Any, v: Any, real_k: Pac
         max_seqlen_k=real_k.longest,
         **call.keywords(),
     )
+
+
+def _on_rolled(call: _Call, q: Any, k: Any, v: Any) -> Any:
+    """Attention over a cache that has dropped keys behind the window."""
+    how = {"cache_lens": call.filled, "kv_offset": call.dropped, **call.keywords()}
+    if call.padding is None:
+        return attention_with_cache(q, k, v, **how)
+    real_k, real_q = packing_of(call.padding), packing_of(call.padding, last=q.shape[1])
+    packed = attention_with_cache(
+        *(real_q.pack(q), real_k.to_front(k), real_k.to_front(v)),
+        cu_seqlens_q=real_q.cu_seqlens,
+        max_seqlen_q=real_q.longest,
+        **how,
+    )
+    return real_q.unpack(packed, *q.shape[:2])
 
 
 def _packed_by_the_caller(call: _Call, sequences: Sequences, q: Any, k: Any, v: Any) -> Any:

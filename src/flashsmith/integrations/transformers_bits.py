@@ -1,7 +1,7 @@
 """The ``bits`` option for transformers' models, and errors for calls without canonical bits.
 
 A row's canonical bits depend on where its sequence begins. A rolling cache drops the keys before a
-window, so the sequence's beginning is lost.
+window, so it must be known how many it has dropped.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def refuse_under_canonical(why: str) -> None:
 
 
 def refuse_rolling(argument: str, facts: str) -> None:
-    """Raises ArgumentError if bits must be canonical, because the keys may not start at their
-    sequence's beginning."""
+    """Raises ArgumentError if bits must be canonical, because the positions of keys in their
+    sequence are not known."""
     refuse_under_canonical(
-        f"{argument}: {facts}; canonical bits need all keys of a sequence, from its first on: "
-        "generate with a cache that keeps them"
+        f"{argument}: {facts}; canonical bits need each key's position in its sequence: generate "
+        "with a cache that keeps all keys"
     )

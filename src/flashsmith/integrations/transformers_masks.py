@@ -14,8 +14,10 @@ mistaken for this form. A window of 0 means no window. The dtype defines n and t
 - int8: n is the number of filled keys in a static cache, 0 for all. There is no padding.
 - bool: the values mark which of n keys are real. In a static cache, keys after them are not filled.
 - int64: the values number the sequences, packed into one batch row, that the n keys belong to.
-- int32: n is 1, and the value is the number of filled keys of a batch row in a static cache. The
-  host does not read it.
+- int32: a batch row's number of filled keys in a static cache, which the host does not read. For
+  canonical bits the second value counts the keys that a rolling cache dropped before its first one.
+  If n is above 2, the row is padded, filled keys are its real ones, and the other values mark these
+  among n - 2 keys.
 
 Models that inspect their masks get the (batch, 1, queries, keys) mask of PyTorch's attention.
 Models that compute attention in their own code, or that transformers runs on eager attention only,
@@ -41,7 +43,7 @@ from transformers.masking_utils import (
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations.pytorch_state import transform
 from flashsmith.integrations.traceable import is_tracing
-from flashsmith.integrations.transformers_bits import refuse_rolling
+from flashsmith.integrations.transformers_bits import refuse_rolling, wants_canonical
 from flashsmith.integrations.transformers_models import model_of
 from flashsmith.printable import quoted
 
@@ -58,8 +60,10 @@ class HiddenKeys(NamedTuple):
     causal, window: None if the mask does not determine them. window: number of keys that a query
     sees on the left, including its own position; 0 means no window. A bidirectional window has the
     same size on the right. padding: a (batch, keys) mask for packing_of(). keys, filled: the number
-    of filled keys in a static cache, as a number or as (batch,) int32 on the device. pattern: a
-    mask that has no smaller form.
+    of filled keys in a static cache, as a number or as (batch,) int32 on the device. dropped, for
+    canonical bits: (batch,) int32, how many keys of each sequence a rolling cache has dropped;
+    ``filled`` is given with it, and counts real keys if there is padding. pattern: a mask that has
+    no smaller form.
     """
 
     causal: bool | None = None
@@ -67,6 +71,7 @@ class HiddenKeys(NamedTuple):
     padding: Any = None
     keys: int | None = None
     filled: Any = None
+    dropped: Any = None
     pattern: Any = None
 
 
@@ -97,8 +102,6 @@ def flashsmith_mask(
                 f"{name}={quoted(value)}: not a keyword of the mask interface of transformers 5.17 "
                 f'to 5.24; use attn_implementation="sdpa"'
             )
-    if not isinstance(kv_offset, int) or kv_offset > 0:
-        refuse_rolling("kv_offset", "the cache of layers with a window has dropped keys")
     model = model_of(keywords.get("config"))
     # A model's own attention code adds masks to its scores, even if other layers call flashsmith.
     adds_masks = model is not None and not (model.calls_interface and model.supported)
@@ -118,11 +121,14 @@ def flashsmith_mask(
             **keywords,
         )
 
+    offsets = q_offset, kv_offset
     hidden = _hidden(
-        mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, device
+        mask_function, batch_size, q_length, kv_length, *offsets, attention_mask, device
     )
     if hidden is None:
         return full_mask()
+    if wants_canonical():
+        hidden = _with_dropped(hidden, offsets, batch_size, kv_length, attention_mask, device)
     passed_on = model is not None and model.passes_masks_on
     if adds_masks:
         compact = False
@@ -164,9 +170,8 @@ def hidden_by(mask: Any, queries: int) -> HiddenKeys:
         if mask.dtype is torch.int8:
             causal, window = _kind_of_form(mask)
             return HiddenKeys(causal, window, keys=mask.shape[1] or None)
-        if mask.dtype is torch.int32:
-            causal, window = _kind_of_form(mask)
-            return HiddenKeys(causal, window, filled=mask[:, 0, 0, 0].contiguous())
+        if mask.dtype is torch.int32 and mask.shape[1] < 3:
+            return _counted(mask)
         if mask.dtype is torch.bool and _is_one_value(mask):
             return HiddenKeys(causal=False, window=0)
     if not _may_ask():
@@ -177,6 +182,14 @@ def hidden_by(mask: Any, queries: int) -> HiddenKeys:
     if mask not in _known or _known[mask][0] != version:
         _known[mask] = version, _hidden_by_values(mask.detach(), queries)
     return _known[mask][1] or HiddenKeys(pattern=mask)
+
+
+def _counted(mask: Any) -> HiddenKeys:
+    """The keys that an int32 mask hides."""
+    n = mask.shape[1]
+    filled, dropped = (mask[:, i, 0, 0].contiguous() if i < n else None for i in range(2))
+    found = HiddenKeys(*_kind_of_form(mask), filled=filled, dropped=dropped)
+    return found if n < 3 else found._replace(padding=mask[:, 2:, 0, 0] != 0, keys=n - 2)
 
 
 def _is_one_value(mask: Any) -> bool:
@@ -212,8 +225,10 @@ def _hidden_by_values(mask: Any, queries: int) -> HiddenKeys | None:
     if mask.dim() == 2:  # the user's mask, from a model that does not call the mask function
         real = mask if mask.dtype is torch.bool else mask != 0
         return HiddenKeys(padding=real, keys=mask.shape[1])
-    if mask.dim() != 4 or mask.dtype not in (torch.bool, torch.int64):
+    if mask.dim() != 4 or mask.dtype not in (torch.bool, torch.int32, torch.int64):
         return None
+    if mask.dtype is torch.int32:
+        return _counted(mask)
     if mask.dtype is torch.bool and mask.shape[2] in (1, queries):
         # With one query, a mask of this shape may be any mask. To serve it, its values must be
         # read, and a tracer cannot read them.
@@ -230,12 +245,20 @@ def _form(hidden: HiddenKeys, batch_size: int, q_length: int, kv_length: int, de
         nothing = torch.ones((), dtype=torch.bool, device=device)
         return nothing.expand(batch_size, 1, 1, kv_length)
     kind = _CAUSAL if hidden.causal else _BIDIRECTIONAL
-    values, n = hidden.padding if hidden.filled is None else hidden.filled[:, None], -1
+    values, n = hidden.padding if hidden.filled is None else _counts(hidden), -1
     if values is None:
         values, n = torch.ones((1, 1), dtype=torch.int8, device=device), hidden.keys or 0
     elif values.dtype is torch.bool and q_length == kind:
         kind += 2
     return values[:, :, None, None].expand(batch_size, n, kind, 1 + (hidden.window or 0))
+
+
+def _counts(hidden: HiddenKeys) -> Any:
+    """(batch, n) int32: the values of an int32 form."""
+    counts = [it[:, None] for it in (hidden.filled, hidden.dropped) if it is not None]
+    if hidden.padding is not None:
+        counts.append(hidden.padding.to(torch.int32))
+    return torch.cat(counts, dim=1)
 
 
 def _kind_of_form(mask: Any) -> tuple[bool, int]:
@@ -292,6 +315,42 @@ def _hidden(
     if real is None or (_may_ask() and bool(real.all())):
         return HiddenKeys(causal, window, keys=keys)
     return HiddenKeys(causal, window, real, keys)
+
+
+def _with_dropped(
+    hidden: HiddenKeys,
+    offsets: tuple[Any, Any],
+    batch_size: int,
+    kv_length: int,
+    attention_mask: Any,
+    device: Any,
+) -> HiddenKeys:
+    """``hidden`` with the keys of each sequence that the cache has dropped, if it has.
+
+    Raises:
+        ArgumentError: these keys cannot be counted, or a query would see them.
+    """
+    q_offset, kv_offset = offsets
+    if isinstance(kv_offset, int) and kv_offset <= 0:
+        return hidden
+    if not isinstance(q_offset, int) or not isinstance(kv_offset, int):
+        refuse_rolling("kv_offset", "how many keys the cache has dropped is known to a device only")
+    if not hidden.causal or not hidden.window or q_offset - hidden.window + 1 < kv_offset:
+        refuse_rolling("kv_offset", "the cache has dropped keys that its mask does not hide")
+    keys = kv_length if hidden.keys is None else hidden.keys
+    filled = torch.full((batch_size,), keys, dtype=torch.int32, device=device)
+    if attention_mask is None:
+        return hidden._replace(filled=filled, dropped=torch.full_like(filled, kv_offset), keys=None)
+    before = attention_mask[:, :kv_offset].expand(batch_size, -1)
+    dropped = before.sum(1, dtype=torch.int32).to(device)
+    if hidden.padding is None:
+        return hidden._replace(filled=filled, dropped=dropped, keys=None)
+    if not _may_ask():
+        refuse_rolling("attention_mask", "has values that are not known while the model is traced")
+    if bool(((dropped > 0) & ~hidden.padding[:, 0]).any()):
+        refuse_rolling("attention_mask", "has padding behind keys that the cache has dropped")
+    filled = hidden.padding.sum(1, dtype=torch.int32)
+    return hidden._replace(filled=filled, dropped=dropped, keys=keys)
 
 
 def _may_ask() -> bool:
