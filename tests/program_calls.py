@@ -13,7 +13,7 @@ from flashsmith.families import DType, KernelConfig, device_spec
 from flashsmith.runtime import run_forward
 from flashsmith.runtime.emulation import Observer, all_checks
 from flashsmith.semantics.program import SCORE, B, BoundProgram, H, K, Q, program_of
-from flashsmith.semantics.typed import FLOAT, INT, Typed, apply, read, typed_symbol
+from flashsmith.semantics.typed import FLOAT, INT, Typed, apply, read, typed_symbol, where
 from flashsmith.verify.attention_semantics import Attention, offsets
 from flashsmith.verify.reference import references_of
 from flashsmith.verify.tolerance import compare
@@ -141,6 +141,51 @@ def minus_infinity(call: Call, draw: np.random.Generator) -> BoundProgram:
     return bound(SCORE + read("bias", "float32", Q, K), None, bias=table)
 
 
+def distances(call: Call, draw: np.random.Generator) -> BoundProgram:
+    """A table by head and distance that has all distances of queries and keys that exist."""
+    reach, length = call.longest[0] - 1, sum(call.longest) - 1
+    table = draw.standard_normal((call.heads_q, length)).astype(np.float32)
+    bias = read("table", "float32", H, K - Q + typed_symbol("reach", INT))
+    return bound(SCORE + bias, None, table=table, reach=reach)
+
+
+def near(call: Call, draw: np.random.Generator) -> BoundProgram:
+    """Distances beyond 40 are clamped: some tiles have no such distance, some only such."""
+    last = typed_symbol("last", INT)
+    counted = K - Q + 40
+    above = where(last < counted, last, counted)
+    table = draw.standard_normal((call.heads_q, 81)).astype(np.float16)
+    bias = read("table", "float16", H, where(above < 0, 0, above))
+    return bound(SCORE + bias, None, table=table, last=80)
+
+
+def from_the_end(call: Call, draw: np.random.Generator) -> BoundProgram:
+    """A table by q - k whose negative indices count from its end, and that is too short."""
+    table = draw.standard_normal(130).astype(np.float32)
+    return bound(SCORE + read("table", "float32", Q - K - 3), None, table=table)
+
+
+def strided(call: Call, draw: np.random.Generator) -> BoundProgram:
+    """Two tables, one with strides, whose indices run in opposite directions."""
+    tables = draw.standard_normal((2, 4 * max(call.longest))).astype(np.float32)
+    reach = max(call.longest)
+    one = read("one", "float32", K - Q + reach)
+    other = read("other", "float32", apply("minimum", Q - K, 60) + reach)
+    return bound(SCORE + one * other, None, one=tables[0], other=tables[1, ::2])
+
+
+def by_key(call: Call, draw: np.random.Generator) -> BoundProgram:
+    """A value of each key, added in one head and a limit of scores in the others."""
+    table = draw.standard_normal((call.sequences, call.longest[1])).astype(np.float32)
+    value = read("table", "float32", B, K)
+    changed = where(H.equals(1), SCORE + value, apply("minimum", SCORE, value))
+    return bound(changed, None, table=table)
+
+
+# Scores that read tensors at indices that run with the key.
+TABLES: dict[str, Make] = {
+    it.__name__: it for it in (distances, near, from_the_end, strided, by_key)
+}
 PROGRAMS: dict[str, Make] = {
     it.__name__: it
     for it in (

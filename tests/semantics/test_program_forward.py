@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from program_calls import PROGRAMS, Call, wrong
+from program_calls import PROGRAMS, TABLES, Call, wrong
 
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
 
@@ -21,6 +23,12 @@ TURNS, OVERLAP, DIRECT = CONFIGS = tuple(
     )
 )
 PACKED = Call(lens_q=(70, 0, 1, 200), lens_k=(75, 9, 0, 190))
+# Neighbouring rows are heads of one query.
+PACKS = parse_kernel_name_into_config(
+    "(BF16, 64, 64, 48, 1wg): tma+stages_2+q_buffers_1+regs_24_240+pack_gqa"
+)
+# Distances of 0 to 200 either way.
+TALL = Call(batch=1, seq_q=200, seq_k=150, heads_q=2, heads_k=1, d=8)
 CALLS = {
     "dense": Call(),
     "causal": Call(causal=True),
@@ -79,6 +87,25 @@ MMA_SYNC = tuple(
 def test_the_mma_sync_family(cfg: KernelConfig, name: str, call: str) -> None:
     made = PROGRAMS[name](CALLS[call], np.random.default_rng(3))
     assert wrong(cfg, CALLS[call], made, arch=80) == ""
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_along_keys(name: str) -> None:
+    """Tiles inside the tables, beyond them, and across their ends."""
+    made = TABLES[name](TALL, np.random.default_rng(3))
+    assert wrong(TURNS, TALL, made, sm_count=3) == ""
+
+
+@pytest.mark.parametrize(
+    ("cfg", "arch"),
+    [(OVERLAP, 90), (PACKS, 90), (MMA_SYNC[1], 80)],
+    ids=["overlap", "packs", "mma"],
+)
+@pytest.mark.parametrize("name", ["near", "from_the_end"])
+def test_tables_in_other_kernels(cfg: KernelConfig, arch: int, name: str) -> None:
+    call = replace(TALL, causal=True, lens_q=(1, 150), lens_k=(9, 170))
+    made = TABLES[name](call, np.random.default_rng(3))
+    assert wrong(cfg, call, made, arch=arch) == ""
 
 
 def test_rows_without_keys() -> None:

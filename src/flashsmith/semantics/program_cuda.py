@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
+from flashsmith.semantics.key_reads import KeyRead, key_reads, with_symbols
 from flashsmith.semantics.program import INDICES, SCORE, K, Program, Q, is_uniform
 from flashsmith.semantics.ranges import factors_of_indices, is_not_negative, keys_alike
 from flashsmith.semantics.typed import FLOAT, INT, Typed, typed_constant
@@ -47,6 +49,7 @@ def program_struct(program: Program) -> str:
         if it is not None
         for line in [str(it)]
     )
+    along = key_reads(program.score)
     return f"""\
 // {program}
 {comment}struct Program {{
@@ -54,7 +57,9 @@ def program_struct(program: Program) -> str:
 
     static constexpr bool kSlopeIsOne = {bool_literal(_is_one(program.slope))};
     static constexpr int kKeysAlike = {keys_alike(program.mask)};
-{_function("float", "change", program, program.score, "raw * args.scale")}
+    static constexpr bool kReadsAlongKeys = {bool_literal(bool(along))};
+{_key_read_functions(program, along)}\
+{_change(program, along)}
 {_function("float", "slope", program, program.slope, "1.0f")}
 {_function("bool", "sees", program, program.mask, "true")}}};
 """
@@ -65,19 +70,56 @@ def _is_one(slope: Typed | None) -> bool:
 
 
 def _function(result: str, name: str, program: Program, root: Typed | None, otherwise: str) -> str:
-    raw = "" if result == "bool" else "float raw, "
-    head = f"{result} {name}(const ProgramArgs& args, {raw}{_INDEX_ARGUMENTS}) {{\n"
+    raw = "float raw, " if result == "float" else ""
+    head = f"{result} {name}(const ProgramArgs& args, {raw}{_INDEX_ARGUMENTS})"
     lines = [f"return {otherwise};"] if root is None else _Printer(program).function_body(root)
+    return _defined(head, lines)
+
+
+def _defined(head: str, lines: list[str]) -> str:
     body = "".join(f"        {line}\n" for line in lines)
-    return f"    FS_DEVICE static {head}{body}    }}\n"
+    return f"    FS_DEVICE static {head} {{\n{body}    }}\n"
+
+
+def _change(program: Program, along: list[KeyRead]) -> str:
+    """The score function. With key reads, it is a template of what is known of their indices."""
+    if program.score is None or not along:
+        return _function("float", "change", program, program.score, "raw * args.scale")
+    root, symbols = with_symbols(program.score, along)
+    head = f"float change(const ProgramArgs& args, float raw, {_INDEX_ARGUMENTS})"
+    lines = _Printer(program, symbols).function_body(root)
+    return "    template <int kReach = program::kAnywhere>\n" + _defined(head, lines)
+
+
+def _key_read_functions(program: Program, along: list[KeyRead]) -> str:
+    """The functions index0, index1, ... of key reads, and reach(), which says what is known of them
+    for the keys of one row."""
+    if not along:
+        return ""
+    text, known = "", []
+    for i, it in enumerate(along):
+        text += _function("int", f"index{i}", program, it.index, "")
+        text += _function("int", f"unclamped{i}", program, it.unclamped, "")
+        place = [one.name for one in program.reads].index(it.read.operands[0])
+        ends = ", ".join(
+            f"{name}{i}(args, b, h, row, {key}, seq_q, seq_k)"
+            for name in ("index", "unclamped")
+            for key in ("key", "last")
+        )
+        known.append(f"program::reach<{it.dim}>(args.reads[{place}], {ends})")
+    may_be_beyond = all(it.depends_on_query for it in along)
+    text += f"    static constexpr bool kMayBeBeyond = {bool_literal(may_be_beyond)};\n"
+    head = f"int reach(const ProgramArgs& args, {_INDEX_ARGUMENTS}, Place last)"
+    return text + _defined(head, [f"return {' & '.join(known)};"])
 
 
 class _Printer(CudaPrinter):
     """Prints one function of a program. Operators that C++ lacks, or computes in another way than
     PyTorch, are functions of namespace program."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, along: Mapping[Typed, KeyRead] | None = None) -> None:
         super().__init__()
+        self._along = along or {}
         self._reads = [it.name for it in program.reads]
         self._numbers = [it.name for it in program.numbers]
 
@@ -163,7 +205,9 @@ class _Printer(CudaPrinter):
         place = self._reads.index(it.operands[0])
         indices = []
         for index, text in zip(it.arguments, parts, strict=True):
-            if index.dtype == INT:
+            if index in self._along:
+                indices.append(self._along_key(index))
+            elif index.dtype == INT:
                 counts = bool_literal(is_not_negative(index))
                 narrow = bool_literal(K in index.parts())
                 indices.append(f"program::Index<{counts}, {narrow}>{{{text}}}")
@@ -171,6 +215,16 @@ class _Printer(CudaPrinter):
                 indices.append(f"program::LongIndex{{{text}}}")
         arguments = ", ".join([f"args.reads[{place}]", *indices])
         return f"program::read<{TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
+
+    def _along_key(self, symbol: Typed) -> str:
+        """The index of a key read."""
+        place, it = list(self._along).index(symbol), self._along[symbol]
+        factors = factors_of_indices(it.unclamped)
+        assert factors is not None
+        index = f"index{place}(args, b, h, row, program::read_key<kReach>(key), seq_q, seq_k)"
+        base = f"unclamped{place}(args, b, h, row.base, key.base, seq_q, seq_k)"
+        counts = bool_literal(is_not_negative(it.index))
+        return f"program::KeyIndex<{counts}, kReach>{{{index}, {{{base}, {_columns(factors)}}}}}"
 
     def _step(self, it: Typed) -> str | None:
         """The product of a sum of q and k, as a float, with a value that does not depend on the
@@ -201,12 +255,8 @@ class _Printer(CudaPrinter):
         factors = factors_of_indices(inner)
         if factors is None or factors == (0, 0):
             return None
-        rest = " + ".join(
-            f"({factor}) * {name}.column"
-            for factor, name in zip(factors, ("row", "key"), strict=True)
-            if factor
-        )
-        return f"program::cast<float>({self._base(inner)})", f"program::cast<float>({rest})"
+        base = f"program::cast<float>({self._base(inner)})"
+        return base, f"program::cast<float>({_columns(factors)})"
 
     def _base(self, it: Typed) -> str:
         """A sum at the tile's own indices."""
@@ -217,6 +267,15 @@ class _Printer(CudaPrinter):
         if it.function in ("add", "subtract", "negative"):
             return f"program::{it.function}({', '.join(map(self._base, it.arguments))})"
         return self._texts[it]
+
+
+def _columns(factors: tuple[int, int]) -> str:
+    """What the columns add to a sum with these factors of q and k."""
+    return " + ".join(
+        f"({factor}) * {name}.column"
+        for factor, name in zip(factors, ("row", "key"), strict=True)
+        if factor
+    )
 
 
 def _reciprocal(it: Typed) -> str:

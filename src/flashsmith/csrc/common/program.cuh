@@ -4,6 +4,13 @@
 //     struct Program {
 //         // Divides all keys from which on the mask may differ from that of the key before.
 //         static constexpr int kKeysAlike = ...;
+//         // Whether change() reads tensors at indices that run with the key. It is then a template
+//         // with the parameter kReach, which reach() returns for a row and the keys from `key` to
+//         // `last`. kMayBeBeyond: whether kBeyond is more than a rare case.
+//         static constexpr bool kReadsAlongKeys = ...;
+//         static constexpr bool kMayBeBeyond = ...;
+//         static int reach(const ProgramArgs& args, int b, int h, Place row, Place key, int seq_q,
+//                          int seq_k, Place last);
 //         // The new score, in natural units. raw * args.scale is the score in natural units, after
 //         // a softcap.
 //         static float change(const ProgramArgs& args, float raw, int b, int h, Place row,
@@ -72,6 +79,42 @@ struct LongIndex {
     }
 };
 
+// What is known of the indices that run with the keys of a tile, as bits. kInside: no index is
+// clamped or counts from the end, and neighbouring keys read neighbouring elements. kBeyond: all
+// keys read the same element, because their indices are clamped to one end.
+constexpr int kAnywhere = 0, kInside = 1, kBeyond = 2;
+
+// Such an index. It is base + column of `unclamped` where it is inside, else `value`.
+template <bool kCounts, int kReach>
+struct KeyIndex {
+    static constexpr bool kIsNarrow = true, kIsInside = kReach == kInside;
+    int value;
+    Place unclamped;
+
+    FS_DEVICE int inside(int size) const { return Index<kCounts, true>{value}.inside(size); }
+};
+
+// The key that stands for `key` in a KeyIndex's value.
+template <int kReach>
+FS_DEVICE Place read_key(Place key) {
+    return kReach == kBeyond ? Place(key.base) : key;
+}
+
+// What is known of consecutive keys, given the index of the first and of the last. An index is a
+// sum, `unclamped`, that may be clamped: it follows the sum everywhere if it does so at both ends,
+// and if it is the same at both ends, it is the same everywhere.
+template <int kDim>
+FS_DEVICE int reach(const ProgramRead& from, int first, int last, int unclamped_first,
+                    int unclamped_last) {
+    const int end = from.sizes[kDim] - 1;
+    // Without short circuits, which would branch.
+    const bool counts = min(first, last) >= 0;
+    const bool follows = (first == unclamped_first) & (last == unclamped_last);
+    const bool is_inside = counts & (max(first, last) <= end) & (from.strides[kDim] == 1);
+    const bool is_beyond = counts & (min(first, end) == min(last, end));
+    return (follows & is_inside ? kInside : 0) | (is_beyond ? kBeyond : 0);
+}
+
 template <typename Element>
 FS_DEVICE Element load(const void* address) {
     const auto* element = static_cast<const Element*>(address);
@@ -95,6 +138,12 @@ FS_DEVICE T read(const ProgramRead& from, Index... index) {
     // The dimensions that the key does not index come first: they are the same for many elements.
     const auto add = [&]<typename One>(int dim, One one, bool narrow) {
         if (One::kIsNarrow != narrow) return;
+        if constexpr (requires { requires One::kIsInside; }) {
+            // The compiler knows the column: loads of all columns share the rest of the address.
+            address += one.unclamped.base * int64_t(sizeof(Element));
+            address += one.unclamped.column * int(sizeof(Element));
+            return;
+        }
         const int64_t bytes = from.strides[dim] * int64_t(sizeof(Element));
         const int inside = one.inside(from.sizes[dim]);
         address += One::kIsNarrow ? int64_t(inside) * static_cast<int32_t>(bytes) : inside * bytes;

@@ -25,30 +25,83 @@ struct ProgramSequence {
     int batch, seq_q, seq_k;
 };
 
-// Turns raw scores, or those that struct Score has changed, into the program's scores in natural
-// units. `row(m, r)` is a row of the lane within its sequence, `head(m, r)` its query head,
-// `first_key` the key of the tile's first column.
+// The scores of a tile, with what a program needs to know of this lane's. `row(m, r)` is a row of
+// the lane within its sequence, as an int or a Place, `head(m, r)` its query head, `first_column`
+// the key of the lane's first column. Where rows are Places of one base, the compiler computes a
+// function of key - row once for each diagonal of the lane's elements.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Row, class Head>
-FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const ProgramArgs& args,
-                                 const ProgramSequence& of, int lane, const Row& row,
-                                 const Head& head, int first_key) {
-    if constexpr (SEMANTICS.program_scores) {
-        const int first_column = first_key + lane % 4 * 2;
+struct ProgramTileScores {
+    using Program = ProgramOf<SEMANTICS>;
+    using Place = program::Place;
+
+    float (&scores)[kMTiles][kNTiles][4];
+    const ProgramArgs& args;
+    const ProgramSequence& of;
+    const Row& row;
+    const Head& head;
+    int first_column;
+
+    // Turns raw scores into the program's. `change(raw, b, h, row, key, seq_q, seq_k)` computes
+    // one.
+    template <class Change>
+    FS_DEVICE void change_by(const Change& change) {
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const int q = row(m, r), h = head(m, r);
+                const Place q = row(m, r);
+                const int h = head(m, r);
 #pragma unroll
                 for (int n = 0; n < kNTiles; ++n)
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
                         float& x = scores[m][n][2 * r + e];
-                        x = ProgramOf<SEMANTICS>::change(args, x, of.batch, h, q,
-                                                         program::Place{first_column, 8 * n + e},
-                                                         of.seq_q, of.seq_k);
+                        x = change(x, of.batch, h, q, Place{first_column, 8 * n + e}, of.seq_q,
+                                   of.seq_k);
                     }
             }
+    }
+    template <int kReach>
+    FS_DEVICE void change_within() {
+        change_by([&](const auto&... at) { return Program::template change<kReach>(args, at...); });
+    }
+
+    // What is known of the tensors' indices in this lane's elements.
+    FS_DEVICE int reach() const {
+        int found = program::kInside | program::kBeyond;
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m)
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+                found &=
+                    Program::reach(args, of.batch, head(m, r), row(m, r), Place(first_column),
+                                   of.seq_q, of.seq_k, Place(first_column, 8 * (kNTiles - 1) + 1));
+        return found;
+    }
+};
+
+// Turns raw scores, or those that struct Score has changed, into the program's scores in natural
+// units. `first_key` is the key of the tile's first column; see ProgramTileScores for the others.
+template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Row, class Head>
+FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const ProgramArgs& args,
+                                 const ProgramSequence& of, int lane, const Row& row,
+                                 const Head& head, int first_key) {
+    if constexpr (SEMANTICS.program_scores) {
+        using Program = ProgramOf<SEMANTICS>;
+        ProgramTileScores<SEMANTICS, kMTiles, kNTiles, Row, Head> tile{
+            scores, args, of, row, head, first_key + lane % 4 * 2};
+        if constexpr (!Program::kReadsAlongKeys) {
+            tile.change_by([&](const auto&... at) { return Program::change(args, at...); });
+        } else {
+            // One branch for the whole warp.
+            const int reach = tile.reach();
+            if (!any_lane((reach & program::kInside) == 0))
+                tile.template change_within<program::kInside>();
+            else if (Program::kMayBeBeyond && !any_lane((reach & program::kBeyond) == 0))
+                tile.template change_within<program::kBeyond>();
+            else
+                tile.template change_within<program::kAnywhere>();
+        }
     }
 }
 
@@ -64,7 +117,8 @@ FS_DEVICE void hide_by_program(float (&scores)[kMTiles][kNTiles][4], const Progr
         const int first_column = first_key + lane % 4 * 2;
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
-            const int q[2] = {row(m, 0), row(m, 1)}, h[2] = {head(m, 0), head(m, 1)};
+            const program::Place q[2] = {row(m, 0), row(m, 1)};
+            const int h[2] = {head(m, 0), head(m, 1)};
 #pragma unroll
             for (int word = 0; word < kNTiles; word += kTilesOfWord) {
                 const int tiles = kNTiles - word < kTilesOfWord ? kNTiles - word : kTilesOfWord;

@@ -273,7 +273,10 @@ struct ForwardBlock {
         const auto tile_row = [&](int m, int r) { return at.first_row() + at.lane_row(m, r); };
         function(
             ProgramSequence{at.batch, at.q.count, at.k.count}, at.lane,
-            [&](int m, int r) { return at.token(tile_row(m, r)); },
+            [&](int m, int r) {
+                if constexpr (Kernel::packs_gqa) return program::Place(at.token(tile_row(m, r)));
+                return program::Place(tile_row(0, 0), 16 * m + 8 * r);
+            },
             [&](int m, int r) { return at.head_of(tile_row(m, r)); });
     }
 

@@ -328,7 +328,7 @@ struct Consumer {
     FS_DEVICE void compute_probabilities(int block, const BlockRange& blocks) {
         change_scores<SEMANTICS>(S, problem.score_argument);
         if constexpr (Kernel::has_program)
-            change_by_program<SEMANTICS>(S, args.program, program_sequence(), lane, token_of_lane(),
+            change_by_program<SEMANTICS>(S, args.program, program_sequence(), lane, place_of_lane(),
                                          head_of_lane(), first_key(block));
         // Without a mask a row sees all keys: only the last ones, in the first block, may be
         // missing.
@@ -340,7 +340,7 @@ struct Consumer {
                     .mask(S, lane, token_of_lane(), first_key(block));
                 if constexpr (Kernel::has_lists)
                     hide_by_program<SEMANTICS>(S, args.program, program_sequence(), lane,
-                                               token_of_lane(), head_of_lane(), first_key(block));
+                                               place_of_lane(), head_of_lane(), first_key(block));
             }
         // If maxima are requested, every row's must be exact.
         const float threshold =
@@ -408,6 +408,13 @@ struct Consumer {
     }
     FS_DEVICE auto token_of_lane() const {
         return [&](int m, int r) { return token_of<Kernel>(args, row_of_lane()(m, r)); };
+    }
+    // The same as a Place. Rows that heads share have no base in common.
+    FS_DEVICE auto place_of_lane() const {
+        return [&](int m, int r) {
+            if constexpr (Kernel::packs_gqa) return program::Place(token_of_lane()(m, r));
+            return program::Place(row_of_lane()(m, 0), 8 * r);
+        };
     }
     FS_DEVICE auto head_of_lane() const {
         return [&](int m, int r) { return head_of<Kernel>(args, tile.head, row_of_lane()(m, r)); };

@@ -1,0 +1,101 @@
+"""Reads whose index runs with the key, as those of a table of distances or of a bias do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashsmith.semantics.program import SCORE, K, Q
+from flashsmith.semantics.ranges import factors_of_indices
+from flashsmith.semantics.typed import INT, Typed, apply, read, typed_symbol
+
+
+@dataclass(frozen=True)
+class KeyRead:
+    """A read with one index that is a sum of the key and others, perhaps clamped.
+
+    read: the read.
+    dim: the dimension that the key indexes; no other index depends on the key.
+    index: the index of that dimension.
+    unclamped: the index without its clamps, a sum of q, k and ints that depend on neither. Where
+        the first and the last of consecutive keys have an index that equals this, no key between
+        them is clamped; where both have the same index, all have.
+    """
+
+    read: Typed
+    dim: int
+    index: Typed
+    unclamped: Typed
+
+    @property
+    def depends_on_query(self) -> bool:
+        """Whether each row reads other elements with the same keys."""
+        return factors_of_indices(self.unclamped) != (0, 1)
+
+
+def key_reads(root: Typed | None) -> list[KeyRead]:
+    """All such reads of an expression, each once."""
+    found = (_key_read(it) for it in ([] if root is None else root.reads()))
+    return [it for it in found if it is not None]
+
+
+def with_symbols(root: Typed, reads: list[KeyRead]) -> tuple[Typed, dict[Typed, KeyRead]]:
+    """The expression with a symbol for each of these indices, and what each symbol stands for."""
+    symbols = {typed_symbol(f"along{i}", INT): it for i, it in enumerate(reads)}
+    others = {}
+    for symbol, it in symbols.items():
+        name, dtype, *indices = it.read.operands
+        indices[it.dim] = symbol
+        others[it.read] = read(name, dtype, *indices)
+    return root.replace(others), symbols
+
+
+def _key_read(it: Typed) -> KeyRead | None:
+    dims = [dim for dim, index in enumerate(it.arguments) if K in index.parts()]
+    if len(dims) != 1 or SCORE in it.parts():
+        return None
+    (dim,) = dims
+    index = it.arguments[dim]
+    unclamped = _unclamped(index) if index.dtype == INT else None
+    if unclamped is None or factors_of_indices(unclamped) not in _ALONG_KEYS:
+        return None
+    return KeyRead(it, dim, index, unclamped)
+
+
+# Factors of q and k with which consecutive keys read consecutive elements.
+_ALONG_KEYS = [(q, k) for q in (-1, 0, 1) for k in (-1, 1)]
+
+
+def _unclamped(it: Typed) -> Typed | None:
+    """A sum without its clamps; None for anything else."""
+    if factors_of_indices(it) is not None:
+        return it
+    if it.function in ("minimum", "maximum"):
+        return _without_bound(it.arguments)
+    if it.function == "where":
+        # A clamp is a choice between a bound and the value that is compared with it.
+        condition, *values = it.arguments
+        is_clamp = condition.function == "less" and set(condition.arguments) == set(values)
+        return _without_bound(values) if is_clamp else None
+    if it.function in ("add", "subtract"):
+        one, other = it.arguments
+        if _is_fixed(one) == _is_fixed(other):
+            return None
+        inner = _unclamped(other if _is_fixed(one) else one)
+        if inner is None:
+            return None
+        return apply(it.function, *((one, inner) if _is_fixed(one) else (inner, other)))
+    if it.function == "negative":
+        inner = _unclamped(it.arguments[0])
+        return None if inner is None else apply("negative", inner)
+    return None
+
+
+def _without_bound(operands: Sequence[Typed]) -> Typed | None:
+    values = [it for it in operands if not _is_fixed(it)]
+    return _unclamped(values[0]) if len(values) == 1 else None
+
+
+def _is_fixed(it: Typed) -> bool:
+    """Whether it is the same for all queries and keys."""
+    return not {Q, K} & set(it.parts())
