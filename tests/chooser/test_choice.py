@@ -110,7 +110,20 @@ def test_every_architecture_mask_and_dtype_gets_what_its_sms_hold(arch: int, d_h
         assert answer.config == choose_config(wanted, device)
 
 
-@pytest.mark.parametrize("d", [264, 512])
+@pytest.mark.parametrize("d", [264, 384, 512])
+def test_a_wide_d_has_kernels_for_one_architecture(d: int) -> None:
+    for dtype, mask in itertools.product(DType, ("none", "causal", "window+softcap+packed")):
+        wanted = replace(problem(300, 2000, d), dtype=dtype, semantics=Semantics.parse(mask))
+        config = choose_config(wanted, H200)
+        assert is_legal(config, H200)
+        assert (config.dtype, config.d_head, config.n_threads) == (dtype, 512, 384)
+    with pytest.raises(ArgumentError, match="d_head 512 is offered for A100 .* those for sm_90"):
+        choose_config(problem(128, 128, d), A100)
+    with pytest.raises(ArgumentError, match="^bits='canonical': no kernel of canonical-1 serves"):
+        choose_config(replace(problem(128, 128, d), bits="canonical"), H200)
+
+
+@pytest.mark.parametrize("d", [520, 1024])
 def test_a_d_beyond_all_kernels(d: int) -> None:
     with pytest.raises(ArgumentError, match=f"^q: d={d}: kernels exist for multiples of 8 from 8"):
         choose_config(problem(128, 128, d), A100)

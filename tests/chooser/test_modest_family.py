@@ -45,7 +45,7 @@ class ModestConfig(KernelConfig):
     LEADING_WORD: ClassVar[str] = "modest"
 
     dtype: DType = knob("element type", values=tuple(DType))
-    d_head: int = knob("head dimension", values=(64, 80, 512))
+    d_head: int = knob("head dimension", values=(64, 80, 1024))
 
     @property
     def n_threads(self) -> int:
@@ -126,9 +126,9 @@ def test_its_head_dimensions_take_no_problem_from_those_with_a_model(modest: Fam
     assert compiled_d_head(72) == 96
     assert choose("b2 s512 h4 d72 fp16", A100, table=EMPTY).config.d_head == 96
     with pytest.raises(
-        ArgumentError, match="d=512: kernels exist for multiples of 8 from 8 to 256"
+        ArgumentError, match="d=1024: kernels exist for multiples of 8 from 8 to 512"
     ):
-        choose("b2 s512 h4 d512 fp16", A100, table=EMPTY)
+        choose("b2 s512 h4 d1024 fp16", A100, table=EMPTY)
 
 
 def test_a_head_dimension_that_has_candidates_elsewhere_only(
@@ -138,8 +138,8 @@ def test_a_head_dimension_that_has_candidates_elsewhere_only(
     register_family(Modest(), csrc)
     assert compiled_d_head(72) == 80
     assert choose("b2 s512 h4 d72 fp16", A100, table=EMPTY).config.d_head == 96
-    with pytest.raises(ArgumentError, match="no kernel of d_head 512 is offered for A100"):
-        choose("b2 s512 h4 d512 fp16", A100, table=EMPTY)
+    with pytest.raises(ArgumentError, match="no kernel of d_head 1024 is offered for A100"):
+        choose("b2 s512 h4 d1024 fp16", A100, table=EMPTY)
 
 
 def test_asked_for_it_alone_its_space_is_offered(modest: Family) -> None:

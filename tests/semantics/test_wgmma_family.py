@@ -106,6 +106,8 @@ KERNELS = [
     shown(DType.BF16, 96, 2, "causal+packed+uneven"),
     shown(DType.FP16, 192, 2, "causal"),
     shown(DType.BF16, 256, 1, "window+packed+uneven"),
+    shown(DType.FP16, 512, 0, "causal+uneven"),
+    shown(DType.BF16, 512, 1, "window+softcap+packed+uneven"),
     FOUR,
 ]
 UNEVEN = [known for known in KERNELS if known.semantics.uneven]

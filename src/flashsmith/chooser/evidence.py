@@ -632,7 +632,13 @@ def _why_nothing_fits(
             f"few for every kernel of d_head {d_head}"
         )
     names = ", ".join(one.name for one in asked)
-    return f"no kernel of d_head {d_head} is offered for {device.name} (families: {names})"
+    newer = sorted(
+        one.oldest_arch
+        for one in asked
+        if one.has_cost_model and one.oldest_arch > device.arch and d_head in one.head_dims
+    )
+    where = f"; those for sm_{newer[0]} exist, such as an H200" if newer else ""
+    return f"no kernel of d_head {d_head} is offered for {device.name} (families: {names}){where}"
 
 
 def _offered(

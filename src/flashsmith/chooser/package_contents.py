@@ -206,7 +206,10 @@ def _chosen(
             yield config, problem.required_semantics(config)
     if grid and grid[0][0].operation == DECODE.name:
         for problem, device in grid:
-            yield _over_a_cache(problem, device, table)
+            try:
+                yield _over_a_cache(problem, device, table)
+            except ArgumentError:
+                continue  # There are forward kernels of this d_head only
         return
     for deterministic in _determinisms(grid[0][0]):
         found = []

@@ -12,8 +12,8 @@ from flashsmith.operations.operation import READS
 from flashsmith.runtime.arguments import check_config, check_device, check_request, check_serves
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.kernel_choice import (
-    DEFAULT_EMULATED_ARCH,
     Chooser,
+    arch_to_emulate,
     check_server,
     check_tma,
     choose_for,
@@ -447,7 +447,7 @@ def run_request(
     request = check_request(tensors, options, check_contents=check_contents, output=output)
     q = request.first
     if arch is None:
-        arch = DEFAULT_EMULATED_ARCH if callable(config) else emulated_arch(config)
+        arch = arch_to_emulate(request.problem) if callable(config) else emulated_arch(config)
     device = limits_of(q, check_flag("emulate", emulate), arch)
     cfg = choose_for(config, request, device) if callable(config) else config
     semantics = check_server(cfg, request.problem, device)

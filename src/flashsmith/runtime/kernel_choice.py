@@ -9,6 +9,7 @@ from functools import lru_cache
 from flashsmith.builder import count_noted
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec, families
+from flashsmith.families.head_dims import fitting_dims
 from flashsmith.runtime import driver, process_forks
 from flashsmith.runtime.arguments import check_device, check_fit
 from flashsmith.runtime.fallback_kernels import fallback_kernels
@@ -47,6 +48,18 @@ def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Sem
     semantics = check_fit(cfg, problem)
     check_device(cfg, device)
     return semantics
+
+
+def arch_to_emulate(problem: Problem) -> int:
+    """The architecture that the emulator uses for a problem if neither one nor a config is given:
+    that of the first known GPU, or a newer one if only newer ones have kernels for the problem's
+    d."""
+    fitting = (
+        family.oldest_arch
+        for family in families(problem.operation)
+        if fitting_dims(problem, family.head_dims)
+    )
+    return max(DEFAULT_EMULATED_ARCH, min(fitting, default=DEFAULT_EMULATED_ARCH))
 
 
 def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:

@@ -55,10 +55,16 @@ struct WgmmaForwardKernelConfig {
     int canonical;       // version of the canonical order of operations; 0: none
     int d_v;             // columns of V and O; 0: d_head
 
+    static constexpr int kMostColumnsOfO = 256;  // that a warpgroup holds
+
     constexpr auto operator<=>(const WgmmaForwardKernelConfig&) const = default;
 
-    constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
     constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
+    // Whether 64 rows of O are more than a warpgroup's registers hold. A second warpgroup, the
+    // partner, then has the right half of O's columns; see partner.cuh.
+    constexpr bool halves_O() const { return d_head_v() > kMostColumnsOfO; }
+    constexpr int consumers() const { return n_warpgroups * (halves_O() ? 2 : 1); }
+    constexpr int n_threads() const { return kWarpgroupThreads * (consumers() + 1); }
 
     // Bytes of the Q, K and V tiles that a CTA holds at once, and of the O tile if it is separate.
     constexpr int64_t tile_bytes() const {
@@ -66,9 +72,14 @@ struct WgmmaForwardKernelConfig {
         const int64_t of_v = int64_t{B_r} * (separate_O ? 1 : 0) + int64_t{kv_stages} * B_c;
         return (of_qk * d_head + of_v * d_head_v()) * kElementBytes;
     }
-    // Dynamic shared memory of one CTA: the tiles, and a page for barriers and tile infos.
+    // Dynamic shared memory of one CTA: the tiles, a page for barriers and tile infos, and P for a
+    // partner.
     static constexpr int kBarrierPage = 1024;
-    constexpr int64_t smem_bytes() const { return tile_bytes() + kBarrierPage; }
+    constexpr int64_t smem_bytes() const {
+        return tile_bytes() + kBarrierPage + (halves_O() ? message_bytes() : 0);
+    }
+    // What a warpgroup sends its partner for a block: each thread's P, and two factors of O.
+    constexpr int64_t message_bytes() const { return int64_t{kWarpgroupThreads} * (B_c + 8); }
 
     // Canonical kernels: the bytes that a warpgroup saves of its rows between chunks. Each thread
     // has four sums of O for every eight columns, and two rows' statistics.

@@ -6,6 +6,7 @@
 #include "common/program_scores.cuh"
 #include "sm90_forward/max_policy.cuh"
 #include "sm90_forward/output.cuh"
+#include "sm90_forward/partner_messages.cuh"
 #include "sm90_forward/running_state.cuh"
 #include "sm90_forward/stage_order.cuh"
 
@@ -45,6 +46,7 @@ struct Consumer {
     MaxPolicy max_policy;
     typename MaxPolicy::Softmax::BlockSums block_sums;
     float row_weights[1][2];  // final factors of O's rows
+    PartnerMessages<Kernel> messages;
     BlockEntry entry;         // lists: of the block whose scores are computed
 
     FS_DEVICE Consumer(const typename Kernel::Args& args, uint32_t smem, int warpgroup)
@@ -58,7 +60,8 @@ struct Consumer {
           K(smem + Kernel::K_offset, smem + Kernel::K_barriers),
           V(smem + Kernel::V_offset, smem + Kernel::V_barriers),
           output{args, warp, lane},
-          softmax(problem.scale_log2) {}
+          softmax(problem.scale_log2),
+          messages(smem) {}
 
     // ---- the algorithm ----
 
@@ -100,6 +103,7 @@ struct Consumer {
         output.drain();
         compute_probabilities<true>(block, blocks);
         pack_P();
+        send_P();
         if (order_is_pending) order.wait_and_arrive();
         if constexpr (Kernel::has_short_blocks)
             if (is_short(steps) && block > blocks.begin)
@@ -137,6 +141,7 @@ struct Consumer {
             compute_probabilities<false>(block, blocks);
         }
         max_policy.finish_P(*this);
+        send_P();
         if (rescales_O) softmax.rescale(O, O_factors);
     }
 
@@ -263,7 +268,10 @@ struct Consumer {
         using Panel = typename Kernel::Panel;
         using GEMM = Wgmma<typename Kernel::value_t, 16 * kKeySteps, false>;
         auto& scores = reinterpret_cast<typename GEMM::D&>(S);
-        const uint64_t q = Panel::descriptor(Q_tile()), k = Panel::descriptor(K.tile());
+        uint32_t q_tile = Q_tile(), k_tile = K.tile();
+        // With many steps, their descriptors would be kept in registers from block to block.
+        if constexpr (Kernel::QK_steps > 16) q_tile = opaque(q_tile), k_tile = opaque(k_tile);
+        const uint64_t q = Panel::descriptor(q_tile), k = Panel::descriptor(k_tile);
         wgmma_fence(S);
         if constexpr (CFG.register_Q > 0) pin(register_Q);
 #pragma unroll
@@ -383,6 +391,11 @@ struct Consumer {
             pack_fragment<typename Kernel::value_t>(P[step], S[0][2 * step], S[0][2 * step + 1]);
     }
 
+    // Gives the partner what it needs for this block.
+    FS_DEVICE void send_P() {
+        if constexpr (Kernel::halves_O) messages.send(P, rescales_O, O_factors);
+    }
+
     // ---- tiles ----
 
     FS_DEVICE int slot() const { return Q_state.stage() * Kernel::n_warpgroups + warpgroup; }
@@ -469,6 +482,7 @@ struct Consumer {
             });
         else
             softmax.finalize(row_weights, sinks == nullptr ? nullptr : sinks + tile.head);
+        if constexpr (Kernel::halves_O) messages.send(row_weights[0]);
         if constexpr (Kernel::splits_keys) {
             if (is_part()) {
                 store_part_statistics();

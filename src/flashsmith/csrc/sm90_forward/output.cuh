@@ -17,12 +17,14 @@ FS_DEVICE void stmatrix_x4(uint32_t smem, const uint32_t (&d)[4]) {
 
 // One warp's sixteen rows of O. They pass through the warp's own rows of its Q slot or, if there is
 // one, of the warpgroup's O tile.
-template <class Kernel>
+// They are O's columns from kFirstColumn on.
+template <class Kernel, int kFirstColumn = 0>
 struct OutputStore {
     using Panel = typename Kernel::Panel;
     using TileInfo = TileInfoOf<Kernel>;
     static constexpr bool kSeparate = Kernel::CFG.separate_O;
     static constexpr int kNoBarrier = 0;
+    static constexpr int kTiles = Kernel::O_columns / 8;
 
     const HopperForwardKernelArgs& args;
     int warp, lane;
@@ -56,16 +58,17 @@ struct OutputStore {
         const int row = first_row + warp * kWarpRows + lane / 4, odd = lane % 2;
         auto* o = static_cast<uint16_t*>(problem.o) + info.batch * problem.o_batch_stride +
                   (info.q_first + token_of<Kernel>(args, row)) * problem.o_seq_stride +
-                  head_of<Kernel>(args, info.head, row) * problem.o_head_stride + 8 * odd +
-                  lane % 4 / 2 * 4;
+                  head_of<Kernel>(args, info.head, row) * problem.o_head_stride + kFirstColumn +
+                  8 * odd + lane % 4 / 2 * 4;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const bool exists = row + 8 * r < info.row_end;
 #pragma unroll
-            for (int n = 0; n < Kernel::d_v / 8; n += 2) {
+            for (int n = 0; n < kTiles; n += 2) {
                 const uint32_t left = packed(O, n, r), right = packed(O, n + 1, r);
                 const uint32_t swapped = __shfl_xor_sync(0xffffffffu, odd ? left : right, 1);
-                if (exists && (!Kernel::SEMANTICS.uneven || 8 * (n + odd) < problem.d))
+                if (exists &&
+                    (!Kernel::SEMANTICS.uneven || kFirstColumn + 8 * (n + odd) < problem.d))
                     store_global_8B(o + 8 * n, odd ? uint2{swapped, right} : uint2{left, swapped});
             }
             o += eight_rows(row);
@@ -80,7 +83,8 @@ struct OutputStore {
         const int row = first_row + warp * kWarpRows + lane / 4;
         auto* o = static_cast<float*>(problem.o) + info.batch * problem.o_batch_stride +
                   (info.q_first + token_of<Kernel>(args, row)) * problem.o_seq_stride +
-                  head_of<Kernel>(args, info.head, row) * problem.o_head_stride + lane % 4 * 2;
+                  head_of<Kernel>(args, info.head, row) * problem.o_head_stride + kFirstColumn +
+                  lane % 4 * 2;
         store_rows(O, o, eight_rows(row), row, info.row_end);
     }
 
@@ -89,7 +93,8 @@ struct OutputStore {
                               int first_row) const {
         const int lane = lane_index();  // as in write_rows()
         const int row = warp * kWarpRows + lane / 4;
-        auto* o = args.problem.parts + int64_t{info.part_row + row} * Kernel::d_v + lane % 4 * 2;
+        auto* o = args.problem.parts + int64_t{info.part_row + row} * Kernel::d_v + kFirstColumn +
+                  lane % 4 * 2;
         store_rows(O, o, 8 * Kernel::d_v, first_row + row, info.row_end);
     }
 
@@ -127,8 +132,8 @@ struct OutputStore {
         for (int r = 0; r < 2; ++r) {
             if (row + 8 * r < row_end) {
 #pragma unroll
-                for (int n = 0; n < Kernel::d_v / 8; ++n)
-                    if (8 * n < args.problem.d)
+                for (int n = 0; n < kTiles; ++n)
+                    if (kFirstColumn + 8 * n < args.problem.d)
                         store_global_8B(o + 8 * n, float2{O[0][n][2 * r], O[0][n][2 * r + 1]});
             }
             o += step;
@@ -147,7 +152,7 @@ struct OutputStore {
         // registers that the main loop needs.
         const int lane = lane_index();
 #pragma unroll
-        for (int n = 0; n < Kernel::d_v / 8; n += 2) {
+        for (int n = 0; n < kTiles; n += 2) {
             uint32_t rows[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) rows[i] = packed(O, n + i / 2, i % 2);

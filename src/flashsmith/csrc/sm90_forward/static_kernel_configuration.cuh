@@ -30,6 +30,7 @@ struct StaticHopperKernelConfig {
     static constexpr int d_head = CFG.d_head;   // of Q and K
     static constexpr int d_v = CFG.d_head_v();  // of V and O
     static constexpr int n_warpgroups = CFG.n_warpgroups;
+    static constexpr int consumers = CFG.consumers();
     static constexpr bool clusters = CFG.cluster_size > 1;
     static constexpr bool splits_keys = CFG.split_keys > 0;
     static constexpr bool packs_gqa = CFG.pack_gqa;
@@ -41,7 +42,8 @@ struct StaticHopperKernelConfig {
     static constexpr bool has_states = splits_keys || canonical;
     static constexpr int64_t running_state_bytes = CFG.running_state_bytes();
     // An SM's 65,536 registers are divided among warpgroups of 128 threads, 8 per thread at a time.
-    static constexpr int registers_at_start = 512 / ((n_warpgroups + 1) * CFG.ctas_per_sm) / 8 * 8;
+    static constexpr int registers_at_start =
+        512 / ((consumers + 1) * CFG.ctas_per_sm) / 8 * 8;
 
     // Under a mask a tile's last rows see the most keys. Where a softmax takes longer than the
     // other warpgroups' GEMMs, the first warpgroup gets these rows, because it was the first to
@@ -62,7 +64,9 @@ struct StaticHopperKernelConfig {
 
     // GEMMs and their registers.
     using GEMM_QK = Wgmma<value_t, B_c, false>;
-    using GEMM_PV = Wgmma<value_t, d_v, true>;
+    static constexpr bool halves_O = CFG.halves_O();
+    static constexpr int O_columns = halves_O ? d_v / 2 : d_v;  // of one warpgroup
+    using GEMM_PV = Wgmma<value_t, O_columns, true>;
     static constexpr int QK_steps = d_head / 16;
     static constexpr int PV_steps = B_c / 16;
     // Whether a warpgroup's last block is computed only as far as its rows see it, in units of
@@ -76,7 +80,7 @@ struct StaticHopperKernelConfig {
     using register_Q_t = uint32_t[CFG.register_Q > 0 ? CFG.register_Q : 1][4];
     using S_t = float[1][B_c / 8][4];
     using P_t = uint32_t[PV_steps][4];
-    using O_t = float[1][d_v / 8][4];
+    using O_t = float[1][O_columns / 8][4];
 
     // Shared-memory layout: byte offsets from its start. A Q slot has one warpgroup's rows. Slots
     // are ordered by buffer, then by warpgroup.
@@ -103,14 +107,20 @@ struct StaticHopperKernelConfig {
     static constexpr int broadcast_barriers = broadcast_offset + 16;
     // The entry of the list for the block in each K stage.
     static constexpr int entry_offset = broadcast_barriers + 16;
-    static_assert(entry_offset + (has_lists ? 4 * CFG.kv_stages : 0) <= CFG.smem_bytes());
+    // The barriers of the messages to a partner. The messages follow the page.
+    static constexpr int message_barriers = (entry_offset + 4 * CFG.kv_stages + 15) / 16 * 16;
+    static constexpr int message_offset = barrier_offset + CFG.kBarrierPage;
+    static_assert(message_barriers + (halves_O ? 16 : 0) <= message_offset);
 
     // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
     // rules and their reasons.
     static constexpr bool valid_config() {
-        static_assert(d_head % 32 == 0 && d_head <= 256,
+        static_assert(d_head % 32 == 0 && O_columns <= CFG.kMostColumnsOfO,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
-        static_assert(CFG.d_v == 0 || (d_head % 64 == 0 && d_v % 64 == 0 && d_v <= 256),
+        static_assert(!halves_O || (n_warpgroups == 1 && CFG.direct_O && !canonical &&
+                                    CFG.short_block == 0 && d_v % 128 == 0),
+                      "d_head: two warpgroups compute O of the same 64 rows");
+        static_assert(CFG.d_v == 0 || (d_head % 64 == 0 && d_v % 64 == 0),
                       "d_v: panels of V are as wide as those of Q and K");
         static_assert(d_v <= d_head || CFG.separate_O || CFG.direct_O,
                       "d_v: O does not fit in Q's slot");
@@ -123,8 +133,8 @@ struct StaticHopperKernelConfig {
                       "the tiles need more shared memory than a CTA may have");
         static_assert(can_be_set(CFG.producer_registers) && can_be_set(CFG.consumer_registers),
                       "registers: setmaxnreg takes multiples of 8 between 24 and 240");
-        static_assert(CFG.producer_registers + n_warpgroups * CFG.consumer_registers <=
-                          (n_warpgroups + 1) * registers_at_start,
+        static_assert(CFG.producer_registers + consumers * CFG.consumer_registers <=
+                          (consumers + 1) * registers_at_start,
                       "registers: setmaxnreg deadlocks if they exceed the available ones");
         static_assert(CFG.pingpong == PingPong::none || n_warpgroups >= 2,
                       "pingpong: an order needs two warpgroups or more");

@@ -1,8 +1,8 @@
 // The FlashAttention forward pass on wgmma and TMA (sm_90a): a producer and consumer warpgroups.
 #pragma once
 
-#include "sm90_forward/consumer.cuh"
 #include "sm90_forward/init_barriers.cuh"
+#include "sm90_forward/partner.cuh"
 #include "wgmma/list_kernels.cuh"
 #include "wgmma/merge_kernel.cuh"
 #include "wgmma/producer.cuh"
@@ -27,7 +27,11 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_
         if (thread_index() == 0) Producer<Kernel>(args, smem).run();
     } else {
         set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
-        Consumer<Kernel>(args, smem, warpgroup - 1).run();
+        if (Kernel::halves_O && warpgroup == 2) {
+            if constexpr (Kernel::halves_O) Partner<Kernel>(args, smem, 0).run();
+        } else {
+            Consumer<Kernel>(args, smem, warpgroup - 1).run();
+        }
     }
     if constexpr (Kernel::clusters) {
         __syncwarp();

@@ -129,7 +129,9 @@ struct Producer {
     template <int kPanels, int kPanelBytes, int kCtas = 1, bool kPackedBox>
     FS_DEVICE void load_panels(uint32_t tile, const TensorMap* map, TmaBox<kPackedBox> box,
                                uint32_t full) {
-#pragma unroll
+        // The copies of long rows, unrolled, would need more registers than a producer has.
+        constexpr int kUnrolled = kPanels > 4 ? 1 : kPanels;
+#pragma unroll kUnrolled
         for (int p = 0; p < kPanels; ++p) {
             box.column = p * Kernel::Panel::kColumns;
             if constexpr (kCtas == 1)

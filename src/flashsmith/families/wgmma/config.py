@@ -58,7 +58,9 @@ class TileOrder(IntEnum):
 
 
 # For a wgmma, M is 64. In S = Q K^T, N is B_c, which must be a multiple of 16 here.
-D_HEADS = (32, 64, 96, 128, 192, 256)
+D_HEADS = (32, 64, 96, 128, 192, 256, 512)
+# A warpgroup holds this many columns of O; two warpgroups halve a wider O.
+MOST_COLUMNS_OF_O = 256
 MAX_WARPGROUPS = 4
 MAX_KV_STAGES = 8
 B_C_STEP, MIN_B_C, MAX_B_C = 16, 32, 256
@@ -101,8 +103,8 @@ class WgmmaForwardKernelConfig(ForwardConfig):
         "head dimension, elements",
         values=D_HEADS,
         effect=lambda cfg: (
-            f"S = Q K^T takes {cfg.d_head // 16} k16-steps; O has {cfg.d_head_v // 2} "
-            "registers a thread"
+            f"S = Q K^T takes {cfg.d_head // 16} k16-steps; O has {cfg.O_columns // 2} "
+            "registers a thread" + describe.halves(cfg)
         ),
         where="StaticHopperKernelConfig",
     )
@@ -281,7 +283,22 @@ class WgmmaForwardKernelConfig(ForwardConfig):
     @property
     def n_threads(self) -> int:
         """Threads of one CTA."""
-        return WARPGROUP_THREADS * (self.n_warpgroups + 1)
+        return WARPGROUP_THREADS * (self.consumers + 1)
+
+    @property
+    def halves_O(self) -> bool:
+        """Whether each warpgroup has a partner, which computes the right half of O's columns."""
+        return self.d_head_v > MOST_COLUMNS_OF_O
+
+    @property
+    def consumers(self) -> int:
+        """Consumer warpgroups, with partners."""
+        return self.n_warpgroups * (2 if self.halves_O else 1)
+
+    @property
+    def O_columns(self) -> int:
+        """Columns of O that one warpgroup computes."""
+        return self.d_head_v // 2 if self.halves_O else self.d_head_v
 
     @property
     def n_warps(self) -> int:
@@ -301,8 +318,11 @@ class WgmmaForwardKernelConfig(ForwardConfig):
         return (of_qk * self.d_head + of_v * self.d_head_v) * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of dynamic shared memory of a CTA: the tiles, and a page for barriers."""
-        return self.tile_bytes(elem_size) + BARRIER_PAGE
+        """Bytes of dynamic shared memory of a CTA: the tiles, a page for barriers, and P for a
+        partner."""
+        # A thread sends its partner its share of P in 16 bits, and two floats.
+        message = WARPGROUP_THREADS * (self.B_c + 8) if self.halves_O else 0
+        return self.tile_bytes(elem_size) + BARRIER_PAGE + message
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether tiles divide these sizes, so that a kernel without bounds checks can compute

@@ -22,7 +22,8 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
         ("K", cfg.kv_stages, cfg.B_c, d),
         ("V", cfg.kv_stages, cfg.B_c, d_v),
     ]
-    return smem_regions(cfg, tiles, rest="barriers, tile info")
+    rest = "barriers, tile info" + (", P for the partner" if cfg.halves_O else "")
+    return smem_regions(cfg, tiles, rest=rest)
 
 
 def intensity(cfg: Any) -> Intensity:
@@ -77,6 +78,12 @@ ORDERS = {
     "BY_HEAD": "tiles begin head by head, first rows first",
     "LONGEST_FIRST": "last rows first, with heads grouped whose K and V fit L2",
 }
+
+
+def halves(cfg: Any) -> str:
+    if not cfg.halves_O:
+        return ""
+    return f", the right {cfg.O_columns} columns in a second warpgroup, to which the first sends P"
 
 
 def keys(cfg: Any) -> str:

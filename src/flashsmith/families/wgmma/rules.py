@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from flashsmith.families.canonical import canonical_rules
@@ -44,18 +45,29 @@ _supported = partial(supported, WgmmaForwardKernelConfig)
 def tile_registers(cfg: WgmmaForwardKernelConfig) -> int:
     """The registers that a thread needs for O and S in fp32, and for P if it is not in the place of
     S."""
-    return cfg.d_head_v // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
+    return cfg.O_columns // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
 
 
 def _smem_figures(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> str:
     return f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
 
 
+def _for_partners(
+    knob: str, allowed: str, predicate: Callable[[WgmmaForwardKernelConfig], bool]
+) -> Rule:
+    return Rule(
+        f"{knob}_with_partners",
+        f"with d_head 512, whose O two warpgroups halve, {knob} must be {allowed}",
+        lambda cfg, device: not cfg.halves_O or predicate(cfg),
+        ("d_head", knob),
+    )
+
+
 HOPPER_RULES: tuple[Rule, ...] = (
     arch_rule(WgmmaForwardKernelConfig.FAMILY),
     _supported(
         "d_head",
-        "32, 64, 96, 128, 192 or 256: the wgmma family has kernels for these only",
+        "32, 64, 96, 128, 192, 256 or 512: the wgmma family has kernels for these only",
     ),
     _supported(
         "n_warpgroups",
@@ -84,8 +96,8 @@ HOPPER_RULES: tuple[Rule, ...] = (
     Rule(
         "smem_within_limit",
         "the tiles, 2 d_head (B_r q_buffers + kv_stages B_c) + 2 d_v (B_r separate_O + kv_stages "
-        f"B_c) bytes, where a d_v of 0 is d_head, and {BARRIER_PAGE} bytes of barriers must fit in "
-        "the shared memory that the device gives one CTA",
+        f"B_c) bytes, where a d_v of 0 is d_head, {BARRIER_PAGE} bytes of barriers and with d_head "
+        "512 also 128 (B_c + 8) bytes must fit in the shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
         ("d_head", "d_v", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
         _smem_figures,
@@ -94,29 +106,30 @@ HOPPER_RULES: tuple[Rule, ...] = (
     Rule(
         "registers_within_file",
         "producer_registers + n_warpgroups consumer_registers must not exceed what the warpgroups "
-        "start with, 512 / (ctas_per_sm (n_warpgroups + 1)) each, rounded down to a multiple of 8",
+        "start with, 512 / (ctas_per_sm (n_warpgroups + 1)) each, rounded down to a multiple of 8; "
+        "with d_head 512, n_warpgroups counts twice",
         lambda cfg, device: (
-            cfg.producer_registers + cfg.n_warpgroups * cfg.consumer_registers
-            <= registers_each(cfg.n_warpgroups, cfg.ctas_per_sm) * (cfg.n_warpgroups + 1)
+            cfg.producer_registers + cfg.consumers * cfg.consumer_registers
+            <= registers_each(cfg.consumers, cfg.ctas_per_sm) * (cfg.consumers + 1)
         ),
-        ("n_warpgroups", "producer_registers", "consumer_registers", "ctas_per_sm"),
+        ("d_head", "n_warpgroups", "producer_registers", "consumer_registers", "ctas_per_sm"),
     ),
     Rule(
         "tiles_fit_registers",
-        "consumer_registers must hold a thread's share of O (d_v / 2), of S (B_c / 2), with "
-        f"overlap also of P (B_c / 4), and {REGISTERS_BESIDE_TILES} for everything else",
+        "consumer_registers must hold a thread's share of O (d_v / 2, at most 128), of S (B_c / "
+        f"2), with overlap also of P (B_c / 4), and {REGISTERS_BESIDE_TILES} for everything else",
         lambda cfg, device: tile_registers(cfg) + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
         ("d_head", "d_v", "B_c", "overlap", "consumer_registers"),
         lambda cfg, device: f"the tiles take {tile_registers(cfg)}",
     ),
     Rule(
         "product_fits_registers",
-        "the accumulators of a GEMM, max(d_v, B_c) / 2 a thread, plus "
+        "the accumulators of a GEMM, max(d_v, B_c) / 2 a thread and at most 128, plus "
         f"{REGISTERS_BESIDE_PRODUCT} must not exceed what a thread starts with, 512 / "
         "(ctas_per_sm (n_warpgroups + 1)) rounded down to a multiple of 8: ptxas refuses others",
         lambda cfg, device: (
-            max(cfg.d_head_v, cfg.B_c) // 2 + REGISTERS_BESIDE_PRODUCT
-            <= registers_each(cfg.n_warpgroups, cfg.ctas_per_sm)
+            max(cfg.O_columns, cfg.B_c) // 2 + REGISTERS_BESIDE_PRODUCT
+            <= registers_each(cfg.consumers, cfg.ctas_per_sm)
         ),
         ("d_head", "d_v", "B_c", "n_warpgroups", "ctas_per_sm"),
     ),
@@ -256,6 +269,24 @@ HOPPER_RULES: tuple[Rule, ...] = (
             lambda cfg: cfg.schedule != Schedule.ONE_TILE,
         ),
         ("d_v", "d_v 0: the tile of keys is by one width", lambda cfg: cfg.d_v == 0),
+    ),
+    _for_partners(
+        "n_warpgroups",
+        "1: two warpgroups for 64 rows take all registers",
+        lambda cfg: cfg.n_warpgroups == 1,
+    ),
+    _for_partners(
+        "direct_O",
+        "set: both warpgroups store their half of O from registers",
+        lambda cfg: cfg.direct_O,
+    ),
+    _for_partners(
+        "short_block", "0: a partner multiplies whole blocks", lambda cfg: cfg.short_block == 0
+    ),
+    _for_partners(
+        "canonical",
+        "0: the canonical order is defined up to d 256",
+        lambda cfg: cfg.canonical == 0,
     ),
     pair_rule(PAIRS),
     Rule(

@@ -17,12 +17,17 @@ from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma.config import (
     B_C_STEP,
     MAX_RESCALE_THRESHOLD,
+    MOST_COLUMNS_OF_O,
     PingPong,
     Schedule,
     TileOrder,
     WgmmaForwardKernelConfig,
 )
-from flashsmith.families.wgmma.sets import get_hopper_configs, get_pair_configs
+from flashsmith.families.wgmma.sets import (
+    get_hopper_configs,
+    get_pair_configs,
+    get_wide_configs,
+)
 from flashsmith.semantics.dtype import DType
 
 
@@ -105,6 +110,12 @@ SHAPES: dict[HeadDims, tuple[TileShape, ...]] = {
         TileShape(2, 48, overlap=True),
         TileShape(1, 80, overlap=True),
     ),
+    512: (
+        TileShape(1, 64, q_buffers=1, kv_stages=1),
+        TileShape(1, 48, q_buffers=1, kv_stages=1),
+        TileShape(1, 32, q_buffers=1),
+        TileShape(1, 32, overlap=True, q_buffers=1),
+    ),
     HeadPair(64, 128): (
         TileShape(3, 128),
         TileShape(3, 112),
@@ -164,8 +175,8 @@ def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
     """Whether a legal config could be the fastest."""
     return (
         cfg.B_c >= _SHORTEST_B_C
-        # With one stage, GEMMs would wait for every copy.
-        and cfg.kv_stages >= 2
+        # With one stage, GEMMs would wait for every copy. Wide tiles leave no room for two.
+        and (cfg.kv_stages >= 2 or cfg.halves_O)
         # The second Q buffer is for the next tile, and a CTA that computes one tile has none.
         and not (cfg.schedule == Schedule.ONE_TILE and cfg.q_buffers == 2)
     )
@@ -186,8 +197,10 @@ def get_hopper_space_configs(
         for shape in SHAPES.get(d_head, ())
         for cfg in _of_shape(dtype, d_head, shape, orders)
     )
-    pairs = (cfg for dtype in dtypes for cfg in get_pair_configs(dtype))
-    shipped = (cfg for cfg in (*get_hopper_configs(dtypes), *pairs) if cfg.tile_order in orders)
+    others = (
+        cfg for dtype in dtypes for cfg in (*get_pair_configs(dtype), *get_wide_configs(dtype))
+    )
+    shipped = (cfg for cfg in (*get_hopper_configs(dtypes), *others) if cfg.tile_order in orders)
     found.update(dict.fromkeys(cfg for cfg in shipped if cfg.head_dims in d_heads))
     return list(found)
 
@@ -197,7 +210,10 @@ def _of_shape(
 ) -> Iterator[WgmmaForwardKernelConfig]:
     d_head, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
     alone = shape.n_warpgroups == 1 or d_head >= _WITHOUT_TURNS
-    producer, consumer = REGISTERS[shape.n_warpgroups, shape.ctas_per_sm]
+    is_wide = max(d_head, d_v) > MOST_COLUMNS_OF_O
+    # A tile with a partner is computed by two warpgroups.
+    warpgroups = 2 if is_wide else shape.n_warpgroups
+    producer, consumer = REGISTERS[warpgroups, shape.ctas_per_sm]
     for order in orders:
         yield WgmmaForwardKernelConfig(
             dtype,
@@ -215,7 +231,7 @@ def _of_shape(
             tile_order=order,
             rescale_threshold=MAX_RESCALE_THRESHOLD,
             ctas_per_sm=shape.ctas_per_sm,
-            direct_O=d_v > d_head,
+            direct_O=is_wide or d_v > d_head,
             d_v=d_v,
         )
 

@@ -87,6 +87,35 @@ def get_pair_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
     ]
 
 
+def get_wide_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
+    """For d_head 512, configs for full and for causal attention, not yet measured.
+
+    A tile has 64 rows, whose O two warpgroups halve: each has half of the columns in its registers,
+    and one of them all scores. K and V of 64 keys fill the rest of shared memory. Two CTAs that
+    share them read half as much from L2.
+    """
+    return [
+        WgmmaForwardKernelConfig(
+            dtype,
+            d_head=512,
+            B_r=64,
+            B_c=64,
+            n_warpgroups=1,
+            kv_stages=1,
+            q_buffers=1,
+            producer_registers=32,  # With 24, kernels for packed sequences spill
+            consumer_registers=232,
+            cluster_size=cluster_size,
+            schedule=Schedule.DYNAMIC,
+            tile_order=order,
+            rescale_threshold=8,
+            direct_O=True,
+        )
+        for cluster_size in (1, 2)
+        for order in TileOrder
+    ]
+
+
 def _one_buffer(cfg: WgmmaForwardKernelConfig) -> WgmmaForwardKernelConfig:
     """There is room for only one Q buffer; O is stored from registers so that it is free."""
     return replace(cfg, q_buffers=1, direct_O=True)
@@ -259,6 +288,12 @@ _PROOF_CONFIGS = {
         "128, 32, 2wg): tma+stages_3+q_buffers_2+regs_24_240+pingpong_exp+static_persistent",
         "128, 64, 2wg): tma+stages_2+q_buffers_1+regs_24_240+dynamic+direct_O",
     ),
+    512: (
+        "64, 64, 1wg): tma+stages_1+q_buffers_1+regs_32_232+dynamic+rescale_8+direct_O",
+        "64, 32, 1wg): tma+stages_2+q_buffers_1+regs_32_232+overlap+longest_first+rescale_8"
+        "+stale_max+direct_O",
+        "64, 48, 1wg): tma+stages_1+q_buffers_1+regs_32_232+static_persistent+direct_O+split_4",
+    ),
 }
 
 
@@ -278,16 +313,15 @@ def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
 def candidates(
     dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
 ) -> tuple[WgmmaForwardKernelConfig, ...]:
-    """The shipped configs, or those of a pair; none for a device or widths without kernels.
+    """The shipped configs, or those of a pair or of d_head 512; none for a device or widths without
+    kernels.
 
     Configs with the right order of tiles come first, followed by the others with their order
     changed to it. With a mask, the longest first is right: causal 607 and not 585 TFLOP/s, but
     without a mask 637 and not 687 (d 128, H200).
     """
     order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
-    known = (
-        get_pair_configs(dtype) if isinstance(d_head, HeadPair) else get_hopper_configs((dtype,))
-    )
+    known = (*get_hopper_configs((dtype,)), *get_pair_configs(dtype), *get_wide_configs(dtype))
     shipped = [config for config in known if config.head_dims == d_head]
     ordered = sorted(shipped, key=lambda config: config.tile_order != order)
     found = (

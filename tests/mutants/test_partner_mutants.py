@@ -1,0 +1,117 @@
+"""Mistakes in kernels whose O two warpgroups halve. All must be caught.
+
+The default run takes two mistakes; ``-m full`` takes all.
+"""
+
+from __future__ import annotations
+
+import pytest
+import shared_kernels
+from mutant_suite import MutantSuite
+from operation_victims import AskedForward, OperationVictim, SourcePatch
+
+from flashsmith.families import Semantics
+from flashsmith.families import parse_kernel_name_into_config as config
+
+CAUSAL = Semantics("causal", uneven=True)
+WAYS = "tma+stages_1+q_buffers_1+regs_32_232"
+# Two SMs: CTAs compute several tiles, some of whose rows see no key.
+ASKED = (
+    AskedForward("b1 s150:100 h2 d512 causal", "nonfinite"),
+    AskedForward("b1 s70:130 h2 d456 causal", options={"sinks": True}),
+    AskedForward("b1 s70:130 h2 d264 causal", "nonfinite"),
+)
+VICTIMS = {
+    "alone": OperationVictim(
+        config(f"(FP16, 512, 64, 32, 1wg): {WAYS}+dynamic+direct_O"), CAUSAL, ASKED, sm_count=2
+    ),
+    "cluster": OperationVictim(
+        config(f"(FP16, 512, 64, 32, 1wg): {WAYS}+cluster_2+static_persistent+direct_O"),
+        CAUSAL,
+        ASKED,
+        sm_count=2,
+    ),
+    "split": OperationVictim(
+        config(f"(FP16, 512, 64, 32, 1wg): {WAYS}+direct_O+split_4"), CAUSAL, ASKED, sm_count=4
+    ),
+}
+shared_kernels.want([VICTIMS["alone"].config], CAUSAL)
+
+_PARTNER = "sm90_forward/partner.cuh"
+_MESSAGES = "sm90_forward/partner_messages.cuh"
+_STORE = "sm90_forward/output.cuh"
+MISTAKES = {
+    "alone": (
+        SourcePatch("the partner multiplies the left half of V", _PARTNER,
+                    "V.tile() + kRightPanels", "V.tile()"),
+        SourcePatch("O is not rescaled", _PARTNER,
+                    "if (O_is_begun && any_lane(rescales)) this", "if (false) this"),
+        SourcePatch("O is rescaled by one row's factor only", _PARTNER,
+                    "O_factors[0] != 1.0f || O_factors[1] != 1.0f", "O_factors[0] != 1.0f"),
+        SourcePatch("rows without keys keep the last tile's O", _PARTNER,
+                    "if (!O_is_begun) zero(O);", ""),
+        SourcePatch("O is not begun anew", _PARTNER, "O_is_begun = false;", ""),
+        SourcePatch("the right half is stored to the left", _PARTNER,
+                    "OutputStore<Kernel, Kernel::O_columns> right_output",
+                    "OutputStore<Kernel> right_output"),
+        SourcePatch("columns beyond the row", _STORE,
+                    "kFirstColumn + 8 * (n + odd) < problem.d", "8 * (n + odd) < problem.d"),
+        SourcePatch("the partner does not wait for P", _MESSAGES,
+                    "mbarrier_wait(barriers_.full(0), state_.phase());\n        const", "const"),
+        SourcePatch("P is sent before there is room", _MESSAGES,
+                    "mbarrier_wait(barriers_.empty(0), state_.phase() ^ 1);", ""),
+        SourcePatch("a lane arrives before the others have stored", _MESSAGES,
+                    "__syncwarp();\n        if", "if"),
+        SourcePatch("factors of blocks that rescale nothing are sent", _MESSAGES,
+                    "store_floats(rescales ? factors[0] : 1.0f, rescales ? factors[1] : 1.0f);",
+                    "store_floats(factors[0], factors[1]);"),
+        SourcePatch("rows' factors are swapped", _MESSAGES,
+                    "floats[0] = both.x, floats[1] = both.y;",
+                    "floats[0] = both.y, floats[1] = both.x;"),
+        SourcePatch("V is free before the partner has read it", "sm90_forward/init_barriers.cuh",
+                    "Stages::arrivals_at_empty(Kernel::consumers)",
+                    "Stages::arrivals_at_empty(Kernel::n_warpgroups)"),
+        SourcePatch("Q's slot is free before the partner has read its info",
+                    "sm90_forward/init_barriers.cuh",
+                    "kWarpsPerWarpgroup * Kernel::consumers / Kernel::n_warpgroups",
+                    "kWarpsPerWarpgroup"),
+        SourcePatch("the last block is not sent", "sm90_forward/consumer.cuh",
+                    "pack_P();\n        send_P();", "pack_P();"),
+    ),
+    "cluster": (
+        SourcePatch("the partner skips no block", _PARTNER,
+                    "skip_values(tile.block_end - mine.end);", ""),
+        SourcePatch("the partner releases blocks early", _PARTNER,
+                    "V.consumer_wait();\n            V.consumer_release(warp, lane);",
+                    "V.consumer_release(warp, lane);"),
+    ),
+    "split": (
+        SourcePatch("parts have the left half twice", _STORE,
+                    "Kernel::d_v + kFirstColumn +\n                  lane", "Kernel::d_v + lane"),
+        SourcePatch("columns of parts beyond the row", _STORE,
+                    "kFirstColumn + 8 * n < args.problem.d", "8 * n < args.problem.d"),
+    ),
+}  # fmt: skip
+SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
+
+
+def test_mistakes_are_in_the_sources() -> None:
+    """A change of the kernels' source has not made them void."""
+    assert SUITE.void_mistakes() == []
+
+
+def test_the_first_mistakes_are_caught() -> None:
+    assert SUITE.unnoticed_mistakes("alone", slice(0, 2)) == set()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", VICTIMS)
+def test_the_kernels_themselves_are_right(name: str) -> None:
+    """Their every problem: else all mistakes were caught."""
+    assert not VICTIMS[name].run().caught
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
+def test_mistakes_are_caught(name: str, chosen: slice) -> None:
+    assert SUITE.unnoticed_mistakes(name, chosen) == set()
