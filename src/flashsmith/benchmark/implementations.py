@@ -16,6 +16,7 @@ from flashsmith.benchmark.workload import (
     AnyWorkload,
     BackwardWorkload,
     DecodeWorkload,
+    LatentDecodeWorkload,
 )
 from flashsmith.chooser import attention, attention_with_cache
 from flashsmith.families import KernelConfig
@@ -99,10 +100,13 @@ def attention_implementation(
     PyTorch is tracing.
     """
     w = workload
+    split = "free" if name == OURS_FREE else "invariant"
     if isinstance(w, DecodeWorkload):
-        split = "free" if name == OURS_FREE else "invariant"
         tensors, options = (w.q, w.k_cache, w.v_cache), {**w.options, "split": split}
         call = partial(attention_with_cache, *tensors, out=w.o, **options)
+    elif isinstance(w, LatentDecodeWorkload):
+        tensors, options = (w.inputs["q"], w.inputs["k_cache"]), {**w.options, "split": split}
+        call = partial(attention_with_cache, *tensors, out=w.output["o"], **options)
     else:
         call = partial(attention, w.q, w.k, w.v, out=w.o, **w.options)
     return KernelImplementation(name, config, w, call)
