@@ -523,7 +523,7 @@ class LatentDecodeWorkload(OperationWorkload):
 
 AnyWorkload = Workload | OperationWorkload
 # The workload classes of operations, by name; all others use OperationWorkload.
-_WORKLOADS = {
+_WORKLOADS: dict[str, Callable[..., AnyWorkload]] = {
     DEFAULT: Workload,
     BACKWARD.name: BackwardWorkload,
     DECODE.name: DecodeWorkload,

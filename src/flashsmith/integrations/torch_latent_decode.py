@@ -38,9 +38,8 @@ def latent_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
     q, k, _ = under_autocast_over(k_cache, q, asked["k"], None)
     options = of_op(asked, "causal scale split return_lse emulate")
     options["v_width"] = as_limit(asked["v_width"])
-    op, new = OPS.attention_with_latent_cache, ()
-    if k is not None:
-        op, new = OPS.attention_with_latent_cache_appended, (k,)
+    new = () if k is None else (k,)
+    op = OPS.attention_with_latent_cache_appended if new else OPS.attention_with_latent_cache
     tensors = asked["cache_lens"], asked["page_table"], *new, asked["sinks"], asked["cu_seqlens_q"]
     o, lse = op(q, k_cache, *tensors, **options)
     if asked["out"] is not None:
