@@ -479,6 +479,25 @@ def test_over_a_cache_both_splits_and_kernels_take_part(caches: Stage) -> None:
     assert rows[str(DECODE_CFG)].note == "prepared call"
 
 
+LATENT_CFG = parse("(FP16, 320:256, 32): latent_mma+stages_2+least_128+parts_4+lazy")
+shared_kernels.want([LATENT_CFG], Semantics("causal"))
+
+
+@pytest.mark.parametrize("page", ["", " page16"])
+def test_over_a_latent_cache_both_splits_and_kernels_take_part(
+    caches: Stage, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    shared_kernels.load([LATENT_CFG], Semantics("causal"))
+    for split in CHOOSERS:
+        monkeypatch.setitem(CHOOSERS, split, lambda problem, device, **_: LATENT_CFG)
+    problem = Problem.parse(f"b2 s2:70 h4:1 d320:256 fp16 latent_decode causal{page}")
+    rows = caches.run(problem, ours=True, configs=(DECODE_CFG, LATENT_CFG))
+    assert list(rows) == ["ours", "ours_free", str(LATENT_CFG)]
+    for row in rows.values():
+        assert (row.verdict, row.family, row.problem) == ("pass", "mma_sync_mla", problem)
+        assert row.protocol.endswith("in graphs")
+
+
 def test_a_small_cache_is_timed_in_graphs_and_a_large_one_in_turns(
     caches: Stage, monkeypatch
 ) -> None:

@@ -8,9 +8,9 @@ from itertools import product
 
 import pytest
 
-from flashsmith.benchmark.tasks import EMULATED, OneProblem, Size, default_size
+from flashsmith.benchmark.tasks import EMULATED, TIMED, OneProblem, Size, default_size
 from flashsmith.errors import ArgumentError
-from flashsmith.families import Problem, Semantics, get_kernel_configs
+from flashsmith.families import Problem, Semantics, device_spec, get_kernel_configs
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.runtime.target import choose_target
 from flashsmith.semantics import MASKS
@@ -67,6 +67,14 @@ def test_the_size_that_is_timed_runs_it_too(semantics: Semantics) -> None:
 def test_what_would_not_prove_what_it_says_is_refused(task, message: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{re.escape(message)}"):
         task.check(CFG)
+
+
+def test_all_heads_share_the_head_of_a_latent_cache() -> None:
+    for cfg in (*get_kernel_configs("latent"), *get_kernel_configs("latent-mma")):
+        timed = TIMED.problem(cfg)
+        assert (timed.seq_q, timed.heads_q, timed.heads_k) == (1, TIMED.heads, 1)
+        assert cfg.family.unsupported_reason(timed, device_spec("H200")) is None
+        assert Size(1, 64, 4).problem(cfg).heads_k == 1
 
 
 def test_packed_lengths_may_be_any() -> None:

@@ -304,7 +304,7 @@ def test_the_verdicts_cells() -> None:
     assert sizes["verdict"] == 136
     assert sizes["public"] == sizes["canonical"] == 28
     assert sizes["backward"] == 24
-    assert (sizes["decode"], sizes["decode_wide"]) == (22, 10)
+    assert (sizes["decode"], sizes["decode_wide"], sizes["latent_decode"]) == (22, 10, 12)
     assert {p.page for p in named_problems("decode")} == {0, 16}
     assert set(named_problems("public")) < set(named_problems("verdict"))
     assert named_problems("main,main") == named_problems("main")

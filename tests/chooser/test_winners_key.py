@@ -88,6 +88,16 @@ def test_over_a_cache_the_heads_of_a_group_are_rows() -> None:
     assert table.lookup(grouped, H200)[0].entry.best.config == "grouped"
 
 
+def test_over_a_latent_cache_all_heads_are_rows() -> None:
+    text = "b32 s1:8192 h{}:1 d576:512 bf16 latent_decode causal page64"
+    few, many = (Problem.parse(text.format(heads)) for heads in (16, 128))
+    sizes = "H200 sm_90 bf16 d576:512 latent_decode+causal s{}:8192 bh32"
+    assert [str(WinnerKey.of(it, H200)) for it in (few, many)] == [
+        sizes.format(16),
+        sizes.format(128),
+    ]
+
+
 def test_uneven_is_no_class_of_its_own() -> None:
     even, uneven = (Problem.parse(f"b1 s100 h1 d64 fp16{words}") for words in ("", " uneven"))
     assert WinnerKey.of(even, H200) == WinnerKey.of(uneven, H200)

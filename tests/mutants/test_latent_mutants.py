@@ -64,22 +64,24 @@ VICTIMS = {
     ),
 }
 
-_TILE, _PRODUCER = "wgmma_mla/tile.cuh", "wgmma_mla/producer.cuh"
+_TILE, _PRODUCER = "mla/tile.cuh", "wgmma_mla/producer.cuh"
 _CONSUMER, _KERNELS = "wgmma_mla/consumer.cuh", "wgmma_mla/kernels.cuh"
+_MERGE, _APPEND = "mla/merge_kernel.cuh", "mla/append_kernel.cuh"
 MISTAKES = {
     "packed": (
         SourcePatch("lengths before the call appends", _TILE,
                     "args.new_rows == nullptr ? 0 : q_count", "0"),
         SourcePatch("rows behind the sequence's", _TILE,
-                    "min(first_row + kMlaRows, q_count * args.heads)", "first_row + kMlaRows"),
+                    "min(first_row + Kernel::B_r, q_count * args.heads)",
+                    "first_row + Kernel::B_r"),
         SourcePatch("rows head after head", _TILE, "return row / args.heads;",
                     "return row % q_count;"),
-        SourcePatch("the first row's last key", _TILE, "bottom.last / kMlaKeys + 1,",
-                    "top.last / kMlaKeys + 1,"),
+        SourcePatch("the first row's last key", _TILE, "bottom.last / Kernel::B_c + 1,",
+                    "top.last / Kernel::B_c + 1,"),
         SourcePatch("blocks that some rows see in part", _TILE,
-                    "(bottom.first + kMlaKeys - 1) / kMlaKeys", "top.first / kMlaKeys"),
-        SourcePatch("no block ends in the last key", _TILE, "(top.last + 1) / kMlaKeys",
-                    "bottom.last / kMlaKeys + 1"),
+                    "(bottom.first + Kernel::B_c - 1) / Kernel::B_c", "top.first / Kernel::B_c"),
+        SourcePatch("no block ends in the last key", _TILE, "(top.last + 1) / Kernel::B_c",
+                    "bottom.last / Kernel::B_c + 1"),
         SourcePatch("parts of single blocks overlap", _TILE,
                     "min(boundary(part + 1), blocks.end)",
                     "min(boundary(part + 1) + 1, blocks.end)"),
@@ -150,15 +152,15 @@ MISTAKES = {
                     "return tile.head(first_row + 8 * r);", "return tile.head(8 * r);"),
         SourcePatch("LSE of the parts in one row", _CONSUMER,
                     "lse[8 * r] = softmax.row_sum[0][r];", "lse[0] = softmax.row_sum[0][r];"),
-        SourcePatch("the merge drops the last part", _KERNELS, "part < tile.parts; ++part",
+        SourcePatch("the merge drops the last part", _MERGE, "part < tile.parts; ++part",
                     "part < tile.parts - 1; ++part"),
-        SourcePatch("the merge has no sinks", _KERNELS,
+        SourcePatch("the merge has no sinks", _MERGE,
                     "args.sinks == nullptr ? nullptr : args.sinks + tile.head(row)", "nullptr"),
         SourcePatch("parts that a tile does not have", _KERNELS,
                     "|| part >= tile.parts) return;", ") return;"),
-        SourcePatch("rows are appended at the first slot", _KERNELS,
+        SourcePatch("rows are appended at the first slot", _APPEND,
                     "slot = key % args.slots;", "slot = 0;"),
-        SourcePatch("rows of the sequence before are appended", _KERNELS,
+        SourcePatch("rows of the sequence before are appended", _APPEND,
                     "(q.first + query) * args.new_strides.row", "query * args.new_strides.row"),
     ),
     "dense": (

@@ -27,6 +27,7 @@ from pretended_gpu import Launch, pretended_gpu
 
 import flashsmith
 import flashsmith.integrations.torch_decode
+import flashsmith.integrations.torch_latent_decode
 import flashsmith.integrations.torch_ops
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import DType, KernelConfig, families
@@ -514,6 +515,7 @@ def schemas() -> dict[str, str]:
     """PyTorch's ops, and the public functions' signatures, as text."""
     names = "attention attention_with_statistics attention_backward"
     names += " attention_with_cache attention_with_cache_appended"
+    names += " attention_with_latent_cache attention_with_latent_cache_appended"
     ops = torch.ops.flashsmith
     found = {name: str(getattr(ops, name).default._schema) for name in names.split()}
     for name in ("attention", "attention_with_cache", "backward", "forward", "merge_attention"):

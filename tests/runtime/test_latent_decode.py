@@ -80,7 +80,7 @@ def test_inputs_of_measurements_are_judged() -> None:
     problem = Problem.parse("b2 s1:70 h16:1 d576:512 bf16 latent_decode causal page64")
     reference = LatentDecodeReference()
     inputs = reference.draw(problem, "random", 0)
-    case = reference.given(problem, inputs, {"lens_k": (70, 70)})
+    case = reference.given(problem, inputs, reference.options(problem))
     outputs = dict(run_operation(SMALL, problem, inputs, wanted=["lse"]).outputs)
     assert case.verdict(outputs, SMALL).ok
     outputs["o"] = np.roll(outputs["o"], 1, axis=-1)

@@ -300,6 +300,18 @@ def test_the_space_of_canonical_bits_has_such_configs_alone(words: str, device: 
     assert not any(cfg.canonical for cfg in free)
 
 
+def test_over_a_latent_cache_the_families_of_the_device_are_searched() -> None:
+    problem = Problem.parse("b32 s1:8192 h16:1 d576:512 bf16 latent_decode causal page64")
+    for gpu, served in (("H200", {"mma_sync_mla", "wgmma_mla"}), ("A100", {"mma_sync_mla"})):
+        device = device_spec(gpu)
+        legal = [cfg for cfg in search_space(problem, device) if is_legal(cfg, device)]
+        assert {cfg.FAMILY for cfg in legal} == served
+        assert {(cfg.dtype, cfg.head_dims) for cfg in legal} == {(DType.BF16, (576, 512))}
+        assert len(legal) > 10
+    with pytest.raises(SelectionError, match="its kernels compute latent_decode"):
+        search_space(Problem.parse("b1 s512 h4 d64 fp16"), DEVICE, "latent-mma")
+
+
 def test_a_space_without_a_canonical_config() -> None:
     problem = Problem.parse("b1 s512 h4 d128 fp16 causal canonical")
     with pytest.raises(SelectionError, match="no config of canonical-1 on A100 takes the place"):

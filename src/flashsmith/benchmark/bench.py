@@ -59,7 +59,7 @@ from flashsmith.families import (
     get_kernel_configs,
     serves_gradients,
 )
-from flashsmith.operations import BACKWARD, DECODE, DEFAULT
+from flashsmith.operations import BACKWARD, DEFAULT
 
 
 def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...], bool]:
@@ -170,7 +170,7 @@ class BenchPlan:
 
 def _choosers(problem: Problem) -> dict[str, Callable[[Problem, DeviceSpec], KernelConfig]]:
     """The public functions that compute a problem: name -> the function that chooses its kernel."""
-    if problem.operation == DECODE.name:
+    if problem.computed.has_pages:
         return {OURS: CHOOSERS["invariant"], OURS_FREE: CHOOSERS["free"]}
     return {OURS: choose_config} if problem.operation in (DEFAULT, BACKWARD.name) else {}
 
@@ -277,7 +277,7 @@ class _Point:
     def protocol(self) -> Protocol:
         """The plan's protocol; for a small cache, changed to use CUDA graphs."""
         protocol = self.bench.plan.protocol
-        if self.problem.operation != DECODE.name or not self.bench.clock.can_capture:
+        if not self.problem.computed.has_pages or not self.bench.clock.can_capture:
             return protocol
         return protocol.over_cache(self.problem.computed.bytes(self.problem))
 

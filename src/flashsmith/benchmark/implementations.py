@@ -16,6 +16,7 @@ from flashsmith.benchmark.workload import (
     AnyWorkload,
     BackwardWorkload,
     DecodeWorkload,
+    LatentDecodeWorkload,
 )
 from flashsmith.chooser import attention, attention_with_cache
 from flashsmith.families import KernelConfig
@@ -99,10 +100,13 @@ def attention_implementation(
     PyTorch is tracing.
     """
     w = workload
+    split = "free" if name == OURS_FREE else "invariant"
     if isinstance(w, DecodeWorkload):
-        split = "free" if name == OURS_FREE else "invariant"
-        tensors, options = (w.q, w.k_cache, w.v_cache), {**w.options, "split": split}
-        call = partial(attention_with_cache, *tensors, out=w.o, **options)
+        options = {**w.options, "split": split}
+        call = partial(attention_with_cache, w.q, w.k_cache, w.v_cache, out=w.o, **options)
+    elif isinstance(w, LatentDecodeWorkload):
+        options = {**w.options, "split": split, "out": w.output["o"]}
+        call = partial(attention_with_cache, w.inputs["q"], w.inputs["k_cache"], **options)
     else:
         call = partial(attention, w.q, w.k, w.v, out=w.o, **w.options)
     return KernelImplementation(name, config, w, call)

@@ -203,6 +203,7 @@ _OTHER_CACHES = {
     "h32:8 d64": ((1, 8192), (64, 8192)),
     "h16:8 d256": ((1, 8192), (16, 8192)),
 }
+_LATENT_CACHES = ((1, 8192), (1, 65536), (32, 8192), (128, 4096))
 
 
 def _main() -> Iterator[Problem]:
@@ -259,6 +260,13 @@ def _decode_wide() -> Iterator[Problem]:
         yield Problem.parse(f"b{batch} s8:8192 h32:8 d128 bf16 causal decode")
 
 
+def _latent_decode() -> Iterator[Problem]:
+    for heads, (batch, keys) in product((16, 64, 128), _LATENT_CACHES):
+        yield Problem.parse(
+            f"b{batch} s1:{keys} h{heads}:1 d576:512 bf16 latent_decode causal page64"
+        )
+
+
 def _cache(batch: int, keys: int, heads: str, page: int = 0) -> str:
     return f"b{batch} s1:{keys} {heads} bf16 decode" + f" page{page}" * (page > 0)
 
@@ -279,6 +287,7 @@ def _verdict() -> Iterator[Problem]:
 # backward: gradients of such problems (best-public-backward.csv).
 # decode: one token over a cache that is dense or has pages of 16 keys.
 # decode_wide: decode with other heads and head dimensions, and with eight tokens.
+# latent_decode: one token over a latent cache of 512 + 64 columns.
 PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
     "main": _main,
     "heads": _heads,
@@ -291,6 +300,7 @@ PROBLEM_SETS: dict[str, Callable[[], Iterator[Problem]]] = {
     "backward": _backward,
     "decode": _decode,
     "decode_wide": _decode_wide,
+    "latent_decode": _latent_decode,
 }
 
 

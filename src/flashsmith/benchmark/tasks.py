@@ -10,7 +10,8 @@ from typing import Any
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics, serves_gradients
 from flashsmith.families.head_dims import HeadPair
-from flashsmith.operations import DECODE, DEFAULT
+from flashsmith.operations import DEFAULT, operation
+from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.runtime.target import Target
 
 _PLAIN = Semantics()
@@ -31,7 +32,7 @@ def whole_tiles(seq: int, cfg: KernelConfig) -> int:
 
 @dataclass(frozen=True)
 class TimedSize:
-    """The size of the problem that is timed. In decode, a sequence has one query."""
+    """The size of the problem that is timed. Over a cache, a sequence has one query."""
 
     batch: int = 16
     seq: int = 4096
@@ -46,7 +47,7 @@ class TimedSize:
 
     def problem(self, cfg: KernelConfig, semantics: Semantics = _PLAIN) -> Problem:
         """The problem that is timed, with the dtype and head dimension of a config."""
-        queries = 1 if cfg.family.operation == DECODE.name else None
+        queries = 1 if operation(cfg.family.operation).has_pages else None
         return _problem(cfg, self.batch, self.length(semantics), self.heads, semantics, queries)
 
 
@@ -59,8 +60,9 @@ def _problem(
     queries: int | None = None,
 ) -> Problem:
     """The problem of these sizes for a config's kernel; ``queries`` is ``seq`` if not given."""
-    sizes = batch, seq if queries is None else queries, seq, heads, heads, cfg.d_head
     family = cfg.family
+    heads_k = 1 if family.operation == LATENT_DECODE.name else heads
+    sizes = batch, seq if queries is None else queries, seq, heads, heads_k, cfg.d_head
     problem = Problem(*sizes, cfg.dtype, semantics, family.operation, d_v=cfg.d_head_v)
     return replace(problem, gradients=family.gradients_of(cfg), cache=family.cache_of(cfg))
 

@@ -14,6 +14,7 @@ from flashsmith.chooser import attention
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT, TensorSpec
+from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.runtime import forward, prepare_operation
 from flashsmith.runtime.bits import named_bits
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
@@ -459,7 +460,11 @@ class OperationWorkload:
         self._reference = reference_of(problem.computed)
         options = self._reference.options(problem, seed=seed)
         drawn = self._reference.draw(problem, self._reference.kinds[0], seed)
-        written = [tensor for tensor in problem.computed.outputs if tensor.is_required(problem)]
+        written = [
+            tensor
+            for tensor in problem.computed.outputs
+            if tensor.is_required(problem) and tensor.is_written(drawn)
+        ]
         case = self._reference.given(problem, drawn, options)
         expected = case.expected.only({tensor.name for tensor in written})
         self._case = replace(case, expected=expected)
@@ -504,12 +509,25 @@ class OperationWorkload:
         return np.zeros(shape, NUMPY_DTYPES[tensor.dtype_of(self.problem)])
 
 
+class LatentDecodeWorkload(OperationWorkload):
+    """A problem over a latent cache, which its sequences fill."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords of attention_with_cache() for this problem."""
+        p = self.problem
+        others = {name: it for name, it in self.inputs.items() if name not in ("q", "k_cache")}
+        asked = {**p.keywords, **others, "v_width": p.d_v, "scale": p.d**-0.5}
+        return asked | {"max_seqlen_q": p.seq_q} if p.semantics.packed else asked
+
+
 AnyWorkload = Workload | OperationWorkload
 # The workload classes of operations, by name; all others use OperationWorkload.
-_WORKLOADS = {
+_WORKLOADS: dict[str, Callable[..., AnyWorkload]] = {
     DEFAULT: Workload,
     BACKWARD.name: BackwardWorkload,
     DECODE.name: DecodeWorkload,
+    LATENT_DECODE.name: LatentDecodeWorkload,
 }
 
 

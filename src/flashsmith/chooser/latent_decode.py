@@ -27,10 +27,21 @@ def attention_with_latent_cache(
     choosers: Mapping[str, Chooser],
 ) -> Any:
     """attention_with_cache() with ``v_width``; ``keywords`` are all of its keywords, and
-    ``choosers`` choose kernels, by the value of ``split``.
+    ``choosers`` choose kernels, by the value of ``split``."""
+    check_keywords(v_cache, keywords)
+    config = keywords["config"]
+    check_config_for(LATENT_DECODE.name, "config", config)
+    return run_latent(
+        config or choosers[check_split(keywords["split"])],
+        LatentTensors(q, k_cache, **{name: keywords[name] for name in _TENSORS}),
+        LatentOptions(**{name: keywords[name] for name in LatentOptions._fields}),
+        keywords["emulate"],
+    )
 
-    Raises ArgumentError for a keyword that attention over a latent cache does not have.
-    """
+
+def check_keywords(v_cache: Any, keywords: Mapping[str, Any]) -> None:
+    """Raises ArgumentError for a v_cache, and for a keyword that attention over a latent cache does
+    not have."""
     if v_cache is not None:
         raise ArgumentError(
             "v_cache: given, and v_width, too, by which the values are columns of k_cache; leave "
@@ -47,11 +58,3 @@ def attention_with_latent_cache(
         raise ArgumentError(
             f"{name}{shown}: attention over a latent cache (v_width) has no {name}; leave it out"
         )
-    config = keywords["config"]
-    check_config_for(LATENT_DECODE.name, "config", config)
-    return run_latent(
-        config or choosers[check_split(keywords["split"])],
-        LatentTensors(q, k_cache, **{name: keywords[name] for name in _TENSORS}),
-        LatentOptions(**{name: keywords[name] for name in LatentOptions._fields}),
-        keywords["emulate"],
-    )

@@ -30,7 +30,7 @@ from flashsmith.families import (
     compiled_d_head,
     d_head_for,
 )
-from flashsmith.operations.decode import DECODE, INVARIANT
+from flashsmith.operations.decode import INVARIANT
 from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
 
@@ -158,7 +158,7 @@ def choose_for_any_length(
     kinds = [replace(problem, semantics=dense)]
     if problem.semantics.packed:
         kinds.append(replace(problem, semantics=replace(dense, packed=True, uneven=True)))
-    if problem.operation == DECODE.name:
+    if problem.computed.has_pages:
         return _over_a_cache(problem, kinds, device, list(sizes))
     of_table = _of_the_table(problem, device)
     looked_at = list(dict.fromkeys((*sizes, *of_table)))

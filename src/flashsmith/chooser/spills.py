@@ -26,7 +26,6 @@ from flashsmith.families import (
     Semantics,
     parse_kernel_name_into_config,
 )
-from flashsmith.operations import DECODE
 
 KNOWN = Path(__file__).with_name("spills.json")
 
@@ -70,7 +69,7 @@ def known_spill(config: Any, problem: Problem, device: DeviceSpec) -> Spill | No
     """
     semantics = problem.required_semantics(config)
     known = _known().get((device.arch, str(semantics), str(config)))
-    if known is None and problem.operation != DECODE.name:
+    if known is None and not problem.computed.has_pages:
         return _noted(config, device.arch, semantics)
     return known
 

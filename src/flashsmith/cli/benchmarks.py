@@ -71,7 +71,7 @@ def bench(
             metavar="SETS",
             help="Named sets of problems, separated by commas, instead of the shape options: main, "
             "heads, grouped, packed, unseen, verdict (all of the former), public, canonical, "
-            "backward, decode, decode_wide.",
+            "backward, decode, decode_wide, latent_decode.",
         ),
     ] = None,
     peers: Annotated[

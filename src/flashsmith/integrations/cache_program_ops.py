@@ -11,15 +11,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
-
-from flashsmith.bundle import OPERATORS
 from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.chooser.functions import with_limits
 from flashsmith.families import parse_kernel_name_into_config
 from flashsmith.integrations.program_ops import PROGRAM
-from flashsmith.integrations.torch_decode import SCHEMAS, define, names_of
+from flashsmith.integrations.torch_decode import SCHEMAS, define_op, names_of
 from flashsmith.integrations.torch_ops import OPS, nothing_like
 from flashsmith.operations.decode import DECODE, check_split
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors, run_decode
@@ -56,11 +53,10 @@ def _run(
     return found if options.get("return_lse", False) else (found, nothing_like(named["q"]))
 
 
-_library = torch.library.Library(OPERATORS, "FRAGMENT")
 for _without, _schema in SCHEMAS.items():
     _name = _without.replace("attention", "attention_of_program", 1)
     _schema = _schema.replace(" v_cache,", " v_cache, Tensor[] reads,", 1)
-    define(_library, _name, _schema.replace("*, ", f"*, {PROGRAM}, ", 1), partial(_run, _name))
+    define_op(_name, _schema.replace("*, ", f"*, {PROGRAM}, ", 1), partial(_run, _name))
 OPS_OVER_CACHES = (
     OPS.attention_of_program_with_cache,
     OPS.attention_of_program_with_cache_appended,

@@ -9,7 +9,7 @@ log-sum-exp, which is empty if it was not requested.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -133,14 +133,14 @@ def _run_write_slots(
 
 
 def _run(*tensors: Any, **keywords: Any) -> Any:
-    return _by_name("attention_with_cache", tensors, **keywords)
+    return call_by_name("attention_with_cache", tensors, **keywords)
 
 
 def _run_appending(*tensors: Any, **keywords: Any) -> Any:
-    return _by_name("attention_with_cache_appended", tensors, **keywords)
+    return call_by_name("attention_with_cache_appended", tensors, **keywords)
 
 
-def _by_name(
+def call_by_name(
     op: str,
     tensors: tuple[Any, ...],
     *,
@@ -149,9 +149,11 @@ def _by_name(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    """attention_with_cache() for an op's arguments; the log-sum-exp is empty if not requested."""
-    q, k_cache, v_cache, *others = tensors
-    keywords |= dict(zip(names_of(op)[3:], others, strict=False))
+    """The outputs of ``op`` by attention_with_cache(): of the tensors of its schema, in its order,
+    and of its other arguments. The log-sum-exp is empty if it was not requested."""
+    named = dict(zip(names_of(op), tensors, strict=False))
+    q, k_cache, v_cache = (named.pop(it, None) for it in ("q", "k_cache", "v_cache"))
+    keywords |= named
     keywords["window"] = window_left, window_right
     keywords["config"] = None if config is None else parse_kernel_name_into_config(config)
     found = attention_with_cache(q, k_cache, v_cache, **keywords)
@@ -198,31 +200,27 @@ def names_of(name: str) -> list[str]:
     return [argument.name for argument in schema.arguments]
 
 
-def define(library: Any, name: str, schema: str, kernel: Any) -> None:
-    """Defines an op over a cache, which returns the output and the log-sum-exp. It has no
-    gradients."""
-    library.define(name + schema, tags=_TAGS)
-    op = f"{OPERATORS}::{name}"
-    torch.library.impl(op, "default", kernel, lib=library)
-    torch.library.register_fake(op, _fake, lib=library)
-    torch.library.register_vmap(op, refuse_vmap, lib=library)
-    library.impl(name, _autograd(name), "Autograd")
-
-
 _library = torch.library.Library(OPERATORS, "FRAGMENT")
-define(_library, "attention_with_cache", SCHEMAS["attention_with_cache"], _run)
-define(
-    *(_library, "attention_with_cache_appended"),
-    *(SCHEMAS["attention_with_cache_appended"], _run_appending),
-)
 
-_library.define(
-    "write_slots(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
+
+def define_op(
+    name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any] = _fake
+) -> None:
+    """Defines an op over a cache, which has no gradients. ``schema`` is what follows its name."""
+    _library.define(name + schema, tags=_TAGS)
+    op = f"{OPERATORS}::{name}"
+    torch.library.impl(op, "default", kernel, lib=_library)
+    torch.library.register_fake(op, fake, lib=_library)
+    torch.library.register_vmap(op, refuse_vmap, lib=_library)
+    _library.impl(name, _autograd(name), "Autograd")
+
+
+define_op("attention_with_cache", SCHEMAS["attention_with_cache"], _run)
+define_op("attention_with_cache_appended", SCHEMAS["attention_with_cache_appended"], _run_appending)
+define_op(
+    "write_slots",
+    "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
     f"{', *, '.join(map(WRITE_SLOTS.in_schema, ('k_scale v_scale', 'config emulate')))}) -> ()",
-    tags=_TAGS,
+    _run_write_slots,
+    lambda *_, **__: None,
 )
-_op = f"{OPERATORS}::write_slots"
-torch.library.impl(_op, "default", _run_write_slots, lib=_library)
-torch.library.register_fake(_op, lambda *_, **__: None, lib=_library)
-torch.library.register_vmap(_op, refuse_vmap, lib=_library)
-_library.impl("write_slots", _autograd("write_slots"), "Autograd")

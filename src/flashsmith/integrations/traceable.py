@@ -372,16 +372,17 @@ def _cast_over(k_cache: Any, q: Any, keywords: dict[str, Any]) -> tuple[Any, dic
 
 
 def _over_latent_cache(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
-    """attention_with_cache() over a latent cache; under torch.compile it is a graph break."""
-    torch = _torch or _find_torch()
-    if torch is not None and isinstance(q, torch.Tensor):
-        if is_tracing():
-            return torch.compiler.disable(_over_latent_cache)(q, k_cache, v_cache, keywords)
-        if torch._C._is_any_autocast_enabled():
-            from flashsmith.integrations.pytorch_state import under_autocast_over
+    """attention_with_cache() over a latent cache."""
+    if is_tracing() or _is_looked_at(q):
+        from flashsmith.integrations.torch_latent_decode import latent_by_op
 
-            q, k, _ = under_autocast_over(k_cache, q, keywords.get("k"), None)
-            keywords = {**keywords, "k": k}
+        return latent_by_op(q, k_cache, v_cache, **_traced_options(keywords))
+    torch = _torch
+    if torch is not None and torch._C._is_any_autocast_enabled() and isinstance(q, torch.Tensor):
+        from flashsmith.integrations.pytorch_state import under_autocast_over
+
+        q, k, _ = under_autocast_over(k_cache, q, keywords.get("k"), None)
+        keywords = {**keywords, "k": k}
     return chooser.attention_with_cache(q, k_cache, v_cache, **plain_options(keywords))
 
 

@@ -87,7 +87,7 @@ _ARGUMENTS = (
     Argument("k_begin", _TENSOR),
     # For attention over a cache.
     Argument("cache_lens", "Array", REQUIRED, "Tensor"),
-    Argument("v_width", "int | None"),
+    Argument("v_width", "int | None", op="SymInt?"),
     Argument("page_table", _TENSOR, op="Tensor?"),
     Argument("kv_offset", _TENSOR, op="Tensor?"),
     Argument("k", _TENSOR, op="Tensor?"),

@@ -51,6 +51,15 @@ class LatentDecodeReference(DecodeReference):
         options = self.options(problem, seed=seed, lens_k=(problem.seq_k,) * problem.batch)
         return _draw(problem, kind, seed, options)
 
+    def given(
+        self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
+    ) -> ProofCase:
+        """The same, with the lengths of the inputs."""
+        lens = inputs["cache_lens"].tolist()
+        if options.get("append"):
+            lens = [sum(both) for both in zip(lens, queries_of(problem, options), strict=True)]
+        return super().given(problem, inputs, {**options, "lens_k": tuple(lens)})
+
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:

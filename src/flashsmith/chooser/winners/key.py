@@ -12,7 +12,6 @@ from flashsmith.families import DeviceSpec, DType, Problem, d_head_for
 from flashsmith.families.gpu_names import gpu_name
 from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.operations import ProblemKind, parse_kind
-from flashsmith.operations.decode import DECODE
 from flashsmith.printable import quoted
 
 # The name of a GPU, dtype or class may have at most this many characters; real names are far
@@ -128,7 +127,7 @@ def sizes_of(problem: Problem) -> tuple[int, int, int]:
     K/V heads.
     """
     p = problem
-    if p.operation == DECODE.name and p.heads_k:
+    if p.computed.has_pages and p.heads_k:
         return p.seq_q * (p.heads_q // p.heads_k), p.seq_k, p.batch * p.heads_k
     return p.seq_q, p.seq_k, p.batch * p.heads_q
 

@@ -21,7 +21,7 @@ struct MlaBlockCopies {
     const int row, chunk;
     const uint32_t to;
     // Where the rows of the next block to copy are: the blocks of the cache and the slots in them.
-    // The page table is read a block ahead.
+    // The page table is read a block ahead, and nothing waits for its numbers before they are used.
     int cache_blocks[kRows], slots[kRows];
 
     FS_DEVICE MlaBlockCopies(const MlaTile<Kernel>& tile, const BlockRange& blocks, uint32_t smem)
@@ -50,7 +50,6 @@ struct MlaBlockCopies {
         return block * Kernel::B_c + row + i * kRowStep;
     }
 
-    // Numbers of pages are clamped, so that an invalid one leads to some page of the cache.
     FS_DEVICE void locate(int block) {
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
@@ -58,20 +57,21 @@ struct MlaBlockCopies {
             cache_blocks[i] = tile.batch;
             slots[i] = key;
             if (args.page_table == nullptr || key >= tile.k_count) continue;
-            const int page =
+            cache_blocks[i] =
                 args.page_table[tile.batch * args.page_table_stride + key / args.slots];
-            cache_blocks[i] = min(max(page, 0), args.blocks - 1);
             slots[i] = key % args.slots;
         }
     }
 
-    // Rows beyond the sequence may hold anything in the cache, and become zeros.
+    // Rows beyond the sequence may hold anything in the cache, and become zeros. Numbers of pages
+    // are clamped, so that an invalid one leads to some page of the cache.
     FS_DEVICE void copy(int block, uint32_t stage) const {
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
             const bool exists = key_of(block, i) < tile.k_count;
+            const int cache_block = min(max(cache_blocks[i], 0), args.blocks - 1);
             const auto* from = static_cast<const value_t*>(args.cache_rows) +
-                               cache_blocks[i] * args.cache_strides.batch +
+                               cache_block * args.cache_strides.batch +
                                slots[i] * args.cache_strides.row + chunk * kChunkElements;
 #pragma unroll
             for (int p = 0; p < Kernel::n_panels; ++p)

@@ -1,5 +1,5 @@
 """The attention backend FLASHSMITH of vLLM 0.26 to 0.33: `vllm serve MODEL --attention-backend
-FLASHSMITH`.
+FLASHSMITH`, or FLASHSMITH_MLA for models with latent attention.
 
 vLLM finds ``register`` through the entry point group `vllm.general_plugins`, in every process.
 """

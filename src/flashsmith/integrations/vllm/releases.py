@@ -6,16 +6,17 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-NAME = "FLASHSMITH"
+NAME, LATENT_NAME = "FLASHSMITH", "FLASHSMITH_MLA"
 _BACKEND = "flashsmith.integrations.vllm.backend.FlashsmithBackend"
+_LATENT_BACKEND = "flashsmith.integrations.vllm.latent_backend.FlashsmithLatentBackend"
 _OLDEST, _NEWEST = (0, 26), (0, 33)
 
 
 def register_backend() -> str:
-    """Registers the backend, once per process. Returns why it did not, or ''.
+    """Registers the backends, once per process. Returns why it did not, or ''.
 
     Releases before 0.32 take no new names: there the backend is CUSTOM, unless another
-    package has taken that name.
+    package has taken that name, and there is none for latent attention.
     """
     if problem := unsupported(_installed()):
         return problem
@@ -26,6 +27,7 @@ def register_backend() -> str:
         return ""
     if hasattr(backends, "register"):
         registry.register_backend(NAME, _BACKEND)
+        registry.register_backend(LATENT_NAME, _LATENT_BACKEND)
         return ""
     if backends.CUSTOM.is_overridden():
         taken = backends.CUSTOM.get_path()

@@ -1,0 +1,130 @@
+"""The backend FLASHSMITH_MLA, for models with multi-head latent attention: vLLM 0.32 and later.
+
+Decoding runs on ``flashsmith.attention_with_cache`` over the engine's latent cache. Prompts take
+the engine's own path, which computes with heads that are not absorbed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.model_executor.layers.attention.mla_attention import (
+    MLACommonBackend,
+    MLACommonDecodeMetadata,
+    MLACommonImpl,
+    MLACommonMetadata,
+    MLACommonMetadataBuilder,
+    QueryLenSupport,
+)
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
+
+from flashsmith.families.latent import PAIRS
+from flashsmith.integrations.traceable import attention_with_cache
+from flashsmith.integrations.vllm.releases import LATENT_NAME
+
+
+class FlashsmithLatentBackend(MLACommonBackend):
+    """What is not served is answered here, so that the engine says why."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
+
+    @staticmethod
+    def get_name() -> str:
+        return LATENT_NAME
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashsmithLatentImpl]:
+        return FlashsmithLatentImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[FlashsmithLatentBuilder]:
+        return FlashsmithLatentBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return [d for d, _ in PAIRS]
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return bool((8, 0) <= (capability.major, capability.minor) < (10, 0))
+
+
+@dataclass
+class LatentDecodeStep(MLACommonDecodeMetadata):
+    """The requests of a step that decode, with the offsets of their tokens."""
+
+    query_start_loc: torch.Tensor
+    most_queries: int  # of a request
+
+
+class FlashsmithLatentBuilder(MLACommonMetadataBuilder[MLACommonMetadata[LatentDecodeStep]]):
+    """The engine's builder; decoding requests may have different numbers of tokens."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
+
+    def _build_decode(
+        self,
+        block_table_tensor: torch.Tensor,
+        seq_lens_device: torch.Tensor,
+        *,
+        query_start_loc_device: torch.Tensor,
+        dcp_tot_seq_lens_device: torch.Tensor | None,
+        **_: Any,
+    ) -> LatentDecodeStep:
+        return LatentDecodeStep(
+            block_table=block_table_tensor,
+            seq_lens=seq_lens_device,
+            dcp_tot_seq_lens=dcp_tot_seq_lens_device,
+            query_start_loc=query_start_loc_device,
+            # Requests with more tokens are prompts to the engine. A graph may be replayed with up
+            # to as many.
+            most_queries=self.reorder_batch_threshold,
+        )
+
+
+class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
+    """A layer: absorbed queries over latent rows."""
+
+    def __init__(self, **layer: Any) -> None:
+        super().__init__(**layer)
+        for name in ("alibi_slopes", "sliding_window", "logits_soft_cap"):
+            if layer[name]:
+                raise NotImplementedError(f"{LATENT_NAME}: {name}={layer[name]} is not served")
+        kind = layer["attn_type"]
+        if kind != AttentionType.DECODER:
+            raise NotImplementedError(f"{LATENT_NAME}: attn_type={kind} is not served")
+        self.supports_quant_query_input = False
+
+    def forward_mqa(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: MLACommonMetadata[LatentDecodeStep],
+        layer: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The latent outputs of decoding tokens, (tokens, heads, kv_lora_rank)."""
+        step = attn_metadata.decode
+        assert step is not None
+        o = attention_with_cache(
+            torch.cat(q, dim=-1) if isinstance(q, tuple) else q,
+            kv_c_and_k_pe_cache.unsqueeze(2),
+            v_width=self.kv_lora_rank,
+            cache_lens=step.seq_lens,
+            page_table=step.block_table,
+            cu_seqlens_q=step.query_start_loc,
+            max_seqlen_q=step.most_queries,
+            scale=self.scale,
+        )
+        return o, None

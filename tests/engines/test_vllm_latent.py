@@ -1,0 +1,150 @@
+"""Latent attention (MLA) under vLLM: its layer and its metadata builder on host tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm_driver import config_of
+
+from flashsmith.integrations import vllm as plugin
+from flashsmith.integrations.vllm.releases import LATENT_NAME
+
+if not hasattr(AttentionBackendEnum, "register"):
+    pytest.skip("releases before 0.32 take no new names", allow_module_level=True)
+
+from flashsmith.integrations.vllm.latent_backend import FlashsmithLatentBackend
+
+HEADS, RANK, ROPE = 4, 256, 64
+SCALE = 192**-0.5
+LAYER = "model.layers.0.self_attn.attn"
+WIDTHS: dict[str, Any] = {
+    "q_lora_rank": None,
+    "kv_lora_rank": RANK,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": ROPE,
+    "v_head_dim": 128,
+}
+
+
+def layer_of(config: Any, **change: Any) -> Any:
+    """The backend's layer, as the engine makes one."""
+    asked: dict[str, Any] = {
+        "num_heads": HEADS,
+        "head_size": RANK + ROPE,
+        "scale": SCALE,
+        "num_kv_heads": 1,
+        "alibi_slopes": None,
+        "sliding_window": None,
+        "kv_cache_dtype": "auto",
+        "logits_soft_cap": None,
+        "attn_type": AttentionType.DECODER,
+        "kv_sharing_target_layer_name": None,
+        "qk_head_dim": 128 + ROPE,
+        "kv_b_proj": None,
+    }
+    with set_current_vllm_config(config):
+        return FlashsmithLatentBackend.get_impl_cls()(**(asked | WIDTHS | change))
+
+
+def builder_of(config: Any, impl: Any) -> Any:
+    prefill = SimpleNamespace(clone=lambda: SimpleNamespace(get_name=lambda: "none"))
+    layer = SimpleNamespace(impl=impl, prefill_backend=prefill, **WIDTHS)
+    config.compilation_config.static_forward_context[LAYER] = layer
+    spec = SimpleNamespace(block_size=16, dtype=torch.bfloat16)
+    builder = FlashsmithLatentBackend.get_builder_cls()
+    with set_current_vllm_config(config):
+        return builder(spec, [LAYER], config, torch.device("cpu"))
+
+
+def step_of(lens: list[int], queries: list[int], table: Any) -> CommonAttentionMetadata:
+    starts = torch.tensor([0, *queries]).cumsum(0).int()
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor(lens, dtype=torch.int32),
+        num_reqs=len(lens),
+        num_actual_tokens=sum(queries),
+        max_query_len=max(queries),
+        max_seq_len=max(lens),
+        block_table_tensor=table,
+        slot_mapping=torch.zeros(sum(queries), dtype=torch.int64),
+    )
+
+
+@pytest.mark.parametrize("queries", [[1, 1, 1], [3, 1, 2]])
+def test_a_step_that_decodes_is_attention_over_the_latent_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queries: list[int]
+) -> None:
+    config, lens = config_of(tmp_path), [70, 3, 33]
+    monkeypatch.setattr(type(config.model_config), "get_head_size", lambda _: RANK + ROPE)
+    impl = layer_of(config)
+    builder = builder_of(config, impl)
+    builder.reorder_batch_threshold = max(queries)  # as with a draft model
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(sum(queries), HEADS, RANK + ROPE, generator=generator).bfloat16()
+    cache = torch.randn(20, 16, RANK + ROPE, generator=generator).bfloat16()
+    table = torch.randperm(18, generator=generator).int().view(3, 6)
+    metadata = builder.build(0, step_of(lens, queries, table))
+    assert (metadata.num_decodes, metadata.num_prefills) == (3, 0)
+    o, lse = impl.forward_mqa((q[..., :RANK], q[..., RANK:]), cache, metadata, None)
+    assert lse is None
+    assert o.shape == (sum(queries), HEADS, RANK)
+    first = 0
+    for pages, length, count in zip(table.tolist(), lens, queries, strict=True):
+        rows = cache[pages].reshape(-1, RANK + ROPE)[:length].double()
+        for i in range(count):
+            seen = rows[: length - count + i + 1]
+            weights = (q[first + i].double() @ seen.T * SCALE).softmax(-1)
+            assert (o[first + i] - weights @ seen[:, :RANK]).abs().max() < 1e-2
+        first += count
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sliding_window": 7}, "sliding_window=7 is not served"),
+        ({"logits_soft_cap": 3.0}, "logits_soft_cap=3.0 is not served"),
+        ({"attn_type": AttentionType.ENCODER}, "attn_type=.* is not served"),
+    ],
+)
+def test_layers_that_are_not_served_say_so(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(NotImplementedError, match=f"{LATENT_NAME}: {words}"):
+        layer_of(config_of(tmp_path), **change)
+
+
+def test_it_is_registered_and_the_engine_accepts_it() -> None:
+    plugin.register()
+    backend = AttentionBackendEnum[LATENT_NAME].get_class()
+    assert backend is FlashsmithLatentBackend
+    assert backend.get_name() == LATENT_NAME
+    asked: dict[str, Any] = {
+        "head_size": 576,
+        "dtype": torch.bfloat16,
+        "kv_cache_dtype": "auto",
+        "block_size": 64,
+        "use_mla": True,
+        "has_sink": False,
+        "use_sparse": False,
+        "use_mm_prefix": False,
+        "use_per_head_quant_scales": False,
+        "device_capability": DeviceCapability(9, 0),
+        "attn_type": AttentionType.DECODER,
+    }
+    assert backend.validate_configuration(**asked) == []
+    for change in (
+        {"head_size": 128},
+        {"use_mla": False},
+        {"kv_cache_dtype": "fp8"},
+        {"device_capability": DeviceCapability(10, 0)},
+    ):
+        assert backend.validate_configuration(**(asked | change))
