@@ -10,7 +10,8 @@ when the data are there. There are two slots, which alternate. A transfer has th
                rank until its slot is free. It copies the data there, and then tells that rank.
     wait       The current stream waits until the others have told it that their data are there.
                After the last data it also waits until this rank has sent its own, so that the
-               memory from which they were copied may be used again.
+               memory from which they were copied may be used again, unless PyTorch's allocator
+               keeps that memory.
 
 The words are numbers that only grow, and a GPU waits until a word of its own is large enough. So
 the hosts need not meet. Nothing can wait for ever in a circle: a transfer waits only for what the
@@ -48,7 +49,7 @@ class HostSync(NamedTuple):
     rank: int
     size: int
     same: Callable[[int], bool]  # whether all ranks have this number; raises GroupError
-    mark: Callable[[], None]  # marks the current stream: see Watch.mark()
+    mark: Callable[[Any], None]  # marks a stream, None for the current one: see Watch.mark()
 
 
 class RowShape(NamedTuple):
@@ -157,7 +158,12 @@ class RankMemory:
         self._memory.put(slot * self.capacity, rows, places)
 
     def send(
-        self, slot: int, rows: RowShape, sent: Sequence[Sent], come: Sequence[Sequence[int]]
+        self,
+        slot: int,
+        rows: RowShape,
+        sent: Sequence[Sent],
+        come: Sequence[Sequence[int]],
+        kept: Sequence[Any] = (),
     ) -> list[Callable[[], None]]:
         """Sends groups of data, one group after the other.
 
@@ -165,7 +171,8 @@ class RankMemory:
 
         ``sent`` has what this rank sends in each group, ``come`` the ranks from which each group
         comes. Returns for each group a function that makes the current stream wait for it. The last
-        of them also waits until everything is sent.
+        of them also waits until everything is sent. It does not if ``kept`` has the tensors that
+        are sent: the allocator keeps their memory so long, but nobody may overwrite it.
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
@@ -176,13 +183,16 @@ class RankMemory:
                     is_free.add(rank)
                 memory.send(rank, first, rows, places)
                 memory.tell_sent(rank, HERE, self._word(group))
-        has_sent = memory.end_sending() if is_free else _nothing_to_wait_for
-        waits = [
-            functools.partial(self._wait, ranks, self._word(group), _nothing_to_wait_for)
-            for group, ranks in enumerate(come[:-1])
+        has_sent = _nothing_to_wait_for
+        if kept:
+            self._host.mark(memory.keep(kept))
+        elif is_free:
+            has_sent = memory.end_sending()
+        ends = [_nothing_to_wait_for] * (len(come) - 1) + [has_sent]
+        return [
+            functools.partial(self._wait, ranks, self._word(group), end)
+            for group, (ranks, end) in enumerate(zip(come, ends, strict=True))
         ]
-        last = functools.partial(self._wait, come[-1], self._word(len(come) - 1), has_sent)
-        return [*waits, last]
 
     def _word(self, group: int) -> int:
         return 2 * self.number + group
@@ -192,7 +202,7 @@ class RankMemory:
             self._memory.wait(rank, HERE, word)
         has_sent()
         if ranks or has_sent is not _nothing_to_wait_for:
-            self._host.mark()
+            self._host.mark(None)
 
 
 def _nothing_to_wait_for() -> None: ...
@@ -323,6 +333,13 @@ class GpuMemory:
         """A function that makes the current stream wait until everything is sent."""
         self._sent.record(self._side)
         return functools.partial(self._main.wait_event, self._sent)
+
+    def keep(self, tensors: Sequence[Any]) -> Any:
+        """Has the allocator keep the memory of tensors until everything is sent; the stream of
+        transfers."""
+        for tensor in tensors:
+            tensor.record_stream(self._side)
+        return self._side
 
     def put(self, first: int, rows: RowShape, places: Sequence[Place]) -> None:
         self._copy(self._rank, first, rows, places, self._main)
