@@ -5,11 +5,13 @@ Each rank runs all scripts in order and writes what they return, or their errors
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import datetime
 import mmap
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -27,6 +29,7 @@ from flashsmith.errors import FlashsmithError
 from flashsmith.families import DType, FlashForwardKernelConfig, Problem
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.families.canonical import CHUNK
+from flashsmith.parallel import group as group_module
 from flashsmith.parallel import rank_memory, schedules
 from flashsmith.parallel.group import Group, Message
 from flashsmith.parallel.rank_memory import HERE
@@ -461,6 +464,23 @@ def canonical(rank: int) -> dict[str, Any]:
     one = {"bits": "canonical" if rank else "free", "schedule": "allgather"}
     found["one"] = text_of(lambda: parallel.attention(*tensors(16), **one))
     return found
+
+
+def bench_transfers(rank: int) -> list[dict[str, Any]]:
+    """The rows of the benchmark's messages, with memory that the ranks share and without."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "gpu"))
+    import parallel_bench as tool
+
+    tool.MESSAGE, tool.TRANSFERS, tool.TIMED = 256, 5, 3
+    options = argparse.Namespace(device="cpu", peers=())
+    bench, rows = tool.Bench(rank, dist.get_world_size(), Path(), options), list[dict[str, Any]]()
+    bench.say = rows.append
+    bench.transfer()
+    with host_memory():
+        group_module._peers[dist.group.WORLD].pop("transfers")
+        bench.transfer()
+        group_module._peers[dist.group.WORLD].pop("transfers")
+    return rows
 
 
 class ForgetfulMemory(HostMemory):

@@ -51,6 +51,7 @@ SCRIPTS = (
     "without_a_host_backend",
     "refused",
     "left_out",
+    "bench_transfers",
     "late",
     "death",
 )
@@ -301,6 +302,16 @@ def test_a_call_like_one_before_is_agreed_on_in_a_word(pair: list[dict[str, Any]
         first, *others = found["outputs"]
         assert all(torch.equal(first, other) for other in others)
         assert found["exchanges"] == []
+
+
+def test_the_benchmark_says_whether_ranks_share_memory_and_compares_messages(
+    pair: list[dict[str, Any]],
+) -> None:
+    for without, shared in found_by(pair, "bench_transfers"):
+        assert without == {"what": "transfers", "shared": False, "bytes": 256}
+        assert (shared["shared"], shared["wrong"], shared["of"]) == (True, 0, 5)
+        assert shared["ok"]
+        assert shared["us"] >= shared["host_us"] > 0
 
 
 def test_a_backward_pass_that_one_rank_runs_alone_is_told_at_the_next_call(
