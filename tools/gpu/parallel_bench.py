@@ -21,11 +21,11 @@ The dtype is bf16; the defaults are heads 32:8 and d 128. Steps:
   with float64 on one head of K of the last sequence.
 
 Rows have the form of benchmarks/h200/parallel.jsonl.gz: what ('transfers', 'correct', 'bits',
-'alone', 'call', 'peer', 'wrong', 'absent'), milliseconds as medians of rounds, the milliseconds of
-each round, the microseconds for which a call keeps the host, and each GPU's clock in MHz and power
-in W after the rounds. A context_parallel with an error above three times that of attention() gets a
-row 'wrong' and no time. The exit status is 1 for such a row, if a message came wrong, if our error
-is above 1.1 times one kernel's error, or if bits differ.
+'alone', 'call', 'peer', 'wrong', 'absent'), milliseconds as medians of rounds, and the milliseconds
+of each round. They also have the microseconds for which a call keeps the host, and each GPU's clock
+in MHz and power in W after the rounds. A context_parallel with an error above three times that of
+attention() gets a row 'wrong' and no time. The exit status is 1 for such a row, if a message came
+wrong, if our error is above 1.1 times one kernel's error, or if bits differ.
 """
 
 from __future__ import annotations

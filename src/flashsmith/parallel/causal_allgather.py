@@ -313,8 +313,8 @@ def _exchange(
     """Starts to send ``count`` pairs of chunks to some ranks, and to receive as many from each of
     the ranks ``owners``.
 
-    What is sent are parts of ``gradients``, which nobody may overwrite. The returned function waits
-    for the received pairs, by owner. All ranks must call this, even those that send nothing.
+    They are parts of ``gradients``, which must not be overwritten. The returned function waits for
+    the received pairs, by owner. All ranks must call this, even those that send nothing.
     """
     ranks, rank = call.group.size, call.group.rank
     like = gradients[0].narrow(1, 0, call.shape[1] // 2)

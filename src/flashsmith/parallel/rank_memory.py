@@ -1,22 +1,23 @@
 """Memory of the ranks on one host, to which they copy each other's data.
 
 GPUs copy it with copy engines, which use no SMs. The kernels of NCCL would take SMs from attention.
-A rank copies its data to slots in the memory of the others, and tells them by words in their memory
-when the data are there. There are two slots, which alternate. A transfer has these steps:
+A rank copies its data to a slot in the memory of another rank, and then writes a number to a word
+there, for which the other GPU waits. A rank has two slots, which alternate. A transfer has these
+steps:
 
-    begin      The current stream tells the others that their data may come to the slot, because
-               what it does with the transfer before last precedes.
-    send       The transfer stream waits until the current stream has the data, and for each other
-               rank until its slot is free. It copies the data there, and then tells that rank.
-    wait       The current stream waits until the others have told it that their data are there.
-               After the last data it also waits until this rank has sent its own, so that the
-               memory from which they were copied may be used again, unless PyTorch's allocator
-               keeps that memory.
+    begin      The current stream writes to the others that its slot is free: what it does with the
+               transfer before last is complete then.
+    send       The transfer stream waits until the current stream has written the data and, for each
+               other rank, until its slot is free. It copies the data to that slot, and then writes
+               to that rank that they are there.
+    wait       The current stream waits for the data of the others. After the last data it also
+               waits until this rank has sent its own, so that the memory they came from may be used
+               again. Or else PyTorch's allocator keeps that memory.
 
-The words are numbers that only grow, and a GPU waits until a word of its own is large enough. So
-the hosts need not meet. Nothing can wait for ever in a circle: a transfer waits only for what the
-ranks do before it, and all of them make the same transfers in the same order. Ranks compare how
-many transfers they have made when they agree on a call (RankMemory.number). If a rank is lost, the
+The numbers only grow, and a GPU waits until a word of its own memory is large enough. So the hosts
+need not meet. No two GPUs wait for each other: a transfer waits only for what the ranks do before
+it, and all ranks make the same transfers in the same order. Therefore they compare how many
+transfers they have made whenever they agree on a call (RankMemory.number). If a rank is lost, the
 GPUs of the others wait; the watch (watch.py) is for this case.
 """
 
@@ -86,8 +87,8 @@ class RankMemory:
     ) -> RankMemory | None:
         """Creates slots of at least ``nbytes`` bytes; all ranks must call this.
 
-        Returns None if a rank cannot write to the memory of another, or cannot tell it. This is
-        tried out. ``exchange`` sends bytes to all ranks, and returns the bytes from all ranks in
+        Returns None if ranks cannot write data and words to each other's memory, which they try
+        out. ``exchange`` sends bytes to all ranks, and returns the bytes from all ranks in
         the order of ranks.
         """
         capacity = -(-max(nbytes, 1) // _STEP) * _STEP
@@ -172,7 +173,7 @@ class RankMemory:
         ``sent`` has what this rank sends in each group, ``come`` the ranks from which each group
         comes. Returns for each group a function that makes the current stream wait for it. The last
         of them also waits until everything is sent. It does not if ``kept`` has the tensors that
-        are sent: the allocator keeps their memory so long, but nobody may overwrite it.
+        are sent: the allocator keeps their memory so long, and they must not be overwritten.
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
