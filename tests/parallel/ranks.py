@@ -466,6 +466,27 @@ def canonical(rank: int) -> dict[str, Any]:
     return found
 
 
+def transfers(rank: int) -> dict[str, int]:
+    """How many more transfers a rank has made after a call of each schedule, forward and both."""
+    found, group = {}, Group(None)
+    for schedule in ("zigzag", "allgather", "ulysses"):
+        case = Case(schedule, (40, 0), causal=True)
+        for name, needs in (("forward", False), ("both", True)):
+            before = group.transfers()
+            shards = [
+                parallel.shard(case.draw()[it], cu_seqlens=case.offsets()[0]).requires_grad_(needs)
+                for it in "qkv"
+            ]
+            o = parallel.attention(
+                *shards, schedule=schedule, cu_seqlens_q=case.offsets()[0],
+                cu_seqlens_k=case.offsets()[0], **KERNELS, **case.semantics,
+            )  # fmt: skip
+            if needs:
+                o.float().sum().backward()
+            found[f"{schedule} {name}"] = group.transfers() - before
+    return found
+
+
 def bench_transfers(rank: int) -> list[dict[str, Any]]:
     """The rows of the benchmark's messages, with memory that the ranks share and without."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "gpu"))

@@ -34,8 +34,8 @@ part() { # name, the most seconds, command...
 {
     nvidia-smi topo -m 2>&1
     part speed 270 python3 tools/gpu/parallel_bench.py "$out/speed.jsonl" \
-        --steps build,transfers,speed --seqs "${SEQS:-8192,4x8192,32768}" --schedules auto \
-        --without-peers --rounds 9 "$@"
+        --steps build,transfers,speed --seqs "${SEQS:-8192,4x8192,32768}" \
+        --schedules auto,zigzag,ulysses --without-peers --rounds 9 "$@"
     part lost 170 python3 tools/gpu/parallel_lost.py "$out/lost.jsonl" --seqs "${LOST:-8192}" \
         --timeout 6 --at-once 6 "$@"
     part proofs 240 python3 tools/gpu/parallel_bench.py "$out/proofs.jsonl" \
