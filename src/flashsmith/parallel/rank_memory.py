@@ -248,6 +248,14 @@ class _Address:
         }
 
 
+def _tensor_at(address: int, nbytes: int, device: Any) -> Any:
+    """The memory at an address of a GPU as a tensor of bytes."""
+    found = torch.as_tensor(_Address(address, nbytes), device=device)
+    if found.data_ptr() != address:
+        raise RuntimeError("PyTorch has copied the memory")
+    return found
+
+
 class GpuMemory:
     """Memory of this rank's GPU and, by CUDA's IPC handles, of the GPUs of the other ranks.
 
@@ -257,15 +265,16 @@ class GpuMemory:
     def __init__(self, device: Any, rank: int, size: int, nbytes: int) -> None:
         self._device, self._rank, self._size = device, rank, size
         self._ordinal, self._words = device.index, nbytes
-        address, handle = ctypes.c_uint64(), _IpcMemHandle()
-        total = nbytes + 2 * size * _WORD
+        address, total = ctypes.c_uint64(), nbytes + 2 * size * _WORD
         with driver.current_gpu(self._ordinal):
             driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(total))
-            self._address = address.value
-            driver.call("cuIpcGetMemHandle", ctypes.byref(handle), address)
-        whole = torch.as_tensor(_Address(self._address, total), device=device)
-        if whole.data_ptr() != self._address:
-            raise RuntimeError("PyTorch has copied the memory")
+        self._address = address.value
+        try:
+            self.name = self._handle()
+            whole = _tensor_at(self._address, total, device)
+        except BaseException:
+            self.free()
+            raise
         self.memory, self._all_words = whole[:nbytes], whole[nbytes:]
         self._all_words.zero_()
         torch.cuda.synchronize(device)  # Before another rank writes there
@@ -273,7 +282,12 @@ class GpuMemory:
         self._side = transfer_stream(device)
         self._main = torch.cuda.current_stream(device)
         self._ready, self._sent = torch.cuda.Event(), torch.cuda.Event()
-        self.name = bytes(handle.reserved)
+
+    def _handle(self) -> bytes:
+        handle = _IpcMemHandle()
+        with driver.current_gpu(self._ordinal):
+            driver.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self._address))
+        return bytes(handle.reserved)
 
     def open(self, names: Sequence[bytes]) -> None:
         for rank, name in enumerate(names):
