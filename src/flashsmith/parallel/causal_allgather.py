@@ -115,9 +115,9 @@ class _Places(NamedTuple):
     """Views of a slot with K and V, and what is copied.
 
     earlier, later: the K and V that the two chunks of this rank see. own: what this rank copies to
-    its own slot. sent: what it sends to others while they compute their earlier chunk or before,
-    and after. come: from which ranks these come. In place of an address, a place has the tensor (0
-    for K, 1 for V) and the offset in it.
+    its own slot. sent: what it sends to others for their earlier chunk, and then for their later
+    chunk. come: from which ranks these come. In place of an address, a place has the tensor (0 for
+    K, 1 for V) and the offset in it.
     """
 
     earlier: list[Any]
@@ -262,7 +262,7 @@ def backward(
 
     def by_chunk(gradients: Any) -> list[_Pair]:
         """For each chunk, dk and dv: (batch, rows, heads, d)."""
-        return list(zip(*(it.split(chunk, 1) for it in gradients[1:3]), strict=True))
+        return list(zip(*(it.split(chunk, 1) for it in gradients), strict=True))
 
     peers = _peers(call, k)
     keys = _gather(call, peers, k, v)
@@ -270,22 +270,23 @@ def backward(
     keys.wait_for_later()
     later = differentiate(1, keys.later)
     if needs_kv:
-        of_later = by_chunk(later)
+        of_keys = [it.contiguous() for it in later[1:3]]
+        of_later = by_chunk(of_keys)
         of_earlier, own = of_later[ranks - 1 - rank : -1], of_later[-1]
         # The earlier chunk sees no keys of the ranks after this one, so their gradients are
         # complete. They are sent while it is computed.
         sent = {it: [of_later[it - rank - 1], of_earlier[it]] for it in range(rank + 1, ranks)}
-        come_from_before = _exchange(call, peers, later[1:3], sent, range(rank), 2)
+        come_from_before = _exchange(call, peers, of_keys, sent, range(rank), 2)
     earlier = differentiate(0, keys.earlier)
     del keys
     dq = dk = dv = None
     if needs_kv:
         torch._foreach_add_(
             [it for both in of_earlier[: rank + 1] for it in both],
-            [it for both in by_chunk(earlier) for it in both],
+            [it for both in by_chunk(earlier[1:3]) for it in both],
         )
         sent = {it: [of_earlier[it]] for it in range(rank)}
-        come_from_after = _exchange(call, peers, later[1:3], sent, range(rank + 1, ranks), 1)
+        come_from_after = _exchange(call, peers, of_keys, sent, range(rank + 1, ranks), 1)
     if needs[0]:
         dq = torch.empty_like(q)
         torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
@@ -313,8 +314,9 @@ def _exchange(
     """Starts to send ``count`` pairs of chunks to some ranks, and to receive as many from each of
     the ranks ``owners``.
 
-    They are parts of ``gradients``, which must not be overwritten. The returned function waits for
-    the received pairs, by owner. All ranks must call this, even those that send nothing.
+    They are parts of the dense tensors ``gradients``, and must not be overwritten. The returned
+    function waits for the received pairs, by owner. All ranks must call this, even those that send
+    nothing.
     """
     ranks, rank = call.group.size, call.group.rank
     like = gradients[0].narrow(1, 0, call.shape[1] // 2)
