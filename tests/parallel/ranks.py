@@ -5,11 +5,13 @@ Each rank runs all scripts in order and writes what they return, or their errors
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import datetime
 import mmap
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -27,6 +29,7 @@ from flashsmith.errors import FlashsmithError
 from flashsmith.families import DType, FlashForwardKernelConfig, Problem
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.families.canonical import CHUNK
+from flashsmith.parallel import group as group_module
 from flashsmith.parallel import rank_memory, schedules
 from flashsmith.parallel.group import Group, Message
 from flashsmith.parallel.rank_memory import HERE
@@ -178,6 +181,8 @@ class HostMemory:
 
     begin_sending = begin
 
+    def keep(self, tensors: Any) -> None: ...
+
     def end_sending(self) -> Callable[[], None]:
         return lambda: None
 
@@ -235,7 +240,7 @@ def run_copied(case: Case) -> dict[str, Any]:
                 *smaller, schedule="allgather", group=group, **{**KERNELS, **case.semantics}
             )
         found = run_case(case, group=group)
-        assert len(made) > 1
+        assert len(made) == min(case.batch, 2)
         assert sum(it.copies for it in made) > 3
         return found
 
@@ -459,6 +464,44 @@ def canonical(rank: int) -> dict[str, Any]:
     one = {"bits": "canonical" if rank else "free", "schedule": "allgather"}
     found["one"] = text_of(lambda: parallel.attention(*tensors(16), **one))
     return found
+
+
+def transfers(rank: int) -> dict[str, int]:
+    """How many more transfers a rank has made after a call of each schedule, forward and both."""
+    found, group = {}, Group(None)
+    for schedule in ("zigzag", "allgather", "ulysses"):
+        case = Case(schedule, (40, 0), causal=True)
+        for name, needs in (("forward", False), ("both", True)):
+            before = group.transfers()
+            shards = [
+                parallel.shard(case.draw()[it], cu_seqlens=case.offsets()[0]).requires_grad_(needs)
+                for it in "qkv"
+            ]
+            o = parallel.attention(
+                *shards, schedule=schedule, cu_seqlens_q=case.offsets()[0],
+                cu_seqlens_k=case.offsets()[0], **KERNELS, **case.semantics,
+            )  # fmt: skip
+            if needs:
+                o.float().sum().backward()
+            found[f"{schedule} {name}"] = group.transfers() - before
+    return found
+
+
+def bench_transfers(rank: int) -> list[dict[str, Any]]:
+    """The rows of the benchmark's messages, with memory that the ranks share and without."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "gpu"))
+    import parallel_bench as tool
+
+    tool.MESSAGE, tool.TRANSFERS, tool.TIMED = 256, 5, 3
+    options = argparse.Namespace(device="cpu", peers=())
+    bench, rows = tool.Bench(rank, dist.get_world_size(), Path(), options), list[dict[str, Any]]()
+    bench.say = rows.append
+    bench.transfer()
+    with host_memory():
+        group_module._peers[dist.group.WORLD].pop("transfers")
+        bench.transfer()
+        group_module._peers[dist.group.WORLD].pop("transfers")
+    return rows
 
 
 class ForgetfulMemory(HostMemory):

@@ -156,6 +156,28 @@ def test_what_is_wrong_has_a_row_that_says_so_and_no_time(
         }  # fmt: skip
         for row in rows:
             assert ("ms" in row) == (row["what"] in ("alone", "call", "peer"))
+            assert row.get("host_us", -1) > 0 or "ms" not in row
             assert row.get("ok", True) == (row["what"] != "wrong")
     assert tool.status_of(path, 0) == 1
     assert tool.status_of(path, len(found)) == 0
+
+
+def test_what_is_built_ahead_is_what_one_gpu_and_all_ranks_compute(
+    load_tool: Callable[[str], ModuleType],
+) -> None:
+    tool = load_tool("gpu/parallel_bench.py")
+    options = argparse.Namespace(
+        heads=(4, 2), d=64, gpus=2, steps=["speed", "bits"], sizes=[(2, 64)], schedules=["auto"],
+        directions=["forward"], proof_seq=32, masks=list(tool.MASKS),
+    )  # fmt: skip
+    found = {(str(one), deterministic) for one, deterministic in tool.planned(options)}
+    shape = "h4:2 d64 bf16 causal"
+    assert {(f"b2 {it} {shape}", False) for it in ("s64", "s16", "s16:64", "s16:32")} < found
+    assert (f"b1 s32 {shape} canonical", False) in found
+    assert not any("backward" in text for text, _ in found)
+    options.steps = ["proof"]
+    proofs = tool.planned(options)
+    assert all(deterministic for _, deterministic in proofs)
+    masks = {str(one.semantics.mask) for one, _ in proofs}
+    assert {"causal", "none", "window"} <= masks
+    assert any(one.semantics.packed for one, _ in proofs)

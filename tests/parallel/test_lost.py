@@ -155,7 +155,7 @@ class Marks:
     def __init__(self) -> None:
         self.set_so_far = self.done = 0
 
-    def set(self) -> None:
+    def set(self, stream: Any) -> None:
         self.set_so_far += 1
 
     def reached(self) -> bool:

@@ -51,6 +51,8 @@ SCRIPTS = (
     "without_a_host_backend",
     "refused",
     "left_out",
+    "transfers",
+    "bench_transfers",
     "late",
     "death",
 )
@@ -303,11 +305,28 @@ def test_a_call_like_one_before_is_agreed_on_in_a_word(pair: list[dict[str, Any]
         assert found["exchanges"] == []
 
 
+def test_transfers_are_counted_alike_by_every_schedule(pair: list[dict[str, Any]]) -> None:
+    zero, one = found_by(pair, "transfers")
+    assert zero == one
+    for schedule in ("zigzag", "allgather", "ulysses"):
+        assert zero[f"{schedule} both"] > zero[f"{schedule} forward"] > 0
+
+
+def test_the_benchmark_says_whether_ranks_share_memory_and_compares_messages(
+    pair: list[dict[str, Any]],
+) -> None:
+    for without, shared in found_by(pair, "bench_transfers"):
+        assert without == {"what": "transfers", "shared": False, "bytes": 256}
+        assert (shared["shared"], shared["wrong"], shared["of"]) == (True, 0, 5)
+        assert shared["ok"]
+        assert shared["us"] >= shared["host_us"] > 0
+
+
 def test_a_backward_pass_that_one_rank_runs_alone_is_told_at_the_next_call(
     pair: list[dict[str, Any]],
 ) -> None:
     for (text,) in found_by(pair, "left_out"):
-        assert text.startswith("GroupError: group: rank 1 has made 5 transfers, and rank 0 2")
+        assert text.startswith("GroupError: group: rank 1 has made 5 transfers, and rank 0 2,")
 
 
 @pytest.mark.parametrize(("script", "seconds"), [("late", 10), ("death", 20)])

@@ -28,6 +28,7 @@ SLOT = 256
 # Bytes of a message, in rows of two bytes: so a GPU may stop in the middle of one.
 MESSAGE = RowShape(2, 4, 2, 2)
 SIZE = 8
+TURNS = 8
 
 
 class Event:
@@ -107,6 +108,9 @@ class Memory:
         self._gpu.record(self._side, self._sent)
         return lambda: None if self._careless == "sent" else self._gpu.wait("main", self._sent)
 
+    def keep(self, tensors: Any) -> str:
+        return self._side
+
     def put(self, first: int, rows: RowShape, places: Any) -> None:
         self._copy("main", self._gpu.rank, first, rows, places)
 
@@ -151,32 +155,36 @@ def is_same(word: int) -> bool:
     return True
 
 
-def wrong_reads(ranks: int, seed: int, careless: str = "", *, one_queue: bool = False) -> int:
+def wrong_reads(
+    ranks: int, seed: int, careless: str = "", *, one_queue: bool = False, kept: bool = False
+) -> int:
     """Transfers of numbers that each rank's kernels write and read; how many they read wrong.
 
     A message has the number of its rank, its turn, and its group. The memory from which it is sent
-    is used again once the stream has been told to wait until it is sent.
+    is used again once the stream has been told to wait until it is sent, or never if it is kept.
     """
     gpus, wrong = Gpus(ranks, seed), list[int]()
     memories = [Memory(gpu, gpus, careless=careless, one_queue=one_queue) for gpu in gpus.gpus]
 
-    sources = torch.zeros(ranks, 2, 2 * SIZE, dtype=torch.uint8)
+    sources = torch.zeros(ranks, TURNS, 2 * SIZE, dtype=torch.uint8)
 
     def number(of: int, turn: int, group: int) -> int:
         return 64 * of + 4 * turn + group
 
     def host(rank: int) -> None:
         gpu = gpus.gpus[rank]
-        peers = RankMemory(HostSync(rank, ranks, is_same, lambda: None), memories[rank], SLOT)
+        peers = RankMemory(
+            HostSync(rank, ranks, is_same, lambda stream: None), memories[rank], SLOT
+        )
         others = [it for it in range(ranks) if it != rank]
         groups = [it for it in others if it > rank], [it for it in others if it < rank]
 
         def finish() -> None: ...
 
-        for turn in range(8):
+        for turn in range(TURNS):
             slot = peers.begin()
             found = peers.view(slot, "all", lambda tensor: tensor(0, (ranks, SIZE), torch.uint8))
-            source = sources[rank, turn % 2]
+            source = sources[rank, turn if kept else turn % 2]
 
             def write(source: Any = source, turn: int = turn) -> None:
                 for group, half in enumerate(source.chunk(2)):
@@ -193,7 +201,7 @@ def wrong_reads(ranks: int, seed: int, careless: str = "", *, one_queue: bool = 
                 for group, to in enumerate(groups)
             ]
             come = groups[::-1]
-            waits = peers.send(slot, MESSAGE, sent, come)
+            waits = peers.send(slot, MESSAGE, sent, come, kept=[source] if kept else ())
             peers.put(slot, MESSAGE, [(source.data_ptr(), rank * SIZE)])
             # What came by the transfer before may be needed while this one is under way.
             if turn % 2:
@@ -221,10 +229,11 @@ def wrong_reads(ranks: int, seed: int, careless: str = "", *, one_queue: bool = 
     return len(wrong)
 
 
+@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("one_queue", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_gpus_in_any_order_read_what_was_sent(ranks: int, one_queue: bool) -> None:
-    found = [wrong_reads(ranks, seed, one_queue=one_queue) for seed in range(6)]
+def test_gpus_in_any_order_read_what_was_sent(ranks: int, one_queue: bool, kept: bool) -> None:
+    found = [wrong_reads(ranks, seed, one_queue=one_queue, kept=kept) for seed in range(4)]
     assert sum(found) == 0
 
 
@@ -234,25 +243,30 @@ def test_a_missing_wait_is_seen(careless: str) -> None:
 
 
 def test_every_wait_of_a_stream_for_the_others_is_marked() -> None:
-    gpus, marks = Gpus(2, 0), list[int]()
+    gpus, marks = Gpus(2, 0), list[tuple[Any, int]]()
     gpu = gpus.gpus[0]
 
-    def mark() -> None:
-        marks.append(len(gpu.streams["main"]))
+    def mark(stream: Any) -> None:
+        marks.append((stream, len(gpu.streams[stream or "main"])))
 
     peers = RankMemory(HostSync(0, 2, is_same, mark), Memory(gpu, gpus), SLOT)
     source = torch.zeros(SIZE, dtype=torch.uint8)
-    for sent, come, marked in (
-        ([[(1, [(source.data_ptr(), 0)])], []], [[], []], [False, True]),
-        ([[], []], [[1], [1]], [True, True]),
-        ([[], []], [[1], []], [True, False]),
+    some = [(1, [(source.data_ptr(), 0)])]
+    for sent, come, kept, marked in (
+        ([some, []], [[], []], (), [False, True]),
+        ([[], []], [[1], [1]], (), [True, True]),
+        ([[], []], [[1], []], (), [True, False]),
+        ([some], [[]], (source,), [False]),
+        ([some], [[1]], (source,), [True]),
     ):
-        waits = peers.send(peers.begin(), MESSAGE, sent, come)
+        marks.clear()
+        waits = peers.send(peers.begin(), MESSAGE, sent, come, kept=kept)
+        # When the stream of transfers has been told to wait, if no other stream waits for it.
+        assert marks == [("side", len(gpu.streams["side"]))] * len(kept)
         for wait, is_marked in zip(waits, marked, strict=True):
             marks.clear()
             wait()
-            # When the stream has been told to wait.
-            assert marks == [len(gpu.streams["main"])] * is_marked
+            assert marks == [(None, len(gpu.streams["main"]))] * is_marked
 
 
 class Tried(Memory):
@@ -320,7 +334,7 @@ def test_memory_that_does_not_work_on_all_ranks_is_not_used(
             theirs = b"\0"
         return mine + theirs.ljust(len(mine), b"\0")
 
-    others = HostSync(0, 2, is_same, lambda: None)
+    others = HostSync(0, 2, is_same, lambda stream: None)
     found = RankMemory.shared(others, torch.device("cpu"), 1, exchange)
     assert (found is not None) == (calls[-1] == "check")
     assert Tried.calls == calls

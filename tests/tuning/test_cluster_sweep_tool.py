@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from test_cluster import SLOW, join
+from test_cluster import nodes as nodes
 from test_executor import CallCluster, fleet
 from test_executor import cluster as calls
 from test_executor import serial as serial
@@ -43,6 +48,18 @@ def test_a_sweep_has_each_problem_on_one_gpu(tool: ModuleType, tmp_path: Path, g
     assert sum(done["problems"].values()) == len(fleet(("a",)).races)
     with pytest.raises(ValueError, match="would resume"):
         tool.sweep(joined(calls()), fleet(("a",)).races, gpus, tmp_path)
+
+
+def test_only_a_cluster_of_its_own_is_harmed(tool: ModuleType) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert tool.is_ours(child.pid)
+        assert not tool.is_ours(os.getppid())
+        child.kill()
+
+
+def test_a_sweep_in_which_nothing_was_killed_is_an_error(tool: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no process of a GPU was killed"):
+        tool.sweep(joined(calls()), fleet(("a",)).races, 2, tmp_path, kill=True)
 
 
 def test_fewer_gpus_than_asked_for_are_an_error(tool: ModuleType, tmp_path: Path) -> None:
@@ -109,3 +126,17 @@ def test_sweeps_that_measured_different_kernels_are_told(
     assert not tool.same_measurements(tmp_path, ["one", "two", "killed"])
     assert json.loads(missing)["problem"] in capsys.readouterr().out
     assert not tool.same_measurements(tmp_path, ["none"])
+
+
+@pytest.mark.full
+def test_a_process_of_a_gpu_is_found_in_a_cluster_of_ray_and_its_end_costs_nothing(
+    tool: ModuleType, nodes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("two", "killed"):
+        (tmp_path / name).mkdir()
+        kill = name == "killed"
+        races = fleet("", world=SLOW).races
+        done = tool.sweep(join(nodes, SLOW), races, 2, tmp_path / name, kill=kill)
+        assert sum(done["problems"].values()) == len(races)
+        assert ("killed " in capsys.readouterr().out) == kill
+    assert tool.same_measurements(tmp_path, ["two", "killed"])

@@ -84,8 +84,19 @@ def measured(folder: Path) -> set[tuple[str, str]]:
     }
 
 
-def kill_one_gpu(folder: Path, wanted: int) -> None:
-    """Kills the process of a GPU once ``wanted`` problems have been measured."""
+def is_ours(process: int) -> bool:
+    """Whether this process started another one, or one that started it. Other clusters may run on
+    this machine."""
+    while process not in (0, os.getpid()):
+        # The name of the process, which comes first, may contain spaces and parentheses.
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        process = int(fields[1])
+    return process != 0
+
+
+def kill_one_gpu(folder: Path, wanted: int, killed: list[int]) -> None:
+    """Kills the process of a GPU once ``wanted`` problems have been measured, and appends its id to
+    ``killed``."""
     found: set[str] = set()
     while len(found) < wanted:
         time.sleep(0.5)
@@ -93,9 +104,10 @@ def kill_one_gpu(folder: Path, wanted: int) -> None:
             found = {one["problem"] for one in records_of(folder) if one["samples"]}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if path.read_bytes().startswith(GPU_PROCESS):
+            if path.read_bytes().startswith(GPU_PROCESS) and is_ours(int(path.parent.name)):
                 os.kill(int(path.parent.name), signal.SIGKILL)
-                print(f"killed {path.parent.name}", flush=True)
+                killed.append(int(path.parent.name))
+                print(f"killed {killed[0]}", flush=True)
                 return
 
 
@@ -124,7 +136,10 @@ def check(folder: Path, *, moved: bool = False) -> dict[str, int]:
 def sweep(
     cluster: Cluster, wanted: Sequence[Race], gpus: int, folder: Path, *, kill: bool = False
 ) -> dict[str, Any]:
-    """The seconds of a sweep by ``gpus`` of the cluster's GPUs, and the problems of each GPU."""
+    """The seconds of a sweep by ``gpus`` of the cluster's GPUs, and the problems of each GPU.
+
+    Raises ValueError if a measurement is lost or doubled, or if ``kill`` found nothing to kill.
+    """
     found = cluster.gpus[:gpus]
     if len(found) < gpus:
         raise ValueError(f"gpus={gpus}: Ray has {len(found)} here")
@@ -132,8 +147,9 @@ def sweep(
         raise ValueError(f"{folder} has a sweep that this run would resume; give another folder")
     fleet = GpuPool(found[0][1], tuple(gpu for gpu, _ in found), list(wanted))
     table = folder / "mine.json"
+    killed = list[int]()
     if kill:
-        given = folder, len(wanted) // 2
+        given = folder, len(wanted) // 2, killed
         threading.Thread(target=kill_one_gpu, args=given, daemon=True).start()
     with SweepProgress() as progress:
         began = time.monotonic()
@@ -143,6 +159,8 @@ def sweep(
         seconds = time.monotonic() - began
     if not done.ok:
         raise ValueError(f"{folder}: not every problem has a winner")
+    if kill and not killed:
+        raise ValueError(f"{folder}: no process of a GPU was killed, so this sweep proves nothing")
     return {"seconds": seconds, "problems": check(folder, moved=kill)}
 
 

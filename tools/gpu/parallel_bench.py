@@ -8,6 +8,9 @@ context_parallel.
 
 The dtype is bf16; the defaults are heads 32:8 and d 128. Steps:
 
+- build: the kernels of the steps that follow, as many at a time as the machine has cores.
+- transfers: messages of 8 MiB between all ranks through the memory that they share, each compared.
+  If they share none, their keys go by the group's backend, and this step only says so.
 - proof: each schedule and mask on 4096 tokens. This step gives the largest errors of o, dq, dk and
   dv against float64, relative to the errors of attention() on one GPU. It also checks that repeated
   calls give the same bits.
@@ -17,11 +20,12 @@ The dtype is bf16; the defaults are heads 32:8 and d 128. Steps:
   kernels and with cuDNN (with grouped and with repeated heads of K and V). Each is first compared
   with float64 on one head of K of the last sequence.
 
-Rows have the form of benchmarks/h200/parallel.jsonl.gz: what ('correct', 'bits', 'alone', 'call',
-'peer', 'wrong', 'absent'), milliseconds as medians of rounds, the milliseconds of each round, and
-each GPU's clock in MHz and power in W after the rounds. A context_parallel with an error above
-three times that of attention() gets a row 'wrong' and no time. The exit status is 1 for such a row,
-if our error is above 1.1 times one kernel's error, or if bits differ.
+Rows have the form of benchmarks/h200/parallel.jsonl.gz: what ('transfers', 'correct', 'bits',
+'alone', 'call', 'peer', 'wrong', 'absent'), milliseconds as medians of rounds, and the milliseconds
+of each round. They also have the microseconds for which a call keeps the host, and each GPU's clock
+in MHz and power in W after the rounds. A context_parallel with an error above three times that of
+attention() gets a row 'wrong' and no time. The exit status is 1 for such a row, if a message came
+wrong, if our error is above 1.1 times one kernel's error, or if bits differ.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ import contextlib
 import datetime
 import importlib
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -38,6 +43,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -52,6 +58,12 @@ import flashsmith
 from flashsmith import parallel
 from flashsmith.benchmark.peers import why_wrong
 from flashsmith.benchmark.records import for_json
+from flashsmith.chooser import build_for
+from flashsmith.errors import FlashsmithError
+from flashsmith.families import Problem
+from flashsmith.parallel.group import Group
+from flashsmith.parallel.rank_memory import RankMemory, RowShape
+from flashsmith.runtime import query_gpu
 
 # These transfers work on all machines; multicast needs rights that some machines do not grant.
 NO_MULTICAST = {
@@ -69,7 +81,9 @@ MASKS: dict[str, dict[str, Any]] = {
 }
 MOST_OVER_ONE_KERNEL = 1.1
 TIMEOUT = 600.0
-STEPS = ("proof", "bits", "speed")
+STEPS = ("build", "transfers", "proof", "bits", "speed")
+# How many transfers are compared, how many are timed, and the bytes of a message.
+TRANSFERS, TIMED, MESSAGE = 100, 100, 8 << 20
 OUTPUTS = ("o", "dq", "dk", "dv")
 # How many scores a float64 reference computes at once.
 SCORES = 1 << 27
@@ -147,6 +161,52 @@ class Bench:
             with self._path.open("a") as file:
                 file.write(line + "\n")
             print(line, flush=True)
+
+    # --- transfers --------------------------------------------------------------------------------
+
+    def transfer(self) -> None:
+        """Sends messages to all other ranks, as the causal allgather sends keys."""
+        group = Group(None)
+        group.same(1)()  # The ranks connect
+        peers = group.peers("transfers", self.device, self.ranks * MESSAGE)
+        row: Row = {"what": "transfers", "shared": peers is not None, "bytes": MESSAGE}
+        if peers is not None:
+            drawn = [self._message(rank) for rank in range(self.ranks)]
+            wrong = 0
+            for turn in range(TRANSFERS):
+                expected = [it + turn for it in drawn]
+                wrong += not torch.equal(self._sent(peers, expected), torch.stack(expected))
+            self._synchronize()
+            dist.barrier()
+            began = time.perf_counter()
+            for _ in range(TIMED):
+                self._sent(peers, drawn)
+            kept = time.perf_counter() - began
+            self._synchronize()
+            us = [1e6 * it / TIMED for it in (time.perf_counter() - began, kept)]
+            row |= {"wrong": wrong, "of": TRANSFERS, "us": us[0], "host_us": us[1], "ok": not wrong}
+        self.say(row)
+
+    def _message(self, rank: int) -> torch.Tensor:
+        generator = torch.Generator(self.device).manual_seed(rank)
+        return torch.randint(
+            256, (MESSAGE,), generator=generator, dtype=torch.uint8, device=self.device
+        )
+
+    def _sent(self, peers: RankMemory, messages: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What came from all ranks, if each sends its message."""
+        slot, mine = peers.begin(), messages[self.rank]
+        found: torch.Tensor = peers.view(
+            slot, "messages", lambda tensor: tensor(0, (self.ranks, MESSAGE), torch.uint8)
+        )
+        others = [(self.rank + step) % self.ranks for step in range(1, self.ranks)]
+        place = (mine.data_ptr(), self.rank * MESSAGE)
+        # In two rows, since so batches are sent.
+        rows = RowShape(MESSAGE // 2, 2, MESSAGE // 2, MESSAGE // 2)
+        (wait,) = peers.send(slot, rows, [[(it, [place]) for it in others]], [others])
+        peers.put(slot, rows, [place])
+        wait()
+        return found
 
     # --- proofs -----------------------------------------------------------------------------------
 
@@ -268,7 +328,7 @@ class Bench:
         proven += [
             one for peer in self.peers if (one := self._proven(peer, whole, row, right, single))
         ]
-        self._say_times(row, self._in_turns(proven))
+        self._say_times(row, self._in_turns(proven), self._kept(proven))
 
     def _proven(
         self, peer: Any, whole: Mapping[str, Any], row: Row, right: Any, single: Mapping[str, float]
@@ -321,11 +381,34 @@ class Bench:
                     times[one.name].append(self._once(call, counts[one.name]))
         return times
 
-    def _say_times(self, row: Row, times: Mapping[str, list[float]]) -> None:
+    def _kept(self, implementations: Sequence[Any]) -> dict[str, float]:
+        """For each implementation, the microseconds for which a call keeps the host of the slowest
+        rank, as the median of calls that begin when the GPUs are idle."""
+        found = {}
+        for one in implementations:
+            with one.entered() as call:
+                found[one.name] = statistics.median(self._host_us(call) for _ in range(9))
+        return found
+
+    def _host_us(self, call: Callable[[], Any]) -> float:
+        self._synchronize()
+        dist.barrier()
+        self._synchronize()
+        began = time.perf_counter()
+        call()
+        us = torch.tensor([1e6 * (time.perf_counter() - began)], device=self.device)
+        dist.all_reduce(us, dist.ReduceOp.MAX)
+        return float(us)
+
+    def _say_times(
+        self, row: Row, times: Mapping[str, list[float]], kept: Mapping[str, float]
+    ) -> None:
         ms = {name: statistics.median(found) for name, found in times.items()}
         state = gpu_state() if self.on_gpu and self.rank == 0 else []
         for name, found in times.items():
-            timed: Row = {**row, "ms": ms[name], "rounds": found, "gpus": state}
+            timed: Row = {
+                **row, "ms": ms[name], "rounds": found, "host_us": kept[name], "gpus": state,
+            }  # fmt: skip
             if name == Alone.name:
                 self.say({"what": "alone", **timed})
             elif name.rpartition(" ")[2] in self.options.schedules:
@@ -536,6 +619,55 @@ PEERS = (
 )
 
 
+# --- kernels --------------------------------------------------------------------------------------
+
+
+def planned(options: Any) -> list[tuple[Problem, bool]]:
+    """The problems of the steps on one GPU and on each rank; whether they are deterministic."""
+    heads_q, heads_k = options.heads
+    shape, seq = f"h{heads_q}:{heads_k} d{options.d} bf16", options.proof_seq
+    found: dict[tuple[Problem, bool], None] = {}
+
+    def plan(text: str, schedules: Sequence[str], deterministic: bool, **asked: Any) -> None:
+        for ranks, schedule in ((1, "auto"), *((options.gpus, it) for it in schedules)):
+            for one in parallel.problems(text, ranks=ranks, schedule=schedule, **asked):
+                found[one, deterministic] = None
+
+    if "speed" in options.steps:
+        both = "both" in options.directions
+        for batch, length in options.sizes:
+            text = f"b{batch} s{length} {shape} causal"
+            plan(text, options.schedules, False, gradients=both)
+    for case in options.masks if "proof" in options.steps else ():
+        mask = MASKS[case]
+        asked = {"sinks": mask.get("sinks", False), "gradients": True}
+        if "window" in mask:
+            asked["window"] = mask["window"]
+        words = [shape, *(it for it in ("causal", "window", "packed") if it in mask)]
+        size = f"b2 s{seq // 2}" if "packed" in mask else f"b1 s{seq}"
+        plan(" ".join([size, *words]), SCHEDULES, True, **asked)
+    if "bits" in options.steps:
+        plan(f"b1 s{seq} {shape} causal canonical", ("allgather", "ulysses"), False)
+    return list(found)
+
+
+def built(one: tuple[Problem, bool]) -> str:
+    """Builds the kernels of a problem. Returns why it does not build, or ''."""
+    try:
+        build_for(one[0], device=query_gpu(0), deterministic=one[1])
+    except FlashsmithError as error:
+        return f"{one[0]}: {error}"
+    return ""
+
+
+def build(options: Any) -> None:
+    began, wanted = time.monotonic(), planned(options)
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        failed = [why for why in pool.map(built, wanted) if why]
+    # What does not build fails again in the step that needs it.
+    print(f"built {len(wanted)} problems in {time.monotonic() - began:.0f} s", *failed, sep="\n")
+
+
 # --- processes ------------------------------------------------------------------------------------
 
 
@@ -554,6 +686,8 @@ def joined(rank: int, ranks: int, folder: str, options: Any, timeout: float) -> 
 def measuring(rank: int, ranks: int, folder: str, path: Path, options: Any) -> None:
     joined(rank, ranks, folder, options, TIMEOUT)
     bench = Bench(rank, ranks, path, options)
+    if "transfers" in options.steps:
+        bench.transfer()
     if "proof" in options.steps:
         bench.prove()
     if "bits" in options.steps:
@@ -600,6 +734,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and torch.cuda.device_count() < options.gpus:
         parser.error(f"--gpus {options.gpus}: there are {torch.cuda.device_count()} here")
     os.environ.update(NO_MULTICAST)
+    if "build" in options.steps and options.device == "cuda":
+        build(options)
     before = options.rows.read_text().count("\n") if options.rows.exists() else 0
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(

@@ -97,8 +97,9 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
 def _peers(call: GroupCall, k: Any) -> RankMemory | None:
     """Slots for K and V and for their gradients; None if ranks cannot write to each other's
     memory."""
-    # K and V take 2P + 1 chunks. Gradients take less: in fp32, a pair from each other rank.
-    return call.group.peers(call.devices, k.device, k.nbytes * (2 * call.group.size + 1))
+    ranks = call.group.size
+    # K and V take 2P + 1 chunks. Gradients take two pairs from each other rank, in fp32.
+    return call.group.peers(call.devices, k.device, k.nbytes * max(2 * ranks + 1, 4 * (ranks - 1)))
 
 
 def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any], list[Any]]:
@@ -114,9 +115,9 @@ class _Places(NamedTuple):
     """Views of a slot with K and V, and what is copied.
 
     earlier, later: the K and V that the two chunks of this rank see. own: what this rank copies to
-    its own slot. sent: what it sends to others while they compute their earlier chunk or before,
-    and after. come: from which ranks these come. In place of an address, a place has the tensor (0
-    for K, 1 for V) and the offset in it.
+    its own slot. sent: what it sends to others for their earlier chunk, and then for their later
+    chunk. come: from which ranks these come. In place of an address, a place has the tensor (0 for
+    K, 1 for V) and the offset in it.
     """
 
     earlier: list[Any]
@@ -261,7 +262,7 @@ def backward(
 
     def by_chunk(gradients: Any) -> list[_Pair]:
         """For each chunk, dk and dv: (batch, rows, heads, d)."""
-        return list(zip(*(it.split(chunk, 1) for it in gradients[1:3]), strict=True))
+        return list(zip(*(it.split(chunk, 1) for it in gradients), strict=True))
 
     peers = _peers(call, k)
     keys = _gather(call, peers, k, v)
@@ -269,37 +270,35 @@ def backward(
     keys.wait_for_later()
     later = differentiate(1, keys.later)
     if needs_kv:
-        # While the earlier chunk is computed, the gradients for other ranks' later chunks are sent.
-        of_later = by_chunk(later)
-        own = of_later[-1]
-        sent = dict(zip(range(rank + 1, ranks), of_later, strict=False))
-        come_to_later = _exchange(call, peers, own[0], sent, range(rank))
+        of_keys = [it.contiguous() for it in later[1:3]]
+        of_later = by_chunk(of_keys)
+        of_earlier, own = of_later[ranks - 1 - rank : -1], of_later[-1]
+        # The earlier chunk sees no keys of the ranks after this one, so their gradients are
+        # complete. They are sent while it is computed.
+        sent = {it: [of_later[it - rank - 1], of_earlier[it]] for it in range(rank + 1, ranks)}
+        come_from_before = _exchange(call, peers, of_keys, sent, range(rank), 2)
     earlier = differentiate(0, keys.earlier)
     del keys
     dq = dk = dv = None
     if needs_kv:
-        of_earlier = of_later[ranks - 1 - rank : -1]
         torch._foreach_add_(
             [it for both in of_earlier[: rank + 1] for it in both],
-            [it for both in by_chunk(earlier) for it in both],
+            [it for both in by_chunk(earlier[1:3]) for it in both],
         )
-        elsewhere = [it for it in range(ranks) if it != rank]
-        sent = {it: of_earlier[it] for it in elsewhere}
-        come_to_earlier = _exchange(call, peers, own[0], sent, elsewhere)
+        sent = {it: [of_earlier[it]] for it in range(rank)}
+        come_from_after = _exchange(call, peers, of_keys, sent, range(rank + 1, ranks), 1)
     if needs[0]:
         dq = torch.empty_like(q)
         torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
     if needs_kv:
-        # Added in the order of ranks. The owner of a later chunk is the last rank that sees it.
-        of_ranks = come_to_earlier()
-        totals = [
-            _added([of_ranks.get(it, of_earlier[it]) for it in range(ranks)]),
-            _added([*come_to_later().values(), own]),
-        ]
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        torch._foreach_copy_(
-            [*dk.chunk(2, 1), *dv.chunk(2, 1)], [both[side] for side in (0, 1) for both in totals]
-        )
+        dkv_earlier, dkv_later = zip(dk.chunk(2, 1), dv.chunk(2, 1), strict=True)
+        # Added in the order of ranks. The owner of a later chunk is the last rank that sees it.
+        before = come_from_before()
+        _add_into(dkv_later, [*(its[0] for its in before.values()), own])
+        of_ranks = [its[1] for its in before.values()] + [of_earlier[rank]]
+        of_ranks += [its[0] for its in come_from_after().values()]
+        _add_into(dkv_earlier, of_ranks)
     dsinks = earlier.dsinks + later.dsinks if needs[3] else None
     return as_needed(needs, dq, dk, dv, dsinks)
 
@@ -307,62 +306,70 @@ def backward(
 def _exchange(
     call: GroupCall,
     peers: RankMemory | None,
-    like: Any,
-    sent: dict[int, _Pair],
+    gradients: Sequence[Any],
+    sent: dict[int, list[_Pair]],
     owners: Sequence[int],
-) -> Callable[[], dict[int, _Pair]]:
-    """Starts to send pairs of tensors to other ranks, and to receive pairs from the ranks
-    ``owners``.
+    count: int,
+) -> Callable[[], dict[int, list[_Pair]]]:
+    """Starts to send ``count`` pairs of chunks to some ranks, and to receive as many from each of
+    the ranks ``owners``.
 
-    All tensors have the shape and dtype of ``like``. The returned function waits for the received
-    pairs. All ranks must call this, even those that send nothing.
+    They are parts of the dense tensors ``gradients``, and must not be overwritten. The returned
+    function waits for the received pairs, by owner. All ranks must call this, even those that send
+    nothing.
     """
-    group = call.group
-    ranks, rank = group.size, group.rank
-    parts = [it for pair in sent.values() for it in pair]
+    ranks, rank = call.group.size, call.group.rank
+    like = gradients[0].narrow(1, 0, call.shape[1] // 2)
     if peers is None:
+        parts = [it for pairs in sent.values() for pair in pairs for it in pair]
         mine = torch.stack(parts) if parts else like.new_empty((0, *like.shape))
-        wait = group.exchange_parts(
+        wait = call.group.exchange_parts(
             mine.unflatten(0, (-1, 2)),
-            sent=[int(it in sent) for it in range(ranks)],
-            come=[int(it in owners) for it in range(ranks)],
+            sent=[count * (it in sent) for it in range(ranks)],
+            come=[count * (it in owners) for it in range(ranks)],
         )
-        return lambda: {owner: it.unbind() for owner, it in zip(owners, wait(), strict=True)}
+        return lambda: {
+            owner: [pair.unbind() for pair in pairs]
+            for owner, pairs in zip(owners, wait().unflatten(0, (-1, count)), strict=True)
+        }
 
-    size = like.numel() * like.element_size()
+    def make(tensor: Callable[..., Any]) -> list[list[_Pair]]:
+        whole = tensor(0, (ranks - 1, count, 2, *like.shape), like.dtype)
+        return [[pair.unbind() for pair in pairs] for pairs in whole.unbind()]
 
     def place(rank: int, of: int) -> int:
         """The index of the rank ``of`` among all ranks except ``rank``."""
         return of - (of > rank)
 
-    def make(tensor: Callable[..., Any]) -> list[_Pair]:
-        return [it.unbind() for it in tensor(0, (ranks - 1, 2, *like.shape), like.dtype).unbind()]
-
     slot = peers.begin()
-    pairs = peers.view(slot, ("gradients", like.shape), make)
+    pairs = peers.view(slot, ("gradients", like.shape, count), make)
+    size = like.numel() * like.element_size()
     # Each rank begins with the next rank, so that all links are used.
-    mine = [
-        (to, [(it.data_ptr(), (2 * place(to, rank) + side) * size) for side, it in enumerate(pair)])
-        for to, pair in sorted(sent.items(), key=lambda it: (it[0] - rank) % ranks)
-    ]
-    batch = like.shape[0]
-    step = parts[0].stride(0) * like.element_size() if parts else 0
-    rows = RowShape(size // max(batch, 1), batch, step, size // max(batch, 1))
-    (arrived,) = peers.send(slot, rows, [mine], [owners])
+    mine = []
+    for to in sorted(sent, key=lambda it: (it - rank) % ranks):
+        first = 2 * count * place(to, rank)
+        parts = [it for pair in sent[to] for it in pair]
+        mine.append((to, [(it.data_ptr(), (first + n) * size) for n, it in enumerate(parts)]))
+    (batch, *_), row = like.shape, size // max(like.shape[0], 1)
+    rows = RowShape(row, batch, like.stride(0) * like.element_size(), row)
+    (arrived,) = peers.send(slot, rows, [mine], [owners], kept=gradients if mine else ())
 
-    def wait_for_peers() -> dict[int, _Pair]:
+    def wait_for_peers() -> dict[int, list[_Pair]]:
         arrived()
         return {owner: pairs[place(rank, owner)] for owner in owners}
 
     return wait_for_peers
 
 
-def _added(pairs: Sequence[_Pair]) -> _Pair:
-    """The sum of pairs in their order; it overwrites the first pair."""
+def _add_into(into: _Pair, pairs: Sequence[_Pair]) -> None:
+    """Writes the sum of pairs, in their order and rounded once; overwrites the first pair."""
     total, *others = pairs
-    for pair in others:
+    for pair in others[:-1]:
         torch._foreach_add_(total, pair)
-    return total
+    if not others:
+        torch._foreach_copy_(into, total)
+    for out, one, other in zip(into, total, others[-1] if others else (), strict=False):
+        torch.add(one, other, out=out)
 
 
 PREFIXES = GroupSchedule(forward, backward)

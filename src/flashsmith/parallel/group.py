@@ -162,8 +162,14 @@ class Group:
         return found.numpy().tobytes()
 
     def transfers(self) -> int:
-        """How many transfers the memory of the ranks has had; equal if all made the same calls."""
-        return sum(it.number for it in _peers.get(self.handle, {}).values() if it is not None)
+        """How many transfers this rank has made; as many as the others if all made the same
+        calls."""
+        shared = _peers.get(self.handle, {}).values()
+        return _messages.get(self.handle, 0) + sum(it.number for it in shared if it is not None)
+
+    def count_message(self) -> None:
+        """Counts a transfer by the group's backend."""
+        _messages[self.handle] = _messages.get(self.handle, 0) + 1
 
     def peers(self, devices: Hashable, device: Any, nbytes: int) -> RankMemory | None:
         """Slots of at least ``nbytes`` bytes, to which ranks can copy data of each other.
@@ -206,6 +212,7 @@ class Group:
         function that makes the current stream wait for the transfer; if the tensors are on the
         host, the host waits.
         """
+        self.count_message()
         with self.watch.waiting():
             work = self.handle.allgather_into_tensor_coalesced(found, mine)
 
@@ -245,6 +252,7 @@ class Group:
         stream, and the returned function waits for it.
         """
         found, start = self._all_to_all(mine, sent, come)
+        self.count_message()
         with self.watch.waiting():
             (work,) = start()
 
@@ -330,7 +338,7 @@ class RankAgreement:
 
 
 def _check_transfers(counts: Sequence[int]) -> None:
-    """Raises GroupError unless all ranks have made as many transfers to each other's memory."""
+    """Raises GroupError unless all ranks have made as many transfers."""
     for rank, count in enumerate(counts):
         if count != counts[0]:
             raise GroupError(
@@ -357,6 +365,7 @@ class Transfer:
         found: Any,
         free: Any = None,
     ) -> None:
+        group.count_message()
         self._group, self._found = group, found
         self._works: Sequence[Any] = ()
         self._done: Any = None
@@ -468,6 +477,8 @@ _shared_words: WeakKeyDictionary[Any, SharedWords | None] = WeakKeyDictionary()
 # By group, then by the devices of all ranks: the rank memory; None if a rank cannot write to the
 # memory of another.
 _peers: WeakKeyDictionary[Any, dict[Hashable, RankMemory | None]] = WeakKeyDictionary()
+# By group: how many transfers its backend has made.
+_messages: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # By group: the rank of this process, the global ranks of all members, and the watch. Agreements are
 # by group and by the message of this rank.
 _members: WeakKeyDictionary[Any, tuple[int, list[int], Watch]] = WeakKeyDictionary()

@@ -1,21 +1,23 @@
 """Memory of the ranks on one host, to which they copy each other's data.
 
 GPUs copy it with copy engines, which use no SMs. The kernels of NCCL would take SMs from attention.
-A rank copies its data to slots in the memory of the others, and tells them by words in their memory
-when the data are there. There are two slots, which alternate. A transfer has these steps:
+A rank copies its data to a slot in the memory of another rank, and then writes a number to a word
+there, for which the other GPU waits. A rank has two slots, which alternate. A transfer has these
+steps:
 
-    begin      The current stream tells the others that their data may come to the slot, because
-               what it does with the transfer before last precedes.
-    send       The transfer stream waits until the current stream has the data, and for each other
-               rank until its slot is free. It copies the data there, and then tells that rank.
-    wait       The current stream waits until the others have told it that their data are there.
-               After the last data it also waits until this rank has sent its own, so that the
-               memory from which they were copied may be used again.
+    begin      The current stream writes to the others that its slot is free: what it does with the
+               transfer before last is complete then.
+    send       The transfer stream waits until the current stream has written the data and, for each
+               other rank, until its slot is free. It copies the data to that slot, and then writes
+               to that rank that they are there.
+    wait       The current stream waits for the data of the others. After the last data it also
+               waits until this rank has sent its own, so that the memory they came from may be used
+               again. Or else PyTorch's allocator keeps that memory.
 
-The words are numbers that only grow, and a GPU waits until a word of its own is large enough. So
-the hosts need not meet. Nothing can wait for ever in a circle: a transfer waits only for what the
-ranks do before it, and all of them make the same transfers in the same order. Ranks compare how
-many transfers they have made when they agree on a call (RankMemory.number). If a rank is lost, the
+The numbers only grow, and a GPU waits until a word of its own memory is large enough. So the hosts
+need not meet. No two GPUs wait for each other: a transfer waits only for what the ranks do before
+it, and all ranks make the same transfers in the same order. Therefore they compare how many
+transfers they have made whenever they agree on a call (RankMemory.number). If a rank is lost, the
 GPUs of the others wait; the watch (watch.py) is for this case.
 """
 
@@ -48,7 +50,7 @@ class HostSync(NamedTuple):
     rank: int
     size: int
     same: Callable[[int], bool]  # whether all ranks have this number; raises GroupError
-    mark: Callable[[], None]  # marks the current stream: see Watch.mark()
+    mark: Callable[[Any], None]  # marks a stream, None for the current one: see Watch.mark()
 
 
 class RowShape(NamedTuple):
@@ -85,8 +87,8 @@ class RankMemory:
     ) -> RankMemory | None:
         """Creates slots of at least ``nbytes`` bytes; all ranks must call this.
 
-        Returns None if a rank cannot write to the memory of another, or cannot tell it. This is
-        tried out. ``exchange`` sends bytes to all ranks, and returns the bytes from all ranks in
+        Returns None if ranks cannot write data and words to each other's memory, which they try
+        out. ``exchange`` sends bytes to all ranks, and returns the bytes from all ranks in
         the order of ranks.
         """
         capacity = -(-max(nbytes, 1) // _STEP) * _STEP
@@ -157,7 +159,12 @@ class RankMemory:
         self._memory.put(slot * self.capacity, rows, places)
 
     def send(
-        self, slot: int, rows: RowShape, sent: Sequence[Sent], come: Sequence[Sequence[int]]
+        self,
+        slot: int,
+        rows: RowShape,
+        sent: Sequence[Sent],
+        come: Sequence[Sequence[int]],
+        kept: Sequence[Any] = (),
     ) -> list[Callable[[], None]]:
         """Sends groups of data, one group after the other.
 
@@ -165,7 +172,8 @@ class RankMemory:
 
         ``sent`` has what this rank sends in each group, ``come`` the ranks from which each group
         comes. Returns for each group a function that makes the current stream wait for it. The last
-        of them also waits until everything is sent.
+        of them also waits until everything is sent. It does not if ``kept`` has the tensors that
+        are sent: the allocator keeps their memory so long, and they must not be overwritten.
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
@@ -176,13 +184,16 @@ class RankMemory:
                     is_free.add(rank)
                 memory.send(rank, first, rows, places)
                 memory.tell_sent(rank, HERE, self._word(group))
-        has_sent = memory.end_sending() if is_free else _nothing_to_wait_for
-        waits = [
-            functools.partial(self._wait, ranks, self._word(group), _nothing_to_wait_for)
-            for group, ranks in enumerate(come[:-1])
+        has_sent = _nothing_to_wait_for
+        if kept:
+            self._host.mark(memory.keep(kept))
+        elif is_free:
+            has_sent = memory.end_sending()
+        ends = [_nothing_to_wait_for] * (len(come) - 1) + [has_sent]
+        return [
+            functools.partial(self._wait, ranks, self._word(group), end)
+            for group, (ranks, end) in enumerate(zip(come, ends, strict=True))
         ]
-        last = functools.partial(self._wait, come[-1], self._word(len(come) - 1), has_sent)
-        return [*waits, last]
 
     def _word(self, group: int) -> int:
         return 2 * self.number + group
@@ -192,7 +203,7 @@ class RankMemory:
             self._memory.wait(rank, HERE, word)
         has_sent()
         if ranks or has_sent is not _nothing_to_wait_for:
-            self._host.mark()
+            self._host.mark(None)
 
 
 def _nothing_to_wait_for() -> None: ...
@@ -237,6 +248,14 @@ class _Address:
         }
 
 
+def _tensor_at(address: int, nbytes: int, device: Any) -> Any:
+    """The memory at an address of a GPU as a tensor of bytes."""
+    found = torch.as_tensor(_Address(address, nbytes), device=device)
+    if found.data_ptr() != address:
+        raise RuntimeError("PyTorch has copied the memory")
+    return found
+
+
 class GpuMemory:
     """Memory of this rank's GPU and, by CUDA's IPC handles, of the GPUs of the other ranks.
 
@@ -246,15 +265,16 @@ class GpuMemory:
     def __init__(self, device: Any, rank: int, size: int, nbytes: int) -> None:
         self._device, self._rank, self._size = device, rank, size
         self._ordinal, self._words = device.index, nbytes
-        address, handle = ctypes.c_uint64(), _IpcMemHandle()
-        total = nbytes + 2 * size * _WORD
+        address, total = ctypes.c_uint64(), nbytes + 2 * size * _WORD
         with driver.current_gpu(self._ordinal):
             driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(total))
-            self._address = address.value
-            driver.call("cuIpcGetMemHandle", ctypes.byref(handle), address)
-        whole = torch.as_tensor(_Address(self._address, total), device=device)
-        if whole.data_ptr() != self._address:
-            raise RuntimeError("PyTorch has copied the memory")
+        self._address = address.value
+        try:
+            self.name = self._handle()
+            whole = _tensor_at(self._address, total, device)
+        except BaseException:
+            self.free()
+            raise
         self.memory, self._all_words = whole[:nbytes], whole[nbytes:]
         self._all_words.zero_()
         torch.cuda.synchronize(device)  # Before another rank writes there
@@ -262,7 +282,12 @@ class GpuMemory:
         self._side = transfer_stream(device)
         self._main = torch.cuda.current_stream(device)
         self._ready, self._sent = torch.cuda.Event(), torch.cuda.Event()
-        self.name = bytes(handle.reserved)
+
+    def _handle(self) -> bytes:
+        handle = _IpcMemHandle()
+        with driver.current_gpu(self._ordinal):
+            driver.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self._address))
+        return bytes(handle.reserved)
 
     def open(self, names: Sequence[bytes]) -> None:
         for rank, name in enumerate(names):
@@ -323,6 +348,13 @@ class GpuMemory:
         """A function that makes the current stream wait until everything is sent."""
         self._sent.record(self._side)
         return functools.partial(self._main.wait_event, self._sent)
+
+    def keep(self, tensors: Sequence[Any]) -> Any:
+        """Has the allocator keep the memory of tensors until everything is sent; the stream of
+        transfers."""
+        for tensor in tensors:
+            tensor.record_stream(self._side)
+        return self._side
 
     def put(self, first: int, rows: RowShape, places: Sequence[Place]) -> None:
         self._copy(self._rank, first, rows, places, self._main)

@@ -95,8 +95,9 @@ class Watch:
         finally:
             self._inside.discard(token)
 
-    def mark(self, device: Any) -> None:
-        """Marks the current stream of a device, which from now on waits for data from other ranks.
+    def mark(self, device: Any, stream: Any = None) -> None:
+        """Marks a stream of a device, which from now on waits for other ranks; None means the
+        current stream.
 
         The GPU reaches the mark when the work on the stream so far is complete. For the host this
         does nothing, since the host waits itself.
@@ -106,7 +107,7 @@ class Watch:
             return
         if self._marks is None:
             self._marks = kind(device)
-        self._marks.set()
+        self._marks.set(stream)
         self._marked = self._number = next(self._numbers)
 
     def ask(self) -> None:
@@ -169,14 +170,14 @@ class Watch:
 
 
 class GpuMarks:
-    """An event for each stream of a GPU. A mark records the event of the current stream again."""
+    """An event for each stream of a GPU. A mark records the event of its stream again."""
 
     def __init__(self, device: Any) -> None:
         self._device, self._ordinal = device, device.index
         self._events: dict[int, Any] = {}
 
-    def set(self) -> None:
-        stream = torch.cuda.current_stream(self._device)
+    def set(self, stream: Any) -> None:
+        stream = stream or torch.cuda.current_stream(self._device)
         event = self._events.get(stream.cuda_stream) or torch.cuda.Event()
         event.record(stream)
         self._events[stream.cuda_stream] = event
