@@ -5,6 +5,8 @@ The default run takes two mistakes; ``-m full`` takes all.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import shared_kernels
 from mutant_suite import MutantSuite
@@ -34,6 +36,11 @@ VICTIMS = {
     "split": OperationVictim(
         config(f"(FP16, 512, 64, 32, 1wg): {WAYS}+direct_O+split_4"), CAUSAL, ASKED, sm_count=4
     ),
+    "partial": OperationVictim(
+        config(f"(FP16, 512, 64, 32, 1wg): {WAYS}+direct_O"),
+        replace(CAUSAL, partial=True),
+        (AskedForward("b1 s70:130 h2 d264 causal partial"),),
+    ),
 }
 shared_kernels.want([VICTIMS["alone"].config], CAUSAL)
 
@@ -46,10 +53,6 @@ MISTAKES = {
                     "V.tile() + kRightPanels", "V.tile()"),
         SourcePatch("O is not rescaled", _PARTNER,
                     "if (O_is_begun && any_lane(rescales)) this", "if (false) this"),
-        SourcePatch("O is rescaled by one row's factor only", _PARTNER,
-                    "O_factors[0] != 1.0f || O_factors[1] != 1.0f", "O_factors[0] != 1.0f"),
-        SourcePatch("rows without keys keep the last tile's O", _PARTNER,
-                    "if (!O_is_begun) zero(O);", ""),
         SourcePatch("O is not begun anew", _PARTNER, "O_is_begun = false;", ""),
         SourcePatch("the right half is stored to the left", _PARTNER,
                     "OutputStore<Kernel, Kernel::O_columns> right_output",
@@ -88,6 +91,8 @@ MISTAKES = {
     "split": (
         SourcePatch("parts have the left half twice", _STORE,
                     "Kernel::d_v + kFirstColumn +\n                  lane", "Kernel::d_v + lane"),
+    ),
+    "partial": (
         SourcePatch("columns of parts beyond the row", _STORE,
                     "kFirstColumn + 8 * n < args.problem.d", "8 * n < args.problem.d"),
     ),
