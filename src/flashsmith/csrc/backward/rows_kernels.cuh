@@ -85,7 +85,8 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
         float sum = 0.0f;
         bool has_output = false;
         const auto add_chunk = [&](int chunk) {
-            if (row >= q.count || chunk >= d_of_v<Kernel>(args) / kChunkElements) return;
+            const bool exists = row < q.count && chunk < d_of_v<Kernel>(args) / kChunkElements;
+            if (!exists) return;
             const uint4 x = load_global_16B(
                 row_address<value_t>(args.d_o,
                                      batch * args.do_batch_stride + head * args.do_head_stride,

@@ -96,8 +96,8 @@ struct StaticBackwardKernelConfig {
     static constexpr int dq_row_tiles = B_r / dq_row_warps / 16;
     static constexpr int dq_column_tiles = d_head / dq_column_warps / 8;
     static constexpr int dq_elements = dq_row_tiles * dq_column_tiles * 4;  // per lane
-    // More than these would not fit beside dk and dv: the groups of rows are computed one by one.
-    static constexpr int dq_passes = dq_elements > 64 ? dq_row_tiles : 1;
+    // All rows of wide tiles would not fit next to dk and dv, so their groups come one by one.
+    static constexpr int dq_passes = d_head > 256 ? dq_row_tiles : 1;
 
     using KeysLayout = SmemLayout<B_c, d_head, true>;  // of K
     using ValuesLayout = SmemLayout<B_c, d_v, true>;

@@ -1,4 +1,5 @@
-"""Mistakes in kernels whose O two warpgroups halve. All must be caught.
+"""Mistakes in kernels of a d above 256: in those whose O two warpgroups halve, and in those of the
+gradients. All must be caught.
 
 The default run takes two mistakes; ``-m full`` takes all.
 """
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import shared_kernels
+from backward_cases import Asked
 from mutant_suite import MutantSuite
 from operation_victims import AskedForward, OperationVictim, SourcePatch
 
@@ -40,6 +42,12 @@ VICTIMS = {
         config(f"(FP16, 512, 64, 32, 1wg): {WAYS}+direct_O"),
         replace(CAUSAL, partial=True),
         (AskedForward("b1 s70:130 h2 d264 causal partial"),),
+    ),
+    "gradients": OperationVictim(
+        config("(FP16, 512, 64, 32, 8): backward+columns_4+dq_atomics"),
+        CAUSAL,
+        (Asked("b1 s100:70 h2:1 d456 causal", "nonfinite"),),
+        arch=90,
     ),
 }
 shared_kernels.want([VICTIMS["alone"].config], CAUSAL)
@@ -95,6 +103,15 @@ MISTAKES = {
     "partial": (
         SourcePatch("columns of parts beyond the row", _STORE,
                     "kFirstColumn + 8 * n < args.problem.d", "8 * n < args.problem.d"),
+    ),
+    "gradients": (
+        SourcePatch("the first rows of dq twice", "mma_sync_backward/keys_kernel.cuh",
+                    "first * Kernel::dq_row_warps", "0"),
+        SourcePatch("D is of the first 256 columns", "backward/rows_kernels.cuh",
+                    "add_chunk(chunk + kLanes);", ""),
+        SourcePatch("D has columns beyond the row", "backward/rows_kernels.cuh",
+                    "row < q.count && chunk < d_of_v<Kernel>(args) / kChunkElements;",
+                    "row < q.count;"),
     ),
 }  # fmt: skip
 SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
