@@ -117,9 +117,9 @@ def test_a_wide_d_has_kernels_for_one_architecture(d: int) -> None:
         config = choose_config(wanted, H200)
         assert is_legal(config, H200)
         assert (config.dtype, config.d_head, config.n_threads) == (dtype, 512, 384)
-    with pytest.raises(ArgumentError, match="d_head 512 is offered for A100 .* those for sm_90"):
+    with pytest.raises(ArgumentError, match=r"d_head 512 is offered for A100 .* those for sm_90"):
         choose_config(problem(128, 128, d), A100)
-    with pytest.raises(ArgumentError, match="^bits='canonical': no kernel of canonical-1 serves"):
+    with pytest.raises(ArgumentError, match=r"^bits='canonical': no kernel of canonical-1 serves"):
         choose_config(replace(problem(128, 128, d), bits="canonical"), H200)
 
 

@@ -149,7 +149,7 @@ def attention(
         q: (batch, seq_q, heads_q, d), or (total_q, heads_q, d) if packed; fp16 or bf16. A PyTorch
             tensor, or a NumPy, CuPy or JAX array (bf16 as ml_dtypes.bfloat16). The last dimension
             must be contiguous, rows 16-byte aligned, and d a multiple of 8; lengths may be 0. d is
-            at most 256.
+            at most 512, above 256 on sm_90 only.
         k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q. heads_q must be a
             multiple of heads_k: heads_q / heads_k heads of q share one head of k and v. v may have
             another d, also a multiple of 8 up to 256, which o then has too.

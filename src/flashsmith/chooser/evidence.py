@@ -588,11 +588,16 @@ def _estimated(
     serving = [one for one in families(problem.operation) if asked.family in (None, one.name)]
     if not any(one.has_cost_model for one in serving):
         return _offered(problem, d_head, device, notes, asked)
-    expected = []
-    for config in _weighed(problem, device):
-        guess = estimate(config, problem, device)
-        if guess.resident and asked.includes(config):
-            expected.append(ExpectedTime(config, guess.ms))
+    guesses = [(one, estimate(one, problem, device)) for one in _weighed(problem, device)]
+    fitting = [ExpectedTime(one, guess.ms) for one, guess in guesses if guess.resident]
+    expected = [one for one in fitting if asked.includes(one.config)]
+    if not expected and any(
+        asked._replace(deterministic=False).includes(it.config) for it in fitting
+    ):
+        raise ArgumentError(
+            f"deterministic=True: no {problem.operation} kernel of d_head {d_head} gives the same "
+            f"bits in every run on {device.name}; leave deterministic out"
+        )
     if not expected:
         raise ArgumentError(f"device: {_why_nothing_fits(serving, problem, device, d_head)}")
     known = any(entry.key.arch == device.arch for entry in table)

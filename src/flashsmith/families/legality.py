@@ -71,10 +71,13 @@ def _pair_for(problem: Problem) -> HeadDims:
     found = next(iter(fitting_dims(problem, pairs)), None)
     if found is None or problem.d % D_STEP or problem.d_v % D_STEP:
         allowed = ", ".join(map(str, sorted(pairs))) or "none"
+        widths = "such widths"
+        if max(problem.d, problem.d_v) > max(map(max, pairs), default=0):
+            widths = "one width"  # Kernels of the widest heads have only one
         raise ArgumentError(
             f"d={problem.d}, d_v={problem.d_v}: {problem.operation} has kernels of the pairs "
             f"{allowed} (d_head:d_v), and smaller multiples of {D_STEP} run on the next larger "
-            "pair; pad q, k and v with zeros to such widths, and pass scale=1/sqrt(d) of the d "
+            f"pair; pad q, k and v with zeros to {widths}, and pass scale=1/sqrt(d) of the d "
             "before padding"
         )
     return found

@@ -13,10 +13,9 @@ from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import check_config, check_request
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.forward_pass import read_names, waits_for, with_reads
-from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.kernel_choice import (
-    DEFAULT_EMULATED_ARCH,
     Chooser,
+    arch_to_emulate,
     check_server,
     check_tma,
     choose_for,
@@ -76,7 +75,7 @@ class BackwardAhead(NamedTuple):
         Raises the errors of choosing, finding and building that kernel.
         """
         if request.first.device.kind == "cpu":
-            device = _limits(self.config, request.first, emulate=False)
+            device = _limits(self.config, request, emulate=False)
         problem = _backward(request.problem, self.gradients)
         options = {**request.options, "deterministic": self.deterministic}
         wish = request._replace(problem=problem, options=options, wanted=NAMES[:3])
@@ -172,7 +171,7 @@ def _prepare(
     deterministic = check_flag("deterministic", asked.deterministic)
     grad_dtype = check_grad_dtype(asked.grad_dtype)
     forward = check_request((*tensors[1:4], None), asked.forward)
-    device = _limits(config, forward.first, check_flag("emulate", emulate), arch)
+    device = _limits(config, forward, check_flag("emulate", emulate), arch)
 
     problem = _backward(forward.problem, gradients_word(*needs[:3]))
     views = {**forward.views, "o": view_tensor("o", tensors[4])}
@@ -233,14 +232,15 @@ def check_deterministic(cfg: KernelConfig, deterministic: bool) -> None:
 
 def _limits(
     config: KernelConfig | Chooser,
-    q: TensorView,
+    forward: Request,
     emulate: bool,
     arch: int | DeviceSpec | None = None,
 ) -> DeviceSpec:
     """The limits of the tensors' GPU or, for host tensors, of the emulated GPU."""
     if arch is None:
-        arch = emulated_arch(config) if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH
-    return limits_of(q, emulate, arch)
+        is_config = isinstance(config, KernelConfig)
+        arch = emulated_arch(config) if is_config else arch_to_emulate(forward.problem)
+    return limits_of(forward.first, emulate, arch)
 
 
 def _backward(problem: Problem, gradients: str) -> Problem:

@@ -102,6 +102,19 @@ BROKEN = [
         {"canonical_split_keys"},
     ),
     (f"(FP16, 64, 128, 128, 2wg): tma+{TWO}+canonical_1", {"canonical_schedule"}),
+    (
+        "(FP16, 512, 128, 32, 2wg): tma+stages_1+regs_24_168+direct_O",
+        {"n_warpgroups_with_partners", "registers_within_file", "product_fits_registers"},
+    ),
+    (f"(FP16, 512, 64, 32, 1wg): tma+stages_1+{TWO}", {"direct_O_with_partners"}),
+    (
+        f"(FP16, 512, 64, 32, 1wg): tma+stages_1+{TWO}+direct_O+short_16",
+        {"short_block_with_partners"},
+    ),
+    (
+        f"(FP16, 512, 64, 64, 1wg): tma+stages_1+{TWO}+dynamic+direct_O+canonical_1",
+        {"canonical_with_partners"},
+    ),
     (f"(FP16, 192:96, 128, 64, 2wg): tma+{TWO}", {"d_v_supported"}),
     (f"(FP16, 64:128, 128, 64, 2wg): tma+{TWO}", {"wide_O_needs_a_place"}),
     (f"(FP16, 128:64, 128, 128, 2wg): tma+{TWO}+dynamic+canonical_1", {"canonical_d_v"}),

@@ -471,16 +471,27 @@ struct KeysBlock {
 
     // Adds this warp's part of dS K to dq, for one step.
     FS_DEVICE void add_dq(const Step& at) const {
-        float dq[Kernel::dq_row_tiles][Kernel::dq_column_tiles][4] = {};
-        using dS_t =
-            ColumnsA<typename Kernel::ScoresLayout, Kernel::dq_row_tiles, Kernel::dq_row_warps>;
+        if constexpr (Kernel::dq_passes == 1) {
+            add_dq_rows<Kernel::dq_row_tiles>(at, 0);
+        } else {
+#pragma unroll 1
+            for (int m = 0; m < Kernel::dq_passes; ++m) add_dq_rows<1>(at, m);
+        }
+    }
+    // kTiles of the warp's groups of 16 rows, from the one with the index `first` on.
+    template <int kTiles>
+    FS_DEVICE void add_dq_rows(const Step& at, int first) const {
+        float dq[kTiles][Kernel::dq_column_tiles][4] = {};
+        using dS_t = ColumnsA<typename Kernel::ScoresLayout, kTiles, Kernel::dq_row_warps>;
         using K_t = ColumnsB<typename Kernel::KeysLayout, Kernel::dq_column_warps>;
+        const int turn = warp / Kernel::dq_column_warps + first * Kernel::dq_row_warps;
         multiply<value_t, Kernel::key_steps>(
-            dq, dS_t(smem + dS_place(at), lane, warp / Kernel::dq_column_warps),
+            dq, dS_t(smem + dS_place(at), lane, turn),
             K_t(smem + Kernel::K_offset, lane, warp % Kernel::dq_column_warps));
-        float* sums = first_dq_sums<Kernel>(args, statistic(at), warp, lane);
+        float* sums = first_dq_sums<Kernel>(args, statistic(at), warp, lane) +
+                      first * Kernel::dq_column_tiles * kTileSums;
 #pragma unroll
-        for (int m = 0; m < Kernel::dq_row_tiles; ++m)
+        for (int m = 0; m < kTiles; ++m)
 #pragma unroll
             for (int n = 0; n < Kernel::dq_column_tiles; ++n, sums += kTileSums)
                 add_tile(sums, dq[m][n]);

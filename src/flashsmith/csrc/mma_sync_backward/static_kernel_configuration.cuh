@@ -96,6 +96,8 @@ struct StaticBackwardKernelConfig {
     static constexpr int dq_row_tiles = B_r / dq_row_warps / 16;
     static constexpr int dq_column_tiles = d_head / dq_column_warps / 8;
     static constexpr int dq_elements = dq_row_tiles * dq_column_tiles * 4;  // per lane
+    // All rows of wide tiles would not fit next to dk and dv, so their groups come one by one.
+    static constexpr int dq_passes = d_head > 256 ? dq_row_tiles : 1;
 
     using KeysLayout = SmemLayout<B_c, d_head, true>;  // of K
     using ValuesLayout = SmemLayout<B_c, d_v, true>;
@@ -142,7 +144,7 @@ struct StaticBackwardKernelConfig {
     // What the types above and the kernels assume. `flashsmith explain` lists all rules with their
     // reasons.
     static constexpr bool valid_config() {
-        static_assert(d_head % 32 == 0 && d_head <= 256, "d_head: panels of 32 or 64 columns");
+        static_assert(d_head % 32 == 0 && d_head <= 512, "d_head: panels of 32 or 64 columns");
         static_assert(!is_pair || (d_head % 64 == 0 && d_v % 64 == 0 && d_v <= 256),
                       "d_v: panels of 64 columns");
         static_assert(B_r == 32 || B_r == 64 || B_r == 128, "B_r: 32, 64 or 128");

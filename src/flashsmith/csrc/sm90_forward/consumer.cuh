@@ -47,7 +47,7 @@ struct Consumer {
     typename MaxPolicy::Softmax::BlockSums block_sums;
     float row_weights[1][2];  // final factors of O's rows
     PartnerMessages<Kernel> messages;
-    BlockEntry entry;         // lists: of the block whose scores are computed
+    BlockEntry entry;  // lists: of the block whose scores are computed
 
     FS_DEVICE Consumer(const typename Kernel::Args& args, uint32_t smem, int warpgroup)
         : args(args),
@@ -268,10 +268,12 @@ struct Consumer {
         using Panel = typename Kernel::Panel;
         using GEMM = Wgmma<typename Kernel::value_t, 16 * kKeySteps, false>;
         auto& scores = reinterpret_cast<typename GEMM::D&>(S);
-        uint32_t q_tile = Q_tile(), k_tile = K.tile();
-        // With many steps, their descriptors would be kept in registers from block to block.
-        if constexpr (Kernel::QK_steps > 16) q_tile = opaque(q_tile), k_tile = opaque(k_tile);
-        const uint64_t q = Panel::descriptor(q_tile), k = Panel::descriptor(k_tile);
+        // The descriptors of many steps would be kept in registers from block to block.
+        const auto computed_anew = [](uint32_t tile) {
+            return Kernel::QK_steps > 16 ? opaque(tile) : tile;
+        };
+        const uint64_t q = Panel::descriptor(computed_anew(Q_tile())),
+                       k = Panel::descriptor(computed_anew(K.tile()));
         wgmma_fence(S);
         if constexpr (CFG.register_Q > 0) pin(register_Q);
 #pragma unroll

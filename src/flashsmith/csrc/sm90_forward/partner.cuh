@@ -1,9 +1,9 @@
-// The partner of a consumer warpgroup: the right half of O's columns, for a d whose O is too wide for
-// one warpgroup's registers.
+// The partner of a consumer warpgroup: it computes the right half of O's columns, where O is too
+// wide for one warpgroup's registers.
 //
-// The consumer alone computes scores and probabilities, so that Q K^T is computed once, with a wgmma
-// for all keys of a block. It sends P to the partner, and both multiply their half of V with it. The
-// consumer continues with the next block's scores while the partner's product runs.
+// The consumer alone computes scores and probabilities, so that Q K^T is computed once, with a
+// wgmma for all keys of a block. It sends P to the partner, and both multiply it by their half of
+// V. The consumer continues with the next block's scores while the partner's product runs.
 #pragma once
 
 #include "sm90_forward/consumer.cuh"
@@ -47,7 +47,8 @@ struct Partner : Consumer<Kernel> {
         const bool rescales = O_factors[0] != 1.0f || O_factors[1] != 1.0f;
         if (O_is_begun && any_lane(rescales)) this->softmax.rescale(O, O_factors);
         V.consumer_wait();
-        const uint64_t v = Kernel::Panel::descriptor(V.tile() + kRightPanels, Kernel::KV_panel_bytes);
+        const uint64_t v =
+            Kernel::Panel::descriptor(V.tile() + kRightPanels, Kernel::KV_panel_bytes);
         wgmma_fence(O, P);
 #pragma unroll
         for (int step = 0; step < Kernel::PV_steps; ++step)

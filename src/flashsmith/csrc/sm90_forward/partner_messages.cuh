@@ -1,5 +1,4 @@
-// What a consumer warpgroup sends its partner, which multiplies the same rows of P with other columns
-// of V.
+// What a consumer warpgroup sends its partner, which multiplies the same P by other columns of V.
 #pragma once
 
 #include "common/opaque.cuh"
@@ -70,9 +69,7 @@ class PartnerMessages {
     }
     FS_DEVICE static uint32_t index() { return opaque(thread_index()) % kWarpgroupThreads; }
 
-    FS_DEVICE void wait_for_room() const {
-        mbarrier_wait(barriers_.empty(0), state_.phase() ^ 1);
-    }
+    FS_DEVICE void wait_for_room() const { mbarrier_wait(barriers_.empty(0), state_.phase() ^ 1); }
     FS_DEVICE void store_floats(float first, float second) const {
         store_shared_8B(own_floats(), {__float_as_uint(first), __float_as_uint(second)});
     }

@@ -42,8 +42,7 @@ struct StaticHopperKernelConfig {
     static constexpr bool has_states = splits_keys || canonical;
     static constexpr int64_t running_state_bytes = CFG.running_state_bytes();
     // An SM's 65,536 registers are divided among warpgroups of 128 threads, 8 per thread at a time.
-    static constexpr int registers_at_start =
-        512 / ((consumers + 1) * CFG.ctas_per_sm) / 8 * 8;
+    static constexpr int registers_at_start = 512 / ((consumers + 1) * CFG.ctas_per_sm) / 8 * 8;
 
     // Under a mask a tile's last rows see the most keys. Where a softmax takes longer than the
     // other warpgroups' GEMMs, the first warpgroup gets these rows, because it was the first to

@@ -56,7 +56,7 @@ class FlashBackwardKernelConfig(KernelConfig):
     )
     d_head: int = knob(
         "head dimension, elements",
-        values=(32, 64, 96, 128, 192, 256),
+        values=(32, 64, 96, 128, 192, 256, 512),
         effect=lambda cfg: (
             f"S takes {cfg.d_head // MMA_ROWS} k16-steps and dP {cfg.d_head_v // MMA_ROWS}; a lane "
             f"sums {cfg.accumulators} elements of dk and dv"

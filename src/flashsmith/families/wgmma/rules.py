@@ -12,6 +12,7 @@ from flashsmith.families.head_dims import PAIRS, pair_rule
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import (
     REGISTERS_BESIDE_TILES,
+    REGISTERS_WORD,
     WARPGROUP_ROWS,
     arch_rule,
     register_rules,
@@ -59,7 +60,7 @@ def _for_partners(
         f"{knob}_with_partners",
         f"with d_head 512, whose O two warpgroups halve, {knob} must be {allowed}",
         lambda cfg, device: not cfg.halves_O or predicate(cfg),
-        ("d_head", knob),
+        ("d_head", "d_v", knob),
     )
 
 
@@ -112,7 +113,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
             cfg.producer_registers + cfg.consumers * cfg.consumer_registers
             <= registers_each(cfg.consumers, cfg.ctas_per_sm) * (cfg.consumers + 1)
         ),
-        ("d_head", "n_warpgroups", "producer_registers", "consumer_registers", "ctas_per_sm"),
+        ("d_head", "d_v", *REGISTERS_WORD.knobs, "n_warpgroups", "ctas_per_sm"),
     ),
     Rule(
         "tiles_fit_registers",

@@ -17,6 +17,7 @@ from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma.config import (
     B_C_STEP,
     MAX_RESCALE_THRESHOLD,
+    MIN_B_C,
     MOST_COLUMNS_OF_O,
     PingPong,
     Schedule,
@@ -174,7 +175,7 @@ _SHORTEST_B_C = 48
 def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
     """Whether a legal config could be the fastest."""
     return (
-        cfg.B_c >= _SHORTEST_B_C
+        cfg.B_c >= (MIN_B_C if cfg.halves_O else _SHORTEST_B_C)
         # With one stage, GEMMs would wait for every copy. Wide tiles leave no room for two.
         and (cfg.kv_stages >= 2 or cfg.halves_O)
         # The second Q buffer is for the next tile, and a CTA that computes one tile has none.

@@ -1,12 +1,16 @@
-"""Mistakes in kernels whose O two warpgroups halve. All must be caught.
+"""Mistakes in kernels of a d above 256: in those whose O two warpgroups halve, and in those of the
+gradients. All must be caught.
 
 The default run takes two mistakes; ``-m full`` takes all.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import shared_kernels
+from backward_cases import Asked
 from mutant_suite import MutantSuite
 from operation_victims import AskedForward, OperationVictim, SourcePatch
 
@@ -34,6 +38,17 @@ VICTIMS = {
     "split": OperationVictim(
         config(f"(FP16, 512, 64, 32, 1wg): {WAYS}+direct_O+split_4"), CAUSAL, ASKED, sm_count=4
     ),
+    "partial": OperationVictim(
+        config(f"(FP16, 512, 64, 32, 1wg): {WAYS}+direct_O"),
+        replace(CAUSAL, partial=True),
+        (AskedForward("b1 s70:130 h2 d264 causal partial"),),
+    ),
+    "gradients": OperationVictim(
+        config("(FP16, 512, 64, 32, 8): backward+columns_4+dq_atomics"),
+        CAUSAL,
+        (Asked("b1 s100:70 h2:1 d456 causal", "nonfinite"),),
+        arch=90,
+    ),
 }
 shared_kernels.want([VICTIMS["alone"].config], CAUSAL)
 
@@ -46,10 +61,6 @@ MISTAKES = {
                     "V.tile() + kRightPanels", "V.tile()"),
         SourcePatch("O is not rescaled", _PARTNER,
                     "if (O_is_begun && any_lane(rescales)) this", "if (false) this"),
-        SourcePatch("O is rescaled by one row's factor only", _PARTNER,
-                    "O_factors[0] != 1.0f || O_factors[1] != 1.0f", "O_factors[0] != 1.0f"),
-        SourcePatch("rows without keys keep the last tile's O", _PARTNER,
-                    "if (!O_is_begun) zero(O);", ""),
         SourcePatch("O is not begun anew", _PARTNER, "O_is_begun = false;", ""),
         SourcePatch("the right half is stored to the left", _PARTNER,
                     "OutputStore<Kernel, Kernel::O_columns> right_output",
@@ -88,8 +99,19 @@ MISTAKES = {
     "split": (
         SourcePatch("parts have the left half twice", _STORE,
                     "Kernel::d_v + kFirstColumn +\n                  lane", "Kernel::d_v + lane"),
+    ),
+    "partial": (
         SourcePatch("columns of parts beyond the row", _STORE,
                     "kFirstColumn + 8 * n < args.problem.d", "8 * n < args.problem.d"),
+    ),
+    "gradients": (
+        SourcePatch("the first rows of dq twice", "mma_sync_backward/keys_kernel.cuh",
+                    "first * Kernel::dq_row_warps", "0"),
+        SourcePatch("D is of the first 256 columns", "backward/rows_kernels.cuh",
+                    "add_chunk(chunk + kLanes);", ""),
+        SourcePatch("D has columns beyond the row", "backward/rows_kernels.cuh",
+                    "row < q.count && chunk < d_of_v<Kernel>(args) / kChunkElements;",
+                    "row < q.count;"),
     ),
 }  # fmt: skip
 SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
