@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from cache_calls import BLOCK, CHUNKS, EARLY, Cache, Emulation, Function, in_documents, listed
+from cache_calls import BLOCK, CHUNKS, EARLY, ROWS, Cache, Emulation, Function, in_documents, listed
 from operation_victims import SourcePatch, StopAtFinding, patched_modules
 
 from flashsmith.errors import EmulatorError
@@ -56,6 +56,7 @@ class Victim:
 def victim(name: str) -> Victim:
     made: dict[str, tuple[KernelConfig, int, int, bool]] = {
         "blocks": (EARLY, 90, 3, True),
+        "blocks of rows": (ROWS, 90, 20, True),
         "documents": (CHUNKS, 80, 3, False),
         "chunks in documents": (CHUNKS, 80, 70, False),
     }
@@ -63,14 +64,47 @@ def victim(name: str) -> Victim:
     return Victim(cfg, arch, queries, lists_blocks=lists_blocks)
 
 
-_TILE, _MERGE = "mma_sync_decode/program_tile.cuh", "mma_sync_decode/part_merge.cuh"
+_TILE, _COPIES = "mma_sync_decode/program_tile.cuh", "mma_sync_decode/run_copies.cuh"
+_RUN, _INFO = "mma_sync_decode/decode_run.cuh", "mma_sync_decode/run_info.cuh"
+_MERGE = "mma_sync_decode/part_merge.cuh"
 MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
     "blocks": (
+        SourcePatch("the step after a visited one", _TILE,
+                    "if (bits != 0) return min(step + __ffs(bits) - 1, steps);",
+                    "if (bits != 0) return min(step + __ffs(bits), steps);"),
+        SourcePatch("a step is not asked for", _RUN,
+                    "after = next_visited(after, steps, visits.known);",
+                    "after = next_visited(after + 1, steps, visits.known);"),
+        SourcePatch("a block's first key alone", _TILE,
+                    "seen |= sees(row, key, of) | sees(row, key + kVisitedKeys - 1, of);",
+                    "seen |= sees(row, key, of);"),
+        SourcePatch("the keys of warp 0", _TILE, "(Kernel::own_rows ? 0 : warp * kVisitedKeys)",
+                    "0"),
+        SourcePatch("positions in the cache", _TILE,
+                    "seen |= sees(row, key, of) | sees(row, key + kVisitedKeys - 1, of);",
+                    "seen |= sees(row, key - dropped, of) |"
+                    " sees(row, key - dropped + kVisitedKeys - 1, of);"),
+        SourcePatch("a group's first head", _TILE,
+                    "args.by_group.divide(own) * args.heads_per_group;",
+                    "args.by_group.divide(own) * args.heads_per_group - args.heads_per_group;"),
+        SourcePatch("the page of another step", _RUN, "next_entry = page_of(after);",
+                    "next_entry = page_of(copied);"),
+        SourcePatch("rows of consecutive steps", _COPIES,
+                    "if constexpr (kSkips) next_rows = rows_from(key);", ""),
+        SourcePatch("the next step is the one to copy", _COPIES, "return steps[0];",
+                    "return next;"),
         SourcePatch("the sums of the reader's stage", _MERGE,
                     "return static_cast<int>((warp < 4 ? of_warps.x : of_warps.y) >> warp % 4 * 8"
                     " & 0xff);", "return own;"),
+        SourcePatch("stages of two warps in one byte", _INFO, "return address + 36 + warp;",
+                    "return address + 36 + warp / 2;"),
+    ),
+    "blocks of rows": (
+        SourcePatch("a row of the tile is not asked", _TILE, "any_row(0, rows, [&]",
+                    "any_row(1, rows, [&]"),
     ),
     "documents": (
+        SourcePatch("the first query's mask", _TILE, "if (row == last) break;", "break;"),
         SourcePatch("half of a step's keys", _TILE, "lane % kVisitedKeys, of);",
                     "lane % (kVisitedKeys / 2), of);"),
         SourcePatch("positions without dropped keys", _TILE,
