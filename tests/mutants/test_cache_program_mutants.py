@@ -5,34 +5,69 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
-from cache_calls import BLOCK, CHUNKS, EARLY, Cache, Emulation, Function, in_documents, listed
+from cache_calls import (
+    BLOCK,
+    CHUNKS,
+    EARLY,
+    GROUP,
+    ROWS,
+    Cache,
+    Emulation,
+    Function,
+    in_documents,
+    listed,
+)
 from operation_victims import SourcePatch, StopAtFinding, patched_modules
 
 from flashsmith.errors import EmulatorError
 from flashsmith.families import KernelConfig
 from flashsmith.runtime.libraries import LoadedKernel
+from flashsmith.tracing.captures import Constant
 from ptxlab.checks import all_checks
 
 
-class Victim:
-    """A config's kernel of ALiBi in documents, or of blocks that a table shows."""
+def more_to_the_first_row(cache: Cache) -> Function:
+    """Few blocks for all rows, and others for the first query in the first head."""
+    table, _ = listed(cache, 0.1)
+    more = cache.draw.random(table.shape[-1]) < 0.7
+    lens, queries, dropped = map(np.array, (cache.lens, cache.queries, cache.dropped))
+    first = (lens - queries + dropped).astype(np.int32)
+    block, group = Constant(BLOCK), Constant(GROUP)
 
-    def __init__(self, cfg: KernelConfig, arch: int, queries: int, *, lists_blocks: bool) -> None:
+    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+        of_first = (q == first[b]) & (h == 0) & more[k // block]
+        return table[b, h // group, 0, k // block] | of_first
+
+    return mask
+
+
+class Victim:
+    """A config's kernel of ALiBi in documents, or of blocks that a table shows: few, or to the
+    first row more than to others, or many, in long runs."""
+
+    def __init__(self, cfg: KernelConfig, arch: int, queries: int, shows: str) -> None:
         # The queries of the third sequence are in two steps of a warp.
         self.lens = (queries, 300, 290, 255)
         self.cache = Cache(self.lens, (queries,) * 4, seed=queries, dropped=(0, 7, 40, 16))
         score: Function | None
-        if lists_blocks:
+        if shows == "documents":
+            score, mask = in_documents(self.cache)
+        elif shows == "many":
+            score, mask = None, listed(self.cache, 0.7)[1]
+        elif shows == "to the first row":
+            score, mask = None, more_to_the_first_row(self.cache)
+        else:
             table, mask = listed(self.cache)
             table[1] = False
             table[2, :, :, 2:9] = False
             score = None
-        else:
-            score, mask = in_documents(self.cache)
-        self.emulation = Emulation(cfg, arch, score, mask, sm_count=6)
+        # With few SMs a CTA takes all keys of a sequence.
+        sm_count = 2 if shows == "many" else 6
+        self.emulation = Emulation(cfg, arch, score, mask, sm_count)
         self.config, self.arch, self.semantics = cfg, arch, self.emulation.semantics
 
     def says(self, changed: LoadedKernel | None = None) -> str:
@@ -54,23 +89,59 @@ class Victim:
 
 @cache
 def victim(name: str) -> Victim:
-    made: dict[str, tuple[KernelConfig, int, int, bool]] = {
-        "blocks": (EARLY, 90, 3, True),
-        "documents": (CHUNKS, 80, 3, False),
-        "chunks in documents": (CHUNKS, 80, 70, False),
+    made: dict[str, tuple[KernelConfig, int, int, str]] = {
+        "blocks": (EARLY, 90, 3, "few"),
+        "rows unlike": (EARLY, 90, 3, "to the first row"),
+        "long runs": (ROWS, 90, 20, "many"),
+        "documents": (CHUNKS, 80, 3, "documents"),
+        "chunks in documents": (CHUNKS, 80, 70, "documents"),
     }
-    cfg, arch, queries, lists_blocks = made[name]
-    return Victim(cfg, arch, queries, lists_blocks=lists_blocks)
+    return Victim(*made[name])
 
 
-_TILE, _MERGE = "mma_sync_decode/program_tile.cuh", "mma_sync_decode/part_merge.cuh"
+_TILE, _COPIES = "mma_sync_decode/program_tile.cuh", "mma_sync_decode/run_copies.cuh"
+_RUN, _INFO = "mma_sync_decode/decode_run.cuh", "mma_sync_decode/run_info.cuh"
+_MERGE = "mma_sync_decode/part_merge.cuh"
 MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
     "blocks": (
+        SourcePatch("the step after a visited one", _TILE,
+                    "if (bits != 0) return min(step + __ffs(bits) - 1, steps);",
+                    "if (bits != 0) return min(step + __ffs(bits), steps);"),
+        SourcePatch("a block's first key alone", _TILE,
+                    "seen |= sees(row, key, of) | sees(row, key + kVisitedKeys - 1, of);",
+                    "seen |= sees(row, key, of);"),
+        SourcePatch("the keys of warp 0", _TILE, "(Kernel::own_rows ? 0 : warp * kVisitedKeys)",
+                    "0"),
+        SourcePatch("positions in the cache", _TILE,
+                    "seen |= sees(row, key, of) | sees(row, key + kVisitedKeys - 1, of);",
+                    "seen |= sees(row, key - dropped, of) |"
+                    " sees(row, key - dropped + kVisitedKeys - 1, of);"),
+        SourcePatch("a group's first head", _TILE,
+                    "args.by_group.divide(own) * args.heads_per_group;",
+                    "args.by_group.divide(own) * args.heads_per_group - args.heads_per_group;"),
+        SourcePatch("rows of consecutive steps", _COPIES,
+                    "if constexpr (kSkips) next_rows = rows_from(key);", ""),
+        SourcePatch("the next step is the one to copy", _COPIES, "return steps[0];",
+                    "return next;"),
         SourcePatch("the sums of the reader's stage", _MERGE,
                     "return static_cast<int>((warp < 4 ? of_warps.x : of_warps.y) >> warp % 4 * 8"
                     " & 0xff);", "return own;"),
+        SourcePatch("stages of two warps in one byte", _INFO, "return address + 36 + warp;",
+                    "return address + 36 + warp / 2;"),
+    ),
+    "long runs": (
+        SourcePatch("a step is not asked for", _RUN,
+                    "after = next_visited(after, steps, visits.known);",
+                    "after = next_visited(after + 1, steps, visits.known);"),
+        SourcePatch("the page of another step", _RUN, "next_entry = page_of(after);",
+                    "next_entry = page_of(copied);"),
+    ),
+    "rows unlike": (
+        SourcePatch("a row of the tile is not asked", _TILE, "any_row(0, rows, [&]",
+                    "any_row(1, rows, [&]"),
     ),
     "documents": (
+        SourcePatch("the first query's mask", _TILE, "if (row == last) break;", "break;"),
         SourcePatch("half of a step's keys", _TILE, "lane % kVisitedKeys, of);",
                     "lane % (kVisitedKeys / 2), of);"),
         SourcePatch("positions without dropped keys", _TILE,

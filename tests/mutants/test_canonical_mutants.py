@@ -148,11 +148,8 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
     ),
     "mma_sync window": (
         SourcePatch("chunks from the window's start", _LOOPS,
-                    "(blocks.begin / kChunkBlocks + 1) * kChunkBlocks;\n        for (int block = "
-                    "blocks.begin; block < blocks.end; ++block) {\n            if (block >= "
-                    "second_chunk && block % kChunkBlocks == 0) {",
-                    "blocks.begin + kChunkBlocks;\n        for (int block = blocks.begin; block < "
-                    "blocks.end; ++block) {\n            if (block == second_chunk) {"),
+                    "(blocks.begin / kChunkBlocks + 1) * kChunkBlocks;",
+                    "blocks.begin + kChunkBlocks;"),
     ),
     "wgmma window": (
         SourcePatch("chunks from the window's start", _WGMMA,

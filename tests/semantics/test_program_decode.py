@@ -345,7 +345,6 @@ def test_how_many_neighbouring_keys_a_mask_sees_alike(mask: Function, alike: int
         ({"mask": listed_blocks(2, CAPACITY)}, "or of 3 queries, those of this call, with 320"),
         ({"mask": listed_blocks(400, 400)[:, :, 3]}, "of which 1 blocks of 64 are left; set its"),
         ({"mask": 3}, "mask=3: give a function"),
-        ({"score_mod": scores.softcap(3.0), "bits": "canonical"}, "bits='canonical'"),
     ],
 )
 def test_what_is_refused(asked: dict[str, Any], words: str) -> None:

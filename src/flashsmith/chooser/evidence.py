@@ -162,7 +162,7 @@ def _of_program(
     plain = gather(replace(problem, semantics=without), device, table, family, deterministic)
     expected: dict[Any, ExpectedTime] = {}
     for one in plain.expected:
-        config = one.config.family.adapt_to_program(one.config, semantics)
+        config = _with_program(one.config, problem, device)
         if config is not None and is_legal(config, device):
             expected.setdefault(config, ExpectedTime(config, one.ms))
     why = f"{plain.why}; adapted to a score or mask function, which was not measured"
@@ -170,7 +170,7 @@ def _of_program(
         return Evidence(plain.kind, tuple(expected.values()), why, plain.fallback, plain.notes)
     wanted = problem.dtype, d_head_for(problem), device, without.key_mask.hides, problem.operation
     adapted = (
-        config.family.adapt_to_program(config, semantics)
+        _with_program(config, problem, device)
         for config in candidates(*wanted)
         if family in (None, config.FAMILY)
     )
@@ -182,6 +182,18 @@ def _of_program(
         )
     why = "no kernel of a score or mask function was measured"
     return Evidence("offered", tuple(ExpectedTime(it, 0.0) for it in offered), why)
+
+
+def _with_program(config: Any, problem: Problem, device: DeviceSpec) -> Any:
+    """The config for a problem with a program in place of one that was measured without; None if
+    there is none."""
+    if problem.bits:
+        config = config.family.canonical(config, device)
+    elif version_of(config):
+        config = replace(config, canonical=0)
+    if config is None:
+        return None
+    return config.family.adapt_to_program(config, problem.semantics)
 
 
 def _canonical(

@@ -40,6 +40,7 @@ from flashsmith.runtime.tensors import (
     view_tensor,
     view_vector,
 )
+from flashsmith.semantics.program import Program
 from flashsmith.semantics.signature import (
     ForwardOptions,
     MaskLimits,
@@ -101,7 +102,7 @@ def check_request(
         raise cannot_keep(options.bits, "partial=True merges its parts in another order")
     bound = options.program
     if bound is not None:
-        _check_program(options, bits, partial=ranges is not None)
+        _check_program(partial=ranges is not None)
     problem = check_problem(
         inputs,
         packing,
@@ -110,7 +111,7 @@ def check_request(
         partial=ranges is not None,
         window_keys=mask.window_keys,
         bits=bits,
-        program="" if bound is None else bound.program,
+        program=program_for(bound, bits),
     )
     sinks = check_sinks(options.sinks, q, problem.heads_q)
     wanted = ["lse"] if check_flag("return_lse", options.return_lse) or ranges is not None else []
@@ -144,10 +145,16 @@ def check_request(
     return Request(problem, views, numbers, sizes, wanted)
 
 
-def _check_program(options: ForwardOptions, bits: str, *, partial: bool) -> None:
+def program_for(bound: Any, bits: str) -> str:
+    """The program of a call as kernels compute it; '' for none."""
+    if bound is None:
+        return ""
+    program: Program = bound.program
+    return program.exact if bits else program
+
+
+def _check_program(*, partial: bool) -> None:
     """Raises ArgumentError for options that no kernel of a score or mask function has."""
-    if bits:
-        raise cannot_keep(options.bits, "a score or mask function is computed in its own order")
     if partial:
         raise ArgumentError(
             "partial=True: given with a score or mask function, which no partial kernel computes; "

@@ -13,8 +13,14 @@ from flashsmith.families import KernelConfig, Problem, Semantics
 from flashsmith.families.canonical import emulated_arch
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations.decode import DECODE, FREE, check_given, check_split
-from flashsmith.runtime.arguments import LONGEST, check_output, check_sinks, mask_options
-from flashsmith.runtime.bits import cannot_keep, resolve_bits
+from flashsmith.runtime.arguments import (
+    LONGEST,
+    check_output,
+    check_sinks,
+    mask_options,
+    program_for,
+)
+from flashsmith.runtime.bits import resolve_bits
 from flashsmith.runtime.cache_scales import (
     Scales,
     add_scales,
@@ -241,15 +247,13 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     longest = max(capacity, seq_q)
     if longest > LONGEST:
         raise ArgumentError(f"k_cache: {capacity} keys; kernels count up to {LONGEST}")
-    bound, bits = asked.program, resolve_bits(asked.bits)
-    if bound is not None and bits:
-        raise cannot_keep(asked.bits, "a score or mask function is computed in its own order")
+    bound = asked.program
     _check_cache(its_format, bound, d)
     check_k_scale(scale_numbers.get("k_scale_value", 1.0), scale, softcap)
     semantics = Semantics(
         *(mask.kind, softcap > 0, packed),
         uneven=packed or bound is not None,
-        program="" if bound is None else bound.program,
+        program=program_for(bound, bits),
     )
     page = slots if tensors.page_table is not None else 0
     problem = Problem(

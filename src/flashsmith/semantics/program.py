@@ -23,6 +23,8 @@ MOST_READS, MOST_NUMBERS, MOST_RANK = 8, 16, 4
 # A larger function would take minutes to compile, and its kernels would spill.
 MOST_PARTS = 2000
 PREFIX = "program_"
+# The first line of the text of a program that is_exact.
+_EXACT = "exact\n"
 
 
 def is_uniform(it: Typed) -> bool:
@@ -58,11 +60,15 @@ class Program(str):
     mask: whether the row q sees the key k; None hides none.
     own_slope: the derivative of the score function with respect to something else than SCORE; None
         in programs of attention. Kernels of such a program sum gradients of that.
+    is_exact: whether kernels round each operation by itself, wherever a key is in a tile, so that
+        scores have the same bits in all kernels.
     reads: the tensors, named 'read0', 'read1', ... in the order in which the text has them.
     numbers: the numbers of a call, named 'number0', ... in that order.
     """
 
-    __slots__ = ("mask", "numbers", "own_slope", "reads", "score", "text")
+    __slots__ = ("is_exact", "mask", "numbers", "own_slope", "reads", "score", "text")
+
+    is_exact: bool
 
     score: Typed | None
     mask: Typed | None
@@ -73,6 +79,11 @@ class Program(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return parse_program, (self.text,)
+
+    @property
+    def exact(self) -> Program:
+        """The program of the same functions that ``is_exact``."""
+        return self if self.is_exact else parse_program(_EXACT + self.text)
 
     @property
     def slope(self) -> Typed | None:
@@ -203,10 +214,13 @@ def _renamed(root: Typed, names: Mapping[str, str], others: dict[Typed, Typed]) 
 
 def parse_program(text: str) -> Program:
     """The program whose ``text`` is this. Raises ArgumentError for any other text."""
-    roots = parse_canonical(text)
+    is_exact = text.startswith(_EXACT)
+    roots = parse_canonical(text.removeprefix(_EXACT))
     if not roots.keys() & {"score", "mask"} or not roots.keys() <= {"score", "mask", "slope"}:
         raise ArgumentError(f"program={quoted(text)}: it has neither a score nor a mask")
     found = program_of(*map(roots.get, ("score", "mask", "slope"))).program
+    if is_exact:
+        found = _made(_roots_of(found), is_exact=True)
     if found.text != text:
         raise ArgumentError(f"program={quoted(text)}: not the text of a program; trace it again")
     return found
@@ -215,14 +229,19 @@ def parse_program(text: str) -> Program:
 _KNOWN: dict[str, Program] = {}
 
 
-def _made(roots: Mapping[str, Typed]) -> Program:
-    text = canonical(roots)
+def _roots_of(program: Program) -> dict[str, Typed]:
+    roots = {"score": program.score, "mask": program.mask, "slope": program.own_slope}
+    return {name: it for name, it in roots.items() if it is not None}
+
+
+def _made(roots: Mapping[str, Typed], *, is_exact: bool = False) -> Program:
+    text = _EXACT * is_exact + canonical(roots)
     name = PREFIX + hashlib.sha256(text.encode()).hexdigest()[:12]
     known = _KNOWN.get(name)
     if known is not None and known.text == text:
         return known
     made = Program(name)
-    made.text = text
+    made.text, made.is_exact = text, is_exact
     made.score, made.mask, made.own_slope = map(roots.get, ("score", "mask", "slope"))
     reads, numbers = {}, {}
     for it in all_parts(roots.values()):

@@ -34,7 +34,7 @@ _ELEMENTS = {
 _INDEX_ARGUMENTS = "int b, int h, Place row, Place key, int seq_q, int seq_k"
 # Arguments that a function computes where it needs them.
 _LOCALS = {
-    "score": "const float score = raw * args.scale;",
+    "score": "const float score = {score};",
     "q": "const int q = row.base + row.column;",
     "k": "const int k = key.base + key.column;",
 }
@@ -72,8 +72,12 @@ def _is_one(slope: Typed | None) -> bool:
 def _function(result: str, name: str, program: Program, root: Typed | None, otherwise: str) -> str:
     raw = "float raw, " if result == "float" else ""
     head = f"{result} {name}(const ProgramArgs& args, {raw}{_INDEX_ARGUMENTS})"
-    lines = [f"return {otherwise};"] if root is None else _Printer(program).function_body(root)
+    lines = [f"return {otherwise};"] if root is None else _printer(program).function_body(root)
     return _defined(head, lines)
+
+
+def _printer(program: Program, along: Mapping[Typed, KeyRead] | None = None) -> _Printer:
+    return (_ExactPrinter if program.is_exact else _Printer)(program, along)
 
 
 def _defined(head: str, lines: list[str]) -> str:
@@ -87,7 +91,7 @@ def _change(program: Program, along: list[KeyRead]) -> str:
         return _function("float", "change", program, program.score, "raw * args.scale")
     root, symbols = with_symbols(program.score, along)
     head = f"float change(const ProgramArgs& args, float raw, {_INDEX_ARGUMENTS})"
-    lines = _Printer(program, symbols).function_body(root)
+    lines = _printer(program, symbols).function_body(root)
     return "    template <int kReach = program::kAnywhere>\n" + _defined(head, lines)
 
 
@@ -128,7 +132,13 @@ class _Printer(CudaPrinter):
         lines, value = self.statements(root)
         whole = " ".join([*lines, value])
         names = [name for name in _LOCALS if re.search(rf"\b{name}\b", whole)]
-        return [*(_LOCALS[name] for name in names), *lines, f"return {value};"]
+        score = self._times("raw", "args.scale")
+        first = [_LOCALS[name].replace("{score}", score) for name in names]
+        return [*first, *lines, f"return {value};"]
+
+    def _times(self, a: str, b: str) -> str:
+        """The text of a product of floats."""
+        return f"{a} * {b}"
 
     def _is_name(self, it: Typed) -> bool:
         return it.function == "constant" or it in (SCORE, *INDICES)
@@ -151,12 +161,12 @@ class _Printer(CudaPrinter):
         """Operators of floats that have a quicker form than a function of their name."""
         if it.function == "tanh":
             product, factor = self._product(it.arguments[0], _TWICE_LOG2_E)
-            return f"tanh_of_2log2e({product} * {factor})"
+            return f"tanh_of_2log2e({self._times(product, factor)})"
         if it.function == "multiply" and (found := self._step(it)):
             return found
         if it.function in ("multiply", "divide") and self._factor_of(it) is not None:
             product, factor = self._product(it)
-            return f"({product} * {factor})"
+            return f"({self._times(product, factor)})"
         if it.function in ARITHMETIC or it.function == "negative":
             return super()._operator(it, parts)
         return None
@@ -191,7 +201,7 @@ class _Printer(CudaPrinter):
             factors.insert(0, "args.scale")
         text = factors[0]
         for factor in factors[1:]:
-            text = f"({text} * {factor})"
+            text = f"({self._times(text, factor)})"
         return varying, text
 
     def _symbol(self, it: Typed) -> str:
@@ -267,6 +277,35 @@ class _Printer(CudaPrinter):
         if it.function in ("add", "subtract", "negative"):
             return f"program::{it.function}({', '.join(map(self._base, it.arguments))})"
         return self._texts[it]
+
+
+class _ExactPrinter(_Printer):
+    """Prints a function whose value does not depend on where a key is in a tile, nor on what the
+    compiler fuses: each operation of floats names its rounding."""
+
+    def _times(self, a: str, b: str) -> str:
+        return f"__fmul_rn({a}, {b})"
+
+    def _float(self, it: Typed, parts: list[str]) -> str | None:
+        if it.function not in _ROUNDED:
+            return super()._float(it, parts)
+        if it.function == "multiply" and self._factor_of(it) is not None:
+            return self._times(*self._product(it))
+        return _ROUNDED[it.function].format(*parts)
+
+    def _step(self, it: Typed) -> str | None:
+        return None
+
+    def _split_cast(self, it: Typed) -> str | None:
+        return None
+
+
+_ROUNDED = {
+    "add": "__fadd_rn({0}, {1})",
+    "subtract": "__fsub_rn({0}, {1})",
+    "multiply": "__fmul_rn({0}, {1})",
+    "sigmoid": "__fdividef(1.0f, __fadd_rn(1.0f, expf(-{0})))",
+}
 
 
 def _columns(factors: tuple[int, int]) -> str:

@@ -140,11 +140,19 @@ struct CanonicalLoop {
             b.Q.load(0);
         }
         const int second_chunk = (blocks.begin / kChunkBlocks + 1) * kChunkBlocks;
+        // With lists blocks are positions, and a chunk has any number of them.
+        [[maybe_unused]] int chunk = chunk_of(b, blocks.begin);
+        [[maybe_unused]] bool merges = false;
         for (int block = blocks.begin; block < blocks.end; ++block) {
-            if (block >= second_chunk && block % kChunkBlocks == 0) {
-                b.finish_chunk(block > second_chunk);
-                b.save_state();
-                b.start_chunk();
+            if constexpr (Kernel::has_lists) {
+                const int next = chunk_of(b, block);
+                if (next != chunk) {
+                    next_chunk(b, merges);
+                    merges = true;
+                    chunk = next;
+                }
+            } else if (block >= second_chunk && block % kChunkBlocks == 0) {
+                next_chunk(b, block > second_chunk);
             }
             if constexpr (kAhead == 0) {
                 __syncthreads();  // every warp is done with the last pair
@@ -160,10 +168,20 @@ struct CanonicalLoop {
                 step<true>(b, block, blocks, now);
             now.advance();
         }
-        b.finish_chunk(blocks.end > second_chunk);
+        b.finish_chunk(Kernel::has_lists ? merges : blocks.end > second_chunk);
     }
 
   private:
+    template <class Block>
+    FS_DEVICE static int chunk_of(const Block& b, int position) {
+        return Kernel::has_lists ? b.block_at(position) / kChunkBlocks : 0;
+    }
+    template <class Block>
+    FS_DEVICE static void next_chunk(Block& b, bool merges) {
+        b.finish_chunk(merges);
+        b.save_state();
+        b.start_chunk();
+    }
     template <bool kMask, class Block, class Range>
     FS_DEVICE static void step(Block& b, int block, const Range& blocks, const Stage& stage) {
         typename Kernel::S_accum_t S;

@@ -130,7 +130,7 @@ struct StaticForwardKernelConfig {
         static_assert(
             !CFG.ping_pong || (CFG.kv_stages >= 3 && CFG.n_warps % 8 == 0),
             "ping_pong: halves of whole warpgroups, and a stage for each next to the next one");
-        static_assert(!has_lists || (!splits_keys && !packs_gqa && !canonical),
+        static_assert(!has_lists || (!splits_keys && !packs_gqa),
                       "program: a list has the blocks of one Q block of one head");
         static_assert(!canonical || (CFG.d_v == 0 && CFG.canonical == kCanonicalVersion &&
                                      optimized_softmax && !CFG.lazy_rescale && !CFG.ping_pong &&

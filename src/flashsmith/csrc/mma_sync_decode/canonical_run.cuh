@@ -103,10 +103,16 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             scores, queries, key_operand<Layout, value_t, Kernel::cache>(K_tile(stage), lane));
         change_scores<SEMANTICS>(scores, this->score_argument());
         const int key = first_key(step);
+        if constexpr (kHasProgram<SEMANTICS>)
+            this->with_program(
+                key, [&](const auto&... at) { change_by_program<SEMANTICS>(scores, at...); });
         if (key < full_begin || key + Kernel::warp_keys > full_end) {
             const auto seen = [&](int m, int r) { return keys_of_row(16 * m + 8 * r + lane / 4); };
             mask_keys<SEMANTICS>(scores, lane, key, seen, -INFINITY);
         }
+        if constexpr (kHasProgram<SEMANTICS>)
+            this->with_program(
+                key, [&](const auto&... at) { hide_by_program<SEMANTICS>(scores, at...); });
     }
     FS_DEVICE uint32_t maximum(int of_warp, int row) const {
         return smem + Kernel::maxima_offset + (of_warp * Kernel::B_r + row) * 4;

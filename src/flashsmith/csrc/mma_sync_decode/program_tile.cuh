@@ -24,7 +24,8 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     using Tile::args, Tile::first_row, Tile::item, Tile::lane, Tile::rows, Tile::run_begin,
         Tile::warp, Tile::warp_row;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    static constexpr bool kSkips = SEMANTICS.program_masks;
+    // Canonical kernels compute all tiles: hidden ones change no bit.
+    static constexpr bool kSkips = SEMANTICS.program_masks && !Kernel::canonical;
     // The keys of a step that are copied or left out together: a warp's own, or all if warps share
     // the stages.
     static constexpr int kVisitedKeys = Kernel::own_rows ? Kernel::B_c : Kernel::warp_keys;

@@ -164,8 +164,7 @@ struct Consumer {
         if (block > tile.block_begin) order.wait_and_arrive();
 #pragma unroll 1
         while (true) {
-            const int end =
-                min(blocks.end, (block / Kernel::chunk_blocks + 1) * Kernel::chunk_blocks);
+            const int end = end_of_chunk(block, blocks);
             const bool is_first = block == blocks.begin, is_last = end == blocks.end;
             compute_chunk(block, end, blocks, is_last);
             softmax.finish_chunk();
@@ -176,12 +175,34 @@ struct Consumer {
         }
         finalize_rows();
     }
+    // The end of the blocks of one chunk, from `block` on.
+    FS_DEVICE int end_of_chunk(int block, const BlockRange& blocks) const {
+        if constexpr (Kernel::has_lists) {
+            // Positions of ascending blocks; the list is in memory.
+            const int32_t* const entries = tile.list + kBlockListHeader;
+            const auto chunk_at = [&](int position) {
+                return BlockEntry{entries[position]}.block() / Kernel::chunk_blocks;
+            };
+            const int chunk = chunk_at(block);
+            int end = block + 1, beyond = blocks.end;
+            while (end < beyond) {
+                const int middle = (end + beyond) / 2;
+                if (chunk_at(middle) == chunk)
+                    end = middle + 1;
+                else
+                    beyond = middle;
+            }
+            return end;
+        }
+        return min(blocks.end, (block / Kernel::chunk_blocks + 1) * Kernel::chunk_blocks);
+    }
     // The last PV GEMM takes the turn of the next chunk's first block. The other warpgroups' GEMMs
     // then continue while this chunk is merged with those before it.
     FS_DEVICE void compute_chunk(int block, int end, const BlockRange& blocks, bool is_last) {
         O_is_begun = false;
         softmax.reset();
         K.consumer_wait();
+        read_entry();
         start_QK_gemm();
         finish_QK_gemm<0, true>();
         output.drain();

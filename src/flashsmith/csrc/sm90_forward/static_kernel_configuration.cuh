@@ -100,7 +100,9 @@ struct StaticHopperKernelConfig {
     // Masks and programs depend on the sequence's length, which differs between packed sequences.
     static constexpr bool info_has_q_count =
         SEMANTICS.packed && (kHidesKeys<SEMANTICS> || has_program);
-    static constexpr int info_bytes = info_has_q_count || splits_keys || has_lists ? 48 : 32;
+    static constexpr int info_bytes = has_lists && canonical                         ? 64
+                                      : info_has_q_count || splits_keys || has_lists ? 48
+                                                                                     : 32;
     // The tile number that the first CTA of a cluster broadcasts, and its barriers.
     static constexpr int broadcast_offset = info_offset + info_bytes * Q_slots;
     static constexpr int broadcast_barriers = broadcast_offset + 16;
@@ -162,7 +164,7 @@ struct StaticHopperKernelConfig {
                  !CFG.stale_max && CFG.exp2_fma_share == 0 && CFG.short_block == 0 && !splits_keys),
             "canonical: the order of operations is the specification's");
         static_assert(!has_lists || (CFG.cluster_size == 1 && !splits_keys && !packs_gqa &&
-                                     !CFG.stale_max && !canonical && n_warpgroups <= 3),
+                                     !CFG.stale_max && n_warpgroups <= 3),
                       "program: a list has the blocks of one CTA's rows of one head");
         static_assert(!canonical || CFG.schedule != Schedule::one_tile,
                       "canonical: each CTA of the grid has memory for its running state");

@@ -148,10 +148,36 @@ struct WorkTileList : WorkTileInfo {
     }
 };
 
+// The same for a canonical kernel, whose consumers read the list as well: they look for the ends of
+// chunks.
+struct WorkTileChunks : WorkTileList {
+    static constexpr int kBytes = 64;
+
+    FS_DEVICE static WorkTileChunks invalid() { return {WorkTileList::invalid()}; }
+
+    template <class Kernel>
+    FS_DEVICE WorkTileChunks of_warpgroup(int warpgroup) const {
+        return {WorkTileList::of_warpgroup<Kernel>(warpgroup)};
+    }
+    template <bool kHasCount>
+    FS_DEVICE void store(uint32_t smem) const {
+        WorkTileList::store<kHasCount>(smem);
+        const auto address = reinterpret_cast<uint64_t>(list);
+        store_shared_16B(smem + 48, {unsigned(address), unsigned(address >> 32), 0, 0});
+    }
+    template <bool kHasCount>
+    FS_DEVICE static WorkTileChunks load(uint32_t smem, int q_count) {
+        WorkTileChunks found{WorkTileList::load<kHasCount>(smem, q_count)};
+        const uint4 address = load_shared_16B(smem + 48);
+        found.list = reinterpret_cast<const int32_t*>(uint64_t{address.y} << 32 | address.x);
+        return found;
+    }
+};
+
 template <class Kernel>
-using TileInfoOf =
-    std::conditional_t<Kernel::has_lists, WorkTileList,
-                       std::conditional_t<Kernel::splits_keys, WorkTilePart, WorkTileInfo>>;
+using TileInfoOf = std::conditional_t<
+    Kernel::has_lists, std::conditional_t<Kernel::canonical, WorkTileChunks, WorkTileList>,
+    std::conditional_t<Kernel::splits_keys, WorkTilePart, WorkTileInfo>>;
 
 // The box of a tile's queries that begins at `row`.
 template <class Kernel>

@@ -65,6 +65,12 @@ struct Producer {
     // a free stage.
     FS_DEVICE void load_listed_blocks(const TileInfo& tile, TileScheduler<Kernel>& scheduler) {
         const int32_t* const entries = tile.list + kBlockListHeader;
+        if constexpr (Kernel::canonical) {
+            load_ascending(tile, entries);
+            scheduler.prefetch_tile();
+            scheduler.advance();
+            return;
+        }
         int i = tile.block_end - 1;
         BlockEntry entry{i >= 0 ? entries[i] : 0}, next{i >= 1 ? entries[i - 1] : 0};
         if (i >= 0) load_K(tile, entry);
@@ -80,6 +86,20 @@ struct Producer {
         scheduler.prefetch_tile();
         if (i == 0) load(V, &args.v, tile, entry.block());
         scheduler.advance();
+    }
+    FS_DEVICE void load_ascending(const TileInfo& tile, const int32_t* entries) {
+        const int end = tile.block_end;
+        BlockEntry entry{end > 0 ? entries[0] : 0}, next{end > 1 ? entries[1] : 0};
+        if (end > 0) load_K(tile, entry);
+        load_Q(tile);
+#pragma unroll 1
+        for (int i = 0; i < end; ++i) {
+            const BlockEntry after{i + 2 < end ? entries[i + 2] : 0};
+            if (i + 1 < end) load_K(tile, next);
+            load(V, &args.v, tile, entry.block());
+            entry = next;
+            next = after;
+        }
     }
     // The entry is in shared memory before K's full barrier completes.
     FS_DEVICE void load_K(const TileInfo& tile, BlockEntry entry) {

@@ -150,12 +150,12 @@ struct TileScheduler {
 
   private:
     // The tile whose blocks are the positions in its list.
-    FS_DEVICE WorkTileList with_list(WorkTileInfo info, int batch, int head,
+    FS_DEVICE TileInfo with_list(WorkTileInfo info, int batch, int head,
                                      int tile_of_head) const {
         const int32_t* const list = block_lists<Kernel>(args).list(batch, head, tile_of_head);
         info.block_begin = 0;
         info.block_end = list[0];
-        return {info, list, 0, 0, 0};
+        return {WorkTileList{info, list, 0, 0, 0}};
     }
 
     // Sends the number from the first CTA to the second, through the second's full and the first's

@@ -78,9 +78,8 @@ class MmaSyncFamily(Family):
     def adapt_to_program(
         self, cfg: FlashForwardKernelConfig, semantics: Semantics
     ) -> FlashForwardKernelConfig:
-        adapted = replace(cfg, canonical=0)
         # A list has the blocks of one Q block of one head.
-        return replace(adapted, split_keys=0, pack_gqa=False) if has_lists(semantics) else adapted
+        return replace(cfg, split_keys=0, pack_gqa=False) if has_lists(semantics) else cfg
 
     def kernels_to_build(self) -> Sequence[FlashForwardKernelConfig]:
         return sets.get_autotuning_kernel_configs()

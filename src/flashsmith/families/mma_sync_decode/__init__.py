@@ -106,8 +106,10 @@ class MmaSyncDecodeFamily(Family):
     ) -> FlashDecodeKernelConfig:
         # Kernels of whole clusters and of warpgroups have their own code for scores, and those with
         # scales have arguments of their own.
-        plain = replace(cfg, cache=CacheFormat.PLAIN)
-        return replace(plain, canonical=0, chunk_cluster=0, chunk_warpgroups=0)
+        plain = replace(cfg, cache=CacheFormat.PLAIN, chunk_cluster=0, chunk_warpgroups=0)
+        if not cfg.canonical:
+            return plain
+        return replace(plain, n_warps=min(cfg.n_warps, rules.MOST_CANONICAL_WARPS))
 
     def adapt_to_queries(
         self, cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec

@@ -139,7 +139,7 @@ class WgmmaFamily(WarpgroupFamily):
     ) -> WgmmaForwardKernelConfig:
         # A stale maximum recomputes scores, which would compile the program twice. With three
         # warpgroups, functions have no registers for longer tiles or for code of short blocks.
-        adapted = replace(cfg, stale_max=False, canonical=0, short_block=0)
+        adapted = replace(cfg, stale_max=False, short_block=0)
         if cfg.n_warpgroups > 2 and cfg.B_c > 128:
             adapted = replace(adapted, B_c=128)
         # A list has the blocks of one CTA's rows of one head.
