@@ -9,6 +9,7 @@ import pytest
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     MMA_SYNC,
+    MMA_SYNC_DECODE,
     WGMMA,
     DType,
     Problem,
@@ -18,7 +19,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.families.head_dims import PAIRS, HeadPair
-from flashsmith.operations import BACKWARD, FORWARD
+from flashsmith.operations import BACKWARD, DECODE, FORWARD
 
 PAIR = Problem.parse("b2 s128:512 h16:4 d192:128 bf16 causal")
 SHORT_FORMS = (
@@ -49,6 +50,11 @@ def test_tensors_have_the_widths_of_what_they_are() -> None:
     widths = {it.name: BACKWARD.shape(it, backward)[-1] for it in BACKWARD.tensors[:9]}
     wide = dict.fromkeys(("q", "k", "dq", "dk"), 192)
     assert widths == wide | dict.fromkeys(("do", "v", "o", "dv"), 128) | {"lse": 128}
+    decode = Problem.parse("b2 s3:512 h16:4 d192:128 bf16 decode page16")
+    shapes = {it.name: DECODE.shape(it, decode) for it in DECODE.tensors}
+    assert (shapes["k_cache"], shapes["v_cache"]) == ((64, 16, 4, 192), (64, 16, 4, 128))
+    assert (shapes["k"], shapes["v"]) == ((2, 3, 4, 192), (2, 3, 4, 128))
+    assert shapes["o"] == (2, 3, 16, 128)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,7 @@ def test_flop_count_each_gemm_with_its_width(word: str, columns: int) -> None:
     assert PAIR.of_operation("backward", word).attn_flop() == pairs * columns
 
 
-@pytest.mark.parametrize("operation", ["decode", "merge", "write_slots"])
+@pytest.mark.parametrize("operation", ["merge", "write_slots"])
 def test_operations_without_d_v_refuse_it(operation: str) -> None:
     with pytest.raises(ArgumentError, match=f"^d_v=128: {operation} computes v of q's and k's"):
         Problem.parse(f"s128 d192:128 fp16 {operation}")
@@ -108,8 +114,11 @@ def test_widths_without_kernels_are_refused(widths: str) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_both_families_offer_each_pair(pair: HeadPair) -> None:
-    for family, device in ((WGMMA, device_spec("H200")), (MMA_SYNC, device_spec("RTX 4090"))):
+def test_families_offer_each_pair(pair: HeadPair) -> None:
+    oldest = device_spec("RTX 4090")
+    for family, device in (
+        *((WGMMA, device_spec("H200")), (MMA_SYNC, oldest), (MMA_SYNC_DECODE, oldest)),
+    ):
         for dtype in DType:
             offered = (
                 *family.candidates(dtype, pair, device, True),
