@@ -55,7 +55,6 @@ shared_kernels.want([CACHED], CAUSAL)
 _MMA = "mma_sync/forward_kernel.cuh"
 _APPEND, _COPIES = "mma_sync_decode/append_kernel.cuh", "mma_sync_decode/run_copies.cuh"
 _STATE, _SPLIT = "mma_sync_decode/row_state.cuh", "mma_sync_decode/split.cuh"
-_STATIC = "mma_sync_decode/static_kernel_configuration.cuh"
 _KEYS = "K_rows - block * Kernel::B_c, "
 MISTAKES = {
     "mma_sync": (
@@ -97,11 +96,9 @@ MISTAKES = {
                     "chunk * kChunkElements < d_of_v<Kernel>(args)"),
         SourcePatch("o has the columns of q", _STATE, "if (column < d_of_v<Kernel>(args))",
                     "if (column < d_of_qk<Kernel>(args))"),
-        SourcePatch("a stage has no values of their own", _STATIC,
-                    "    static constexpr int stage_bytes = KeysLayout::kBytes + "
-                    "ValuesLayout::kBytes;\n    static constexpr int queries_offset = own_rows",
-                    "    static constexpr int stage_bytes = KeysLayout::kBytes;\n"
-                    "    static constexpr int queries_offset = own_rows"),
+        SourcePatch("values begin where keys of their width end", _COPIES,
+                    "return K_tile(stage) + KeysLayout::kBytes;",
+                    "return K_tile(stage) + ValuesLayout::kBytes;"),
         SourcePatch("the width of v is q's", _STATE, "args.d >> 16", "args.d & 0xffff"),
         SourcePatch("parts' states are as wide as keys", _SPLIT,
                     "(first + int64_t{part} * rows + row) * Kernel::d_v;",

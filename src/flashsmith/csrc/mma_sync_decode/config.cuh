@@ -76,7 +76,9 @@ struct FlashDecodeKernelConfig {
     constexpr int keys_per_warp() const { return B_c / n_warps; }
     // Whether a warp keeps its queries' fragments in registers next to its sums. Larger fragments
     // do not fit into 255 registers.
-    constexpr bool keeps_queries() const { return (own_rows ? 16 : B_r) * d_head <= 16 * 128; }
+    constexpr bool keeps_queries() const {
+        return (own_rows ? 16 : B_r) * (d_v > d_head ? d_v : d_head) <= 16 * 128;
+    }
     // With own_rows, a thread has own_tiles() tiles of eight columns. Of a run's first subtree it
     // keeps as many of them in registers as fit next to the scores. The other tiles and the rows'
     // statistics are in shared memory.

@@ -378,7 +378,7 @@ class FlashDecodeKernelConfig(KernelConfig):
     @property
     def keeps_queries(self) -> bool:
         """Whether a warp keeps the fragments of its queries in registers."""
-        return self.rows_per_warp * self.d_head <= MMA_ROWS * 128
+        return self.rows_per_warp * max(self.d_head, self.d_v) <= MMA_ROWS * 128
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: the queries, the stages of K and V, the row

@@ -77,9 +77,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "own_rows_keep_queries",
-        "own_rows needs a d_head of at most 128: a warp keeps the queries of its rows in registers",
+        "own_rows needs a d_head and d_v of at most 128: a warp keeps the queries of its rows in "
+        "registers, next to their sums",
         lambda cfg, device: not cfg.own_rows or cfg.keeps_queries,
-        ("d_head", "own_rows"),
+        ("d_head", "d_v", "B_r", "own_rows"),
     ),
     Rule(
         "own_rows_without_exchange",
