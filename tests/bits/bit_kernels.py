@@ -8,6 +8,7 @@ from functools import cached_property
 
 from flashsmith.families import DType, KernelConfig, parse_kernel_name_into_config
 from flashsmith.families.canonical import canonical_tile
+from flashsmith.families.head_dims import PAIRS, HeadDims
 
 D_HEADS = (64, 96, 128, 256)
 
@@ -19,20 +20,32 @@ class Kernels:
     dtype: DType
     d: int
     arch: int = 90
+    #: That of v; 0 stands for d.
+    d_v: int = 0
 
     @property
-    def d_head(self) -> int:
-        return min(d_head for d_head in D_HEADS if d_head >= self.d)
+    def widths(self) -> HeadDims:
+        """Of the kernels."""
+        if self.d_v in (0, self.d):
+            return min(d_head for d_head in D_HEADS if d_head >= self.d)
+        fitting = [it for it in PAIRS if it.d_head >= self.d and it.d_v >= self.d_v]
+        return min(fitting, key=sum)
+
+    @property
+    def widest(self) -> int:
+        return self.widths if isinstance(self.widths, int) else max(self.widths)
+
+    @property
+    def tile(self) -> int:
+        return canonical_tile(self.d, self.arch, self.d_v)
 
     def _named(self, rows: int, workers: str, knobs: str) -> KernelConfig:
-        tile = canonical_tile(self.d_head, self.arch)
-        return parse_kernel_name_into_config(
-            f"({self.dtype.name}, {self.d_head}, {rows}, {tile}, {workers}): {knobs}+canonical_1"
-        )
+        shape = f"({self.dtype.name}, {self.widths}, {rows}, {self.tile}, {workers})"
+        return parse_kernel_name_into_config(f"{shape}: {knobs}+canonical_1")
 
     @cached_property
     def mma_sync(self) -> KernelConfig:
-        loads, stages = ("0_2_2", "+stages_2") if self.d_head <= 128 else ("2_2_2", "")
+        loads, stages = ("0_2_2", "+stages_2") if self.widest <= 128 else ("2_2_2", "")
         knobs = f"async+eager+swizzled+load_{loads}_tiles+opt_softmax{stages}"
         return self._named(64, "4", knobs)
 
@@ -40,18 +53,21 @@ class Kernels:
     def mma_sync_of_groups(self) -> KernelConfig:
         """With one tile of K and V, up to d 128 32 rows a warp, and the heads of a group side by
         side."""
-        warps = "2" if self.d_head <= 128 else "4"
+        warps = "2" if self.widest <= 128 else "4"
         knobs = "async+eager+swizzled+load_2_2_2_tiles+opt_softmax+trim+pack_gqa"
         return self._named(64, warps, knobs)
 
     @cached_property
     def wgmma(self) -> KernelConfig:
-        return self._named(64, "1wg", "tma+stages_2+q_buffers_1+regs_32_240+static_persistent")
+        place = "+direct_O" if self.d_v > self.d else ""
+        knobs = "tma+stages_2+q_buffers_1+regs_32_240+static_persistent"
+        return self._named(64, "1wg", f"{knobs}{place}")
 
     @cached_property
     def wgmma_in_turns(self) -> KernelConfig:
         """Two warpgroups, whose softmax hides behind each other's products."""
-        buffers, end = (2, "") if self.d_head <= 128 else (1, "+direct_O")
+        buffers, end = (2, "") if self.widest <= 128 else (1, "+direct_O")
+        end = "+direct_O" if self.d_v > self.d else end
         return self._named(
             128,
             "2wg",
@@ -61,8 +77,8 @@ class Kernels:
 
     @cached_property
     def decode(self) -> KernelConfig:
-        warps = 4 if canonical_tile(self.d_head, self.arch) >= 64 else 2
-        stages = 3 if self.d_head <= 128 else 2
+        warps = 4 if self.tile >= 64 else 2
+        stages = 3 if self.widest <= 128 else 2
         return self._named(16, str(warps), f"decode+stages_{stages}+least_128+parts_1")
 
     def forward(self) -> Iterator[KernelConfig]:

@@ -26,7 +26,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
         ("mma_sync", 80),
         ("mma_sync_of_groups", 80),
     ),
-    "d": (64, 80, 96, 128, 256),
+    #: With d_v where v has another one.
+    "d": (64, 80, 96, 128, 256, (40, 120), (128, 48), (184, 128), (200, 240)),
     "mask": ("none", "causal", "window"),
     "group": (1, 4, 8),
     "dtype": (DType.FP16, DType.BF16),
@@ -58,14 +59,22 @@ class Case:
     def __str__(self) -> str:
         (kernel, arch), d, mask, group, dtype, softcap, sinks, packed = self.values
         words = ["softcap"] * bool(softcap) + ["sinks"] * bool(sinks) + ["packed"] * packed
-        return " ".join([kernel, str(arch), dtype.name, f"d{d}", f"group{group}", mask, *words])
+        d = f"d{d}" if isinstance(d, int) else "d{}:{}".format(*d)
+        return " ".join([kernel, str(arch), dtype.name, d, f"group{group}", mask, *words])
 
     def of(self, name: str) -> Any:
         return self.values[list(VALUES).index(name)]
 
     @cached_property
     def _kernels(self) -> Kernels:
-        return Kernels(self.of("dtype"), self.of("d"), self.of("kernel")[1])
+        d, d_v = self.widths
+        return Kernels(self.of("dtype"), d, self.of("kernel")[1], d_v)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """(d, d_v); d_v is 0 for d."""
+        found = self.of("d")
+        return (found, 0) if isinstance(found, int) else found
 
     @property
     def forward(self) -> KernelConfig:
@@ -76,9 +85,9 @@ class Case:
         return self._kernels.decode
 
     def sequence(self, queries: int, keys: int, kind: str = "random") -> Sequence:
-        group = self.of("group")
+        group, (d, d_v) = self.of("group"), self.widths
         return Sequence(
-            *(queries, keys, self.of("dtype"), self.of("d"), 2 if group == 1 else 1, group),
+            *(queries, keys, self.of("dtype"), d, 2 if group == 1 else 1, group),
             **MASKS[self.of("mask")],
             softcap=self.of("softcap"),
             sinks=self.of("sinks"),
@@ -86,6 +95,7 @@ class Case:
             kind=kind,
             arch=self.of("kernel")[1],
             seed=self.number,
+            d_v=d_v,
         )
 
     @property

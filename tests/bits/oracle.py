@@ -22,8 +22,8 @@ STEP = 16  # keys, or columns, that an mma takes
 
 @dataclass(frozen=True)
 class Rows:
-    """Some of a head's rows over its sequence: q (rows, d), k and v (keys, d) in 16 bits, and which
-    keys each row sees, (rows, keys)."""
+    """Some of a head's rows over its sequence: q (rows, d), k (keys, d) and v (keys, d_v) in 16
+    bits, and which keys each row sees, (rows, keys)."""
 
     q: Any
     k: Any
@@ -35,7 +35,7 @@ class Rows:
     arch: int = 90  # 90 for sm_90
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """(o, lse): (rows, d) in the inputs' dtype, (rows,) in float32."""
+        """(o, lse): (rows, d_v) in the inputs' dtype, (rows,) in float32."""
         with np.errstate(all="ignore"):
             return self._end(*self._merged())
 
@@ -46,7 +46,9 @@ class Rows:
     @property
     def tile(self) -> int:
         """Keys of a tile."""
-        return (64 if self.q.shape[1] <= 128 else 32) * (2 if self.arch >= 90 else 1)
+        d, d_v = self.q.shape[1], self.v.shape[1]
+        is_long = max(d, d_v) <= 128 and (d == d_v or min(d, d_v) <= 64)
+        return (64 if is_long else 32) * (2 if self.arch >= 90 else 1)
 
     def mma(self, a: Any, b: Any, c: Any) -> Any:
         """c + a b in steps of 16, ascending."""
@@ -58,7 +60,7 @@ class Rows:
 
     def _chunk(self, keys: slice) -> tuple[Any, Any, Any]:
         """The offset, sum and O of a chunk's keys."""
-        rows, d = self.q.shape
+        rows, d = len(self.q), self.v.shape[1]
         tile = self.tile
         floor = f4(-3e38)
         m = np.full(rows, maximum_number(floor * (f4(1) / self.sigma), floor))
@@ -94,7 +96,7 @@ class Rows:
 
     def _merged(self) -> tuple[Any, Any, Any]:
         """The same of all chunks, each of which joins those before it."""
-        rows, d = self.q.shape
+        rows, d = len(self.q), self.v.shape[1]
         so_far = np.zeros(rows, f4), np.zeros(rows, f4), np.zeros((rows, d), f4)
         for first in range(0, len(self.k), CHUNK):
             so_far = _merge(so_far, self._chunk(slice(first, min(first + CHUNK, len(self.k)))))
@@ -158,7 +160,8 @@ def attention(
         sees &= apart <= (0 if causal else right)
     if left is not None:
         sees &= apart >= -left
-    o, lse = np.empty_like(q), np.empty((batch, heads, seq_q), f4)
+    o = np.empty((batch, seq_q, heads, v.shape[-1]), q.dtype)
+    lse = np.empty((batch, heads, seq_q), f4)
     for b, head in np.ndindex(batch, heads):
         of_k = head // (heads // heads_k)
         sink = None if sinks is None else sinks[head]

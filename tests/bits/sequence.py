@@ -37,6 +37,8 @@ class Sequence:
     kind: str = "random"
     arch: int = 90
     seed: int = 0
+    #: That of v; 0 stands for d.
+    d_v: int = 0
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -64,19 +66,24 @@ class Sequence:
             *(1, self.queries, self.keys, self.heads, self.heads_k, self.d, self.dtype),
             Semantics(self.semantics.mask, self.softcap > 0, self.packed, uneven=self.packed),
             operation="decode",
+            d_v=self.d_v,
         )
         return problem.required_semantics(cfg)
 
     @cached_property
     def tensors(self) -> tuple[Any, Any, Any]:
         """q, k and v of a batch of one."""
-        return draw(
+        q, k, v = draw(
             self.kind,
             self.seed,
             _DTYPES[self.dtype],
             (1, self.queries, self.heads, self.d),
             (1, self.keys, self.heads_k, self.d),
         )
+        # Columns that v has beyond d are halves of others.
+        column = np.arange(self.d_v or self.d)
+        wide = v[..., column % self.d] * (0.5 ** (column // self.d)).astype(v.dtype)
+        return q, k, np.ascontiguousarray(wide)
 
     @cached_property
     def expected(self) -> Result:
@@ -127,7 +134,7 @@ class Sequence:
         caches, table = [], None
         capacity = max(length, beside) + 21
         for own, other in ((k, others[1]), (v, others[2])):
-            cache = np.full((2, capacity, *k.shape[2:]), np.nan, k.dtype)
+            cache = np.full((2, capacity, *own.shape[2:]), np.nan, k.dtype)
             cache[0, :length], cache[1, :beside] = own[0, :length], other[0]
             if page:
                 cache, table = _in_pages(cache, page)

@@ -539,10 +539,9 @@ LENS_IN_ONE_PAGE = np.array([3, 5], np.int32)
         (changed(k_cache=np.zeros((2, 20, HEADS_K, 32), np.float16)), "k_cache: shape .* d_head"),
         (changed(v_cache=np.zeros((2, 21, HEADS_K, D), np.float16)), "v_cache: shape .* k_cache's"),
         (changed(v_cache=np.zeros((2, 20, HEADS_K, 2 * D), np.float16)),
-         r"v_cache: shape .* d_head must be q's, 64: pad q and k_cache with zeros to d 128, and "
-         r"pass scale=1/sqrt\(64\) of the d before padding"),
-        (changed(v_cache=np.zeros((2, 20, HEADS_K, 32), np.float16)),
-         "v_cache: shape .*: pad v_cache with zeros to d 64 and keep the output's first 32"),
+         "v_cache: d_v 128 is not d, 64; the config's kernel has one width"),
+        (changed(v_cache=np.zeros((2, 20, HEADS_K, 60), np.float16)),
+         "v_cache: d_head 60 .* multiple of 8: pad v_cache with zeros"),
         (changed(k_cache=np.zeros((2, 20, HEADS_K, 2 * D), np.float16)),
          r"k_cache: shape .* pad q with zeros to d 128, and pass scale=1/sqrt\(64\)"),
         (changed(k_cache=np.zeros((3, 20, HEADS_K, D), np.float16),

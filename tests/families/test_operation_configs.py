@@ -260,6 +260,7 @@ SAMPLES = {
             "chunk_keys_in_copies": {"d_head": 96, "B_c": 32, "n_warps": 2, "chunk_rows": 128},
             "chunk_rows_fit_registers": {"d_head": 256, "B_c": 64, "chunk_rows": 64},
             "own_rows_of_all_warps": {"own_rows": True},
+            "own_rows_keep_queries": {"own_rows": True, "d_head": 192},
             "own_rows_without_exchange": {"own_rows": True, "full_tiles": True},
             "parts_of_whole_stages": {"B_c": 128, "min_keys": 64},
             "smem_within_limit": {"d_head": 256, "stages": 8},
@@ -277,6 +278,8 @@ SAMPLES = {
             "chunk_cluster_is_canonical": {"chunk_cluster": 2},
             "chunk_cluster_columns": CANONICAL | {"chunk_cluster": 8},
             "cache_of_mma_sync": {"cache": CacheFormat.E4M3, "chunk_warpgroups": 2},
+            "d_v_supported": {"d_v": 96},
+            "d_v_of_mma_sync": {"d_v": 128, "chunk_warpgroups": 2},
         },
         {
             "d_head": {"d_head": 80},
@@ -289,6 +292,7 @@ SAMPLES = {
             "min_keys": {"B_c": 128, "min_keys": 64},
             "the tiles need more": {"d_head": 256, "stages": 8},
             "cache": {"cache": CacheFormat.SCALED, "chunk_warpgroups": 2},
+            "d_v": {"d_v": 128, "chunk_warpgroups": 2},
         },
         (
             *("smem_bytes", "chunk_smem_bytes", "n_threads", "keys_per_warp", "keeps_queries"),

@@ -98,7 +98,7 @@ BROKEN = [
     ),
     ("(FP16, 128:96, 64, 64, 4): load_2_2_2_tiles", {"d_v_supported"}),
     ("(FP16, 128:128, 64, 64, 4): load_2_2_2_tiles", {"d_v_supported"}),
-    (f"(FP16, 64:128, 64, 64, 4): {AHEAD}+opt_softmax+canonical_1", {"canonical_d_v"}),
+    (f"(FP16, 128:64, 64, 32, 4): {AHEAD}+opt_softmax+canonical_1", {"canonical_tile"}),
 ]
 
 

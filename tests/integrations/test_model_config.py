@@ -117,6 +117,11 @@ def causal(heads: str, *words: str) -> list[str]:
             id="bart",
         ),
         pytest.param(DEEPSEEK, causal("h128 d192 bf16", "causal"), id="deepseek"),
+        pytest.param(
+            DEEPSEEK | {"v_head_dim": 128},
+            causal("h128 d192:128 bf16", "causal"),
+            id="deepseek of two widths",
+        ),
         pytest.param(FALCON, causal("h71:1 d64 bf16", "causal"), id="falcon"),
     ],
 )

@@ -207,6 +207,17 @@ def test_values_may_have_another_width(calls: Calls) -> None:
     torch.testing.assert_close(output, expected.transpose(1, 2), atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_deepseek_generates_over_caches_of_two_widths(cache: str) -> None:
+    model = unvetted("deepseek_v3")
+    how = {"max_new_tokens": 3, "do_sample": False, "cache_implementation": cache}
+    expected = model.generate(tokens()[:1], **how)
+    model.set_attn_implementation("flashsmith")
+    found, messages = quietly(model.generate, inputs=tokens()[:1], **how)
+    assert torch.equal(found, expected[0])
+    assert not [it for it in messages if "value" in it]
+
+
 def test_output_attentions_warns(calls: Calls) -> None:
     model = tiny("bert")
     model.set_attn_implementation("flashsmith")

@@ -95,7 +95,7 @@ MISTAKES = {
         SourcePatch("subnormal codes as normal ones", _ROW, "size < Format::kSmallestNormal",
                     "size < 0.0f"),
         SourcePatch("columns that keys have not", _COPIES,
-                    "SEMANTICS.uneven || Kernel::CFG.key_bytes() > kRowBytes",
+                    "SEMANTICS.uneven || Kernel::CFG.key_bytes() > kKeyBytes",
                     "false"),
     ),
     "e5m2": (

@@ -1,12 +1,13 @@
 """Mistakes with the widths of kernels whose v has another d than q and k. All must be caught.
 
-The default run takes one mistake; ``-m full`` takes all of both families.
+The default run takes one mistake of two families; ``-m full`` takes all.
 """
 
 from __future__ import annotations
 
 import pytest
 import shared_kernels
+from decode_mistakes import AskedDecode
 from mutant_suite import MutantSuite
 from operation_victims import AskedForward, OperationVictim, SourcePatch
 
@@ -21,6 +22,18 @@ ASKED = (
     AskedForward("b1 s70:100 h3 d64:64 causal", "nonfinite"),
     AskedForward("b1 s70:100 h3 d56:64 causal", "nonfinite"),
 )
+# Over a cache; 'heads first' has NaN between rows, too.
+_CACHED = {"append": True, "layout": "heads first"}
+ASKED_OVER_CACHE = (
+    AskedDecode("b2 s2:300 h4:2 d120:56 causal", options=_CACHED),
+    AskedDecode(
+        "b2 s2:300 h4:2 d120:56 causal page24",
+        options={**_CACHED, "rotary": "halves", "rotary_half": 30},
+    ),
+    AskedDecode("b1 s1:900 h4:1 d128:48 causal", options={"lens_k": (900,), **_CACHED}),
+    AskedDecode("b2 s40:200 h4:2 d120:56 causal", options={"layout": "heads first"}),
+)
+CACHED = config("(FP16, 128:64, 16, 64, 4): decode+stages_3+least_128+parts_2+chunks_64")
 VICTIMS = {
     "mma_sync": OperationVictim(
         config(
@@ -35,9 +48,13 @@ VICTIMS = {
         ASKED,
     ),
 }
+VICTIMS["decode"] = OperationVictim(CACHED, CAUSAL, ASKED_OVER_CACHE)
 shared_kernels.want([VICTIMS["mma_sync"].config], CAUSAL)
+shared_kernels.want([CACHED], CAUSAL)
 
 _MMA = "mma_sync/forward_kernel.cuh"
+_APPEND, _COPIES = "mma_sync_decode/append_kernel.cuh", "mma_sync_decode/run_copies.cuh"
+_STATE, _SPLIT = "mma_sync_decode/row_state.cuh", "mma_sync_decode/split.cuh"
 _KEYS = "K_rows - block * Kernel::B_c, "
 MISTAKES = {
     "mma_sync": (
@@ -56,6 +73,37 @@ MISTAKES = {
         SourcePatch("V has K's panels", "wgmma/producer.cuh",
                     "Pipeline::kBytes / Kernel::KV_panel_bytes", "Kernel::n_panels"),
     ),
+    "decode": (
+        SourcePatch("appended values have K's columns", _APPEND,
+                    "kOfValues ? d_of_v<Kernel>(args)", "kOfValues ? d_of_qk<Kernel>(args)"),
+        SourcePatch("appended keys have V's columns", _APPEND,
+                    ": d_of_qk<Kernel>(args));", ": d_of_v<Kernel>(args));"),
+        SourcePatch("values are cut as keys", _COPIES,
+                    "(!kCutsValues || element < d_of_v<Kernel>(args))",
+                    "(!kCutsKeys || element < d_of_qk<Kernel>(args))"),
+        SourcePatch("keys are cut as values", _COPIES,
+                    "(!kCutsKeys || element < d_of_qk<Kernel>(args));",
+                    "(!kCutsKeys || element < d_of_v<Kernel>(args));"),
+        SourcePatch("values of a page are cut as keys", _COPIES,
+                    "v_first + kPanelElements * p < d_of_v<Kernel>(args)",
+                    "v_first + kPanelElements * p < d_of_qk<Kernel>(args)"),
+        SourcePatch("values have K's panels", _COPIES, "if (p < ValuesLayout::kWidePanels)",
+                    "if (p < KeysLayout::kWidePanels)"),
+        SourcePatch("keys have V's panels", _COPIES, "if (p < KeysLayout::kWidePanels)",
+                    "if (p < ValuesLayout::kWidePanels)"),
+        SourcePatch("queries are cut as values", _COPIES,
+                    "chunk * kChunkElements < d_of_qk<Kernel>(args)",
+                    "chunk * kChunkElements < d_of_v<Kernel>(args)"),
+        SourcePatch("o has the columns of q", _STATE, "if (column < d_of_v<Kernel>(args))",
+                    "if (column < d_of_qk<Kernel>(args))"),
+        SourcePatch("values begin where keys of their width end", _COPIES,
+                    "return K_tile(stage) + KeysLayout::kBytes;",
+                    "return K_tile(stage) + ValuesLayout::kBytes;"),
+        SourcePatch("the width of v is q's", _STATE, "args.d >> 16", "args.d & 0xffff"),
+        SourcePatch("parts' states are as wide as keys", _SPLIT,
+                    "(first + int64_t{part} * rows + row) * Kernel::d_v;",
+                    "(first + int64_t{part} * rows + row) * Kernel::d_head;"),
+    ),
 }  # fmt: skip
 SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
 
@@ -65,8 +113,9 @@ def test_mistakes_are_in_the_sources() -> None:
     assert SUITE.void_mistakes() == []
 
 
-def test_the_first_mistake_is_caught() -> None:
-    assert SUITE.unnoticed_mistakes("mma_sync", slice(0, 1)) == set()
+@pytest.mark.parametrize("name", ["mma_sync", "decode"])
+def test_the_first_mistake_is_caught(name: str) -> None:
+    assert SUITE.unnoticed_mistakes(name, slice(0, 1)) == set()
 
 
 @pytest.mark.full

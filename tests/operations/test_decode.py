@@ -114,7 +114,7 @@ def _call(problem: Problem, extra: dict[str, tuple[int, ...]], **options: Any) -
 
 def test_numbers_of_a_dense_call() -> None:
     assert DECODE.numbers(_call(DENSE, {})) == (
-        *(2, 3, 128, 8, 2, 64, 0, 2, 128, 0, 0, 0),
+        *(2, 3, 128, 8, 2, 64, 64, 0, 2, 128, 0, 0, 0),
         *(1536, 512, 64, 8192, 128, 64, 9216, 256, 72, 1600, 520, 64, *[0] * 6),
         *(0, 0, 0, 0, 0),
         *(64**-0.5, 0.0, UNLIMITED, UNLIMITED, 0, 0, 0),
@@ -136,7 +136,7 @@ def test_numbers_of_a_paged_call_with_everything() -> None:
     asked = _call(PAGED, extra, scale=0.5, **options)
     asked = asked._replace(sizes={**asked.sizes, "k_scales": 1, "v_scales": 2})
     assert DECODE.numbers(asked) == (
-        *(2, 3, 144, 8, 2, 64, 5, 30, 16, 9, 200, 16),
+        *(2, 3, 144, 8, 2, 64, 64, 5, 30, 16, 9, 200, 16),
         *(0, 512, 64, 8192, 128, 64, 9216, 256, 72, 0, 520, 64, 0, 128, 64, 0, 136, 68),
         *(12, 20, 24, 0, 5),
         *(0.5, 0.0, UNLIMITED, 0, 1, 1, 1),

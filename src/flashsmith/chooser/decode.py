@@ -112,10 +112,10 @@ def attention_with_cache(
         q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array;
             packed (total_q, heads_q, d) with cu_seqlens_q. Strides as for attention().
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
-            d), with strides as for attention(): both may be halves of one tensor. heads_q must be a
-            multiple of heads_k. Rows beyond a sequence's length may hold anything. Both may be
-            float8_e4m3fn or float8_e5m2, with d a multiple of 16: the result has the bits of the
-            caches converted to q's dtype.
+            d), with strides as for attention(): both may be halves of one tensor. The d of v_cache
+            may be another, that of o. heads_q must be a multiple of heads_k. Rows beyond a
+            sequence's length may hold anything. Both may be float8_e4m3fn or float8_e5m2, with d a
+            multiple of 16: the result has the bits of the caches converted to q's dtype.
         v_width: for a latent cache (MLA, docs/serving.md): the first v_width columns of k_cache's
             one head are the values, and o has v_width columns. v_cache and v must be None, and
             scale must be given.
@@ -129,9 +129,9 @@ def attention_with_cache(
             the sequence has dropped, all outside every query's window. cache_lens does not count
             them, positions of cos and sin do. With bits='canonical' rows then have the bits of the
             whole cache.
-        k, v: q's shape with heads_k heads; they are appended at cache_lens before attention. None
-            appends nothing. Sequences must not share the pages to which they append. JAX arrays
-            cannot be appended to.
+        k, v: q's shape with heads_k heads, and v with v_cache's d; they are appended at cache_lens
+            before attention. None appends nothing. Sequences must not share the pages to which they
+            append. JAX arrays cannot be appended to.
         cos, sin: (positions, rotary_d / 2) of q's dtype or fp32. They rotate the first rotary_d
             elements of k and q (rotary embedding). The rotation is computed in fp32 and rounded
             once. Row i of k is rotated by position cache_lens + i. With causal or a window query i
@@ -157,7 +157,8 @@ def attention_with_cache(
             the batch into account and may be faster.
         bits: 'canonical' gives each row the bits that attention(bits='canonical') gives it, in any
             chunks, batch and pages, and with any split. None is FLASHSMITH_BITS, or 'free'.
-        out: where to write the result, q's shape and dtype; None allocates it.
+        out: where to write the result, q's shape with v_cache's d, and q's dtype; None allocates
+            it.
         return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
             or (heads_q, total_q). It is -inf for a row without keys and sink.
         config: the kernel to use; None chooses one.

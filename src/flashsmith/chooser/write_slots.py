@@ -187,6 +187,6 @@ def _problem(views: dict[str, TensorView], *, has_scales: bool) -> Problem:
     count = views["slot_mapping"].shape[0]
     dtype = DTYPES[views["k"].dtype]
     cache = cache_format(views, has_scales=has_scales)
-    check_d(cache, d)
+    check_d(cache, "k_cache", d)
     sizes = 1, count, 1, heads, heads, d
     return Problem(*sizes, dtype, Semantics(), WRITE_SLOTS.name, cache=cache.label)

@@ -22,11 +22,21 @@ CHUNK = 4096
 _HOPPER = 90
 
 
-def canonical_tile(d: int, arch: int) -> int:
-    """How many keys a tile has, by the head dimension of the call and the architecture (90 for
-    9.0)."""
-    tile = 64 if d <= 128 else 32
+def canonical_tile(d: int, arch: int, d_v: int = 0) -> int:
+    """How many keys a tile has, by the head dimension of the call, the architecture (90 for 9.0)
+    and the head dimension of v, of which 0 stands for d.
+
+    Calls whose widths differ have the tile of the kernels that serve them, so the narrower one
+    counts, too.
+    """
+    differ = d_v not in (0, d)
+    tile = 64 if max(d, d_v) <= 128 and (not differ or min(d, d_v) <= 64) else 32
     return 2 * tile if arch >= _HOPPER else tile
+
+
+def tile_of(cfg: Any, arch: int) -> int:
+    """The canonical tile of a config's kernel on an architecture."""
+    return canonical_tile(cfg.d_head, arch, getattr(cfg, "d_v", 0))
 
 
 def version_of(cfg: Any) -> int:
@@ -40,7 +50,7 @@ def emulated_arch(cfg: Any) -> int:
     family or, if the config is canonical, the oldest on which the canonical tile is its B_c.
     Configs with chunk_warpgroups need sm_90."""
     oldest = int(cfg.OLDEST_ARCH)
-    is_of_oldest = not version_of(cfg) or cfg.B_c == canonical_tile(cfg.d_head, oldest)
+    is_of_oldest = not version_of(cfg) or cfg.B_c == tile_of(cfg, oldest)
     if getattr(cfg, "chunk_warpgroups", 0):
         return _HOPPER
     return oldest if is_of_oldest else _HOPPER
@@ -83,10 +93,8 @@ def canonical_rules(*other: tuple[str, str, Callable[[Any], bool]]) -> tuple[Rul
             "canonical_tile",
             f"B_c must be the tile of {ORDER}: 128 keys up to d_head 128, 64 above; half of that "
             "before sm_90",
-            lambda cfg, device: (
-                not cfg.canonical or cfg.B_c == canonical_tile(cfg.d_head, device.arch)
-            ),
-            ("canonical", "B_c", "d_head"),
+            lambda cfg, device: not cfg.canonical or cfg.B_c == tile_of(cfg, device.arch),
+            ("canonical", "B_c", "d_head", "d_v"),
         ),
         *(
             Rule(

@@ -98,17 +98,12 @@ def padding_advice(d: int) -> str:
 
 
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
-    """What to do if a tensor ('k', 'k_cache' or 'v_cache') has another d than q.
+    """What to do if the keys, a tensor 'k' or 'k_cache', have another d than q.
 
     The advice mentions the scale, because its default depends on the d that the kernel gets.
     """
-    keys = "k_cache" if name.endswith("_cache") else "k"
-    if name != keys and d < d_q:
-        return f"pad {name} with zeros to d {d_q} and keep the output's first {d} columns"
-    scale = f"pass scale=1/sqrt({d_q}) of the d before padding, not the default"
-    if name != keys:
-        return f"pad q and {keys} with zeros to d {d}, and {scale}"
     if d > d_q:
+        scale = f"pass scale=1/sqrt({d_q}) of the d before padding, not the default"
         return f"reorder the dimensions, or pad q with zeros to d {d}, and {scale}"
     return f"reorder the dimensions, or pad {name} with zeros to d {d_q}"
 

@@ -31,8 +31,8 @@ def nearest_legal(
     If several have equally many changes, they are grouped by the knobs that change: the nearest of
     each group comes first, then the second nearest of each. If `cfg` is legal, the result is only
     this config. Every change that is listed is necessary: without any part of it the config would
-    be illegal. d_head is changed only if no kernel has it, since the problem determines it. If
-    `device` is None, it is the default device of the family.
+    be illegal. d_head and d_v are changed only if no kernel has them, since the problem determines
+    them. If `device` is None, it is the default device of the family.
     """
     device = device or default_device(cfg.OLDEST_ARCH)
     space = cfg.family.legal_space
@@ -142,16 +142,23 @@ def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
 
 
 def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> list[str]:
-    """The knobs that may not be changed: d_head if there are kernels for its value, and knobs that
-    are not connected with a broken rule through other rules."""
+    """The knobs that may not be changed: the widths if there are kernels for them, or d_head if
+    there are some for its value, and knobs that are not connected with a broken rule through other
+    rules.
+
+    Both widths of a pair without kernels must not be fixed: no change of other knobs makes it
+    legal, and the search would go through all of them.
+    """
     touched: set[str] = set()
     grown = {knob for rule in space.rules if not rule.predicate(cfg, device) for knob in rule.knobs}
     while grown - touched:
         touched |= grown
         grown = {k for rule in space.rules if touched & set(rule.knobs) for k in rule.knobs}
     fixed = [knob for knob in space.values if knob not in touched]
-    has_kernels = cfg.d_head in space.values["d_head"] and "d_head" in touched
-    return fixed + ["d_head"] * has_kernels
+    widths = ["d_head"] * (cfg.d_head in space.values["d_head"])
+    if cfg.head_dims in cfg.family.head_dims:
+        widths = ["d_head", "d_v"]
+    return fixed + [knob for knob in widths if knob in touched]
 
 
 def _distance(cfg: KernelConfig, other: KernelConfig) -> tuple[object, ...]:

@@ -209,8 +209,5 @@ def _texts(of: _Heads, dtype: str, gradients: bool, notes: list[str]) -> Iterato
         words = [word for word in (visible, "softcap" * of.softcap, "packed") if word]
         operations = ["", *["decode"] * of.generates, *["backward"] * gradients]
         for operation in operations:
-            d, d_v = of.d, of.d_v or of.d
-            if operation == "decode":  # over a cache, the narrower is padded
-                d = d_v = max(d, d_v)
-            widths = f"d{d}" if d == d_v else f"d{d}:{d_v}"
+            widths = f"d{of.d}" if of.d_v in (0, of.d) else f"d{of.d}:{of.d_v}"
             yield " ".join(filter(None, [heads, widths, dtype, operation, *words]))

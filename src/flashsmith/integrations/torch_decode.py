@@ -162,10 +162,11 @@ def call_by_name(
     return found, q.new_empty((0,), dtype=torch.float32)
 
 
-def _fake(q: Any, *_: Any, return_lse: bool = False, **__: Any) -> Any:
+def _fake(q: Any, _k: Any, v_cache: Any, *_: Any, return_lse: bool = False, **__: Any) -> Any:
     *leading, length, heads, _d = q.shape
     shape = (*leading, heads, length) if return_lse else (0,)
-    return q.new_empty(q.shape), q.new_empty(shape, dtype=torch.float32)
+    o = q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
+    return o, q.new_empty(shape, dtype=torch.float32)
 
 
 def _autograd(name: str) -> Any:

@@ -42,7 +42,6 @@ from flashsmith.integrations.transformers_bits import (
     asked_bits,
     refuse_rolling,
     refuse_under_canonical,
-    wants_canonical,
 )
 from flashsmith.integrations.transformers_masks import (
     HiddenKeys,
@@ -70,7 +69,6 @@ from flashsmith.integrations.transformers_sequences import (
     sequences_by_position,
     sequences_of,
 )
-from flashsmith.integrations.transformers_widths import equally_wide, note_widths
 from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.sizes import CANONICAL
 
@@ -262,9 +260,6 @@ def flashsmith_attention_forward(
         )
     query, key, value = under_autocast(query, key, value)
     q, k, v = _converted(query, key, value)
-    # Caches, and the canonical order, have one d.
-    pads = pages is not None or filled is not None or wants_canonical()
-    q, k, v, scale = equally_wide(q, k, v, scaling) if pads else (q, k, v, scaling)
     call = _Call(
         q,
         k,
@@ -274,7 +269,7 @@ def flashsmith_attention_forward(
         causal=causal,
         window=window,
         softcap=softcap,
-        scale=scale,
+        scale=scaling,
         sinks=s_aux,
         sequences=sequences,
         longest_q=max_length_q,
@@ -289,9 +284,7 @@ def flashsmith_attention_forward(
         except UnservedError:  # a pattern, on another device than its kernels are for
             reason = _PATTERN
         else:
-            if pads:
-                note_widths(query, value)
-            return output[..., : value.shape[-1]].to(query.dtype), None
+            return output.to(query.dtype), None
     _refuse_or_note(call, reason)
     mask = _as_pytorch_takes_it(call)
     return sdpa_attention_forward(

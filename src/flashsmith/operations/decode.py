@@ -17,6 +17,8 @@ from flashsmith.operations.cache_scales import (
     scale_numbers,
 )
 from flashsmith.operations.forward import (
+    OUT,
+    PACKED_OUT,
     PACKED_Q,
     PACKED_ROWS,
     ROWS,
@@ -37,9 +39,10 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.flop import visible_pairs
 from flashsmith.semantics.sizes import Sizes
 
-# A dense cache is (batch, capacity, heads_k, d), a paged one (pages, page, heads_k, d).
-_CACHE = ("blocks", "slots", "heads_k", "d")
-_NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k", "d"), ("total_q", "heads_k", "d")
+# A dense cache is (batch, capacity, heads_k, d), a paged one (pages, page, heads_k, d). That of
+# values has d_v in the place of d.
+_CACHE = ("blocks", "slots", "heads_k")
+_NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k"), ("total_q", "heads_k")
 _ROTARY = ("positions", "rotary_half")
 # The strides of a tensor that the call omits.
 _ABSENT = (0,)
@@ -55,8 +58,8 @@ def keys_read(sizes: Sizes) -> int:
 
 
 def decode_flop(sizes: Sizes) -> int:
-    """FLOP of the two GEMMs: 4 b h_q d per visible query-key pair of a sequence."""
-    return 4 * sizes.batch * sizes.heads_q * visible_pairs(sizes) * sizes.d
+    """FLOP of the two GEMMs: 2 b h_q (d + d_v) per visible query-key pair of a sequence."""
+    return 2 * sizes.batch * sizes.heads_q * visible_pairs(sizes) * (sizes.d + sizes.d_v)
 
 
 def decode_bytes(sizes: Sizes) -> int:
@@ -67,8 +70,9 @@ def decode_bytes(sizes: Sizes) -> int:
     keys = keys_read(sizes)
     of_cache = 1 if sizes.cache_format.is_8bit else sizes.dtype.element_size
     pages = -(-keys // sizes.page) if sizes.page else 0
-    queries = 2 * sizes.seq_q * sizes.heads_q * sizes.d * sizes.dtype.element_size
-    cached = 2 * keys * sizes.heads_k * sizes.d * of_cache
+    columns = sizes.d + sizes.d_v
+    queries = sizes.seq_q * sizes.heads_q * columns * sizes.dtype.element_size
+    cached = keys * sizes.heads_k * columns * of_cache
     per_sequence = queries + cached + (1 + pages) * _INT_BYTES
     return sizes.batch * per_sequence
 
@@ -92,7 +96,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     """The numbers that the C++ host path takes, in its order.
 
     Sizes come first: batch, seq_q (the longest if packed), the capacity of a sequence in keys,
-    heads_q, heads_k, d, total_q, blocks, slots, most_pages, positions and rotary_half.
+    heads_q, heads_k, d, d_v, total_q, blocks, slots, most_pages, positions and rotary_half.
 
     Strides follow: (batch, row, head) of q, (block, slot, head) of k_cache and v_cache, (batch,
     row, head) of o, k and v, (row) of page_table, cos and sin, and (batch, head) of lse.
@@ -110,7 +114,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     slots, most_pages = sizes["slots"], sizes.get("most_pages", 0)
     return (
         *(p.batch, p.seq_q, most_pages * slots if p.page else slots),
-        *(p.heads_q, p.heads_k, p.d, sizes.get("total_q", 0)),
+        *(p.heads_q, p.heads_k, p.d, p.d_v, sizes.get("total_q", 0)),
         *(sizes["blocks"], slots, most_pages),
         *(sizes.get(name, 0) for name in ("positions", "rotary_half")),
         *(
@@ -186,9 +190,13 @@ def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
     return (0,) * (3 - len(strides)) + strides[:-1]
 
 
-def _cache(name: str, other: str) -> TensorSpec:
-    shared = (other,)
-    return TensorSpec(name, _CACHE, role="inout", may_share=shared, written_with="k", is_cache=True)
+def _cache(name: str, other: str, width: str) -> TensorSpec:
+    dims, shared = (*_CACHE, width), (other,)
+    return TensorSpec(name, dims, role="inout", may_share=shared, written_with="k", is_cache=True)
+
+
+def _new(name: str, width: str) -> TensorSpec:
+    return TensorSpec(name, (*_NEW, width), presence="optional", packed=(*_PACKED_NEW, width))
 
 
 def _rotary(name: str) -> TensorSpec:
@@ -200,16 +208,16 @@ DECODE = Operation(
     tensors=(
         TensorSpec("q", Q, packed=PACKED_Q),
         # k_cache and v_cache may be interleaved views of one tensor.
-        _cache("k_cache", "v_cache"),
-        _cache("v_cache", "k_cache"),
+        _cache("k_cache", "v_cache", "d"),
+        _cache("v_cache", "k_cache", "d_v"),
         # These are the lengths before appending.
         TensorSpec("cache_lens", ("batch",), "int32", alignment=4),
-        TensorSpec("o", Q, role="out", packed=PACKED_Q),
+        TensorSpec("o", OUT, role="out", packed=PACKED_OUT),
         TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),
         # Unused entries are -1.
         TensorSpec("page_table", ("batch", "most_pages"), "int32", presence="paged", alignment=4),
-        TensorSpec("k", _NEW, presence="optional", packed=_PACKED_NEW),
-        TensorSpec("v", _NEW, presence="optional", packed=_PACKED_NEW),
+        _new("k", "d"),
+        _new("v", "d_v"),
         _rotary("cos"),
         _rotary("sin"),
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),

@@ -47,6 +47,10 @@ _DTYPE_WORDS = {
 }
 
 
+class _SameAsD(int):
+    """The d_v of a problem that was made without one: with another d, it is that."""
+
+
 class TiledConfig(Protocol):
     """The part of a config that a problem uses."""
 
@@ -99,7 +103,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
-        if self.d_v == 0:
+        follows = self.d_v == 0 or isinstance(self.d_v, _SameAsD)
+        if follows:
             object.__setattr__(self, "d_v", self.d)
         for name, lowest in _SIZES.items():
             value = getattr(self, name)
@@ -108,6 +113,8 @@ class Problem:
                     f"{name}={quoted(value)}: give a whole number, at least {lowest}"
                 )
             object.__setattr__(self, name, index(value))
+        if follows:
+            object.__setattr__(self, "d_v", _SameAsD(self.d))
         if self.heads_q % self.heads_k:
             raise ArgumentError(
                 f"heads_q={self.heads_q}: must be a multiple of heads_k={self.heads_k}"
@@ -158,11 +165,6 @@ class Problem:
         if not self.computed.has_canonical:
             raise ArgumentError(
                 f"bits={CANONICAL!r}: {self.operation} has no canonical order; leave it out"
-            )
-        if self.d_v != self.d:
-            raise ArgumentError(
-                f"bits={CANONICAL!r}: not with d={self.d} and d_v={self.d_v}, whose kernels have "
-                "no canonical order; pad the narrower ones with zeros"
             )
         if self.semantics.partial:
             raise ArgumentError(
@@ -310,7 +312,7 @@ class Problem:
             parsed = parse_kind("+".join(kind))
         except ArgumentError as error:
             raise ArgumentError(f"problem={quoted(text)}: {error}") from None
-        return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, *parsed, d_v)
+        return cls(batch, seq_q, seq_k, heads_q, heads_k, d, dtype, *parsed, 0 if d_v == d else d_v)
 
 
 def _semantic_words() -> tuple[str, ...]:

@@ -274,7 +274,8 @@ def check_widths(name: str, cfg: KernelConfig, problem: Problem) -> None:
         )
     if problem.d_v == problem.d and problem.d_v <= cfg.d_head_v:
         return
-    name = "v" if name == "q" else name
+    if name == "q":
+        name = "v_cache" if any(it.is_cache for it in problem.computed.tensors) else "v"
     if isinstance(cfg.head_dims, int):
         raise ArgumentError(
             f"{name}: d_v {problem.d_v} is not d, {problem.d}; the config's kernel has one width: "

@@ -97,10 +97,10 @@ def check_one_dtype(k_cache: TensorView, v_cache: TensorView) -> None:
         )
 
 
-def check_d(cache: CacheFormat, d: int) -> None:
+def check_d(cache: CacheFormat, name: str, d: int) -> None:
     """Raises ArgumentError for a d whose rows of 8-bit floats cannot be copied by 16 bytes."""
     if cache.is_8bit and d % _D_STEP_OF_8BIT:
         raise ArgumentError(
-            f"k_cache: {cache.numpy_name} with d_head {d}; must be a multiple of "
+            f"{name}: {cache.numpy_name} with d_head {d}; must be a multiple of "
             f"{_D_STEP_OF_8BIT}: pad the rows, or keep the caches in 16 bits"
         )

@@ -196,7 +196,7 @@ def with_own_checked(request: Request) -> Request:
 def _nothing(request: Request, out: Any) -> Any:
     """The outputs of a call without queries."""
     q, p = request.first, request.problem
-    o = q.framework.allocate(q.source, q.shape) if out is None else out
+    o = q.framework.allocate(q.source, (*q.shape[:-1], p.d_v)) if out is None else out
     if "lse" not in request.wanted:
         return o
     shape = (p.heads_q, q.shape[0]) if p.semantics.packed else (p.batch, p.heads_q, p.seq_q)
@@ -217,14 +217,14 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     heads_q, d = q.shape[-2:]
     views = {"q": q}
     _add_caches(views, tensors)
-    _, slots, heads_k, _ = views["k_cache"].shape
+    _, slots, heads_k, d_v = views["v_cache"].shape
     if not heads_q or not heads_k or heads_q % heads_k:
         raise ArgumentError(
             f"k_cache: {heads_k} heads and q {heads_q}; q's must be a multiple of the cache's: "
             "check that heads are the second-to-last dimension"
         )
     batch, seq_q, capacity = add_sequences(views, tensors, asked)
-    _add_new(views, tensors, q, heads_k)
+    _add_new(views, tensors, q, (heads_k, d_v))
     _add_rotary(views, tensors, q)
     _add_offset(views, tensors, batch)
     scales = Scales((tensors.k_scale, tensors.v_scale), (asked.k_scale_value, asked.v_scale_value))
@@ -243,12 +243,12 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     for cache in appended:
         _check_writable(cache, views)
     if tensors.out is not None:
-        views["o"] = check_output(tensors.out, q, list(views.values()), "out")
+        views["o"] = check_output(tensors.out, q, list(views.values()), "out", d_v=d_v)
     longest = max(capacity, seq_q)
     if longest > LONGEST:
         raise ArgumentError(f"k_cache: {capacity} keys; kernels count up to {LONGEST}")
     bound = asked.program
-    _check_cache(its_format, bound, d)
+    _check_cache(its_format, bound, (d, d_v))
     check_k_scale(scale_numbers.get("k_scale_value", 1.0), scale, softcap)
     semantics = Semantics(
         *(mask.kind, softcap > 0, packed),
@@ -258,7 +258,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     page = slots if tensors.page_table is not None else 0
     problem = Problem(
         *(batch, seq_q, capacity, heads_q, heads_k, d, DTYPES[q.dtype], semantics),
-        *(DECODE.name, page, "", mask.window_keys, bits, its_format.label),
+        *(DECODE.name, page, "", mask.window_keys, bits, its_format.label, d_v),
     )
     cos = views.get("cos")
     options = mask_options(mask, scale, softcap) | {
@@ -348,14 +348,15 @@ def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
         )
 
 
-def _check_cache(cache: CacheFormat, bound: Any, d: int) -> None:
+def _check_cache(cache: CacheFormat, bound: Any, widths: tuple[int, int]) -> None:
     """Raises ArgumentError for what kernels for a format of the cache do not compute."""
     if cache and bound is not None:
         raise ArgumentError(
             "score_mod, mask_mod, mask: not over a cache of 8-bit floats or with scales; convert "
             "the cache to q's dtype, multiplied by the scales"
         )
-    check_d(cache, d)
+    for name, d in zip(("k_cache", "v_cache"), widths, strict=True):
+        check_d(cache, name, d)
 
 
 def _like_q(name: str, tensor: Any, q: TensorView, others: tuple[str, ...] = ()) -> TensorView:
@@ -376,17 +377,21 @@ def _add_caches(views: dict[str, TensorView], tensors: DecodeTensors) -> None:
     check_one_dtype(k_cache, v_cache)
     for view in (k_cache, v_cache):
         _check_rank(view, 4, f"{meaning} {'with' if paged else 'without'} page_table")
-    for view in (k_cache, v_cache):
-        d, d_q = view.shape[-1], q.shape[-1]
-        if d != d_q:
-            raise ArgumentError(
-                f"{view.name}: shape {view.shape}; d_head must be q's, {d_q}: "
-                f"{unequal_d_advice(view.name, d, d_q)}"
-            )
-    if v_cache.shape != k_cache.shape:
+    d, d_v, d_q = k_cache.shape[-1], v_cache.shape[-1], q.shape[-1]
+    if d != d_q:
         raise ArgumentError(
-            f"v_cache: shape {v_cache.shape}; must be k_cache's, {k_cache.shape}: give a value for "
-            "every key"
+            f"k_cache: shape {k_cache.shape}; d_head must be q's, {d_q}: "
+            f"{unequal_d_advice('k_cache', d, d_q)}"
+        )
+    if v_cache.shape[:-1] != k_cache.shape[:-1]:
+        raise ArgumentError(
+            f"v_cache: shape {v_cache.shape}; all but d_head must be k_cache's, {k_cache.shape}: "
+            "give a value for every key"
+        )
+    if not d_v or d_v % D_STEP:
+        raise ArgumentError(
+            f"v_cache: d_head {d_v} (shape {v_cache.shape}); must be a multiple of {D_STEP}: pad "
+            "v_cache with zeros, and keep the output's first columns"
         )
     views |= {"k_cache": k_cache, "v_cache": v_cache}
 
@@ -437,19 +442,24 @@ def _capacity(tensors: DecodeTensors, views: dict[str, TensorView], batch: int) 
 
 
 def _add_new(
-    views: dict[str, TensorView], tensors: DecodeTensors, q: TensorView, heads_k: int
+    views: dict[str, TensorView],
+    tensors: DecodeTensors,
+    q: TensorView,
+    of_value: tuple[int, int],
 ) -> None:
-    """Adds views of the keys and values to append."""
-    for name, tensor in (("k", tensors.k), ("v", tensors.v)):
+    """Adds views of the keys and values to append; ``of_value`` is (heads_k, d_v)."""
+    heads_k, d_v = of_value
+    for name, tensor, d in (("k", tensors.k, q.shape[-1]), ("v", tensors.v, d_v)):
         if tensor is None:
             continue
         view = _like_q(name, tensor, q)
-        wanted = (*q.shape[:-2], heads_k, q.shape[-1])
+        wanted = (*q.shape[:-2], heads_k, d)
         if view.shape != wanted:
+            whose = "" if d == q.shape[-1] else " and d"
             raise ArgumentError(
-                f"{name}: shape {view.shape}; must be q's with the cache's heads, {wanted}: a key "
-                "and a value for every query are appended; write others to the caches before the "
-                "call, at cache_lens, count them there, and leave k and v out"
+                f"{name}: shape {view.shape}; must be q's with the cache's heads{whose}, {wanted}: "
+                "a key and a value for every query are appended; write others to the caches before "
+                "the call, at cache_lens, count them there, and leave k and v out"
             )
         views[name] = view
 

@@ -190,7 +190,7 @@ class DecodeReference(OperationReference):
         o, lse = found.references.o, found.references.lse
         same = found.references.same_precision
         if not problem.semantics.packed:
-            shape = (problem.batch, problem.seq_q, problem.heads_q, problem.d)
+            shape = (problem.batch, problem.seq_q, problem.heads_q, problem.d_v)
             o, same = o.reshape(shape), same.reshape(shape)
             lse = np.moveaxis(lse.reshape(problem.heads_q, *shape[:2]), 0, 1)
         exact = {"o": o, "lse": lse}
@@ -343,7 +343,7 @@ def draw_decode_inputs(
         most_pages = -(-problem.seq_k // slots) + options.get("capacity", 0)
         table, blocks = _draw_table(draw, cache_lens, lens_k, slots, most_pages, (keys, values))
         tensors["page_table"] = table
-    shape = (blocks, slots, problem.heads_k, problem.d)
+    widths = {"k": problem.d, "v": problem.d_v}
     q = np.ascontiguousarray(drawn.q)
     if not problem.semantics.packed:
         q = q.reshape(problem.batch, problem.seq_q, *q.shape[1:])
@@ -351,15 +351,16 @@ def draw_decode_inputs(
     scales = dict(zip("kv", scales_of(problem, options), strict=True))
     for name, content in (("k", keys), ("v", values)):
         dtype = NUMPY_DTYPES[problem.cache_format.numpy_name or problem.dtype.numpy_name]
-        cache = np.full(shape, np.nan, dtype)
+        of_row = (problem.heads_k, widths[name])
+        cache = np.full((blocks, slots, *of_row), np.nan, dtype)
         for sequence, length in enumerate(cache_lens):
             rows = stored(content[sequence][:length], scales[name], problem.cache_format)
             write_keys(cache, tensors.get("page_table"), sequence, 0, rows)
         tensors[f"{name}_cache"] = cache
         if append:
             new = [rows[length:] for rows, length in zip(content, cache_lens, strict=True)]
-            rows = np.concatenate(new) if new else np.zeros((0, *shape[2:]), q.dtype)
-            tensors[name] = rows.reshape(*q.shape[:-2], *shape[2:])
+            rows = np.concatenate(new) if new else np.zeros((0, *of_row), q.dtype)
+            tensors[name] = rows.reshape(*q.shape[:-2], *of_row)
     most_dropped = options.get("dropped", 0)
     if most_dropped:
         dropped = np.random.default_rng([seed, 2]).integers(0, most_dropped + 1, problem.batch)
@@ -438,6 +439,9 @@ def laid_out(
     With 'heads first', the strides of V are smaller than those of K, so that a kernel that uses K's
     strides for V leaves V's memory.
     """
+    if layout == "interleaved" and k_cache.shape != v_cache.shape:
+        both = np.concatenate((k_cache, v_cache), axis=-1)
+        return both[..., : k_cache.shape[-1]], both[..., k_cache.shape[-1] :]
     if layout == "interleaved":
         both = np.stack((k_cache, v_cache), axis=1)
         return both[:, 0], both[:, 1]
@@ -495,14 +499,14 @@ def expected_of(
     lens_q, table = queries_of(problem, options), inputs.get("page_table")
     caches = {name: inputs[f"{name}_cache"] for name in "kv"}
     new = {
-        name: inputs[name].reshape(-1, problem.heads_k, problem.d)
-        for name in "kv"
+        name: inputs[name].reshape(-1, problem.heads_k, width)
+        for name, width in (("k", problem.d), ("v", problem.d_v))
         if name in inputs
     }
     if new:
         caches = {name: cache.copy() for name, cache in caches.items()}
     q = inputs["q"].reshape(-1, problem.heads_q, problem.d)
-    found = _Found(q, problem.heads_q)
+    found = _Found(q, problem.heads_q, problem.d_v)
     masked = problem.semantics.key_mask.hides
     attention, sinks = attention_of(problem, options), inputs.get("sinks")
     k_scale, v_scale = scales_of(problem, options)
@@ -553,7 +557,7 @@ def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
     """Yields blocks of heads whose keys are expanded together: heads of the cache, and the heads of
     q that share them."""
     group = problem.heads_q // problem.heads_k
-    step = max(1, MOST_EXPANDED // max(1, keys * problem.d))
+    step = max(1, MOST_EXPANDED // max(1, keys * max(problem.d, problem.d_v)))
     for first in range(0, problem.heads_k, step):
         end = min(problem.heads_k, first + step)
         yield slice(first, end), slice(first * group, end * group)
@@ -562,8 +566,9 @@ def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
 class _Found:
     """References of packed outputs, put together from those of single sequences and heads."""
 
-    def __init__(self, q: np.ndarray, heads_q: int) -> None:
-        self.o, self.same = np.empty(q.shape), np.empty_like(q)
+    def __init__(self, q: np.ndarray, heads_q: int, d_v: int) -> None:
+        shape = (*q.shape[:-1], d_v)
+        self.o, self.same = np.empty(shape), np.empty(shape, q.dtype)
         self.lse, self.row_max = (np.empty((heads_q, len(q))) for _ in range(2))
         self.tainted: np.ndarray | None = None
 

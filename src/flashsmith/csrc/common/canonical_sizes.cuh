@@ -7,9 +7,13 @@ namespace flashsmith {
 // Version of the order that kernels with the knob `canonical` implement.
 constexpr int kCanonicalVersion = 1;
 
-// Keys per tile, for the call's d and the architecture (90 for 9.0).
-constexpr int canonical_tile(int d, int arch) {
-    const int tile = d <= 128 ? 64 : 32;
+// Keys per tile, for the call's d, the architecture (90 for 9.0) and the d of v, of which 0 stands
+// for d. Calls whose widths differ have the tile of the kernels that serve them, so the narrower
+// one counts, too.
+constexpr int canonical_tile(int d, int arch, int d_v = 0) {
+    const bool differ = d_v > 0 && d_v != d;
+    const int wider = d_v > d ? d_v : d, narrower = differ && d_v < d ? d_v : d;
+    const int tile = wider <= 128 && (!differ || narrower <= 64) ? 64 : 32;
     return arch >= 90 ? 2 * tile : tile;
 }
 

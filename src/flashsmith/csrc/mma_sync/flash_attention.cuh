@@ -53,7 +53,7 @@ struct FlashForwardKernelConfig {
     // Dynamic shared memory of one CTA: the tiles and, if canonical, the state of all rows over the
     // chunks that are done. Each thread stores its own state, in groups of four floats.
     constexpr int smem_bytes(int elem_size = kElementBytes) const {
-        return tile_bytes(elem_size) + (canonical > 0 ? B_r * (d_head + 8) * 4 : 0);
+        return tile_bytes(elem_size) + (canonical > 0 ? B_r * (d_head_v() + 8) * 4 : 0);
     }
 
     // CTAs that fit on one SM with `max_smem_bytes` of shared memory. `registers` is the compiler's

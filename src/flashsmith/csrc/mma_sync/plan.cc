@@ -37,9 +37,9 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, config.B_r, config.d_v);
-    require(
-        config.canonical == 0 || canonical_tile(static_cast<int>(p.d), device.arch) == config.B_c,
-        "canonical: this d needs different tiles; use a config with a matching d_head");
+    require(config.canonical == 0 || canonical_tile(static_cast<int>(p.d), device.arch,
+                                                    static_cast<int>(p.d_v)) == config.B_c,
+            "canonical: this d needs different tiles; use a config with a matching d_head");
     const ForwardProblem rows = in_rows(p, config.pack_gqa);
     if (!semantics.uneven)
         require(p.d == config.d_head && p.d_v == config.d_head_v() &&

@@ -132,9 +132,9 @@ struct StaticForwardKernelConfig {
             "ping_pong: halves of whole warpgroups, and a stage for each next to the next one");
         static_assert(!has_lists || (!splits_keys && !packs_gqa),
                       "program: a list has the blocks of one Q block of one head");
-        static_assert(!canonical || (CFG.d_v == 0 && CFG.canonical == kCanonicalVersion &&
-                                     optimized_softmax && !CFG.lazy_rescale && !CFG.ping_pong &&
-                                     !splits_keys && B_c == canonical_tile(d_head, kTargetArch)),
+        static_assert(!canonical || (CFG.canonical == kCanonicalVersion && optimized_softmax &&
+                                     !CFG.lazy_rescale && !CFG.ping_pong && !splits_keys &&
+                                     B_c == canonical_tile(d_head, kTargetArch, CFG.d_v)),
                       "canonical: the order of operations is the specification's");
         return true;
     }

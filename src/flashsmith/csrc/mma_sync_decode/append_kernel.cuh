@@ -49,11 +49,11 @@ struct Append {
             if (args.cos != nullptr)
                 turn(source, target, position(batch, length, query));
             else
-                copy(source, target, 0);
+                copy<false>(source, target, 0);
         } else {
             const int head = part - args.heads_k;
-            copy(address(args.new_v, args.new_v_strides, batch, row, head),
-                 cache_row<true>(args.v_cache, args.v_cache_strides, block, slot, head), 0);
+            copy<true>(address(args.new_v, args.new_v_strides, batch, row, head),
+                       cache_row<true>(args.v_cache, args.v_cache_strides, block, slot, head), 0);
         }
     }
 
@@ -86,9 +86,11 @@ struct Append {
         }
     }
 
-    template <class Target>
+    template <bool kOfValues, class Target>
     FS_DEVICE void copy(const value_t* source, const Target& target, int first) const {
-        for (int i = first + lane; i < args.d; i += kWarpSize) target.put(i, source[i]);
+        for (int i = first + lane; i < (kOfValues ? d_of_v<Kernel>(args) : d_of_qk<Kernel>(args));
+             i += kWarpSize)
+            target.put(i, source[i]);
     }
 
     FS_DEVICE float factor(const void* table, int64_t stride, int position, int pair) const {
@@ -113,7 +115,7 @@ struct Append {
             target.put_bits(i, static_cast<uint16_t>(turned));
             target.put_bits(j, static_cast<uint16_t>(turned >> 16));
         }
-        copy(source, target, 2 * args.rotary_half);
+        copy<false>(source, target, 2 * args.rotary_half);
     }
 };
 

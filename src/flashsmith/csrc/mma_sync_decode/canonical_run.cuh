@@ -21,11 +21,12 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
     using Base::args, Base::first_key, Base::full_begin, Base::full_end, Base::item,
         Base::keys_of_row, Base::kStages, Base::K_tile, Base::lane, Base::page_of, Base::rows,
         Base::smem, Base::start_step, Base::states, Base::warp;
-    using typename Base::Copies, typename Base::Layout, typename Base::NextRows;
+    using typename Base::Copies, typename Base::KeysLayout, typename Base::NextRows,
+        typename Base::ValuesLayout;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kMTiles = Kernel::row_tiles;
     // Groups of 16 columns; warp i of n has groups i, i + n ...
-    static constexpr int kGroups = Kernel::d_head / 16;
+    static constexpr int kGroups = Kernel::d_v / 16;
     static constexpr int kOwnGroups = (kGroups + Kernel::n_warps - 1) / Kernel::n_warps;
     static constexpr int kKeyGroups = Kernel::warp_keys / 16;
     using Scores = float[kMTiles][Kernel::key_tiles][4];
@@ -100,7 +101,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                                  Scores& scores) const {
         zero(scores);
         multiply<value_t, Kernel::d_steps>(
-            scores, queries, key_operand<Layout, value_t, Kernel::cache>(K_tile(stage), lane));
+            scores, queries, key_operand<KeysLayout, value_t, Kernel::cache>(K_tile(stage), lane));
         change_scores<SEMANTICS>(scores, this->score_argument());
         const int key = first_key(step);
         if constexpr (kHasProgram<SEMANTICS>)
@@ -201,9 +202,9 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             // The stage of the warp that has these keys.
             const uint32_t tile = smem + Kernel::ring_offset +
                                   step / kKeyGroups * Kernel::ring_bytes +
-                                  stage * Kernel::stage_bytes + Layout::kBytes;
-            const auto v =
-                value_operand<Layout, Kernel::n_warps, value_t, Kernel::cache>(tile, lane, warp);
+                                  stage * Kernel::stage_bytes + KeysLayout::kBytes;
+            const auto v = value_operand<ValuesLayout, Kernel::n_warps, value_t, Kernel::cache>(
+                tile, lane, warp);
 #pragma unroll
             for (int t = 0; t < kOwnGroups; ++t) {
                 if (!has_group(t)) continue;
@@ -272,7 +273,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                     return canonical_element<Kernel>(args, sum, end.factor, run.head_k);
                 };
                 store_columns(o, m, r, [&](int column, float x, float y) {
-                    if (column < args.d)
+                    if (column < d_of_v<Kernel>(args))
                         store_global_4B(first + column * kElementBytes,
                                         pack_16bit<value_t>(scaled(x), scaled(y)));
                 });

@@ -11,7 +11,7 @@ namespace flashsmith {
 // all states have arrived. Nothing goes through global memory.
 template <class Kernel>
 struct ClusterMerge {
-    static constexpr int kColumns = Kernel::d_head / 4, kGroup = 8, kBytes = 32;
+    static constexpr int kColumns = Kernel::d_v / 4, kGroup = 8, kBytes = 32;
     static constexpr int kMostRuns = Kernel::CFG.cluster;
     static_assert(kColumns % kGroup == 0);
 

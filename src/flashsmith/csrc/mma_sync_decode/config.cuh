@@ -33,24 +33,29 @@ struct FlashDecodeKernelConfig {
     int chunk_cluster;
     int chunk_warpgroups;
     CacheFormat cache;
+    int d_v;  // head dimension of v and o; 0: d_head, and calls have one d
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 
     constexpr int element_bytes() const { return 2; }
     constexpr bool has_scales() const { return cache != CacheFormat::plain; }
     constexpr int cache_element_bytes() const { return is_8bit(cache) ? 1 : 2; }
-    // Bytes of a key or value in shared memory. Tiles have rows of whole panels, of 64 or 128
+    constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
+    // Bytes of a key and of a value in shared memory. Tiles have rows of whole panels, of 64 or 128
     // bytes.
-    constexpr int key_bytes() const {
-        return is_8bit(cache) ? (d_head + 63) / 64 * 64 : d_head * element_bytes();
+    constexpr int row_bytes(int columns) const {
+        return is_8bit(cache) ? (columns + 63) / 64 * 64 : columns * element_bytes();
     }
+    constexpr int key_bytes() const { return row_bytes(d_head); }
+    constexpr int value_bytes() const { return row_bytes(d_head_v()); }
+    constexpr int pair_bytes() const { return key_bytes() + value_bytes(); }
     // Rows of a warp's sums, of 16, for which its stage has room when warps merge their states. The
     // others have memory of their own.
     constexpr int rows_in_stage() const {
-        return 16 * d_head * 4 <= 2 * keys_per_warp() * key_bytes() ? 16 : 8;
+        return 16 * d_head_v() * 4 <= keys_per_warp() * pair_bytes() ? 16 : 8;
     }
     constexpr int other_sums_bytes() const {
-        return own_rows || canonical > 0 ? 0 : n_warps * (16 - rows_in_stage()) * d_head * 4;
+        return own_rows || canonical > 0 ? 0 : n_warps * (16 - rows_in_stage()) * d_head_v() * 4;
     }
     // Warps that multiply P by V, each with 8 columns, if a cluster computes a chunk together. The
     // other n_warps compute scores and probabilities.
@@ -71,11 +76,13 @@ struct FlashDecodeKernelConfig {
     constexpr int keys_per_warp() const { return B_c / n_warps; }
     // Whether a warp keeps its queries' fragments in registers next to its sums. Larger fragments
     // do not fit into 255 registers.
-    constexpr bool keeps_queries() const { return (own_rows ? 16 : B_r) * d_head <= 16 * 128; }
+    constexpr bool keeps_queries() const {
+        return (own_rows ? 16 : B_r) * (d_v > d_head ? d_v : d_head) <= 16 * 128;
+    }
     // With own_rows, a thread has own_tiles() tiles of eight columns. Of a run's first subtree it
     // keeps as many of them in registers as fit next to the scores. The other tiles and the rows'
     // statistics are in shared memory.
-    constexpr int own_tiles() const { return d_head / 8; }
+    constexpr int own_tiles() const { return d_head_v() / 8; }
     constexpr int own_tiles_in_registers() const {
         const int most = B_c == 32 ? 25 - own_tiles() : 16 - own_tiles();
         return most < 0 ? 0 : most < own_tiles() ? most : own_tiles();
@@ -86,7 +93,7 @@ struct FlashDecodeKernelConfig {
     // registers. The queries are then kept in registers and only pass through a stage.
     constexpr int smem_bytes() const {
         const int queries = own_rows ? 0 : B_r * d_head * element_bytes();
-        const int streamed = 2 * stages * B_c * key_bytes() + other_sums_bytes();
+        const int streamed = stages * B_c * pair_bytes() + other_sums_bytes();
         const int in_shared = (own_tiles() - own_tiles_in_registers()) * n_threads() * 16;
         const int statistics = own_rows            ? B_r * 2 * 4 + in_shared
                                : chunk_cluster > 0 ? cluster_exchange_bytes()
@@ -134,12 +141,12 @@ struct FlashDecodeKernelConfig {
     constexpr int most_ctas() const { return own_rows ? 256 / n_threads() : 0; }
 
     // Static shared memory of a CTA that merges rows: the states of four warps.
-    constexpr int merge_smem_bytes() const { return 4 * ((d_head + 127) / 128) * 32 * 6 * 4; }
+    constexpr int merge_smem_bytes() const { return 4 * ((d_head_v() + 127) / 128) * 32 * 6 * 4; }
 
     // Threads of the kernel for sequences with many rows, whose warps have 16 rows each.
     constexpr int chunk_threads() const { return 32 * (chunk_rows / 16); }
     constexpr int chunk_smem_bytes() const {
-        return chunk_rows * d_head * element_bytes() + 2 * stages * B_c * key_bytes();
+        return chunk_rows * d_head * element_bytes() + stages * B_c * pair_bytes();
     }
     // Sequences with more rows per K/V head than this, half a tile, use that kernel. Only a
     // sequence's own queries decide it.
@@ -247,6 +254,8 @@ struct DecodeKernelArgs {
     int64_t lse_batch_stride, lse_head_stride;
 
     int32_t total_q;  // packed: total rows of all sequences
+    // With d_v, d is the width of q and k, plus 2^16 times that of v and o. A union would change
+    // the code of other kernels.
     int32_t heads_q, d;
     int32_t blocks, positions, rotary_half;
     int32_t interleaved, rotary_fp32;

@@ -32,8 +32,9 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         Base::keys_of_row, Base::kStages, Base::K_tile, Base::lane, Base::page_of, Base::rows,
         Base::run_begin, Base::seen_begin, Base::seen_end, Base::smem, Base::start_step,
         Base::next_visited, Base::V_tile, Base::warp_row;
-    using typename Base::Copies, typename Base::Layout, typename Base::NextRows,
-        typename Base::Softmax, typename Base::Sums, typename Base::Visits;
+    using typename Base::Copies, typename Base::KeysLayout, typename Base::NextRows,
+        typename Base::Softmax, typename Base::Sums, typename Base::ValuesLayout,
+        typename Base::Visits;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
 
     using Base::Base;
@@ -149,7 +150,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         Scores scores;
         zero(scores);
         multiply<value_t, Kernel::d_steps>(
-            scores, queries, key_operand<Layout, value_t, Kernel::cache>(K_tile(stage), lane));
+            scores, queries, key_operand<KeysLayout, value_t, Kernel::cache>(K_tile(stage), lane));
         change_scores<SEMANTICS>(scores, this->score_argument());
         if constexpr (kHasProgram<SEMANTICS>)
             this->with_program(
@@ -163,7 +164,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         round_to<value_t>(probabilities, scores);
         multiply<value_t, Kernel::key_steps>(
             o, probabilities,
-            value_operand<Layout, 1, value_t, Kernel::cache>(V_tile(stage), lane));
+            value_operand<ValuesLayout, 1, value_t, Kernel::cache>(V_tile(stage), lane));
     }
 
     FS_DEVICE void mask(Scores& scores, int first_key) const {

@@ -20,7 +20,7 @@ template <class Kernel, bool kArriving = false>
 struct RowMerge {
     static constexpr int kWarps = kMergeThreads / kWarpSize;
     static_assert(kWarps == 4, "two pairs");
-    static constexpr int kColumnSteps = (Kernel::d_head + 127) / 128;  // a lane has four columns
+    static constexpr int kColumnSteps = (Kernel::d_v + 127) / 128;  // a lane has four columns
     // Leaves that are loaded at once, and the tree levels above them within a warp.
     static constexpr int kAhead = 8, kLevelsAbove = 5;
     static_assert(kAhead == 8, "merge_leaves() writes out a tree of eight");
@@ -84,10 +84,9 @@ struct RowMerge {
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) {
             const int column = 128 * c + 4 * lane;
-            if (column >= Kernel::d_head || warms_up) continue;
-            store_row<typename Kernel::value_t>(args, states[c],
-                                                row_end<Kernel>(args, states[c], head, head_k),
-                                                batch, s.first_query, query, head, column);
+            if (column >= Kernel::d_v || warms_up) continue;
+            store_row<Kernel>(args, states[c], row_end<Kernel>(args, states[c], head, head_k),
+                              batch, s.first_query, query, head, column);
         }
     }
 
@@ -123,7 +122,7 @@ struct RowMerge {
             const auto scaled = [&](int e) {
                 return canonical_element<Kernel>(args, o[c][e], end.factor, head_k);
             };
-            if (column < args.d)
+            if (column < d_of_v<Kernel>(args))
                 store_global_8B(row_of_o(args, batch, s.first_query, query, head, column),
                                 {pack_16bit<typename Kernel::value_t>(scaled(0), scaled(1)),
                                  pack_16bit<typename Kernel::value_t>(scaled(2), scaled(3))});
@@ -154,7 +153,7 @@ struct RowMerge {
             const int part = first << s.run_levels;
             sums = reinterpret_cast<const char*>(kept.sums(part, merge.row));
             statistics = reinterpret_cast<const char*>(kept.statistics(part, merge.row));
-            apart = static_cast<uint32_t>(kept.rows) * (Kernel::d_head * 4) << s.run_levels;
+            apart = static_cast<uint32_t>(kept.rows) * (Kernel::d_v * 4) << s.run_levels;
             statistics_apart = 8u << s.run_levels;
         }
         FS_DEVICE RowState load(uint32_t leaf, int column) const {
@@ -174,7 +173,7 @@ struct RowMerge {
             const int leaf = min(i, count - 1);
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
-                states[i][c] = leaves.load(leaf, min(128 * c + 4 * lane, Kernel::d_head - 4));
+                states[i][c] = leaves.load(leaf, min(128 * c + 4 * lane, Kernel::d_v - 4));
                 if (leaf < i) states[i][c].sum = 0.0f;
             }
         }
@@ -229,7 +228,7 @@ struct RowMerge {
 #pragma unroll
                 for (int c = 0; c < kColumnSteps; ++c)
                     sums[i][c] = poll_global_16B(memory.sums_of(part, row) +
-                                                 min(128 * c + 4 * lane, Kernel::d_head - 4));
+                                                 min(128 * c + 4 * lane, Kernel::d_v - 4));
             }
 #pragma unroll
             for (int i = 0; i < kAhead / 2; ++i) {
@@ -250,7 +249,7 @@ struct RowMerge {
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
                 const int column = 128 * c + 4 * lane;
-                if (column < Kernel::d_head && i < count)
+                if (column < Kernel::d_v && i < count)
                     send_global_16B(memory.sums_of(first + i, row) + column, {0, 0, 0, 0});
                 const uint4 x = sums[i][c];
                 states[i][c] = RowState(its, {~x.x, ~x.y, ~x.z, ~x.w});

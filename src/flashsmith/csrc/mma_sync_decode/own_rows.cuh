@@ -208,7 +208,7 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
 #pragma unroll
                 for (int n = 0; n < Kernel::column_tiles; n += 2) {
                     const int column = 8 * n + first_column;
-                    if (column < args.d)
+                    if (column < d_of_v<Kernel>(args))
                         store_columns<value_t>(first + column * kElementBytes, of_columns(n), end);
                 }
                 if (lane % 4 == 0)
@@ -274,8 +274,8 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
                 if (!present) continue;
                 const int column = 8 * (n + odd) + lane % 4 / 2 * 4;
                 if (s.parts == 1)
-                    store_row<value_t>(args, state, end, item.batch, s.first_query, query, head,
-                                       column);
+                    store_row<Kernel>(args, state, end, item.batch, s.first_query, query, head,
+                                      column);
                 else
                     PartStates<Kernel>(args, s, item.batch, item.head_k)
                         .store(state, item.first_part, first_row + row, column);

@@ -21,7 +21,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     static constexpr int kStatesPerThread = Kernel::states_per_thread;
     static constexpr bool kSavesStates =
         kStatesPerThread > 1 && Kernel::row_tiles == 1 &&
-        16 * (Kernel::d_head / 4) <= kStatesPerThread* Kernel::n_threads;
+        16 * (Kernel::d_v / 4) <= kStatesPerThread* Kernel::n_threads;
     struct Saved {
         RowState states[kStatesPerThread];
     };
@@ -34,7 +34,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     // part's state with earlier ones of the run.
     FS_DEVICE void merge_warps(int parts_left, int stage, const Softmax& softmax, const Sums& o,
                                Saved& saved) const {
-        constexpr int kColumns = Kernel::d_head / 4;
+        constexpr int kColumns = Kernel::d_v / 4;
         const int lane = lane_index();  // read again: saves registers during the steps
         // Warps that skip steps are at different stages.
         if (kSkips && lane == 0)
@@ -111,7 +111,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                 if (args.cluster_levels > 0) {
                     ClusterMerge<Kernel>(args, smem, rows)
                         .push(state, run.first_part >> run.run_levels,
-                              row * (Kernel::d_head / 4) + column / 4);
+                              row * (Kernel::d_v / 4) + column / 4);
                     return;
                 }
             }
@@ -137,13 +137,13 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
             smem + Kernel::ring_offset + of_warp * Kernel::ring_bytes + stage * Kernel::stage_bytes;
         if constexpr (Kernel::rows_in_stage < 16) {
             return first + (row < 8 ? 0 : ninth_row(of_warp, stage)) +
-                   (row % 8 * Kernel::d_head + ((column ^ (row & 3) << 3))) * 4;
+                   (row % 8 * Kernel::d_v + ((column ^ (row & 3) << 3))) * 4;
         }
-        return first + (row * Kernel::d_head + ((column ^ (row & 3) << 3))) * 4;
+        return first + (row * Kernel::d_v + ((column ^ (row & 3) << 3))) * 4;
     }
     // The distance from the first row to the ninth, which may be in other memory than the stage.
     FS_DEVICE static uint32_t ninth_row(int of_warp, int stage) {
-        constexpr uint32_t kBytes = 8 * Kernel::d_head * 4;
+        constexpr uint32_t kBytes = 8 * Kernel::d_v * 4;
         if constexpr (Kernel::rows_in_stage == 16) return kBytes;
         return Kernel::other_sums_offset + of_warp * kBytes - Kernel::ring_offset -
                of_warp * Kernel::ring_bytes - stage * Kernel::stage_bytes;
@@ -207,14 +207,14 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     // code for several states, which a small call would fetch for a single use, would cost 0.3 to
     // 0.7 us.
     FS_DEVICE bool takes_several(const RunInfo& run) const {
-        return run.run_levels > 0 && min(rows, 16) * (Kernel::d_head / 4) > Kernel::n_threads;
+        return run.run_levels > 0 && min(rows, 16) * (Kernel::d_v / 4) > Kernel::n_threads;
     }
 
     // Does the same for several states, n_threads apart from `first` on. Their loads and sums do
     // not wait for each other. Indices past the end are clamped and not stored.
     FS_DEVICE void finish_several(const RunInfo& run, int part, int stage, int m, int first,
                                   int units, Saved& saved) const {
-        constexpr int kColumns = Kernel::d_head / 4;
+        constexpr int kColumns = Kernel::d_v / 4;
         int row[kStatesPerThread], column[kStatesPerThread];
 #pragma unroll
         for (int i = 0; i < kStatesPerThread; ++i) {
@@ -277,7 +277,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     FS_DEVICE uint32_t saved_address(int level) const {
         return smem + Kernel::saved_states_offset + level * args.kept_level_bytes;
     }
-    FS_DEVICE uint32_t saved_statistics() const { return args.slot_rows * Kernel::d_head * 4; }
+    FS_DEVICE uint32_t saved_statistics() const { return args.slot_rows * Kernel::d_v * 4; }
     template <int kFirst = 0>
     FS_DEVICE RowState saved_state(const RunInfo& run, int part, int level, int row,
                                    int column) const {
@@ -285,7 +285,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
             return states(run).load(part >> level << level, run.tile * Kernel::B_r + row, column);
         const uint32_t address = saved_address(level - kFirst);
         return RowState(load_shared_float2(address + saved_statistics() + row * 8),
-                        load_shared_16B(address + (row * Kernel::d_head + column) * 4));
+                        load_shared_16B(address + (row * Kernel::d_v + column) * 4));
     }
     template <int kFirst = 0>
     FS_DEVICE void save_state(const RowState& state, const RunInfo& run, int part, int level,
@@ -295,7 +295,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
             return;
         }
         const uint32_t address = saved_address(level - kFirst);
-        store_shared_16B(address + (row * Kernel::d_head + column) * 4, state.bits_of_sums());
+        store_shared_16B(address + (row * Kernel::d_v + column) * 4, state.bits_of_sums());
         if (column == 0)
             store_shared_8B(address + saved_statistics() + row * 8, state.bits_of_statistics());
     }

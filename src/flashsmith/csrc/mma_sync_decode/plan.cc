@@ -110,6 +110,7 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
     p.heads_q = numbers.integer();
     p.heads_k = numbers.integer();
     p.d = numbers.integer();
+    p.d_v = numbers.integer();
     p.total_q = numbers.integer();
     p.packed = tensors[cu_seqlens_q] != 0;
     const int64_t blocks = numbers.integer(), slots = numbers.integer();
@@ -388,8 +389,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             "cache: kernels with scales have no program; use a config without cache");
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     check_smem(std::max(config.smem_bytes(), config.chunk_smem_bytes()), device);
-    check_problem(p, semantics, config.d_head, config.B_r);
-    require(semantics.uneven || p.d == config.d_head,
+    check_problem(p, semantics, config.d_head, config.B_r, config.d_v);
+    require(semantics.uneven || (p.d == config.d_head && p.d_v == config.d_head_v()),
             "uneven: this library's kernels want d = d_head");
 
     args.batch = static_cast<int32_t>(p.batch);
@@ -399,7 +400,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     args.heads_q = static_cast<int32_t>(p.heads_q);
     args.heads_k = static_cast<int32_t>(p.heads_k);
     args.heads_per_group = args.heads_q / args.heads_k;
-    args.d = static_cast<int32_t>(p.d);
+    args.d = static_cast<int32_t>(config.d_v > 0 ? p.d + (p.d_v << 16) : p.d);
     args.window_left = static_cast<int32_t>(std::min(p.window_left, int64_t{kUnlimited}));
     args.window_right = static_cast<int32_t>(std::min(p.window_right, int64_t{kUnlimited}));
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
@@ -413,7 +414,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     if (turns) args.q_strides = {p.packed ? 0 : p.seq_q * p.heads_q * p.d, p.heads_q * p.d, p.d};
 
     const bool canonical = config.canonical > 0;
-    require(!canonical || canonical_tile(static_cast<int>(p.d), device.arch) == config.B_c,
+    require(!canonical || canonical_tile(static_cast<int>(p.d), device.arch,
+                                         static_cast<int>(p.d_v)) == config.B_c,
             "canonical: this d needs different tiles; use a config with a matching d_head");
     // In a rolling cache the first chunk may begin at a key that the cache has dropped.
     const bool rolls = canonical && tensors[kv_offset] != 0;
@@ -494,7 +496,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // Warps with their own rows have room for the first level and none for others.
     if (!config.own_rows)
         args.kept_level_bytes =
-            args.slot_rows * config.d_head * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
+            args.slot_rows * config.d_head_v() * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
     // With twice as many tiles as CTAs run at once, sequences of equal length are one run each, and
     // few others have more. The number of merging CTAs does not affect the bits, so shapes may
     // determine it. These CTAs begin while the others run.
@@ -503,7 +505,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // If there are enough tiles for most SMs, and none can have many keys, each is one run,
     // whatever the lengths. Then nothing is searched or merged, and there is no merge launch.
     const int64_t unit_bytes =
-        int64_t{config.B_c} * config.d_head * 2 * config.cache_element_bytes();
+        int64_t{config.B_c} * (config.d_head + config.d_head_v()) * config.cache_element_bytes();
     const int64_t all_tiles = heads * tiles;
     const bool whole = config.has_whole_runs() && others_are_split && !canonical && !p.packed &&
                        !has_chunks && units * unit_bytes <= kMostWholeBytes &&
@@ -592,7 +594,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         ++args.cluster_run_levels;
     }
     const int64_t received =
-        16 + blocks_of(int64_t{args.slot_rows} * config.d_head / 4, 8 * cluster) * 8 * cluster * 32;
+        16 +
+        blocks_of(int64_t{args.slot_rows} * config.d_head_v() / 4, 8 * cluster) * 8 * cluster * 32;
     const int64_t cluster_smem =
         config.smem_bytes() + received + int64_t{args.cluster_run_levels} * args.kept_level_bytes;
     const bool clusters = !whole && config.cluster >= cluster && cluster > 1 && device.arch >= 90 &&
@@ -623,7 +626,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         {int64_t{kMostArrivingParts}, parts, device.sm_count / std::max(heads, int64_t{1})});
     const int64_t arriving_rows = arriving_parts * args.slot_rows;
     const int64_t arriving_bytes =
-        heads * arriving_rows * (config.d_head + 2) * int64_t{sizeof(float)};
+        heads * arriving_rows * (config.d_head_v() + 2) * int64_t{sizeof(float)};
     const bool arrives = config.has_arrivals() && merges && args.warms_up != 0 && p.batch == 1 &&
                          tiles == 1 && !p.packed && items <= resident && arriving_parts > 1 &&
                          (p.seq_k > kMostClusterKeys || parts_of_capacity <= kMostArrivingParts) &&
@@ -640,7 +643,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         plan.workspaces.push_back({name, static_cast<size_t>(bytes), Contents::undefined});
     };
     if (has_states) {
-        workspace("part_o", states * config.d_head * int64_t{sizeof(float)});
+        workspace("part_o", states * config.d_head_v() * int64_t{sizeof(float)});
         workspace("part_statistics", states * 2 * int64_t{sizeof(float)});
     }
     const int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;

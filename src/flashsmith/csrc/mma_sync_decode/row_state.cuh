@@ -110,6 +110,16 @@ struct RowEnd {
     FS_DEVICE float scaled(float sum) const { return factor < 0.0f ? 0.0f : sum * factor; }
 };
 
+// The width of a call's q and k, and of its v and o, which is the same in kernels without d_v.
+template <class Kernel>
+FS_DEVICE int d_of_qk(const DecodeKernelArgs& args) {
+    return Kernel::has_d_v ? args.d & 0xffff : args.d;
+}
+template <class Kernel>
+FS_DEVICE int d_of_v(const DecodeKernelArgs& args) {
+    return Kernel::has_d_v ? args.d >> 16 : args.d;
+}
+
 // Parts of storing a row of o: the address of an element, four elements, and the log-sum-exp.
 FS_DEVICE char* row_of_o(const DecodeKernelArgs& args, int batch, int first_query, int query,
                          int head, int column) {
@@ -132,11 +142,12 @@ FS_DEVICE void store_lse(const DecodeKernelArgs& args, float lse, int batch, int
 
 // Stores four neighbouring elements of a row of o. The row's first thread also stores its
 // log-sum-exp.
-template <typename value_t, class End>
+template <class Kernel, class End>
 FS_DEVICE void store_row(const DecodeKernelArgs& args, const RowState& row, const End& end,
                          int batch, int first_query, int query, int head, int column) {
-    if (column < args.d)
-        store_columns<value_t>(row_of_o(args, batch, first_query, query, head, column), row, end);
+    if (column < d_of_v<Kernel>(args))
+        store_columns<typename Kernel::value_t>(
+            row_of_o(args, batch, first_query, query, head, column), row, end);
     if (column == 0) store_lse(args, end.lse, batch, first_query, query, head);
 }
 

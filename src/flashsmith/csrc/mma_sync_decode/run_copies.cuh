@@ -10,7 +10,8 @@ namespace flashsmith {
 template <class Kernel, bool kPaged>
 struct RunCopies : ProgramTile<Kernel, kPaged> {
     using Tile = ProgramTile<Kernel, kPaged>;
-    using Layout = typename Kernel::KeysLayout;
+    using KeysLayout = typename Kernel::KeysLayout;
+    using ValuesLayout = typename Kernel::ValuesLayout;
     using Tile::args, Tile::begin, Tile::end, Tile::first_row, Tile::item, Tile::k_head, Tile::lane,
         Tile::kSkips, Tile::next_visited, Tile::query_of_row, Tile::ring, Tile::rows,
         Tile::run_begin, Tile::smem, Tile::v_head, Tile::warp;
@@ -21,14 +22,20 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     static constexpr int kBytes = Kernel::cache_bytes;
     static constexpr int kVector = kChunkBytes / kBytes, kPanelElements = 128 / kBytes;
     // Whether rows in shared memory have columns that a row of the cache may not have.
-    static constexpr int kRowBytes = Kernel::d_head * kBytes;
-    static constexpr bool kCutsColumns = SEMANTICS.uneven || Kernel::CFG.key_bytes() > kRowBytes;
+    static constexpr int kKeyBytes = kBytes * Kernel::d_head, kValueBytes = kBytes * Kernel::d_v;
+    static constexpr bool kCutsKeys = SEMANTICS.uneven || Kernel::CFG.key_bytes() > kKeyBytes;
+    static constexpr bool kCutsValues = SEMANTICS.uneven || Kernel::CFG.value_bytes() > kValueBytes;
+    // Whether all panels are wide, and the most that a tile has.
+    static constexpr bool kAreWide = !KeysLayout::kHasNarrowPanel && !ValuesLayout::kHasNarrowPanel;
+    static constexpr bool kAnyNarrow = KeysLayout::kHasNarrowPanel || ValuesLayout::kHasNarrowPanel;
+    static constexpr int kMostWidePanels =
+        std::max(KeysLayout::kWidePanels, ValuesLayout::kWidePanels);
 
     using Tile::Tile;
 
     // Whether a lane steps from row to row of a dense cache instead of locating each row by its
     // number.
-    static constexpr bool kGoesOn = !kPaged && !Kernel::takes_chunks && !Layout::kHasNarrowPanel;
+    static constexpr bool kGoesOn = !kPaged && !Kernel::takes_chunks && kAreWide;
     struct NextRows {
         const char *k, *v;  // the lane's first 16 bytes of the next step to be copied
 
@@ -36,8 +43,7 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     };
     // Whether a lane may do so in pages. It does if all of a warp's keys of a step are in one page,
     // which the host knows. Tiles of a rolling cache begin anywhere in a page.
-    static constexpr bool kGoesOnInPages =
-        kPaged && !Kernel::takes_chunks && !Layout::kHasNarrowPanel;
+    static constexpr bool kGoesOnInPages = kPaged && !Kernel::takes_chunks && kAreWide;
     FS_DEVICE bool has_whole_steps() const {
         if (Kernel::canonical && SEMANTICS.hides_earlier && args.kv_offset != nullptr) return false;
         return kGoesOnInPages && args.by_page.divisor % kWarpKeys == 0;
@@ -204,7 +210,7 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
                                   head * args.q_strides.head + chunk * kChunkElements) *
                                      kElementBytes;
             const bool present =
-                row < rows && (!SEMANTICS.uneven || chunk * kChunkElements < args.d);
+                row < rows && (!SEMANTICS.uneven || chunk * kChunkElements < d_of_qk<Kernel>(args));
             const uint32_t offset =
                 chunk / 8 < QueriesLayout::kWidePanels
                     ? chunk / 8 * QueriesLayout::template Panel<false>::kBytes +
@@ -224,7 +230,7 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
         return run_begin + step * Kernel::B_c + warp * kWarpKeys;
     }
     FS_DEVICE uint32_t K_tile(int stage) const { return ring + stage * Kernel::stage_bytes; }
-    FS_DEVICE uint32_t V_tile(int stage) const { return K_tile(stage) + Layout::kBytes; }
+    FS_DEVICE uint32_t V_tile(int stage) const { return K_tile(stage) + KeysLayout::kBytes; }
 
     // The page-table entry for the lane's key of a step, or for all of the warp's keys. It is read
     // only if there is some key.
@@ -260,8 +266,8 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     // Copies rows that lanes locate one by one.
     FS_DEVICE void start_lanes_rows(int key, int stage, int entry) const {
         const int slot = kPaged ? slot_of(key + lane % kWarpKeys) : 0;
-        if constexpr (Layout::kWidePanels > 0) start_panels<false>(key, stage, entry, slot);
-        if constexpr (Layout::kHasNarrowPanel) start_panels<true>(key, stage, entry, slot);
+        if constexpr (kMostWidePanels > 0) start_panels<false>(key, stage, entry, slot);
+        if constexpr (kAnyNarrow) start_panels<true>(key, stage, entry, slot);
     }
 
     // Clamped, so that an invalid entry leads to some page of the cache.
@@ -288,7 +294,7 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     }
 
     FS_DEVICE void start_rows(int first_key, int stage, NextRows& next_rows) const {
-        using Panel = typename Layout::template Panel<false>;
+        using Panel = typename KeysLayout::template Panel<false>;
         constexpr int kRowStep = kWarpSize / Panel::kChunks;
         static_assert(Panel::kChunks == 8);
         const int row = lane / 8, chunk = lane % 8;
@@ -301,12 +307,18 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
             const bool present = begin <= key && key < end;
             const uint32_t offset = Panel::offset(warp_slot() + row + i, chunk);
 #pragma unroll
-            for (int p = 0; p < Layout::kWidePanels; ++p) {
-                const bool copied =
-                    present && (!kCutsColumns || chunk * kVector + kPanelElements * p < args.d);
+            for (int p = 0; p < kMostWidePanels; ++p) {
+                const int element = chunk * kVector + kPanelElements * p;
+                const bool of_key = present && (!kCutsKeys || element < d_of_qk<Kernel>(args));
+                const bool of_value =
+                    !Kernel::has_d_v ? of_key
+                                     : present && (!kCutsValues || element < d_of_v<Kernel>(args));
                 const uint32_t place = target + p * Panel::kBytes + offset;
-                cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
-                cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);
+                if (p < KeysLayout::kWidePanels)
+                    cp_async_16B_or_zeros(place, k_row + p * 128, of_key, hint);
+                if (p < ValuesLayout::kWidePanels)
+                    cp_async_16B_or_zeros(place + KeysLayout::kBytes, v_row + p * 128, of_value,
+                                          hint);
             }
             k_row += kRowStep * args.k_cache_strides.row * kBytes;
             v_row += kRowStep * args.v_cache_strides.row * kBytes;
@@ -317,13 +329,20 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
 
     template <bool kNarrow>
     FS_DEVICE void start_panels(int first_key, int stage, int entry, int slot) const {
-        using Panel = typename Layout::template Panel<kNarrow>;
-        constexpr int kPanels = kNarrow ? 1 : Layout::kWidePanels;
-        constexpr int kFirstChunk = kNarrow ? 8 * Layout::kWidePanels : 0;
+        using Panel = typename KeysLayout::template Panel<kNarrow>;
+        constexpr int kKeyPanels = kNarrow ? KeysLayout::kHasNarrowPanel : KeysLayout::kWidePanels;
+        constexpr int kValuePanels =
+            kNarrow ? ValuesLayout::kHasNarrowPanel : ValuesLayout::kWidePanels;
+        constexpr int kFirstOfKey = kNarrow ? 8 * KeysLayout::kWidePanels : 0;
+        constexpr int kFirstOfValue = kNarrow ? 8 * ValuesLayout::kWidePanels : 0;
+        // From a panel of keys to the one of values.
+        constexpr int kToValues =
+            KeysLayout::kBytes +
+            (kNarrow ? ValuesLayout::kNarrowOffset - KeysLayout::kNarrowOffset : 0);
         constexpr int kRowStep = kWarpSize / Panel::kChunks;
         const int chunk = lane % Panel::kChunks;
         const uint64_t hint = cache_hint(args.passes != 0);
-        const uint32_t target = K_tile(stage) + (kNarrow ? Layout::kNarrowOffset : 0);
+        const uint32_t target = K_tile(stage) + (kNarrow ? KeysLayout::kNarrowOffset : 0);
 #pragma unroll
         for (int i = 0; i < kWarpKeys / kRowStep; ++i) {
             const int row = lane / Panel::kChunks + i * kRowStep, key = first_key + row;
@@ -338,17 +357,24 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
                 k_offset = key * args.k_cache_strides.row;
                 v_offset = key * args.v_cache_strides.row;
             }
-            const int first = (kFirstChunk + chunk) * kVector;
-            const char* const k_row = k_head + (k_offset + first) * kBytes;
-            const char* const v_row = v_head + (v_offset + first) * kBytes;
+            const int k_first = (kFirstOfKey + chunk) * kVector;
+            const int v_first = (kFirstOfValue + chunk) * kVector;
+            const char* const k_row = k_head + (k_offset + k_first) * kBytes;
+            const char* const v_row = v_head + (v_offset + v_first) * kBytes;
             const uint32_t offset = Panel::offset(warp_slot() + row, chunk);
 #pragma unroll
-            for (int p = 0; p < kPanels; ++p) {
-                const bool copied =
-                    present && (!kCutsColumns || first + kPanelElements * p < args.d);
+            for (int p = 0; p < (kKeyPanels > kValuePanels ? kKeyPanels : kValuePanels); ++p) {
+                const bool of_key =
+                    present && (!kCutsKeys || k_first + kPanelElements * p < d_of_qk<Kernel>(args));
+                const bool of_value =
+                    !Kernel::has_d_v
+                        ? of_key
+                        : present &&
+                              (!kCutsValues || v_first + kPanelElements * p < d_of_v<Kernel>(args));
                 const uint32_t place = target + p * Panel::kBytes + offset;
-                cp_async_16B_or_zeros(place, k_row + p * 128, copied, hint);
-                cp_async_16B_or_zeros(place + Layout::kBytes, v_row + p * 128, copied, hint);
+                if (p < kKeyPanels) cp_async_16B_or_zeros(place, k_row + p * 128, of_key, hint);
+                if (p < kValuePanels)
+                    cp_async_16B_or_zeros(place + kToValues, v_row + p * 128, of_value, hint);
             }
         }
     }

@@ -84,9 +84,8 @@ struct RunTile {
                                 int column) const {
         const int query = args.by_group.divide(of_head);
         const int head = run.head_k * args.heads_per_group + of_head - query * args.heads_per_group;
-        store_row<typename Kernel::value_t>(args, state,
-                                            row_end<Kernel>(args, state, head, run.head_k),
-                                            run.batch, run.first_query, query, head, column);
+        store_row<Kernel>(args, state, row_end<Kernel>(args, state, head, run.head_k), run.batch,
+                          run.first_query, query, head, column);
     }
 
     FS_DEVICE PartStates<Kernel> states(const RunInfo& run) const {

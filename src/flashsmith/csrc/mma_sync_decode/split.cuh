@@ -117,12 +117,28 @@ FS_DEVICE void prefetch_line(const void* cache, const DecodeStrides& strides, in
                                                   (first + element) * kBytes));
 }
 
+// Whether rows of one width may be shorter than the kernel's.
+template <class Kernel>
+inline constexpr bool kCutsRows = Kernel::SEMANTICS.uneven && !Kernel::has_d_v;
+
+// Prefetches the line of a key's row and that of its value's row which begin with an element. Of
+// rows of different widths, only those that have it.
+template <class Kernel>
+FS_DEVICE void prefetch_lines(const DecodeKernelArgs& args, int64_t block, int head, int slot,
+                              int element) {
+    constexpr int kBytes = Kernel::cache_bytes;
+    if (!Kernel::has_d_v || element < d_of_qk<Kernel>(args))
+        prefetch_line<kBytes>(args.k_cache, args.k_cache_strides, block, head, slot, element);
+    if (!Kernel::has_d_v || element < d_of_v<Kernel>(args))
+        prefetch_line<kBytes>(args.v_cache, args.v_cache_strides, block, head, slot, element);
+}
+
 // Prefetches the keys and values that a CTA's copies begin with, if each of its runs is a whole
 // sequence of one tile. It does so before it knows how many keys the sequence has.
 template <class Kernel>
 FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
     constexpr int kLineBytes = 128, kBytes = Kernel::cache_bytes;
-    constexpr int kRowBytes = Kernel::d_head * kBytes;
+    constexpr int kRowBytes = Kernel::d_wider * kBytes;
     constexpr int kRowLines = kRowBytes < kLineBytes ? 1 : kRowBytes / kLineBytes;  // whole ones
     constexpr uint32_t kLines = (Kernel::stages - 1) * Kernel::B_c * kRowLines;
     const int index = static_cast<int>(block_index());
@@ -133,9 +149,8 @@ FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
         const int key = static_cast<int>(line / kRowLines);
         if ((kLines % Kernel::n_threads != 0 && line >= kLines) || key >= args.capacity) break;
         const int element = static_cast<int>(line % kRowLines) * (kLineBytes / kBytes);
-        if (Kernel::SEMANTICS.uneven && element >= args.d) continue;
-        prefetch_line<kBytes>(args.k_cache, args.k_cache_strides, batch, head, key, element);
-        prefetch_line<kBytes>(args.v_cache, args.v_cache_strides, batch, head, key, element);
+        if (kCutsRows<Kernel> && element >= args.d) continue;
+        prefetch_lines<Kernel>(args, batch, head, key, element);
     }
 }
 
@@ -144,8 +159,8 @@ FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
 // still write them in L2. A page number that is still being written leads to some page.
 template <class Kernel, bool kPaged>
 FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
-    constexpr int kBytes = Kernel::cache_bytes, kLineElements = 128 / kBytes;
-    constexpr int kRowLines = (Kernel::d_head + kLineElements - 1) / kLineElements;
+    constexpr int kLineElements = 128 / Kernel::cache_bytes;
+    constexpr int kRowLines = (Kernel::d_wider + kLineElements - 1) / kLineElements;
     const int keys = 1 << args.log2_prefetched_keys;
     const int lines = args.batch * keys * args.heads_k * kRowLines;
     const int step = static_cast<int>(gridDim.x) * Kernel::n_threads;
@@ -174,12 +189,9 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
         line += step;
         goes_on = line < lines;
         if (goes_on) next = find(line);
-        if (Kernel::SEMANTICS.uneven && its.element >= args.d) continue;
+        if (kCutsRows<Kernel> && its.element >= args.d) continue;
         const int block = kPaged ? min(max(its.block, 0), args.blocks - 1) : its.block;
-        prefetch_line<kBytes>(args.k_cache, args.k_cache_strides, block, its.head, its.slot,
-                              its.element);
-        prefetch_line<kBytes>(args.v_cache, args.v_cache_strides, block, its.head, its.slot,
-                              its.element);
+        prefetch_lines<Kernel>(args, block, its.head, its.slot, its.element);
     }
 }
 
@@ -272,7 +284,7 @@ struct PartStates {
     }
 
     FS_DEVICE float* sums(int part, int row) const {
-        return args.part_o + (first + int64_t{part} * rows + row) * Kernel::d_head;
+        return args.part_o + (first + int64_t{part} * rows + row) * Kernel::d_v;
     }
     FS_DEVICE float* statistics(int part, int row) const {
         return args.part_statistics + 2 * (first + int64_t{row} * parts + part);
@@ -298,14 +310,14 @@ struct ArrivingStates {
     const int rows, parts;
 
     FS_DEVICE ArrivingStates(const DecodeKernelArgs& args, int head_k, int rows, int parts)
-        : sums(args.arriving + head_k * args.arriving_rows * Kernel::d_head),
+        : sums(args.arriving + head_k * args.arriving_rows * Kernel::d_v),
           statistics(args.arriving +
-                     (args.heads_k * Kernel::d_head + head_k * 2) * args.arriving_rows),
+                     (args.heads_k * Kernel::d_v + head_k * 2) * args.arriving_rows),
           rows(rows),
           parts(parts) {}
 
     FS_DEVICE uint32_t* sums_of(int part, int row) const {
-        return sums + (part * rows + row) * Kernel::d_head;
+        return sums + (part * rows + row) * Kernel::d_v;
     }
     FS_DEVICE uint32_t* statistics_of(int part, int row) const {
         return statistics + 2 * (row * parts + part);

@@ -41,7 +41,10 @@ struct StaticDecodeKernelConfig {
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
 
-    static constexpr int d_head = CFG.d_head;
+    static constexpr int d_head = CFG.d_head;   // of q and k
+    static constexpr int d_v = CFG.d_head_v();  // of v and o
+    static constexpr int d_wider = std::max(d_head, d_v);
+    static constexpr bool has_d_v = CFG.d_v > 0;
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warps = CFG.n_warps;
@@ -65,13 +68,13 @@ struct StaticDecodeKernelConfig {
     static constexpr int d_steps = d_head / 16;
     static constexpr int key_steps = multiplied_keys / 16;
     static constexpr int key_tiles = multiplied_keys / 8;
-    static constexpr int column_tiles = d_head / 8;
+    static constexpr int column_tiles = d_v / 8;
     static constexpr bool keeps_queries = CFG.keeps_queries();
 
     // CTAs per SM that registers must allow; 0 sets no bound. ptxas would spill for one CTA more
     // than shared memory has room for. With pages or masks there are not enough registers for a
     // third CTA.
-    static constexpr bool is_large = B_r * d_head > 16 * 128;
+    static constexpr bool is_large = B_r * d_wider > 16 * 128;
     static constexpr int most_ctas = SEMANTICS == Semantics{} ? 3 : 2;
     static constexpr int min_ctas =
         chunk_cluster > 0         ? std::min(ctas_by_smem(CFG.smem_bytes()), 2)
@@ -96,14 +99,16 @@ struct StaticDecodeKernelConfig {
 
     // Of 16 rows, a thread merges this number of states at once, each of four columns: the warps'
     // states and those of a run.
-    static constexpr int places = 16 * d_head / 4;
+    static constexpr int places = 16 * d_v / 4;
     static constexpr int states_per_thread =
         CFG.full_tiles ? std::clamp(places / n_threads, 1, 4) : 1;
 
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
     // Counts in 16-bit columns.
     static constexpr int key_columns = CFG.key_bytes() / 2;
+    static constexpr int value_columns = CFG.value_bytes() / 2;
     using KeysLayout = SmemLayout<multiplied_keys, key_columns, true>;
+    using ValuesLayout = SmemLayout<multiplied_keys, value_columns, true>;
 
     // Shared-memory layout: byte offsets from its start. Each warp has its own stages, each with K
     // and then V, but warps with their own rows share the stages. Their queries are kept in
@@ -111,7 +116,7 @@ struct StaticDecodeKernelConfig {
     // read.
     static_assert(keeps_queries || !own_rows, "own_rows: the queries must fit in registers");
     static constexpr int ring_offset = own_rows ? 0 : QueriesLayout::kBytes;
-    static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
+    static constexpr int stage_bytes = KeysLayout::kBytes + ValuesLayout::kBytes;
     static constexpr int queries_offset = own_rows ? (stages - 1) * stage_bytes : 0;
     // Bytes from a warp's stages to the next warp's.
     static constexpr int ring_bytes = own_rows ? 0 : stages * stage_bytes;
@@ -133,13 +138,16 @@ struct StaticDecodeKernelConfig {
     static constexpr int saved_states_offset = target_offset + 48;
     static_assert(chunk_cluster > 0 || saved_states_offset == CFG.smem_bytes());
 
-    static_assert(own_rows || rows_in_stage * d_head * 4 <= stage_bytes,
+    static_assert(own_rows || rows_in_stage * d_v * 4 <= stage_bytes,
                   "a warp's sums of 16 or 8 rows must fit in a stage");
 
     // The assumptions of the types above and of the kernels. `flashsmith explain` lists all rules
     // and their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256, "d_head: panels of 32 or 64 columns");
+        static_assert(!has_d_v || (d_v % 64 == 0 && d_head % 64 == 0 && d_v <= 256 &&
+                                   chunk_cluster == 0 && !has_warpgroups),
+                      "d_v: panels of 64 columns, in the kernels with mma.sync");
         static_assert(B_r == 16 || B_r == 32, "B_r: 16 or 32");
         static_assert((B_c & (B_c - 1)) == 0, "B_c: a power of two");
         static_assert(warp_keys == 16 || warp_keys == 32, "B_c: 16 or 32 keys per warp");
@@ -148,20 +156,20 @@ struct StaticDecodeKernelConfig {
         static_assert(stages >= 2, "stages: at least 2, since one is read while another is copied");
         if constexpr (canonical) {
             static_assert(CFG.canonical == kCanonicalVersion &&
-                              B_c == canonical_tile(d_head, kTargetArch) && !own_rows &&
+                              B_c == canonical_tile(d_head, kTargetArch, CFG.d_v) && !own_rows &&
                               chunk_rows == 0 && CFG.cluster == 0 &&
                               (n_warps <= 4 || chunk_cluster > 0),
                           "canonical: the order of operations is the specification's");
-            static_assert(B_r * (2 * (d_head / n_warps + 16) + warp_keys) <= 32 * 192,
+            static_assert(B_r * (2 * (d_v / n_warps + 16) + warp_keys) <= 32 * 192,
                           "a thread has too many sums and scores");
             static_assert(chunk_cluster == 0 || (kTargetArch >= 90 && B_r == 16 &&
                                                  d_head % (16 * chunk_cluster) == 0),
                           "chunk_cluster: a CTA has whole groups of 16 columns");
         } else if constexpr (own_rows) {
             static_assert(B_r == 16 * n_warps && !CFG.full_tiles, "own_rows: a warp has 16 rows");
-            static_assert(d_head + B_c <= 192, "a thread has too many sums and scores");
+            static_assert(d_v + B_c <= 192, "a thread has too many sums and scores");
         } else {
-            static_assert(B_r * (d_head + warp_keys) <= 32 * (warp_keys == 16 ? 144 : 128),
+            static_assert(B_r * (d_v + warp_keys) <= 32 * (warp_keys == 16 ? 144 : 128),
                           "a thread has too many sums and scores");
         }
         static_assert(CFG.min_keys % B_c == 0, "min_keys: whole stages");
@@ -170,9 +178,10 @@ struct StaticDecodeKernelConfig {
         if constexpr (chunk_rows > 0) {
             constexpr int copied = B_c / (chunk_rows / 16);
             static_assert(chunk_rows == 64 || chunk_rows == 128, "chunk_rows: 64 or 128");
-            static_assert(copied <= 32 && copied >= (key_columns % 64 == 0 ? 4 : 8),
+            static_assert(copied <= 32 &&
+                              copied >= (key_columns % 64 == 0 && value_columns % 64 == 0 ? 4 : 8),
                           "chunk_rows: an instruction copies 4 rows of 64 columns, 8 of 32");
-            static_assert(d_head + B_c <= (B_c == 32 ? 288 : 224),
+            static_assert(d_v + B_c <= (B_c == 32 ? 288 : 224),
                           "a thread has too many sums and scores of chunks");
             static_assert(CFG.chunk_smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
                           "the tiles of chunks need more shared memory than a CTA may have");
@@ -200,9 +209,10 @@ struct ChunkKernelConfig : Kernel {
 
     using QueriesLayout = SmemLayout<B_r, Kernel::d_head, true>;
     using KeysLayout = SmemLayout<Kernel::B_c, Kernel::key_columns, true>;
+    using ValuesLayout = SmemLayout<Kernel::B_c, Kernel::value_columns, true>;
 
     static constexpr int queries_offset = 0, ring_offset = QueriesLayout::kBytes;
-    static constexpr int stage_bytes = 2 * KeysLayout::kBytes;
+    static constexpr int stage_bytes = KeysLayout::kBytes + ValuesLayout::kBytes;
     static constexpr int ring_bytes = 0;
     static_assert(ring_offset + Kernel::stages * stage_bytes == Kernel::CFG.chunk_smem_bytes());
 };

@@ -159,9 +159,9 @@ struct StaticHopperKernelConfig {
                       "split_keys: CTAs of a cluster go through the same K and V");
         static_assert(
             !canonical ||
-                (CFG.d_v == 0 && CFG.canonical == kCanonicalVersion &&
-                 B_c == canonical_tile(d_head, 90) && CFG.rescale_threshold == 0 &&
-                 !CFG.stale_max && CFG.exp2_fma_share == 0 && CFG.short_block == 0 && !splits_keys),
+                (CFG.canonical == kCanonicalVersion && B_c == canonical_tile(d_head, 90, CFG.d_v) &&
+                 CFG.rescale_threshold == 0 && !CFG.stale_max && CFG.exp2_fma_share == 0 &&
+                 CFG.short_block == 0 && !splits_keys),
             "canonical: the order of operations is the specification's");
         static_assert(!has_lists || (CFG.cluster_size == 1 && !splits_keys && !packs_gqa &&
                                      !CFG.stale_max && n_warpgroups <= 3),

@@ -165,7 +165,8 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
     check_smem(config.smem_bytes(), device);
     check_problem(p, semantics, config.d_head, config.B_r, config.d_v);
     if (config.pack_gqa) check_group(p);
-    require(config.canonical == 0 || canonical_tile(static_cast<int>(p.d), kArch) == config.B_c,
+    require(config.canonical == 0 ||
+                canonical_tile(static_cast<int>(p.d), kArch, static_cast<int>(p.d_v)) == config.B_c,
             "canonical: this d needs different tiles; use a config with a matching d_head");
     if (!semantics.uneven)
         require(p.d == config.d_head && p.d_v == config.d_head_v() && p.seq_k % config.B_c == 0 &&

@@ -242,7 +242,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         of_q = self.B_r * max(self.d_head, self.d_head_v)
         of_kv = self.B_c * self.kv_tiles * (self.d_head + self.d_head_v)
         tiles = (of_q + of_kv) * elem_size
-        return tiles + (self.B_r * (self.d_head + 8) * 4 if self.canonical else 0)
+        return tiles + (self.B_r * (self.d_head_v + 8) * 4 if self.canonical else 0)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
         """Whether tiles divide these sizes, so that a kernel without bounds checks can compute

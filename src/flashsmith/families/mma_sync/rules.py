@@ -98,7 +98,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "smem_within_limit",
         "the Q, K and V tiles, 2 (B_r max(d_head, d_v) + B_c max(1, kv_stages) (d_head + d_v)) "
-        "bytes, where a d_v of 0 is d_head, and with canonical 4 B_r (d_head + 8) more, must fit "
+        "bytes, where a d_v of 0 is d_head, and with canonical 4 B_r (d_v + 8) more, must fit "
         "in the shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
         ("B_r", "B_c", "d_head", "d_v", "kv_stages", "canonical"),
@@ -192,7 +192,6 @@ RULES: tuple[Rule, ...] = (
             "split_keys 0: parts and chunks end at different keys",
             lambda cfg: cfg.split_keys == 0,
         ),
-        ("d_v", "d_v 0: the tile of keys is by one width", lambda cfg: cfg.d_v == 0),
     ),
     pair_rule(PAIRS),
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import product
 
-from flashsmith.families.canonical import VERSION, canonical_tile
+from flashsmith.families.canonical import VERSION, tile_of
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.covering_array import cover
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
@@ -197,11 +197,11 @@ def canonical(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> FlashForward
     warps, is the largest that fits in shared memory."""
     made = (
         FlashForwardKernelConfig(
-            cfg.dtype, cfg.d_head, 16 * warps, canonical_tile(cfg.d_head, device.arch), warps,
+            cfg.dtype, cfg.d_head, 16 * warps, tile_of(cfg, device.arch), warps,
             async_copy=True, eager_load_blocks=True, swizzled=True, Q_mma_load_K_tiles=loads,
             K_mma_load_K_tiles=2, V_mma_load_K_tiles=2, optimized_softmax=True, kv_stages=stages,
             trim_masks=cfg.trim_masks, l2_group_mib=cfg.l2_group_mib, pack_gqa=cfg.pack_gqa,
-            canonical=VERSION,
+            canonical=VERSION, d_v=cfg.d_v,
         )
         for stages in (2, 0)
         for warps in (8, 4)

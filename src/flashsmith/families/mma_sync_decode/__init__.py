@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec, device_spec
 from flashsmith.families.family import ConfigSet, Family, Intensity, SmemRegion, register_family
+from flashsmith.families.head_dims import PAIRS, HeadDims, HeadPair
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode import cost, describe, rules, search_space, sets
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
@@ -30,7 +31,10 @@ class MmaSyncDecodeFamily(Family):
     title = "mma.sync decode"
     operation = "decode"
     rules = rules.RULES
-    choose_first = ("dtype", "d_head", "canonical", "B_r", "n_warps", "B_c", "stages", "min_keys")
+    choose_first = (
+        "dtype", "d_head", "d_v", "canonical", "B_r", "n_warps", "B_c", "stages", "min_keys",
+    )  # fmt: skip
+    pairs = PAIRS
     csrc = Path(__file__).parents[2] / "csrc" / "mma_sync_decode"
     cpp = CppNames(
         config_header="mma_sync_decode/config.cuh",
@@ -66,22 +70,24 @@ class MmaSyncDecodeFamily(Family):
         }
 
     def candidates(
-        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+        self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
     ) -> Sequence[FlashDecodeKernelConfig]:
         return sets.candidates(dtype, d_head, device)
 
     def search_space(
-        self, dtype: DType, d_head: int, masked: bool
+        self, dtype: DType, d_head: HeadDims, masked: bool
     ) -> Sequence[FlashDecodeKernelConfig]:
         return search_space.search_space(dtype, d_head)
 
     def moves(self, cfg: FlashDecodeKernelConfig) -> Iterable[FlashDecodeKernelConfig]:
         return search_space.moves(cfg)
 
-    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
-        d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
+    def proof_configs(self, dtype: DType, d: HeadDims) -> Sequence[Any]:
+        d_head = d
+        if not isinstance(d, HeadPair):
+            d_head = min(d_head for d_head in self.knob_values["d_head"] if d <= d_head)
         device = device_spec(self.oldest_arch)
-        first, *others, last = sets.candidates(dtype, min(d_heads), device)
+        first, *others, last = sets.candidates(dtype, d_head, device)
         last = replace(last, chunk_rows=64, cluster=8, full_tiles=True)
         chunks = (replace(first, chunk_rows=128), *others, last)
         # These are like configs in the shipped tables of winners.

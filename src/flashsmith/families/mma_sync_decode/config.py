@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from flashsmith.families.canonical import canonical_knob
 from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
+from flashsmith.families.head_dims import d_v_knob
 from flashsmith.families.knob import knob
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
@@ -229,6 +230,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         ),
         where="key_operand",
     )
+    d_v: int = d_v_knob()
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -292,9 +294,9 @@ class FlashDecodeKernelConfig(KernelConfig):
         over the chunk and over all chunks.
         """
         if self.canonical:
-            groups = -(-self.d_head // MMA_ROWS // self.n_warps)
+            groups = -(-self.d_head_v // MMA_ROWS // self.n_warps)
             return 2 * self.B_r * groups * MMA_ROWS // THREADS_PER_WARP
-        return self.rows_per_warp * self.d_head // THREADS_PER_WARP
+        return self.rows_per_warp * self.d_head_v // THREADS_PER_WARP
 
     @property
     def scores(self) -> int:
@@ -310,27 +312,35 @@ class FlashDecodeKernelConfig(KernelConfig):
     def key_bytes(self) -> int:
         """Bytes of a key in shared memory; rows of 8-bit floats have whole panels of 64 or 128
         bytes."""
+        return self._row_bytes(self.d_head)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a value in shared memory."""
+        return self._row_bytes(self.d_head_v)
+
+    def _row_bytes(self, columns: int) -> int:
         if self.cache.is_8bit:
-            return -(-self.d_head // _PANEL_BYTES) * _PANEL_BYTES
-        return self.d_head * self.dtype.element_size
+            return -(-columns // _PANEL_BYTES) * _PANEL_BYTES
+        return columns * self.dtype.element_size
 
     @property
     def other_sums_bytes(self) -> int:
         """Bytes for those of a warp's 16 rows of sums, over all warps, that do not fit in its
         stage when warps merge their states."""
-        all_rows = MMA_ROWS * self.d_head * 4
-        fits = all_rows <= 2 * self.keys_per_warp * self.key_bytes
+        all_rows = MMA_ROWS * self.d_head_v * 4
+        fits = all_rows <= self.keys_per_warp * (self.key_bytes + self.value_bytes)
         return 0 if fits or self.own_rows or self.canonical else self.n_warps * all_rows // 2
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of K and V in one stage of a CTA."""
-        return 2 * self.B_c * self.d_head * self.cache_element_bytes
+        return self.B_c * (self.d_head + self.d_head_v) * self.cache_element_bytes
 
     @property
     def own_tiles(self) -> int:
         """Tiles of eight columns; with own_rows, a lane has two rows of each."""
-        return self.d_head // 8
+        return self.d_head_v // 8
 
     @property
     def own_tiles_in_registers(self) -> int:
@@ -368,7 +378,7 @@ class FlashDecodeKernelConfig(KernelConfig):
     @property
     def keeps_queries(self) -> bool:
         """Whether a warp keeps the fragments of its queries in registers."""
-        return self.rows_per_warp * self.d_head <= MMA_ROWS * 128
+        return self.rows_per_warp * max(self.d_head, self.d_v) <= MMA_ROWS * 128
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: the queries, the stages of K and V, the row
@@ -376,7 +386,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         statistics of the first subtree of a run, and the sums that do not fit in registers."""
         # Queries that stay in registers are copied through the last stage.
         queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
-        streamed = 2 * self.stages * self.B_c * self.key_bytes + self.other_sums_bytes
+        streamed = self._streamed_bytes + self.other_sums_bytes
         statistics = self.n_warps * self.B_r * _STATISTICS_BYTES
         if self.own_rows:
             in_shared = self.own_tiles - self.own_tiles_in_registers
@@ -400,5 +410,10 @@ class FlashDecodeKernelConfig(KernelConfig):
     def chunk_smem_bytes(self) -> int:
         """Bytes of dynamic shared memory in the kernel for many rows: the queries and the
         stages."""
-        streamed = 2 * self.stages * self.B_c * self.key_bytes
-        return self.chunk_rows * self.d_head * self.dtype.element_size + streamed
+        queries = self.chunk_rows * self.d_head * self.dtype.element_size
+        return queries + self._streamed_bytes
+
+    @property
+    def _streamed_bytes(self) -> int:
+        """Bytes of shared memory of all stages."""
+        return self.stages * self.B_c * (self.key_bytes + self.value_bytes)

@@ -211,16 +211,17 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
         runs = runs_of(cfg, heads * parts, parts, device.sm_count * ctas)
     keys = min(keys * -(-parts // runs), max(problem.seq_k, 1))
     items = heads * runs
-    per_item = keys * 2 * cfg.d_head * cfg.cache_element_bytes
+    columns = cfg.d_head + cfg.d_head_v
+    per_item = keys * columns * cfg.cache_element_bytes
     # Tiles with the same keys read them from the L2.
     dram = items / tiles * per_item / (rates.dram * device.sm_count)
     steps = -(-keys // cfg.B_c)
     row_tiles, key_tiles = cfg.rows_per_warp / MMA_ROWS, cfg.multiplied_keys / 8
-    products = 2 * row_tiles * key_tiles * (cfg.d_head / MMA_ROWS)
+    products = row_tiles * key_tiles * (columns / MMA_ROWS)
     widened = 0.0
     if cfg.cache.is_8bit:
         # Pairs of elements of K and V that a lane widens.
-        pairs = 2 * cfg.multiplied_keys * cfg.d_head // (2 * THREADS_PER_WARP)
+        pairs = cfg.multiplied_keys * columns // (2 * THREADS_PER_WARP)
         widened = pairs * _PER_PAIR[cfg.dtype]
     issue = products * _PER_PRODUCT + cfg.scores * _PER_SCORE + _PER_STEP + widened
     issue *= cfg.n_warps / QUARTERS
@@ -235,7 +236,7 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
     states = 0.0
     if parts > 1:
         merged = problem.batch * problem.heads_q * problem.seq_q * (runs if runs > 1 else 0)
-        states = 2 * merged * (cfg.d_head + 2) * _FLOAT_BYTES / (rates.l2 * device.sm_count)
+        states = 2 * merged * (cfg.d_head_v + 2) * _FLOAT_BYTES / (rates.l2 * device.sm_count)
         states += _LAUNCH + 2 * _LATENCY
     ms = (cycles + states + _LAUNCH) / rates.clock / 1e6
     return CallWork(ms, items, ctas, cfg.B_r, heads=problem.heads_q // problem.heads_k)
@@ -254,4 +255,5 @@ def compile_cost(cfg: FlashDecodeKernelConfig) -> float:
     rows_by_keys = cfg.rows_per_warp * cfg.multiplied_keys + (
         MMA_ROWS * cfg.B_c if cfg.chunk_rows else 0
     )
-    return _FIXED_COST + 2 * 2 * rows_by_keys * cfg.d_head / (MMA_ROWS * 8 * 16)
+    columns = cfg.d_head + cfg.d_head_v
+    return _FIXED_COST + 2 * rows_by_keys * columns / (MMA_ROWS * 8 * 16)

@@ -43,8 +43,12 @@ def _regions(
     """smem_regions(), with keys and values of as many bytes as they have."""
     regions, begin = [], 0
     for name, _, rows in tiles:
-        of_row = cfg.d_head * cfg.dtype.element_size if name == "Q" else cfg.key_bytes
-        regions.append(SmemRegion(name, begin, begin + rows * of_row, rows, cfg.d_head))
+        is_value = name.startswith("V")
+        columns = cfg.d_head_v if is_value else cfg.d_head
+        of_row = cfg.value_bytes if is_value else cfg.key_bytes
+        if name == "Q":
+            of_row = cfg.d_head * cfg.dtype.element_size
+        regions.append(SmemRegion(name, begin, begin + rows * of_row, rows, columns))
         begin += rows * of_row
     return (*regions, SmemRegion(rest, begin, cfg.smem_bytes(), 0, 0))
 
@@ -75,13 +79,14 @@ def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
 def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
     """FLOP per byte in the loop over the keys of a full tile.
 
-    A key costs 4 B_r d FLOP. A key is read once from global memory and once from shared memory;
-    with own_rows every warp reads it from shared memory. If queries do not fit in registers, they
-    are read from shared memory again for each keys_per_warp keys.
+    A key costs 2 B_r (d + d_v) FLOP. A key is read once from global memory and once from shared
+    memory; with own_rows every warp reads it from shared memory. If queries do not fit in
+    registers, they are read from shared memory again for each keys_per_warp keys.
     """
     element = cfg.dtype.element_size
-    flop = 4 * cfg.B_r * cfg.d_head
-    streamed = 2 * cfg.d_head * cfg.cache_element_bytes
+    columns = cfg.d_head + cfg.d_head_v
+    flop = 2 * cfg.B_r * columns
+    streamed = columns * cfg.cache_element_bytes
     read = streamed * (cfg.n_warps if cfg.own_rows else 1)
     again = 0.0 if cfg.keeps_queries else cfg.B_r * cfg.d_head * element / cfg.keys_per_warp
     return Intensity(shared=flop / (read + again), global_memory=flop / streamed)

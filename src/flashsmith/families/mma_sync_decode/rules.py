@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from flashsmith.families.canonical import canonical_rules
+from flashsmith.families.head_dims import PAIRS, pair_rule
 from flashsmith.families.mma_sync_decode.config import MIN_KEYS, MMA_ROWS, FlashDecodeKernelConfig
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import HOPPER_ARCH
@@ -30,7 +31,7 @@ def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
     """Whether each copy instruction of a warp stays within the keys of this warp in a stage, and
     gives each lane at most one key. Such an instruction copies 4 rows of a panel with 64 columns,
     or 8 rows of one with 32."""
-    least = 4 if cfg.key_bytes % 128 == 0 else 8
+    least = 4 if cfg.key_bytes % 128 == 0 == cfg.value_bytes % 128 else 8
     return not cfg.chunk_rows or least <= cfg.B_c // cfg.chunk_warps <= 32
 
 
@@ -58,21 +59,28 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "rows_fit_registers",
-        "B_r (d_head + B_c / n_warps) / 32, a thread's sums and scores, must be at most 144, or "
-        "128 with 32 keys per warp; with own_rows (d_head + B_c) / 2 must be at most 96. With "
-        "canonical, B_r (2 columns of a warp + B_c / n_warps) / 32 must be at most 128: a thread "
-        "has 255 registers",
+        "B_r (d_v + B_c / n_warps) / 32, a thread's sums and scores, where a d_v of 0 is d_head, "
+        "must be at most 144, or 128 with 32 keys per warp; with own_rows (d_v + B_c) / 2 must be "
+        "at most 96. With canonical, B_r (2 columns of a warp + B_c / n_warps) / 32 must be at "
+        "most 128: a thread has 255 registers",
         lambda cfg, device: (
             cfg.accumulators + cfg.scores
             <= (MAX_OWN_ELEMENTS if cfg.own_rows else MAX_ELEMENTS.get(cfg.keys_per_warp, 0))
         ),
-        ("B_r", "B_c", "n_warps", "d_head", "own_rows", "canonical"),
+        ("B_r", "B_c", "n_warps", "d_head", "d_v", "own_rows", "canonical"),
     ),
     Rule(
         "own_rows_of_all_warps",
         "own_rows needs B_r = 16 n_warps: each warp has 16 rows",
         lambda cfg, device: not cfg.own_rows or cfg.B_r == MMA_ROWS * cfg.n_warps,
         ("B_r", "n_warps", "own_rows"),
+    ),
+    Rule(
+        "own_rows_keep_queries",
+        "own_rows needs a d_head and d_v of at most 128: a warp keeps the queries of its rows in "
+        "registers, next to their sums",
+        lambda cfg, device: not cfg.own_rows or cfg.keeps_queries,
+        ("d_head", "d_v", "B_r", "own_rows"),
     ),
     Rule(
         "own_rows_without_exchange",
@@ -91,18 +99,18 @@ RULES: tuple[Rule, ...] = (
         "16 B_c / chunk_rows, the keys that a warp copies for all, must be 4 to 32, or 8 to 32 if "
         "a key does not have whole lines of 128 bytes: one instruction copies 4 or 8 rows",
         lambda cfg, device: _copies_whole_rows(cfg),
-        ("d_head", "B_c", "chunk_rows", "cache"),
+        ("d_head", "d_v", "B_c", "chunk_rows", "cache"),
     ),
     Rule(
         "chunk_rows_fit_registers",
-        "(d_head + B_c) / 2, a thread's sums and scores of chunks, must be at most 112, or 144 "
-        "with B_c 32: it has 255 registers",
+        "(d_v + B_c) / 2, a thread's sums and scores of chunks, where a d_v of 0 is d_head, must "
+        "be at most 112, or 144 with B_c 32: it has 255 registers",
         lambda cfg, device: (
             not cfg.chunk_rows
-            or cfg.d_head + cfg.B_c
+            or cfg.d_head_v + cfg.B_c
             <= 2 * _MAX_CHUNK_ELEMENTS.get(cfg.B_c, _MAX_OTHER_CHUNK_ELEMENTS)
         ),
-        ("d_head", "B_c", "chunk_rows"),
+        ("d_head", "d_v", "B_c", "chunk_rows"),
     ),
     Rule(
         "smem_within_limit",
@@ -112,7 +120,7 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             *("d_head", "B_r", "B_c", "n_warps", "stages", "chunk_rows", "own_rows", "canonical"),
-            *("chunk_cluster", "cache"),
+            *("chunk_cluster", "cache", "d_v"),
         ),
         lambda cfg, device: (
             f"{max(cfg.smem_bytes(), cfg.chunk_smem_bytes())} of {device.max_smem_per_block} bytes "
@@ -162,6 +170,12 @@ RULES: tuple[Rule, ...] = (
         ("chunk_warpgroups", "chunk_cluster"),
     ),
     Rule(
+        "d_v_of_mma_sync",
+        "d_v needs chunk_cluster 0 and chunk_warpgroups 0: their kernels have one width",
+        lambda cfg, device: not cfg.d_v or not (cfg.chunk_cluster or cfg.chunk_warpgroups),
+        ("d_v", "chunk_cluster", "chunk_warpgroups"),
+    ),
+    Rule(
         "cache_of_mma_sync",
         "cache needs chunk_cluster 0 and chunk_warpgroups 0: their kernels apply no scales",
         lambda cfg, device: not cfg.cache or not (cfg.chunk_cluster or cfg.chunk_warpgroups),
@@ -194,4 +208,5 @@ RULES: tuple[Rule, ...] = (
         ("full_tiles", "no full_tiles: warps merge no states", lambda cfg: not cfg.full_tiles),
         ("own_rows", "no own_rows: a warp has keys and columns", lambda cfg: not cfg.own_rows),
     ),
+    pair_rule(PAIRS),
 )

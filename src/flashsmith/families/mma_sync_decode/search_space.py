@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from flashsmith.families.device import KNOWN_DEVICES
+from flashsmith.families.head_dims import HeadDims, split_dims
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.semantics.dtype import DType
@@ -22,15 +23,16 @@ _KNOBS: dict[str, tuple[Any, ...]] = {
     "parts_per_sm": (1, 2, 4),
 }
 # Knobs that the search does not change, because the problem determines them.
-_FIXED = ("dtype", "d_head", "chunk_rows")
+_FIXED = ("dtype", "d_head", "d_v", "chunk_rows")
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 
 
-def search_space(dtype: DType, d_head: int) -> list[FlashDecodeKernelConfig]:
+def search_space(dtype: DType, d_head: HeadDims) -> list[FlashDecodeKernelConfig]:
     """All combinations of the knob values to try first that are legal on the known device with the
     most shared memory."""
+    widths = split_dims({"dtype": dtype, "d_head": d_head})
     configs = (
-        FlashDecodeKernelConfig(dtype, d_head, **dict(zip(_KNOBS, values, strict=True)))
+        FlashDecodeKernelConfig(**widths, **dict(zip(_KNOBS, values, strict=True)))
         for values in product(*_KNOBS.values())
     )
     return [cfg for cfg in configs if is_legal(cfg, _ROOMIEST)]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from flashsmith.families.canonical import CHUNK, VERSION, canonical_tile
+from flashsmith.families.canonical import CHUNK, VERSION, tile_of
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
+from flashsmith.families.head_dims import HeadDims, HeadPair, split_dims
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode.config import (
     MIN_KEYS,
@@ -20,16 +21,21 @@ from flashsmith.operations.problem import Problem
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
-# By d_head: (B_r, B_c, n_warps, stages), in order of preference. For each d_head, the last tile
+# By widths: (B_r, B_c, n_warps, stages), in order of preference. For each width, the last tile
 # fits in 101,376 bytes of shared memory. With the first tile, an SM that has 233,472 bytes can hold
 # two CTAs, which have 96 to 128 KiB of copies in flight. docs/log/decode.md explains the number of
 # parts per SM.
-_TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+_TILES: dict[HeadDims, tuple[tuple[int, int, int, int], ...]] = {
     64: ((16, 128, 4, 3), (32, 128, 4, 3), (16, 64, 4, 4)),
     96: ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
     128: ((16, 64, 4, 3), (32, 64, 4, 3), (16, 32, 2, 4)),
     192: ((16, 64, 4, 2), (16, 32, 2, 3)),
     256: ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
+    HeadPair(64, 128): ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
+    HeadPair(128, 64): ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
+    HeadPair(192, 128): ((16, 64, 4, 2), (32, 64, 4, 2), (16, 32, 2, 3)),
+    HeadPair(256, 128): ((16, 64, 4, 2), (16, 32, 2, 3)),
+    HeadPair(256, 256): ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
 }
 # The rows of a tile for chunks, in order of preference; neither was measured.
 _CHUNK_ROWS = (128, 64)
@@ -51,15 +57,21 @@ def get_decode_configs(
     dtypes: Sequence[DType] = tuple(DType), device: DeviceSpec = DEFAULT_DEVICE
 ) -> list[FlashDecodeKernelConfig]:
     """The set 'decode': for each dtype and d_head a few kernels."""
-    return [cfg for dtype in dtypes for d in _TILES for cfg in candidates(dtype, d, device)]
+    d_heads = [d for d in _TILES if not isinstance(d, HeadPair)]
+    return [cfg for dtype in dtypes for d in d_heads for cfg in candidates(dtype, d, device)]
 
 
-def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[FlashDecodeKernelConfig]:
-    """The kernels for d_head that are legal on a device, in order of preference."""
+def candidates(dtype: DType, d_head: HeadDims, device: DeviceSpec) -> list[FlashDecodeKernelConfig]:
+    """The kernels for d_head, or a pair of widths, that are legal on a device, in order of
+    preference."""
+    widths = split_dims({"dtype": dtype, "d_head": d_head})
     made = (
-        FlashDecodeKernelConfig(dtype, d_head, B_r, B_c, warps, stages, MIN_KEYS, PARTS_PER_SM)
+        FlashDecodeKernelConfig(
+            **widths, B_r=B_r, B_c=B_c, n_warps=warps, stages=stages, min_keys=MIN_KEYS,
+            parts_per_sm=PARTS_PER_SM,
+        )
         for B_r, B_c, warps, stages in _TILES.get(d_head, ())
-    )
+    )  # fmt: skip
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
@@ -74,12 +86,12 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
     A stage is a tile of the canonical order. Each warp has 32 keys of it, or 16 if the tile has
     fewer than 128.
     """
-    tile = canonical_tile(cfg.d_head, device.arch)
+    tile = tile_of(cfg, device.arch)
     warps = min(4, tile // MMA_ROWS)
     made = (
         FlashDecodeKernelConfig(
             cfg.dtype, cfg.d_head, cfg.B_r, tile, warps, stages, MIN_KEYS, PARTS_PER_SM,
-            early=cfg.early, canonical=VERSION,
+            early=cfg.early, canonical=VERSION, d_v=cfg.d_v,
         )
         for stages in _CANONICAL_STAGES
     )  # fmt: skip

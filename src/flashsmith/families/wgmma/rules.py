@@ -269,7 +269,6 @@ HOPPER_RULES: tuple[Rule, ...] = (
             "a persistent schedule: each CTA has memory for the state of rows between chunks",
             lambda cfg: cfg.schedule != Schedule.ONE_TILE,
         ),
-        ("d_v", "d_v 0: the tile of keys is by one width", lambda cfg: cfg.d_v == 0),
     ),
     _for_partners(
         "n_warpgroups",

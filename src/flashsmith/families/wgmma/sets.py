@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from flashsmith.families.canonical import VERSION, canonical_tile
+from flashsmith.families.canonical import VERSION, tile_of
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.head_dims import HeadDims, HeadPair
@@ -211,8 +211,8 @@ def _two_warpgroups(
 
 def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForwardKernelConfig | None:
     """The canonical counterpart of `cfg`, which has the canonical tile of keys and no knob that
-    changes the order. If it is not legal, another config with the same d_head."""
-    tile = canonical_tile(cfg.d_head, device.arch)
+    changes the order. If it is not legal, another config with the same widths."""
+    tile = tile_of(cfg, device.arch)
     order: dict[str, Any] = {
         "B_c": tile,
         "rescale_threshold": 0,
@@ -224,9 +224,10 @@ def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForward
     }
     if cfg.schedule == Schedule.ONE_TILE:
         order["schedule"] = Schedule.DYNAMIC
-    tiles = _two_warpgroups if cfg.d_head > 128 else _three_warpgroups
+    tiles = _two_warpgroups if max(cfg.d_head, cfg.d_v) > 128 else _three_warpgroups
     usual = tiles(cfg.dtype, cfg.d_head, tile, cfg.tile_order)
     wide: dict[str, Any] = {"q_buffers": 1, "direct_O": True} if cfg.d_head > 192 else {}
+    wide |= {"d_v": cfg.d_v, "direct_O": cfg.direct_O} if cfg.d_v else {}
     others = (replace(usual, pack_gqa=cfg.pack_gqa, section_mib=cfg.section_mib, **wide),)
     made = (replace(one, **order) for one in (cfg, *others))
     return next((one for one in made if is_legal(one, device)), None)
