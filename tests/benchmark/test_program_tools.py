@@ -9,7 +9,7 @@ import csv
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,44 @@ def test_rows_of_races_and_a_wrong_contender(
     printed = capsys.readouterr().out
     assert "WRONG b: function: NaN" in printed
     assert "function is 0.500 times as fast" in printed
+    cases = [SimpleNamespace(name=name) for name in ("a", "b", "c", "cd", "d")]
+    assert [it.name for it in races.wanted_cases(cases, "b,c", path)] == ["c", "cd"]
+    assert [it.name for it in races.wanted_cases(cases, "b", tmp_path / "new.csv")] == ["b"]
     assert races.time_races(path, every[:1], 1, clock) == 0
+    assert len(path.read_text().splitlines()) == 1 + 9 + 2, "a run continues the file"
+
+
+@pytest.mark.torch
+def test_a_peer_that_does_not_run_is_left_out(
+    tools: dict[str, ModuleType],
+    on_the_host: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    races, cases, clock = tools["program_races"], tools["program_cases"], PretendedClock()
+    timed = races.TimedCase(cases.Case("a", cases.Kind("alibi", 64), 1, 128, 2, 1, "plain"), ("q",))
+    made: list[str] = []
+
+    def flex(backend: str) -> Callable[[], Any]:
+        if backend == "FLASH":
+            raise RuntimeError("no flash-attn-4")
+        made.append(backend)
+        return lambda: clock.work("flex", 2.0)
+
+    def ours() -> Any:
+        return clock.work("function", 1.0)
+
+    launches = {"function": (ours, True), **timed.peers(flex)}
+    race = timed.race(4, launches, lambda found, *, with_function: "")
+    path = tmp_path / "rows.csv"
+    assert races.time_races(path, [race], 2, clock) == 0
+    names = {row["contender"] for row in csv.DictReader(path.open())}
+    assert names == {"function", "FlexAttention"}
+    assert made == ["TRITON"], "a peer is made once"
+    printed = capsys.readouterr().out
+    assert "a: FA4 flex: does not run: RuntimeError: no flash-attn-4" in printed
+    with pytest.raises(RuntimeError, match="no flash-attn-4"):
+        timed.race(4, {"function": (lambda: flex("FLASH"), True)}, str).contenders[0].why_wrong()
 
 
 def _in_turn(number: int) -> list[str]:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from operation_victims import SourcePatch, StopAtFinding, patched_modules
-from program_calls import PROGRAMS, BoundProgram, Call, wrong
+from program_calls import PROGRAMS, TABLES, BoundProgram, Call, Make, wrong
 
 from flashsmith.errors import EmulatorError
 from flashsmith.families import KernelConfig, Semantics
@@ -23,14 +23,16 @@ CALL = Call(batch=2, seq_q=330, seq_k=140, heads_q=2, heads_k=1, d=56)
 
 
 class Victim:
-    """A config's kernel of the program `everything`, which the mistakes are made in."""
+    """A config's kernel of a program, which the mistakes are made in."""
 
-    def __init__(self, cfg: KernelConfig) -> None:
-        self.config, self.arch = cfg, cfg.OLDEST_ARCH
+    def __init__(
+        self, cfg: KernelConfig, make: Make = PROGRAMS["everything"], call: Call = CALL
+    ) -> None:
+        self.config, self.arch, self.make, self.call = cfg, cfg.OLDEST_ARCH, make, call
 
     @property
     def bound(self) -> BoundProgram:
-        return PROGRAMS["everything"](CALL, np.random.default_rng(5))
+        return self.make(self.call, np.random.default_rng(5))
 
     @property
     def semantics(self) -> Semantics:
@@ -48,7 +50,7 @@ class Victim:
         with patch.dict(loaded_kernels.kernels, {key: changed or self.kernel}):
             try:
                 return wrong(
-                    *(self.config, CALL, self.bound),
+                    *(self.config, self.call, self.bound),
                     checks=False,
                     observers=watching,
                     arch=self.arch,
@@ -120,6 +122,31 @@ OF_MMA_SYNC = (
 )  # fmt: skip
 
 
+# Tiles inside tables, beyond them, and across their ends.
+ALONE = config("(FP16, 64, 64, 32, 1wg): tma+stages_1+q_buffers_2+regs_24_240+direct_O")
+LONG = Call(batch=1, seq_q=64, seq_k=200, heads_q=1, heads_k=1, d=8)
+NEAR, FROM_THE_END, STRIDED = (
+    Victim(ALONE, TABLES[name], LONG) for name in ("near", "from_the_end", "strided")
+)
+_READS = "common/program.cuh"
+OF_TABLES = (
+    (NEAR, SourcePatch("clamped keys as inside", _READS, "(follows & is_inside ? kInside : 0)",
+                       "(is_inside ? kInside : 0)")),
+    (NEAR, SourcePatch("across an end as beyond", _READS,
+                       "counts & (min(first, end) == min(last, end))", "counts")),
+    (NEAR, SourcePatch("the second row's reach", _SCORES, "found &=", "found =")),
+    (NEAR, SourcePatch("the next element", _READS, "one.unclamped.column * int(sizeof(Element))",
+                       "(one.unclamped.column + 1) * int(sizeof(Element))")),
+    (FROM_THE_END, SourcePatch("below 0 as inside", _READS,
+                               "const bool counts = min(first, last) >= 0;",
+                               "const bool counts = true;")),
+    (FROM_THE_END, SourcePatch("the last key untested", _SCORES,
+                               "Place(first_column, 8 * (kNTiles - 1) + 1)",
+                               "Place(first_column, 0)")),
+    (STRIDED, SourcePatch("strides as 1", _READS, " & (from.strides[kDim] == 1)", "")),
+)  # fmt: skip
+
+
 @cache
 def _is_right(victim: Victim) -> str:
     return victim.says()
@@ -132,8 +159,8 @@ def _caught(victim: Victim, changed: LoadedKernel) -> bool:
 
 @pytest.mark.parametrize(
     ("victim", "mistake"),
-    [*((WGMMA, it) for it in MISTAKES), *((MMA_SYNC, it) for it in OF_MMA_SYNC)],
-    ids=[*map(str, MISTAKES), *map(str, OF_MMA_SYNC)],
+    [*((WGMMA, it) for it in MISTAKES), *((MMA_SYNC, it) for it in OF_MMA_SYNC), *OF_TABLES],
+    ids=[*map(str, MISTAKES), *map(str, OF_MMA_SYNC), *(str(it) for _, it in OF_TABLES)],
 )
 def test_mistakes_in_the_sources_are_caught(victim: Victim, mistake: SourcePatch) -> None:
     changed = replace(victim.kernel)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from flashsmith import scores
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DeviceSpec, DType, Problem, Semantics
 from flashsmith.tracing import BoundProgram, trace
@@ -71,6 +72,12 @@ def table(shape: Shape, draw: np.random.Generator, tensor: Tensor) -> Functions:
     return Functions(lambda score, b, h, q, k: score + bias[h, k - q + reach])
 
 
+def t5(shape: Shape, draw: np.random.Generator, tensor: Tensor) -> Functions:
+    """T5's bias of 32 buckets: most tiles are beyond its table."""
+    embedding = tensor(draw.standard_normal((32, shape.heads)).astype(np.float32))
+    return Functions(scores.t5(embedding, bidirectional=True))
+
+
 def documents(shape: Shape, draw: np.random.Generator, tensor: Tensor) -> Functions:
     length = max(shape.seq_q, shape.seq_k)
     doc = tensor(np.sort(draw.integers(0, 8, (shape.batch, length)), axis=1).astype(np.int32))
@@ -99,7 +106,7 @@ def alibi_in_documents(shape: Shape, draw: np.random.Generator, tensor: Tensor) 
 FUNCTIONS: dict[str, Make] = {
     it.__name__: it
     for it in (
-        *(alibi, squared, softcap, table, documents, window_and_global, block_table),
+        *(alibi, squared, softcap, table, t5, documents, window_and_global, block_table),
         alibi_in_documents,
     )
 }

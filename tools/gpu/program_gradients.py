@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from program_cases import CHECKED, FUNCTIONS, Case, DrawnProblem, Kind, as_numpy, on_gpu
-from program_races import GPU, OURS, Race, TimedCase, build, check, is_wanted, parsed, time_races
+from program_races import GPU, OURS, Race, TimedCase, build, check, parsed, time_races, wanted_cases
 
 from flashsmith.chooser.choice import choose_config
 from flashsmith.families import DeviceSpec, DType, Semantics, device_spec
@@ -153,12 +153,12 @@ class BackwardCase(TimedCase):
         asked = BackwardOptions(options, needs=(True, True, True, False))
         return lambda: run_backward(choose_config, (do, *qkv, o, lse), asked, False)[:3]
 
-    def flex(self) -> Callable[[], Any]:
+    def flex(self, backend: str) -> Callable[[], Any]:
         import torch
 
         *qkv, do = (it.transpose(1, 2) for it in self.tensors.values())
         own = [it.detach().requires_grad_() for it in qkv]
-        o = self.flex_attention()(*own)
+        o = self.flex_attention(backend)(*own)
 
         def launch() -> Any:
             found = torch.autograd.grad(o, own, do, retain_graph=True)
@@ -194,7 +194,7 @@ class BackwardCase(TimedCase):
     def contenders(self, *, peer: bool) -> Race:
         made = {OURS: (self.ours(), True), "plain": (self.ours(function=False), False)}
         if peer:
-            made["FlexAttention"] = self.flex(), True
+            made |= self.peers(self.flex)
         return self.race(10, made, self.why_wrong)
 
 
@@ -205,7 +205,7 @@ def main() -> int:
         return build(kernels(device), device, args.jobs)
     if args.command == "check":
         return check(checked_kinds(), check_one, args.problems, args.seed)
-    cases = (case for case in timed_cases() if is_wanted(case, args.only))
+    cases = wanted_cases(timed_cases(), args.only, args.rows)
     races = (BackwardCase(it).contenders(peer=args.peer) for it in cases)
     return time_races(args.rows, races, args.rounds)
 

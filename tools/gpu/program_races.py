@@ -26,6 +26,10 @@ ROUND = Protocol(num_warmups=2, runs=10, warmup_ms=0.0, measure_ms=20.0, num_est
 GPU = "H200"
 # The contender that others are compared with.
 OURS = "function"
+# Peers whose failure to compile or to run leaves them out: FlexAttention with Triton's kernels, and
+# with those of flash-attn-4, which PyTorch generates from the same functions.
+PEERS = {"FlexAttention": "TRITON", "FA4 flex": "FLASH"}
+DOES_NOT_RUN = "does not run: "
 _Kind = TypeVar("_Kind")
 
 
@@ -39,9 +43,11 @@ def parsed(description: str, *, others: bool) -> argparse.Namespace:
     checked.add_argument("--problems", type=int, default=300)
     checked.add_argument("--seed", type=int, default=0)
     timed = commands.add_parser("time", help="time cases alternately")
-    timed.add_argument("rows", type=Path, help="the CSV file to write")
+    timed.add_argument("rows", type=Path, help="the CSV file; the cases that it has are left out")
     timed.add_argument("--rounds", type=int, default=7)
-    timed.add_argument("--peer", action="store_true", help="with FlexAttention, max-autotune")
+    timed.add_argument(
+        "--peer", action="store_true", help="with FlexAttention, max-autotune, and FA4's kernels"
+    )
     timed.add_argument(
         "--only", default="", help="only cases whose names contain one of these, joined by commas"
     )
@@ -100,33 +106,40 @@ class Race:
     contenders: Sequence[Contender]
 
 
-def is_wanted(case: Case, only: str) -> bool:
-    """Whether the case's name contains one of the words, which are joined by commas."""
-    return any(word in case.name for word in only.split(","))
+def wanted_cases(cases: Iterable[Case], only: str, path: Path) -> list[Case]:
+    """The cases whose name contains one of the words, which are joined by commas, and whose rows
+    the file lacks."""
+    timed = set()
+    if path.exists():
+        with path.open(newline="") as file:
+            timed = {row["case"] for row in csv.DictReader(file)}
+    words = only.split(",")
+    return [it for it in cases if it.name not in timed and any(word in it.name for word in words)]
 
 
 def time_races(path: Path, races: Iterable[Race], rounds: int, clock: Clock | None = None) -> int:
-    """Times races one after the other; writes a row for each contender and round.
+    """Times races one after the other; adds a row to the file for each contender and round.
 
-    Returns the exit status: 1 if an output was wrong.
+    A case's rows are written together, so that a run that was cut off can be continued. Returns the
+    exit status: 1 if an output was wrong.
     """
     wrong = 0
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(("case", "contender", "round", "ms", "tflops"))
-        for race in races:
-            alternating = AlternatingRounds(race.contenders, clock)
-            for name, why in alternating.wrong.items():
-                wrong += 1
-                print(f"WRONG {race.name}: {name}: {why}", flush=True)
-            found: list[dict[str, float]] = []
-            for number, times in enumerate(alternating.times_ms(ROUND, rounds)):
-                found.append(times)
-                for name, ms in times.items():
-                    tflops = f"{race.flop / ms / 1e9:.1f}"
-                    rows.writerow((race.name, name, number, f"{ms:.6f}", tflops))
-            file.flush()
-            _print_summary(race, found)
+    if not path.exists():
+        path.write_text("case,contender,round,ms,tflops\n")
+    for race in races:
+        alternating = AlternatingRounds(race.contenders, clock)
+        for name, why in alternating.wrong.items():
+            does_run = not why.startswith(DOES_NOT_RUN)
+            wrong += does_run
+            print(f"{'WRONG ' if does_run else ''}{race.name}: {name}: {why}", flush=True)
+        found = list(alternating.times_ms(ROUND, rounds))
+        with path.open("a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(
+                (race.name, name, number, f"{ms:.6f}", f"{race.flop / ms / 1e9:.1f}")
+                for number, times in enumerate(found)
+                for name, ms in times.items()
+            )
+        _print_summary(race, found)
     return int(wrong > 0)
 
 
@@ -142,6 +155,18 @@ def _print_summary(race: Race, rounds: Sequence[dict[str, float]]) -> None:
         tflops = race.flop / median / 1e9
         print(f"{race.name:24} {name:14} {median:.4f} ms {tflops:6.1f}{share}")
     sys.stdout.flush()
+
+
+def lazily(make: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
+    """A launch that is made when it first runs."""
+    made: list[Callable[[], Any]] = []
+
+    def launch() -> Any:
+        if not made:
+            made.append(make())
+        return made[0]()
+
+    return launch
 
 
 class TimedCase:
@@ -192,8 +217,11 @@ class TimedCase:
             **{"max_seqlen_q": longest, "max_seqlen_k": longest},
         }
 
-    def flex_attention(self) -> Callable[..., Any]:
-        """FlexAttention of (batch, heads, seq, d) q, k and v with the functions, compiled."""
+    def flex_attention(self, backend: str) -> Callable[..., Any]:
+        """FlexAttention of (batch, heads, seq, d) q, k and v with the functions, compiled.
+
+        ``backend``: TRITON or FLASH, as FlexAttention's kernel options name them.
+        """
         import torch
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -207,13 +235,22 @@ class TimedCase:
         if mask_mod is not None:
             made = torch.compile(create_block_mask)
             block_mask = made(mask_mod, None, None, seq, seq, device="cuda")
-        torch._dynamo.reset()
         return partial(
             torch.compile(flex_attention, mode="max-autotune-no-cudagraphs", dynamic=False),
             score_mod=self.functions.score,
             block_mask=block_mask,
             enable_gqa=self.group > 1,
+            kernel_options={"BACKEND": backend},
         )
+
+    def peers(
+        self, flex: Callable[[str], Callable[[], Any]]
+    ) -> dict[str, tuple[Callable[[], Any], bool]]:
+        """The launches of PEERS for race(). ``flex(backend)`` makes one."""
+        import torch
+
+        torch._dynamo.reset()  # what is compiled for other cases would count as recompilations
+        return {name: (lazily(partial(flex, backend)), True) for name, backend in PEERS.items()}
 
     def changed(self, scores: Any, b: int, h: int, rows: Any, *, with_function: bool) -> Any:
         """The scaled scores of some rows and all keys, (rows, keys), after function and mask.
@@ -252,7 +289,16 @@ class TimedCase:
         """The race of these launches; the bool says whether one computes the function."""
 
         def contender(name: str, launch: Callable[[], Any], with_function: bool) -> Contender:
-            return Contender(name, launch, lambda: why_wrong(launch(), with_function=with_function))
+            def why() -> str:
+                try:
+                    output = launch()
+                except Exception as error:
+                    if name not in PEERS:
+                        raise
+                    return f"{DOES_NOT_RUN}{type(error).__name__}: {str(error)[:300]}"
+                return why_wrong(output, with_function=with_function)
+
+            return Contender(name, launch, why)
 
         contenders = [contender(name, *it) for name, it in launches.items()]
         flop = flop_of_pair * self.case.kind.d * self.case.heads * self.pairs

@@ -9,9 +9,11 @@
 kernels and compares with float64. The exit status is 1 if one is wrong.
 
 `time` times functions of each case alternately with the same attention without a function, with
-built-in forms, and with --peer with FlexAttention, compiled with max-autotune. All outputs are
-first compared, on drawn rows, with the caller's function computed eagerly in float64. There is a
-row for each case, contender and round. TFLOP/s count visible pairs.
+built-in forms, and with --peer with FlexAttention: with Triton's kernels, max-autotune, and with
+those of flash-attn-4, if it is installed. A peer that does not run is named and left out. All
+outputs are first compared, on drawn rows, with the caller's function computed eagerly in float64.
+There is a row for each case, contender and round. A run that was cut off continues with the cases
+that the file lacks. TFLOP/s count visible pairs.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from program_cases import CHECKED, FUNCTIONS, Case, DrawnProblem, Kind, as_numpy
-from program_races import GPU, OURS, Race, TimedCase, build, check, is_wanted, parsed, time_races
+from program_races import GPU, OURS, Race, TimedCase, build, check, parsed, time_races, wanted_cases
 
 from flashsmith.chooser.choice import choose, choose_config
 from flashsmith.families import DeviceSpec, DType, Semantics, device_spec
@@ -57,6 +59,8 @@ def timed_cases() -> list[Case]:
             cases.append(Case(f"{name} {mask} d{d}", kind, 2, 4096, heads, heads, "plain"))
         kind = Kind("softcap", d, mask=mask)
         cases.append(Case(f"softcap {mask} d{d}", kind, 2, 4096, heads, heads, "softcap"))
+    for mask in ("none", "causal"):
+        cases.append(Case(f"t5 {mask} d128", Kind("t5", 128, mask=mask), 2, 4096, 16, 16, "plain"))
     kind = Kind("documents", 128, mask="causal")
     cases.append(Case("documents causal 32k", kind, 1, 32768, 32, 8, "packed"))
     kind = Kind("alibi", 256)
@@ -136,8 +140,8 @@ class ForwardCase(TimedCase):
         flat = (*(it[0] for it in tensors), None)
         return lambda: run_call(choose_config, flat, options, False, "out")[None]
 
-    def flex(self) -> Callable[[], Any]:
-        compiled = self.flex_attention()
+    def flex(self, backend: str) -> Callable[[], Any]:
+        compiled = self.flex_attention(backend)
         q, k, v = (it.transpose(1, 2) for it in self.tensors.values())
         return lambda: compiled(q, k, v).transpose(1, 2)
 
@@ -163,7 +167,7 @@ class ForwardCase(TimedCase):
             for config in other_configs(self.case, query_gpu(0)):
                 made[str(config)] = self.ours(config), True
         if peer:
-            made["FlexAttention"] = self.flex(), True
+            made |= self.peers(self.flex)
         return self.race(4, made, self.why_wrong)
 
 
@@ -174,7 +178,7 @@ def main() -> int:
         return build(kernels(device, others=args.others), device, args.jobs)
     if args.command == "check":
         return check(checked_kinds(), check_one, args.problems, args.seed)
-    cases = (case for case in timed_cases() if is_wanted(case, args.only))
+    cases = wanted_cases(timed_cases(), args.only, args.rows)
     races = (ForwardCase(it).contenders(peer=args.peer, others=args.others) for it in cases)
     return time_races(args.rows, races, args.rounds)
 
