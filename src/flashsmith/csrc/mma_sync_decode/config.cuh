@@ -33,6 +33,7 @@ struct FlashDecodeKernelConfig {
     int chunk_cluster;
     int chunk_warpgroups;
     CacheFormat cache;
+    bool keys_first;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 

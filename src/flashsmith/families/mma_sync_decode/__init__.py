@@ -107,7 +107,7 @@ class MmaSyncDecodeFamily(Family):
         # Kernels of whole clusters and of warpgroups have their own code for scores, and those with
         # scales have arguments of their own.
         plain = replace(cfg, cache=CacheFormat.PLAIN)
-        return replace(plain, canonical=0, chunk_cluster=0, chunk_warpgroups=0)
+        return replace(plain, canonical=0, chunk_cluster=0, chunk_warpgroups=0, keys_first=False)
 
     def adapt_to_queries(
         self, cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
