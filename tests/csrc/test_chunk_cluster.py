@@ -106,7 +106,6 @@ def differing(
     [
         (EIGHT, (1300, 1, 0), {"d": 128, "queries": 2, "sinks": True}),
         (NARROW, (900,), {"d": 64, "group": 8}),
-        (EIGHT_FIRST, (1300, 1, 0), {"d": 128, "queries": 2, "sinks": True}),
         pytest.param(EIGHT, (5000, 4097), {"d": 128, "heads_k": 2}, marks=pytest.mark.full),
         pytest.param(FOUR, (700, 129), {"d": 128, "group": 5, "page": 48}, marks=pytest.mark.full),
         pytest.param(TWO, (1500, 77), {"d": 120, "group": 7}, marks=pytest.mark.full),
@@ -117,6 +116,7 @@ def differing(
         *(
             pytest.param(f"{text}+keys_first", lens, how, marks=pytest.mark.full)
             for text, lens, how in (
+                (EIGHT, (1300, 1, 0), {"d": 128, "queries": 2, "sinks": True}),
                 (EIGHT, (5000, 4097), {"d": 128, "heads_k": 2}),
                 (FOUR, (700, 129), {"d": 128, "group": 5, "page": 48}),
                 (TWO, (1500, 77), {"d": 120, "group": 7}),
