@@ -41,8 +41,9 @@ def short_form(
 EIGHT, FOUR, TWO = (short_form(128, ctas=ctas) for ctas in (8, 4, 2))
 EARLY = short_form(64, stages=3, ctas=4, early=True)
 NARROW = short_form(64, warps=8, stages=3, ctas=4)
+EIGHT_FIRST, EARLY_FIRST = f"{EIGHT}+keys_first", f"{EARLY}+keys_first"
 PANELS, WIDE = short_form(96, ctas=2), short_form(256, ctas=8)
-for text in (EIGHT, NARROW, EARLY):
+for text in (EIGHT, NARROW, EARLY, EIGHT_FIRST):
     shared_kernels.want([parse(text)], CAUSAL, arch=90)
 for d_head in (64, 128):
     shared_kernels.want([parse(short_form(d_head))], CAUSAL, arch=90)
@@ -112,6 +113,18 @@ def differing(
         pytest.param(PANELS, (700,), {"d": 96, "page": 7}, marks=pytest.mark.full),
         pytest.param(WIDE, (700, 64), {"d": 256, "group": 8}, marks=pytest.mark.full),
         pytest.param(WIDE, (333,), {"d": 200, "group": 3}, marks=pytest.mark.full),
+        *(
+            pytest.param(f"{text}+keys_first", lens, how, marks=pytest.mark.full)
+            for text, lens, how in (
+                (EIGHT, (1300, 1, 0), {"d": 128, "queries": 2, "sinks": True}),
+                (EIGHT, (5000, 4097), {"d": 128, "heads_k": 2}),
+                (FOUR, (700, 129), {"d": 128, "group": 5, "page": 48}),
+                (TWO, (1500, 77), {"d": 120, "group": 7}),
+                (NARROW, (900,), {"d": 64, "group": 8}),
+                (PANELS, (700,), {"d": 96, "page": 7}),
+                (WIDE, (700, 64), {"d": 256, "group": 8}),
+            )
+        ),
     ],
 )
 def test_a_cluster_gives_rows_the_bits_of_one_cta(
@@ -132,6 +145,12 @@ def test_windows_and_softcap_across_chunks() -> None:
     ("text", "problem"),
     [
         (EIGHT, "b1 s1:600 h4:1 d128 fp16 causal decode canonical"),
+        (EIGHT_FIRST, "b1 s1:600 h4:1 d128 fp16 causal decode canonical"),
+        pytest.param(
+            f"{WIDE}+keys_first",
+            "b1 s1:700 h8:1 d256 fp16 decode page16 canonical",
+            marks=pytest.mark.full,
+        ),
         pytest.param(
             WIDE, "b1 s1:700 h8:1 d256 fp16 decode page16 canonical", marks=pytest.mark.full
         ),
@@ -156,18 +175,19 @@ GUESSES = {
 
 
 @pytest.mark.parametrize(
-    ("guess", "page"),
+    ("text", "guess", "page"),
     [
-        ("other warps' are wrong", 0),
+        (EARLY, "other warps' are wrong", 0),
         *(
-            pytest.param(guess, page, marks=pytest.mark.full)
+            pytest.param(text, guess, page, marks=pytest.mark.full)
+            for text in (EARLY, EARLY_FIRST)
             for guess in GUESSES
             for page in (0, 48)
         ),
     ],
 )
 def test_wrong_guesses_of_lengths_change_no_bit(
-    guess: str, page: int, monkeypatch: pytest.MonkeyPatch
+    text: str, guess: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies of a guessed run are started before the lengths are known."""
     launched = []
@@ -182,7 +202,7 @@ def test_wrong_guesses_of_lengths_change_no_bit(
         return found
 
     monkeypatch.setattr(emulation, "run_in_emulator", run_guessing)
-    assert differing(EARLY, (700, 130), d=64, page=page) == 0
+    assert differing(text, (700, 130), d=64, page=page) == 0
     assert [clusters for clusters, _ in launched] == [False, True]
     assert launched[1][1] > 0, "lengths are guessed"
 

@@ -107,11 +107,14 @@ class Engine:
         slots: int = 600,
         requests: int = 6,
         dtype: Any = torch.bfloat16,
+        cache: Any = None,
+        scales: tuple[Any, Any] | None = None,
         window_pool: int = 0,
         graphs: bool = False,
         changes: dict[str, Any] | None = None,
     ) -> None:
         self.layers, self.page, self.dtype = layers, page, dtype
+        self.cache, self.scales = cache or dtype, scales or (1.0, 1.0)
         self.rows = ReqToTokenPool(requests, CONTEXT, DEVICE, enable_memory_saver=False)
         self.pool = self._pool(slots, window_pool)
         self.allocator = self._allocator(slots, window_pool)
@@ -129,6 +132,9 @@ class Engine:
             sinks = torch.randn(layer.heads, generator=generator).to(dtype)
             self.sinks.append(sinks if layer.sinks else None)
         self.modules = torch.nn.ModuleList(map(_module, layers, range(len(layers))))
+        if scales is not None:
+            for module in self.modules:
+                module.k_scale, module.v_scale = scales
         self.runner = self._runner(changes or {})
         register()
         self.backend = ATTENTION_BACKENDS["flashsmith"](self.runner)
@@ -141,7 +147,7 @@ class Engine:
         layer = self.layers[0]
         common = {
             "page_size": self.page,
-            "dtype": self.dtype,
+            "dtype": self.cache,
             "head_num": layer.kv_heads,
             "head_dim": layer.d,
             "device": DEVICE,
@@ -161,7 +167,7 @@ class Engine:
         )
 
     def _allocator(self, slots: int, window_pool: int) -> Any:
-        end = (self.dtype, DEVICE, self.pool, False)
+        end = (self.cache, DEVICE, self.pool, False)
         if window_pool:
             return SWATokenToKVPoolAllocator(slots, window_pool, self.page, *end)
         if self.page == 1:
@@ -182,7 +188,8 @@ class Engine:
             "token_to_kv_pool_allocator": self.allocator,
             "page_size": self.page,
             "dtype": self.dtype,
-            "kv_cache_dtype": self.dtype,
+            "kv_cache_dtype": self.cache,
+            "kv_cache_dtype_str": "auto",
             "spec_algorithm": SpeculativeAlgorithm.from_string(None),
             "is_draft_worker": False,
             "server_args": get_context().server_args,
@@ -391,11 +398,20 @@ class Engine:
         turned = torch.cos(torch.tensor(positions)[:, None, None] * 0.37 + which)
         return (self.tables[number][which][tokens] * (1 + 0.5 * turned)).to(self.dtype)
 
+    def _stored(self, number: int, which: int, request: Request, positions: range) -> Any:
+        """Rows of k or v as the cache's elements stand for them."""
+        values = self._values(number, which, request, positions)
+        if self.cache == self.dtype:
+            return values.double()
+        scale, most = float(self.scales[which - 1]), torch.finfo(self.cache).max
+        elements = (values.float() / scale).clamp(-most, most).to(self.cache)
+        return elements.double() * scale
+
     def _check(self, number: int, request: Request, positions: range, output: Any) -> None:
         layer = self.layers[number]
         q = self._values(number, 0, request, positions).double()
         keys = range(positions.stop)
-        k, v = (self._values(number, it, request, keys).double() for it in (1, 2))
+        k, v = (self._stored(number, it, request, keys) for it in (1, 2))
         k, v = (it.repeat_interleave(layer.heads // layer.kv_heads, dim=1) for it in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * layer.d**-0.5
         if layer.softcap:
@@ -437,7 +453,8 @@ def _fill_with_nan(pool: Any) -> None:
     for each in (pool.full_kv_pool, pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else (pool,):
         for buffer in (*each.k_buffer, *each.v_buffer):
             unused = 1 if each.kv_cache_layout == "hnd" else each.page_size
-            buffer[unused:] = torch.nan
+            # 8-bit floats are stored as bytes.
+            buffer[unused:] = torch.nan if buffer.is_floating_point() else 0x7F
 
 
 def prompts(seed: int, count: int, shared: int, longest: int) -> dict[str, list[int]]:

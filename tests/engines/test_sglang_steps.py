@@ -50,6 +50,49 @@ def test_mixed_batches_and_prefix_hits(layer: Layer, page: int, dtype: Any) -> N
     assert checked.largest_error < TOLERANCE
 
 
+def parameter(number: float) -> Any:
+    return torch.nn.Parameter(torch.tensor(number), requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    ("layer", "page", "cache", "scales"),
+    [
+        (Layer(), 1, torch.float8_e4m3fn, None),
+        (Layer(d=80, window=20), 16, torch.float8_e5m2, (parameter(0.5), parameter(0.7))),
+        # Most of the quotients are beyond the largest number.
+        (Layer(d=128, softcap=3.0), 16, torch.float8_e4m3fn, (0.003, parameter(0.002))),
+    ],
+    ids=["e4m3", "e5m2-parameters", "e4m3-saturated"],
+)  # fmt: skip
+def test_caches_of_8_bit_floats(layer: Layer, page: int, cache: Any, scales: Any) -> None:
+    checked = generate(layer, page=page, cache=cache, scales=scales, graphs=True)
+    assert checked.mixed > 0
+    assert checked.graphs > 2
+    assert checked.prefix_hits > 0
+    assert checked.largest_error < TOLERANCE
+
+
+def test_8_bit_floats_in_both_pools() -> None:
+    checked = generate(
+        Layer(), Layer(window=20), window_pool=400, cache=torch.float8_e4m3fn, scales=(0.5, 0.25)
+    )
+    assert checked.freed > 20
+    assert checked.largest_error < TOLERANCE
+
+
+def test_keys_and_values_of_the_model_stay_as_they_are() -> None:
+    """The engine's pools divide them by the scales in place."""
+    engine = Engine((Layer(),), cache=torch.float8_e4m3fn, scales=(0.5, 0.25))
+    engine.run({"request": [*range(40)]}, 1, chunk=100)
+    batch = decode_batch(engine)
+    engine.backend.init_forward_metadata(batch)
+    q = torch.ones(1, 4 * 64, dtype=torch.bfloat16)
+    k = torch.randn(1, 2, 64, generator=torch.manual_seed(1)).bfloat16()
+    before = k.clone()
+    engine.backend.forward(q, k, k, engine.modules[0], batch)
+    assert torch.equal(k, before)
+
+
 @pytest.mark.parametrize("page", [1, 16])
 def test_decode_graphs_with_padding(page: int) -> None:
     """Tensors stay where they were captured, and a batch is padded to a captured size."""
@@ -67,22 +110,26 @@ def test_layers_with_a_window_have_a_pool_of_their_own(page: int) -> None:
 
 
 def test_caches_with_heads_before_tokens() -> None:
-    with envs.SGLANG_USE_HND_KVCACHE.override(True):
-        engine = Engine((Layer(),), page=16, slots=640)
-    assert engine.pool.k_buffer[0].shape == (41, 2, 16, 64)
-    assert engine.run(prompts(3, 2, 20, 30), 2).largest_error < TOLERANCE
+    for cache in (torch.bfloat16, torch.float8_e4m3fn):
+        with envs.SGLANG_USE_HND_KVCACHE.override(True):
+            engine = Engine((Layer(),), page=16, slots=640, cache=cache)
+        assert engine.pool.k_buffer[0].shape == (41, 2, 16, 64)
+        assert engine.run(prompts(3, 2, 20, 30), 2).largest_error < TOLERANCE
 
 
-def test_deterministic_inference_gives_canonical_bits() -> None:
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn])
+def test_deterministic_inference_gives_canonical_bits(cache: Any) -> None:
     """A row has the same bits alone and in a batch, in one step and in chunks, in any pages."""
     texts = prompts(3, 3, 24, 30)
     with server(deterministic=True):
-        engine = Engine((Layer(),))
+        engine = Engine((Layer(),), cache=cache)
         assert (engine.backend.bits, engine.backend.split) == ("canonical", "invariant")
         together = engine.run(texts, 4, chunk=20).outputs
         apart: dict[Any, Any] = {}
         for name, text in texts.items():
-            apart |= Engine((Layer(),), page=16).run({name: text}, 4, chunk=100).outputs
+            apart |= (
+                Engine((Layer(),), page=16, cache=cache).run({name: text}, 4, chunk=100).outputs
+            )
     assert len(together) > 80
     assert [it for it in together if not torch.equal(together[it], apart[it])] == []
 
@@ -129,6 +176,7 @@ def decode_batch(engine: Engine, **fields: Any) -> Any:
         "seq_lens_cpu": lens,
         "out_cache_loc": request.slots[-1:],
         "mha_return_lse": False,
+        "out_cache_loc_is_physical": True,
     }
     return SimpleNamespace(**batch | fields)
 
@@ -186,14 +234,27 @@ def test_graphs_of_prefills_are_refused(engine: Engine) -> None:
         ({"attention_arch": AttentionArch.MLA}, "latent attention"),
         ({"is_encoder_decoder": True}, "cross attention"),
         ({"is_local_attention_model": True}, "attention in chunks of the context"),
-        ({"kv_cache_dtype": torch.float8_e4m3fn}, "kv_cache_dtype torch.float8_e4m3fn with"),
+        ({"kv_cache_dtype": torch.float16}, r"kv_cache_dtype torch.float16 \(auto\) with"),
+        (
+            {"kv_cache_dtype": torch.float8_e4m3fn, "kv_cache_dtype_str": "mxfp8"},
+            r"kv_cache_dtype torch.float8_e4m3fn \(mxfp8\) with",
+        ),
         ({"dtype": torch.float32, "kv_cache_dtype": torch.float32}, "kv_cache_dtype torch.float32"),
+        (
+            {"dtype": torch.float32, "kv_cache_dtype": torch.float8_e5m2},
+            "float8_e5m2 .* with a model of torch.float32",
+        ),
     ],
     ids=lambda it: it if isinstance(it, str) else "",
 )
 def test_a_server_that_is_not_served_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(NotImplementedError, match=f"flashsmith: .*{reason}.*choose another"):
         Engine((Layer(),), changes=changes)
+
+
+def test_rows_of_8_bit_floats_are_multiples_of_16() -> None:
+    with pytest.raises(NotImplementedError, match=r"d 72 \(layer 0\) .* multiple of 16"):
+        Engine((Layer(d=72),), cache=torch.float8_e4m3fn)
 
 
 def test_context_parallelism_is_refused() -> None:

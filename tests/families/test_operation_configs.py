@@ -277,6 +277,7 @@ SAMPLES = {
             "chunk_cluster_supported": CANONICAL | {"chunk_cluster": 3},
             "chunk_cluster_is_canonical": {"chunk_cluster": 2},
             "chunk_cluster_columns": CANONICAL | {"chunk_cluster": 8},
+            "keys_first_in_a_cluster": {"keys_first": True},
             "cache_of_mma_sync": {"cache": CacheFormat.E4M3, "chunk_warpgroups": 2},
             "d_v_supported": {"d_v": 96},
             "d_v_of_mma_sync": {"d_v": 128, "chunk_warpgroups": 2},

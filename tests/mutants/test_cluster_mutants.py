@@ -14,11 +14,15 @@ from flashsmith.families import parse_kernel_name_into_config as config
 
 _CHUNK = "mma_sync_decode/chunk_cluster.cuh"
 #: Rounds enough that every buffer is used again. The last round has two of four tiles.
-VICTIM = OperationVictim(
-    config("(FP16, 64, 16, 128, 4): decode+stages_2+least_128+parts_1+canonical_1+chunk_cluster_4"),
-    Semantics(mask="causal"),
-    (AskedDecode("b1 s1:2300 h4:1 d64 causal canonical"),),
-    arch=90,
+NAME = "(FP16, 64, 16, 128, 4): decode+stages_2+least_128+parts_1+canonical_1+chunk_cluster_4"
+VICTIM, KEYS_FIRST = (
+    OperationVictim(
+        config(name),
+        Semantics(mask="causal"),
+        (AskedDecode("b1 s1:2300 h4:1 d64 causal canonical"),),
+        arch=90,
+    )
+    for name in (NAME, f"{NAME}+keys_first")
 )
 QUICK = (
     SourcePatch("no fence before a copy", _CHUNK, "                fence_for_copies();\n", ""),
@@ -59,6 +63,36 @@ MORE = (
                 "cluster_wait();\n        const bool has_two = has_two_buffers();\n        for",
                 "const bool has_two = has_two_buffers();\n        for"),
 )  # fmt: skip
+#: Of kernels with keys_first.
+QUICK_OF_KEYS_FIRST = (
+    SourcePatch("P is loaded ahead of its barrier", _CHUNK,
+                "mbarrier_wait(P_is_full, (round / 2) & 1);", ""),
+)  # fmt: skip
+MORE_OF_KEYS_FIRST = (
+    SourcePatch("queries are read before they arrive", _CHUNK,
+                "named_barrier_wait(kQueriesBarrier,", "named_barrier_arrive(kQueriesBarrier,"),
+    SourcePatch("the operands of another tile", _CHUNK, "min(first + t + kAhead, last);",
+                "min(first + t + 1, last);"),
+    SourcePatch("values are loaded ahead before they arrive", _CHUNK,
+                "mbarrier_wait(V_full(smem, stage), wraps);", ""),
+    SourcePatch("a wave's tiles end too early", _CHUNK, "if (first + t > last) break;",
+                "if (first + t >= last) break;"),
+    SourcePatch("warps that copy values are counted at the queries", _CHUNK,
+                "kWarpSize * (kWarps - Places::kValueWarps)", "kWarpSize * kWarps"),
+    SourcePatch("the first values are not copied", _CHUNK,
+                "            start_values(first_step_of_stage(), value_stage());\n", ""),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", QUICK_OF_KEYS_FIRST, ids=str)
+def test_mistakes_of_keys_first_are_noticed(mistake: SourcePatch) -> None:
+    assert KEYS_FIRST.run(patched_modules(KEYS_FIRST, mistake)).caught
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mistake", MORE_OF_KEYS_FIRST, ids=str)
+def test_more_mistakes_of_keys_first_are_noticed(mistake: SourcePatch) -> None:
+    assert KEYS_FIRST.run(patched_modules(KEYS_FIRST, mistake)).caught
 
 
 @pytest.mark.parametrize("mistake", QUICK, ids=str)
@@ -75,7 +109,9 @@ def test_more_mistakes_are_noticed(mistake: SourcePatch) -> None:
 @pytest.mark.full
 def test_the_kernel_without_a_mistake_is_right() -> None:
     assert not VICTIM.run().caught
+    assert not KEYS_FIRST.run().caught
 
 
 def test_every_mistake_is_one_of_todays_sources() -> None:
-    assert [str(mistake) for mistake in (*QUICK, *MORE) if mistake.times() != 1] == []
+    known = (*QUICK, *MORE, *QUICK_OF_KEYS_FIRST, *MORE_OF_KEYS_FIRST)
+    assert [str(mistake) for mistake in known if mistake.times() != 1] == []

@@ -33,6 +33,8 @@ MEMBERS = {
         *("forward_mode", "batch_size", "req_pool_indices", "seq_lens", "seq_lens_cpu"),
         *("out_cache_loc", "extend_seq_lens", "extend_seq_lens_cpu", "spec_info"),
     ),
+    ("sglang.srt.mem_cache.memory_pool", "KVWriteLoc"): ("loc", "swa_loc", "full_loc"),
+    ("sglang.srt.layers.radix_attention", "RadixAttention"): ("k_scale", "v_scale"),
     ("sglang.srt.layers.attention.base_attn_backend", "AttentionBackend"): (
         *("init_forward_metadata", "init_forward_metadata_out_graph", "init_cuda_graph_state"),
         *("get_cuda_graph_seq_len_fill_value", "forward_extend", "forward_decode"),

@@ -94,7 +94,8 @@ def flashsmith_mask(
     It returns one of this module's compact forms, or a full mask for models that need one.
 
     Raises:
-        ArgumentError: a keyword that transformers' mask interface does not have.
+        ArgumentError: a keyword that transformers' mask interface does not have; or bits must be
+            canonical, and it is not known how many keys a rolling cache has dropped.
     """
     for name, value in keywords.items():
         if name not in _KEYWORDS:

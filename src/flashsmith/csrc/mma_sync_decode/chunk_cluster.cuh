@@ -11,6 +11,11 @@
 // other warps would wait for their copies in flight.
 //
 // Tiles have at most eight rows. Of the sixteen rows of an MMA the others are zero.
+//
+// With keys_first, copies of a CTA's first keys precede those of values: the warps that copy V
+// begin behind them, and no score waits until these warps have issued theirs. Lengths are loaded
+// before all copies. P V loads the operands of the next tiles between the MMAs of a tile, since
+// loads queue behind copies.
 #pragma once
 
 #include <bit>
@@ -69,6 +74,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         Tile::states, Tile::v_head, Tile::warp;
     using Rows = CanonicalRows<1>;
     using Sums = float[2];  // a lane's columns of its row
+    static constexpr bool kKeysFirst = Kernel::keys_first;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kCtas = Places::kCtas, kStages = Kernel::stages;
     static constexpr int kWarpKeys = Kernel::warp_keys, kTileGroups = Places::kTileGroups;
@@ -123,6 +129,11 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             Copies copies{first_step, 0};
 #pragma unroll 1
             for (int i = 0; i < kStages; ++i) start_next_keys(copies);
+            return;
+        }
+        if constexpr (kKeysFirst) {
+            if (warp < kFirstValueWarp) start_queries();
+            cp_async_commit();
             return;
         }
         start_queries();
@@ -184,14 +195,16 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // ---- copies ----
 
     // The threads that copy no keys copy the queries of the tile. Rows that it does not have are
-    // zero-filled.
+    // zero-filled. With keys_first only warps that copy nothing else do, mostly one piece per
+    // thread. Rows from kMostRows on are always zero.
     FS_DEVICE void start_queries() const {
-        constexpr int kThreads = kWarpSize * (kWarps - kScoreWarps);
+        constexpr int kThreads =
+            kWarpSize * ((kKeysFirst ? kFirstValueWarp : kWarps) - kScoreWarps);
+        constexpr int kRows = kKeysFirst ? kMostRows : Kernel::B_r;
         constexpr int kChunks = Kernel::d_head / kChunkElements;
         using QueriesLayout = typename Kernel::QueriesLayout;
         const int head_q = item.head_k * args.heads_per_group;
-        for (int i = thread_index() - kWarpSize * kScoreWarps; i < Kernel::B_r * kChunks;
-             i += kThreads) {
+        for (int i = thread_index() - kWarpSize * kScoreWarps; i < kRows * kChunks; i += kThreads) {
             const int row = i / kChunks, chunk = i % kChunks;
             const int query = this->query_of_row(row);
             const int head = head_q + this->first_row + row - query * args.heads_per_group;
@@ -202,15 +215,28 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                                      kElementBytes;
             const bool present =
                 row < rows && (!SEMANTICS.uneven || chunk * kChunkElements < args.d);
-            const uint32_t offset =
-                chunk / 8 < QueriesLayout::kWidePanels
-                    ? chunk / 8 * QueriesLayout::template Panel<false>::kBytes +
-                          QueriesLayout::template Panel<false>::offset(row, chunk % 8)
-                    : QueriesLayout::kNarrowOffset +
-                          QueriesLayout::template Panel<true>::offset(row, chunk % 8);
-            cp_async_16B_or_zeros(smem + Kernel::queries_offset + offset, source, present);
+            const auto offset = [&](int of_row) {
+                return chunk / 8 < QueriesLayout::kWidePanels
+                           ? chunk / 8 * QueriesLayout::template Panel<false>::kBytes +
+                                 QueriesLayout::template Panel<false>::offset(of_row, chunk % 8)
+                           : QueriesLayout::kNarrowOffset +
+                                 QueriesLayout::template Panel<true>::offset(of_row, chunk % 8);
+            };
+            const uint32_t tile = smem + Kernel::queries_offset;
+            cp_async_16B_or_zeros(tile + offset(row), source, present);
+            if constexpr (kKeysFirst)
+                store_shared_16B(tile + offset(kMostRows + row), {0, 0, 0, 0});
         }
     }
+    // Waits until the queries have arrived. With keys_first the warps that copy V need not.
+    FS_DEVICE static void wait_for_queries() {
+        if constexpr (kKeysFirst)
+            named_barrier_wait(kQueriesBarrier, kWarpSize * (kWarps - Places::kValueWarps));
+        else
+            __syncthreads();
+    }
+    static constexpr int kQueriesBarrier = 1, kKeysBarrier = 4;
+    static constexpr int kKeysThreads = kWarpSize * (kScoreWarps + Places::kValueWarps);
 
     FS_DEVICE bool is_visible(int key) const { return begin <= key && key < end; }
 
@@ -358,7 +384,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // ---- warps that compute scores ----
 
     FS_DEVICE void compute_scores() const {
-        __syncthreads();  // the queries have arrived
+        if constexpr (kKeysFirst) named_barrier_arrive(kKeysBarrier, kKeysThreads);
+        wait_for_queries();
         const RowsA<typename Kernel::QueriesLayout, 1> queries(smem + Kernel::queries_offset, lane,
                                                                0);
         const KeyRange seen = keys_of_row(min(row(), rows - 1));
@@ -449,7 +476,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     FS_DEVICE void compute_probabilities() const {
         zero_P();
         cp_async_wait<0>();
-        __syncthreads();  // the queries have arrived
+        wait_for_queries();
         cluster_wait();
         Rows all_rows(args.scale_log2);
         const bool has_two = has_two_buffers();
@@ -576,7 +603,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // Copies the scores of this CTA's tiles to the other CTAs.
     FS_DEVICE void send_scores() const {
         cp_async_wait<0>();
-        __syncthreads();  // the queries have arrived
+        wait_for_queries();
         cluster_wait();
         const bool has_two = has_two_buffers();
         for (int step = first_step, round = 0; step < steps; ++round) {
@@ -605,8 +632,14 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 
     // Each group of warps has a stage, and waits for its copies before it starts others.
     FS_DEVICE void copy_values() const {
-        cp_async_wait<1>();
-        __syncthreads();  // the queries have arrived
+        if constexpr (kKeysFirst) {
+            named_barrier_wait(kKeysBarrier, kKeysThreads);  // copies of the first keys have begun
+            start_values(first_step_of_stage(), value_stage());
+            cp_async_commit();
+        } else {
+            cp_async_wait<1>();
+            wait_for_queries();
+        }
         cluster_wait();
         int step = first_step, stage = 0, wraps = 0;
         for (bool is_first = true; step < steps;) {
@@ -631,7 +664,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 
     FS_DEVICE void multiply_values() const {
         cp_async_wait<0>();
-        __syncthreads();  // the queries have arrived
+        wait_for_queries();
         cluster_wait();
         const RowTarget target = row_target();
         Rows all(args.scale_log2), chunk(args.scale_log2);
@@ -642,8 +675,13 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             mbarrier_wait(V_full(smem, stage), wraps);
 #pragma unroll 1
             for (int wave = 0; wave < kWaves; ++wave) {
-                mbarrier_wait(P_full(smem, buffer, wave), (round / 2) & 1);
                 const int first = wave * kProbabilityWarps;
+                if constexpr (kKeysFirst) {
+                    multiply_wave_ahead(chunk, o, first, tiles, V_tile(stage, column_warp()),
+                                        P_buffer(buffer), P_full(smem, buffer, wave), round);
+                    continue;
+                }
+                mbarrier_wait(P_full(smem, buffer, wave), (round / 2) & 1);
 #pragma unroll 4
                 for (int tile = first; tile < min(first + kProbabilityWarps, tiles); ++tile)
                     multiply_tile(chunk, o, tile, V_tile(stage, column_warp()), P_buffer(buffer));
@@ -688,6 +726,71 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             }
         }
         o[0] = c[0], o[1] = c[1];
+    }
+
+    // What P V of a tile reads.
+    struct Operands {
+        uint32_t values[kTileGroups / 2][4];  // 8 columns of 32 keys each
+        float2 P[kTileGroups];
+        float factor, sum;
+    };
+    static constexpr int kAhead = kProbabilityWarps < 2 ? kProbabilityWarps : 2;  // tiles
+
+    FS_DEVICE void load_values(Operands& its, int group, int tile, uint32_t V) const {
+        ldmatrix_x4_transposed(its.values[group / 2],
+                               V + (tile * Kernel::B_c + lane) * 16 + group * 256);
+    }
+    FS_DEVICE void load_P(Operands& its, int group, int tile, uint32_t P) const {
+        const uint32_t at = P + ((tile * kTileGroups + group) * 32 + lane) * 8;
+        its.P[group] = load_shared_float2(at);
+        its.P[group + 1] = load_shared_float2(at + 256);
+    }
+    FS_DEVICE void load_statistics(Operands& its, int tile, uint32_t P) const {
+        its.factor = load_shared_float(P + Places::P_factors + (tile * kMostRows + row()) * 4);
+        its.sum = load_shared_float(P + Places::P_sums + (tile * 32 + lane) * 4);
+    }
+    // P V of a wave's tiles, in the order of multiply_tile(). The loads of the tile after the next
+    // stand between a tile's MMAs, and the first tiles' values precede the wait for P.
+    FS_DEVICE void multiply_wave_ahead(Rows& chunk, Sums& o, int first, int tiles, uint32_t V,
+                                       uint32_t P, uint32_t P_is_full, int round) const {
+        Operands sets[kAhead + 1];
+        const int last = min(first + kProbabilityWarps, tiles) - 1;
+        if (first <= last)
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+                for (int g = 0; g < kTileGroups; g += 2)
+                    load_values(sets[i], g, min(first + i, last), V);
+        mbarrier_wait(P_is_full, (round / 2) & 1);
+        if (first > last) return;
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+            load_statistics(sets[i], min(first + i, last), P);
+#pragma unroll
+            for (int g = 0; g < kTileGroups; g += 2) load_P(sets[i], g, min(first + i, last), P);
+        }
+#pragma unroll
+        for (int t = 0; t < kProbabilityWarps; ++t) {
+            if (first + t > last) break;
+            const Operands& its = sets[t % (kAhead + 1)];
+            Operands& next = sets[(t + kAhead) % (kAhead + 1)];
+            const bool has_next = t + kAhead < kProbabilityWarps;
+            const int ahead = min(first + t + kAhead, last);
+            chunk.row_sum[0][0] = __fadd_rn(__fmul_rn(chunk.row_sum[0][0], its.factor), its.sum);
+            float c[4] = {__fmul_rn(o[0], its.factor), __fmul_rn(o[1], its.factor), 0.0f, 0.0f};
+            if (has_next) load_statistics(next, ahead, P);
+#pragma unroll
+            for (int g = 0; g < kTileGroups; ++g) {
+                if (has_next && g % 2 == 0) load_values(next, g, ahead, V);
+                if (has_next && g % 2 == 1) load_P(next, g - 1, ahead, P);
+                const uint32_t fragment[4] = {__float_as_uint(its.P[g].x), 0,
+                                              __float_as_uint(its.P[g].y), 0};
+                const uint32_t (&two_steps)[4] = its.values[g / 2];
+                const uint32_t values[2] = {two_steps[g % 2 * 2], two_steps[g % 2 * 2 + 1]};
+                mma_m16n8k16<value_t>(c, fragment, values);
+            }
+            o[0] = c[0], o[1] = c[1];
+        }
     }
 
     // Merges a chunk's state into that of the chunks before it.
@@ -778,6 +881,7 @@ FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t 
         return find_item<Kernel>(args, cursor, item, lengths);
     };
     bool found = find();
+    int32_t true_length = 0;
     for (bool begins = true;; begins = false) {
         Cluster cluster(args, item, smem);
         if (begins) {
@@ -785,12 +889,16 @@ FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t 
             if (lengths.are_guessed) wait_for_launch_before();
             allow_next_launch();
         }
+        // Behind the copies a load takes as long as they do.
+        if constexpr (Kernel::keys_first)
+            if (lengths.are_guessed) true_length = load_global_4B(own_length);
         if (found) cluster.start();
         if (lengths.are_guessed) {
             lengths.are_guessed = false;
             // The length is loaded while the first keys arrive. A thread's new copies overwrite
             // only copies that it has waited for.
-            if (!__all_sync(kWholeWarp, load_global_4B(own_length) == lengths.guess)) {
+            if constexpr (!Kernel::keys_first) true_length = load_global_4B(own_length);
+            if (!__all_sync(kWholeWarp, true_length == lengths.guess)) {
                 cp_async_wait<0>();
                 found = find();
                 continue;

@@ -34,6 +34,7 @@ struct FlashDecodeKernelConfig {
     int chunk_warpgroups;
     CacheFormat cache;
     int d_v;  // head dimension of v and o; 0: d_head, and calls have one d
+    bool keys_first;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
 

@@ -62,6 +62,8 @@ struct StaticDecodeKernelConfig {
     static constexpr bool canonical = CFG.canonical > 0;
     // The CTAs of a cluster that computes a chunk together; 0: one CTA computes a chunk.
     static constexpr int chunk_cluster = CFG.chunk_cluster;
+    // Whether such a cluster's first keys are copied before V, and P V loads operands ahead.
+    static constexpr bool keys_first = CFG.keys_first;
     static constexpr int multiplied_keys = own_rows ? B_c : warp_keys;
 
     static constexpr int row_tiles = own_rows ? 1 : B_r / 16;
@@ -162,6 +164,7 @@ struct StaticDecodeKernelConfig {
                           "canonical: the order of operations is the specification's");
             static_assert(B_r * (2 * (d_v / n_warps + 16) + warp_keys) <= 32 * 192,
                           "a thread has too many sums and scores");
+            static_assert(!keys_first || chunk_cluster > 0, "keys_first: of clusters only");
             static_assert(chunk_cluster == 0 || (kTargetArch >= 90 && B_r == 16 &&
                                                  d_head % (16 * chunk_cluster) == 0),
                           "chunk_cluster: a CTA has whole groups of 16 columns");

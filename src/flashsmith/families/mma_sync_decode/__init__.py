@@ -112,7 +112,8 @@ class MmaSyncDecodeFamily(Family):
     ) -> FlashDecodeKernelConfig:
         # Kernels of whole clusters and of warpgroups have their own code for scores, and those with
         # scales have arguments of their own.
-        plain = replace(cfg, cache=CacheFormat.PLAIN, chunk_cluster=0, chunk_warpgroups=0)
+        plain = replace(cfg, cache=CacheFormat.PLAIN)
+        plain = replace(plain, chunk_cluster=0, chunk_warpgroups=0, keys_first=False)
         if not cfg.canonical:
             return plain
         return replace(plain, n_warps=min(cfg.n_warps, rules.MOST_CANONICAL_WARPS))

@@ -231,6 +231,20 @@ class FlashDecodeKernelConfig(KernelConfig):
         where="key_operand",
     )
     d_v: int = d_v_knob()
+    keys_first: bool = knob(
+        "whether a cluster that computes a chunk together copies its first keys before any values, "
+        "and P V loads its operands ahead of the MMAs",
+        word="keys_first",
+        default=False,
+        effect=lambda cfg: (
+            "copies of V begin behind the first keys, and scores do not wait for them"
+            if cfg.keys_first
+            else "copies of V begin with those of the first keys"
+            if cfg.chunk_cluster
+            else "nothing without chunk_cluster"
+        ),
+        where="ChunkCluster::start",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 

@@ -150,6 +150,12 @@ RULES: tuple[Rule, ...] = (
         ("chunk_cluster", "B_r", "d_head"),
     ),
     Rule(
+        "keys_first_in_a_cluster",
+        "keys_first needs chunk_cluster: it is the order of such a cluster's copies",
+        lambda cfg, device: not cfg.keys_first or cfg.chunk_cluster > 0,
+        ("keys_first", "chunk_cluster"),
+    ),
+    Rule(
         "chunk_warpgroups_on_hopper",
         "chunk_warpgroups needs a GPU of compute capability 9.0: only sm_90a has wgmma",
         lambda cfg, device: not cfg.chunk_warpgroups or device.arch == HOPPER_ARCH,

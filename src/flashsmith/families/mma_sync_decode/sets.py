@@ -159,7 +159,7 @@ def over_cache(
     Keys of 8-bit floats take half the shared memory, so there are as many stages as `cfg` has room
     for. If its tiles for chunks cannot copy such keys, it gets smaller ones, and chunks other bits.
     """
-    plain = replace(cfg, chunk_cluster=0, chunk_warpgroups=0)
+    plain = replace(cfg, chunk_cluster=0, chunk_warpgroups=0, keys_first=False)
     rows_of_chunks = (rows for rows in (*_CHUNK_ROWS, 0) if rows <= plain.chunk_rows)
     stages = sorted(_STAGES, reverse=True)
     made = (

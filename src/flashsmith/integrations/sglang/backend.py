@@ -14,15 +14,21 @@ import flashsmith
 from flashsmith.integrations.layer_kernels import build_kernels, device_of
 from flashsmith.integrations.sglang.layers import LayerAttention, unserved_layer
 from flashsmith.integrations.sglang.releases import (
+    cache_name,
     draft_settings,
     is_deterministic,
     most_tokens,
     write_location,
+    written_slots,
 )
 from flashsmith.integrations.sglang.steps import GraphSteps, PageTables, Step, eager_step
 from flashsmith.operations.decode import FREE, INVARIANT
+from flashsmith.semantics.cache_format import CacheFormat
 
-_CACHE_DTYPES = (torch.float16, torch.bfloat16)
+_MODEL_DTYPES = (torch.float16, torch.bfloat16)
+_EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+# The engine's names of caches whose elements are those of _EIGHT_BITS, without scales of blocks.
+_NAMES_OF_8_BITS = ("auto", "fp8_e4m3", "fp8_e5m2")
 # Algorithms of speculative decoding whose drafts are chains with speculative_eagle_topk 1.
 _CHAINS = ("EAGLE", "EAGLE3", "STANDALONE")
 
@@ -41,6 +47,8 @@ class FlashsmithBackend(AttentionBackend):
         _refuse_unserved(model_runner, topk)
         self.model_runner = model_runner
         self.page = int(model_runner.page_size or 1)
+        dtype = str(model_runner.kv_cache_dtype).removeprefix("torch.")
+        self.cache_format = CacheFormat.of_dtype(dtype)
         self.tables = PageTables(model_runner, self.page)
         canonical = is_deterministic(model_runner)
         self.split, self.bits = (INVARIANT, "canonical") if canonical else (FREE, "free")
@@ -55,11 +63,11 @@ class FlashsmithBackend(AttentionBackend):
             [it.kernels for it in self._layers.values()],
             model_runner.req_to_token_pool.size,
             most_tokens(model_runner),
-            with_writes=False,
+            with_writes=self.cache_format.is_8bit,
         )
 
     def _attention_of(self, layer: RadixAttention) -> LayerAttention:
-        if problem := unserved_layer(layer):
+        if problem := unserved_layer(layer, self.cache_format):
             raise NotImplementedError(f"flashsmith: {problem}; choose another attention backend")
         slots = self.tables.slots
         return LayerAttention.of(
@@ -69,6 +77,7 @@ class FlashsmithBackend(AttentionBackend):
             keys=self.tables.most_pages * self.page,
             split=self.split,
             bits=self.bits,
+            cache=self.cache_format,
             device=device_of(slots.device.type, slots.device.index or 0),
         )
 
@@ -124,17 +133,14 @@ class FlashsmithBackend(AttentionBackend):
             raise RuntimeError("flashsmith: init_forward_metadata was not called before a layer")
         if attention is None:
             attention = self._layers[layer] = self._attention_of(layer)
-        pool = self.model_runner.token_to_kv_pool
+        in_window_pool = self.tables.window_pool is not None and attention.window is not None
         if save_kv_cache and k is not None:
-            location = write_location(forward_batch, step.window_slots)
-            pool.set_kv_buffer(layer, location, k, v, layer.k_scale, layer.v_scale)
+            self._write(layer, k, v, forward_batch, in_window_pool)
         q = q.view(-1, attention.heads, attention.d)
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        in_window_pool = self.tables.window_pool is not None and attention.window is not None
         flashsmith.attention_with_cache(
             q[: step.rows],
-            self._pages(pool.get_key_buffer(layer.layer_id)),
-            self._pages(pool.get_value_buffer(layer.layer_id)),
+            *self._caches(layer),
             cache_lens=step.lens,
             page_table=step.window_table if in_window_pool else step.table,
             cu_seqlens_q=step.starts,
@@ -145,6 +151,7 @@ class FlashsmithBackend(AttentionBackend):
             scale=attention.scale,
             # Weights may be loaded again while graphs live, so that no copy is kept.
             sinks=None if sinks is None else sinks.float(),
+            **self._scales(layer),
             split=self.split,
             bits=self.bits,
             out=output[: step.rows],
@@ -154,6 +161,40 @@ class FlashsmithBackend(AttentionBackend):
 
     # A decode extends each request by one token.
     forward_decode = forward_extend
+
+    def _write(
+        self,
+        layer: RadixAttention,
+        k: torch.Tensor,
+        v: Any,
+        forward_batch: Any,
+        in_window_pool: bool,
+    ) -> None:
+        """Writes a step's keys and values into the layer's slots.
+
+        8-bit floats are rounded once, from the quotient in fp32, and saturate; the engine's pools
+        would divide k and v in place, in 16 bits.
+        """
+        window_slots = None if self.forward_metadata is None else self.forward_metadata.window_slots
+        location = write_location(forward_batch, window_slots)
+        if not self.cache_format.is_8bit:
+            pool = self.model_runner.token_to_kv_pool
+            pool.set_kv_buffer(layer, location, k, v, layer.k_scale, layer.v_scale)
+            return
+        slots = written_slots(location, in_window_pool)
+        flashsmith.write_slots(k, v, *self._caches(layer), slots, **self._scales(layer))
+
+    def _scales(self, layer: RadixAttention) -> dict[str, Any]:
+        """What the elements of the layer's cache are multiplied by: numbers or tensors of one, from
+        the checkpoint; None is 1."""
+        if not self.cache_format.is_8bit:
+            return {}
+        return {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
+
+    def _caches(self, layer: RadixAttention) -> tuple[torch.Tensor, torch.Tensor]:
+        pool = self.model_runner.token_to_kv_pool
+        keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        return self._pages(keys), self._pages(values)
 
     def _pages(self, buffer: torch.Tensor) -> torch.Tensor:
         """(pages, tokens of a page, heads, d) of a pool's buffer (slots, heads, d), or of one whose
@@ -176,6 +217,8 @@ def _refuse_unserved(model_runner: Any, topk: int) -> None:
             "--speculative-draft-attention-backend to a backend of SGLang"
         )
     dtype, cached = model_runner.dtype, model_runner.kv_cache_dtype
+    name = cache_name(model_runner)
+    is_served = cached == dtype or (cached in _EIGHT_BITS and name in _NAMES_OF_8_BITS)
     reasons = {
         f"speculative decoding by {algorithm.name}": is_speculative
         and algorithm.name not in _CHAINS,
@@ -185,8 +228,8 @@ def _refuse_unserved(model_runner: Any, topk: int) -> None:
         "cross attention": config.is_encoder_decoder,
         "attention in chunks of the context": config.is_local_attention_model,
         "context parallelism": parallel.attn_cp_size > 1 or parallel.attn_dcp_size > 1,
-        f"kv_cache_dtype {cached} with a model of {dtype}": cached != dtype
-        or cached not in _CACHE_DTYPES,
+        f"kv_cache_dtype {cached} ({name}) with a model of {dtype}": not is_served
+        or dtype not in _MODEL_DTYPES,
         f"a cache of layout {getattr(pool, 'kv_cache_layout', 'nhd')}": getattr(
             pool, "kv_cache_layout", "nhd"
         )

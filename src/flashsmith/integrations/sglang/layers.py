@@ -9,9 +9,12 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
 from flashsmith.families import DeviceSpec
 from flashsmith.integrations.layer_kernels import LayerKernels, cache_problem
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.signature import check_mask
 
 _LARGEST_HEAD, _HEAD_STEP = 256, 8
+# Rows of 8-bit floats are copied by 16 bytes.
+_HEAD_STEP_OF_8_BITS = 16
 Window = tuple[int | None, int | None]
 
 
@@ -37,6 +40,7 @@ class LayerAttention:
         keys: int,
         split: str,
         bits: str,
+        cache: CacheFormat,
         device: DeviceSpec,
     ) -> LayerAttention:
         """The attention of ``layer`` over pages of ``page`` tokens, with room for ``keys`` keys a
@@ -55,6 +59,7 @@ class LayerAttention:
             page=page,
             keys=keys,
             bits=bits,
+            cache=cache,
         )
         return cls(
             layer.tp_q_head_num,
@@ -75,14 +80,15 @@ def _limits(window: int | None, causal: bool) -> Window:
     return (None, None) if window is None else (window, 0 if causal else window)
 
 
-def unserved_layer(layer: RadixAttention) -> str:
-    """Why a layer cannot be served, or ''."""
+def unserved_layer(layer: RadixAttention, cache: CacheFormat) -> str:
+    """Why a layer cannot be served over a cache of this format, or ''."""
     d, number = layer.head_dim, layer.layer_id
     if layer.is_cross_attention:
         return f"cross attention (layer {number}) is not served"
-    if not 0 < d <= _LARGEST_HEAD or d % _HEAD_STEP:
+    step = _HEAD_STEP_OF_8_BITS if cache.is_8bit else _HEAD_STEP
+    if not 0 < d <= _LARGEST_HEAD or d % step:
         return (
-            f"d {d} (layer {number}) is not served; it must be a multiple of {_HEAD_STEP} up to "
+            f"d {d} (layer {number}) is not served; it must be a multiple of {step} up to "
             f"{_LARGEST_HEAD}"
         )
     if layer.v_head_dim != d:

@@ -74,6 +74,12 @@ def is_deterministic(model_runner: Any) -> bool:
     return bool(get_exec().deterministic.enable_deterministic_inference)
 
 
+def cache_name(model_runner: Any) -> str:
+    """What the server calls the elements of its caches, such as 'fp8_e4m3' or 'auto'."""
+    name = getattr(model_runner, "kv_cache_dtype_str", None)
+    return str(name or model_runner.server_args.kv_cache_dtype)
+
+
 def most_tokens(model_runner: Any) -> int:
     """How many tokens of one request a step can have."""
     try:
@@ -118,3 +124,10 @@ def write_location(forward_batch: Any, window: Any) -> Any:
     if hasattr(KVWriteLoc, "for_batch"):
         return KVWriteLoc.for_batch(forward_batch, swa_loc=window)
     return KVWriteLoc(forward_batch.out_cache_loc, window)
+
+
+def written_slots(location: Any, in_window_pool: bool) -> Any:
+    """The slots that a location names in the pool of layers with a window, or in the other."""
+    if in_window_pool:
+        return location.swa_loc
+    return location.loc if location.full_loc is None else location.full_loc
