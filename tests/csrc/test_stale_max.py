@@ -21,10 +21,13 @@ from flashsmith.families import (
     WgmmaForwardKernelConfig,
 )
 from flashsmith.runtime import ForwardResult, run_forward
+from flashsmith.runtime.emulation import all_checks
+from flashsmith.semantics.program import BoundProgram, K, Q, program_of
+from flashsmith.semantics.typed import Typed, apply
 from flashsmith.verify import prove
-from flashsmith.verify.attention_semantics import offsets
+from flashsmith.verify.attention_semantics import Attention, offsets
 from flashsmith.verify.proof_inputs import INPUT_KINDS, numpy_dtype
-from flashsmith.verify.reference import References, compute_references
+from flashsmith.verify.reference import References, compute_references, references_of
 from flashsmith.verify.tolerance import compare
 from ptxlab.translate import translator
 from ptxlab.translate.opcodes_float import transcendental
@@ -302,6 +305,40 @@ def test_most_blocks_compute_no_maximum(cfg: WgmmaForwardKernelConfig) -> None:
     looked = executed(problem.run(up_to_date(cfg)), "max.f32")
     # Two blocks of ten, and for the others the largest of four sums a row.
     assert executed(result, "max.f32") < 0.6 * looked
+
+
+# --- lists of a mask function --------------------------------------------------------------------
+
+# Every row sees every key; half of the rows see no key of the blocks that come first.
+EVERY = Q + K >= 0
+HALF = (NARROW.B_c * 4 > K) | apply("remainder", Q, 2).equals(0)
+
+
+@pytest.mark.parametrize(
+    ("mask", "causal", "jump"),
+    [(EVERY, False, 0), (EVERY, True, 60), (EVERY, False, 1000), (HALF, False, 9)],
+    ids=["level", "causal", "lost", "late"],
+)
+def test_full_blocks_of_lists_compute_no_maximum(mask: Typed, causal: bool, jump: float) -> None:
+    """Full blocks after the first three may raise any maximum, also that of rows without one."""
+    cfg = NARROW
+    made = BoundProgram(program_of(None, mask).program)
+    problem = jumping(cfg, CAUSAL, jump, causal=causal)
+    if jump == 0:
+        problem = replace(problem, q=(0.2 * problem.q).astype(problem.q.dtype))
+    result = problem.run(cfg, program=made, poisoned=True, observers=all_checks())
+    assert result.emulation is not None
+    assert not result.emulation.findings
+    attention = Attention(problem.scale, causal=causal, program=made)
+    references = references_of(attention, problem.q, problem.k, problem.v)
+    found = compare(cfg, result.o, result.lse, references)
+    assert not found.reasons, found.reasons
+    # Rows without a maximum, or far above it, are computed again.
+    again = mask is HALF or jump >= OVERFLOWS
+    assert (executed(result, "mma.sync") > 0) is again
+    if jump == 0:
+        looked = executed(problem.run(up_to_date(cfg), program=made), "max.f32")
+        assert executed(result, "max.f32") < looked
 
 
 # --- proofs --------------------------------------------------------------------------------------

@@ -73,11 +73,22 @@ _LISTS, _SCORES = "common/block_lists.cuh", "common/program_scores.cuh"
 _PRODUCER, _CONSUMER = "wgmma/producer.cuh", "sm90_forward/consumer.cuh"
 _TILE, _MMA = "sm90_forward/work_tile.cuh", "mma_sync/forward_kernel.cuh"
 MISTAKES = (
-    SourcePatch("partial as full", _LISTS, "return BlockEntry::kSees;",
-                "return BlockEntry::kSees | BlockEntry::kSeesAll;"),
+    SourcePatch("partial as full", _LISTS, "return BlockEntry::kPartial;",
+                "return BlockEntry::kFull;"),
+    SourcePatch("partial as within limits", _LISTS, "return BlockEntry::kPartial;",
+                "return BlockEntry::kWithinLimits;"),
+    SourcePatch("within limits as full", _LISTS,
+                "return any_lane(!sees_all) ? BlockEntry::kWithinLimits : BlockEntry::kFull;",
+                "return BlockEntry::kFull;"),
     SourcePatch("full as absent", _LISTS,
-                "return any_lane(sees) ? BlockEntry::kSees | BlockEntry::kSeesAll : 0;",
-                "return 0;"),
+                "return any_lane(!sees_all) ? BlockEntry::kWithinLimits : BlockEntry::kFull;",
+                "return any_lane(!sees_all) ? BlockEntry::kWithinLimits : 0;"),
+    SourcePatch("unseen by this group as full", _LISTS,
+                "return (bits >> shift & kWithinLimits) == 0;",
+                "return (bits >> shift & kAny) == kPartial;"),
+    SourcePatch("within limits as absent", _LISTS,
+                "(bits >> 2 * g & BlockEntry::kAny) != 0",
+                "(bits >> 2 * g & BlockEntry::kPartial) != 0"),
     SourcePatch("lists of the first sequence", _LISTS, "if constexpr (kByBatch) index = batch;",
                 "if constexpr (kByBatch) index = 0;"),
     SourcePatch("lists of the first head", _LISTS, "index = index * problem.heads_q + head;",
@@ -125,8 +136,10 @@ OF_MMA_SYNC = (
 # Tiles inside tables, beyond them, and across their ends.
 ALONE = config("(FP16, 64, 64, 32, 1wg): tma+stages_1+q_buffers_2+regs_24_240+direct_O")
 LONG = Call(batch=1, seq_q=64, seq_k=200, heads_q=1, heads_k=1, d=8)
+TALL = replace(LONG, seq_q=200, seq_k=64)
 NEAR, FROM_THE_END, STRIDED = (
-    Victim(ALONE, TABLES[name], LONG) for name in ("near", "from_the_end", "strided")
+    Victim(ALONE, TABLES[name], call)
+    for name, call in (("near", LONG), ("from_the_end", TALL), ("strided", LONG))
 )
 _READS = "common/program.cuh"
 OF_TABLES = (
@@ -140,6 +153,8 @@ OF_TABLES = (
     (FROM_THE_END, SourcePatch("below 0 as inside", _READS,
                                "const bool counts = min(first, last) >= 0;",
                                "const bool counts = true;")),
+    (FROM_THE_END, SourcePatch("past the end as inside", _READS,
+                               "counts & (max(first, last) <= end) &", "counts &")),
     (FROM_THE_END, SourcePatch("the last key untested", _SCORES,
                                "Place(first_column, 8 * (kNTiles - 1) + 1)",
                                "Place(first_column, 0)")),

@@ -30,9 +30,14 @@ def asked_bits() -> str | None:
     return _asked
 
 
+def wants_canonical() -> bool:
+    """Whether bits must be canonical, by ``bits`` or by the environment."""
+    return bool(_resolved(_asked))
+
+
 def refuse_under_canonical(why: str) -> None:
     """Raises ArgumentError, with the reason ``why``, if bits must be canonical."""
-    if _resolved(_asked):
+    if wants_canonical():
         raise cannot_keep(_asked, why)
 
 

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kListThreads)
             args, args.program, {tile.batch, q.count, k.count}, tile.head, first_row, row_end,
             first_key);
         // Blocks with nonexistent rows are not full: 0 times an infinite key is NaN.
-        if (row_end - first_row < kRows) bits &= 0x55555555u * BlockEntry::kSees;
+        if (row_end - first_row < kRows) bits = BlockEntry::not_full(bits);
         return bits;
     });
 }

@@ -11,17 +11,22 @@
 
 namespace flashsmith {
 
-// An entry: a block, and for each group whether some row sees some key, and whether every row sees
-// all keys.
+// An entry: a block, and for each group two bits, 0 if no row sees a key. kPartial: the mask
+// function hides some. kWithinLimits: only causal and window limits and the ends of sequences do.
 struct BlockEntry {
     int32_t bits;
 
     static constexpr int kBlockShift = 8;
-    static constexpr uint32_t kSees = 1, kSeesAll = 2;
+    static constexpr uint32_t kPartial = 1, kWithinLimits = 2, kFull = 3, kAny = 3;
 
     FS_DEVICE int block() const { return bits >> kBlockShift; }
     // Whether nothing is hidden in a group's part of the block. `shift` is twice the group's index.
-    FS_DEVICE bool is_full(int shift) const { return (bits >> shift & kSeesAll) != 0; }
+    FS_DEVICE bool is_full(int shift) const { return (bits >> shift & kAny) == kFull; }
+    // Whether the mask function hides something in it: all, if only other groups see the block.
+    FS_DEVICE bool needs_function(int shift) const { return (bits >> shift & kWithinLimits) == 0; }
+
+    // The bits of all groups where no block is full, because some rows do not exist.
+    FS_DEVICE static uint32_t not_full(uint32_t bits) { return bits & ~(bits >> 1 & 0x55555555u); }
 };
 
 // The ints before a list's entries: the number of entries, and for each group the first entry that
@@ -52,7 +57,7 @@ FS_DEVICE void compact_list(int32_t* list, int n_blocks) {
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
             const uint32_t seen =
-                __ballot_sync(0xffffffffu, (bits >> 2 * g & BlockEntry::kSees) != 0);
+                __ballot_sync(0xffffffffu, (bits >> 2 * g & BlockEntry::kAny) != 0);
             if (seen == 0) continue;
             const uint32_t lowest = seen & -seen, highest = 1u << (31 - __clz(seen));
             if (begin[g] == end[g]) begin[g] = count + __popc(present & (lowest - 1));
@@ -132,15 +137,15 @@ struct BlockLists {
     }
 };
 
-// What a warp finds out about the rows [first_row, row_end), which exist, and kKeys keys: kSees and
-// kSeesAll, or 0 if no row sees a key or there is no row. Keys beyond the sequence count as unseen.
+// What a warp finds out about the rows [first_row, row_end), which exist, and kKeys keys: the bits
+// of a group in a BlockEntry. Keys beyond the sequence count as unseen.
 template <Semantics SEMANTICS, int kKeys, class Problem>
 FS_DEVICE uint32_t visibility(const Problem& problem, const ProgramArgs& program,
                               const ProgramSequence& of, int head, int first_row, int row_end,
                               int first_key) {
     constexpr int kKeysOfLane = (kKeys + kWarpSize - 1) / kWarpSize, kRowsBetweenVotes = 8;
     const int lane = lane_index();
-    bool sees = false, sees_all = true;
+    bool sees = false, sees_all = true, hides = false;
 #pragma unroll 1
     for (int row = first_row; row < row_end; row += kRowsBetweenVotes) {
 #pragma unroll 2  // more unrolling would only take registers
@@ -156,14 +161,16 @@ FS_DEVICE uint32_t visibility(const Problem& problem, const ProgramArgs& program
                 // Evaluated for all keys, so that loads by key can leave the loop over rows.
                 const bool is_shown =
                     ProgramOf<SEMANTICS>::sees(program, of.batch, head, q, k, of.seq_q, of.seq_k);
-                const bool seen = range.contains(k) & is_shown;
-                sees |= seen;
-                sees_all &= seen;
+                const bool is_within = range.contains(k);
+                sees |= is_within & is_shown;
+                sees_all &= is_within & is_shown;
+                hides |= is_within & !is_shown;
             }
         }
-        if (any_lane(sees) && any_lane(!sees_all)) return BlockEntry::kSees;
+        if (any_lane(sees) && any_lane(hides)) return BlockEntry::kPartial;
     }
-    return any_lane(sees) ? BlockEntry::kSees | BlockEntry::kSeesAll : 0;
+    if (!any_lane(sees)) return 0;
+    return any_lane(!sees_all) ? BlockEntry::kWithinLimits : BlockEntry::kFull;
 }
 
 // The bits of a block of kKeys keys in the list of the rows [first_row, row_end), in groups of

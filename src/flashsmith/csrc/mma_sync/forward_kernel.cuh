@@ -256,9 +256,10 @@ struct ForwardBlock {
                 };
                 visible.mask(S, at.lane, row, first_key);
                 if constexpr (Kernel::has_lists)
-                    with_coordinates([&](const auto&... at) {
-                        hide_by_program<SEMANTICS>(S, args.program, at..., first_key);
-                    });
+                    if (entry(position).needs_function(0))
+                        with_coordinates([&](const auto&... at) {
+                            hide_by_program<SEMANTICS>(S, args.program, at..., first_key);
+                        });
             }
         if constexpr (Kernel::canonical)
             softmax.update(S, O);

@@ -370,8 +370,10 @@ struct Consumer {
                 KeyMask<SEMANTICS>(problem, tile.q_count, tile.k_count)
                     .mask(S, lane, token_of_lane(), first_key(block));
                 if constexpr (Kernel::has_lists)
-                    hide_by_program<SEMANTICS>(S, args.program, program_sequence(), lane,
-                                               place_of_lane(), head_of_lane(), first_key(block));
+                    if (entry.needs_function(tile.group_shift))
+                        hide_by_program<SEMANTICS>(S, args.program, program_sequence(), lane,
+                                                   place_of_lane(), head_of_lane(),
+                                                   first_key(block));
             }
         // If maxima are requested, every row's must be exact.
         const float threshold =

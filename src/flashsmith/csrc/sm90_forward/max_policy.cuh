@@ -86,6 +86,9 @@ struct StaleMax {
         if (!SEMANTICS.partial && problem.row_max != nullptr)
             return true;  // every row's maximum
                           // is requested
+        // Positions of a list. A row that has seen no key so far is recomputed.
+        if constexpr (Kernel::has_lists)
+            return block + 3 >= blocks.end || consumer.needs_mask(block, blocks);
         // A part may begin at any block.
         if (Kernel::splits_keys && block + 2 >= blocks.end) return true;
         if constexpr (!Kernel::masked) return block + 2 >= problem.n_KV_blocks;

@@ -164,8 +164,10 @@ struct StaticHopperKernelConfig {
                  CFG.short_block == 0 && !splits_keys),
             "canonical: the order of operations is the specification's");
         static_assert(!has_lists || (CFG.cluster_size == 1 && !splits_keys && !packs_gqa &&
-                                     !CFG.stale_max && n_warpgroups <= 3),
+                                     n_warpgroups <= 3),
                       "program: a list has the blocks of one CTA's rows of one head");
+        static_assert(!CFG.stale_max || !SEMANTICS.program_scores,
+                      "stale_max: recomputed scores would need the program a second time");
         static_assert(!canonical || CFG.schedule != Schedule::one_tile,
                       "canonical: each CTA of the grid has memory for its running state");
         return true;

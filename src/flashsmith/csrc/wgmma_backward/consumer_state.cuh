@@ -111,6 +111,11 @@ struct ConsumerState {
         return blocks.needs_mask(block);
     }
 
+    // With lists: whether some element is hidden by the mask function.
+    FS_DEVICE bool needs_function() const {
+        return entry.needs_function(2 * (first_row() / kWarpgroupRows));
+    }
+
     FS_DEVICE void advance_block() {
         if constexpr (Kernel::has_lists) return;  // the next one arrives with Q
         if constexpr (CFG.ordered_dq) {

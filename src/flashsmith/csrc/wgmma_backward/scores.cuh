@@ -66,7 +66,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
         if constexpr (Kernel::masked)
             if (this->needs_mask()) mask(p);
         if constexpr (SEMANTICS.program_masks)
-            if (this->needs_mask()) program().hide(p, query_of_lane(), key_of_lane());
+            if (this->needs_function()) program().hide(p, query_of_lane(), key_of_lane());
         if constexpr (kRoundsPEarly) round(P, p);
 #pragma unroll
         for (int n = 0; n < Kernel::B_r / 8; ++n)

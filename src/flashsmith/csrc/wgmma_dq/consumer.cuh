@@ -238,7 +238,8 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
         if constexpr (Kernel::masked)
             if (needs_mask()) mask();
         if constexpr (SEMANTICS.program_masks)
-            if (needs_mask()) program().hide(dP, query_of_lane(), key_of_lane());
+            if (entry.needs_function(2 * warpgroup))
+                program().hide(dP, query_of_lane(), key_of_lane());
 #pragma unroll
         for (int step = 0; step < Kernel::key_steps; ++step)
             pack_fragment<value_t>(dS[step], dP[0][2 * step], dP[0][2 * step + 1]);

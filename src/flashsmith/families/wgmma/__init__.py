@@ -137,9 +137,11 @@ class WgmmaFamily(WarpgroupFamily):
     def adapt_to_program(
         self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
     ) -> WgmmaForwardKernelConfig:
-        # A stale maximum recomputes scores, which would compile the program twice. With three
+        # A stale maximum recomputes scores, which would compile a score function twice. With three
         # warpgroups, functions have no registers for longer tiles or for code of short blocks.
-        adapted = replace(cfg, stale_max=False, short_block=0)
+        program = semantics.caller_program
+        stale_max = cfg.stale_max and program is not None and program.score is None
+        adapted = replace(cfg, stale_max=stale_max, short_block=0)
         if cfg.n_warpgroups > 2 and cfg.B_c > 128:
             adapted = replace(adapted, B_c=128)
         # A list has the blocks of one CTA's rows of one head.
