@@ -802,8 +802,8 @@ def test_mutants_are_caught(name: str, role: str, part: int) -> None:
 _PREFETCHES = SourcePatch(
     "V's first keys are asked for by K's strides",
     "mma_sync_decode/split.cuh",
-    "prefetch_line<kBytes>(args.v_cache, args.v_cache_strides, batch, head",
-    "prefetch_line<kBytes>(args.v_cache, args.k_cache_strides, batch, head",
+    "prefetch_line<kBytes>(args.v_cache, args.v_cache_strides, block, head",
+    "prefetch_line<kBytes>(args.v_cache, args.k_cache_strides, block, head",
 )
 
 
