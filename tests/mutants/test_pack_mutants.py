@@ -124,9 +124,11 @@ MISTAKES = {
         SourcePatch("both rows of a lane in one place", _OUTPUT,
                     "return offset(row + 8) - offset(row);", "return 0;"),
         SourcePatch("rows of the group's first head", _OUTPUT,
-                    "head_of<Kernel>(args, info.head, row) * problem.o_head_stride + kFirstColumn +\n"
+                    "head_of<Kernel>(args, info.head, row) * problem.o_head_stride +"
+                    " kFirstColumn +\n"
                     "                  8 * odd",
-                    "head_of<Kernel>(args, info.head, 0) * problem.o_head_stride + kFirstColumn +\n"
+                    "head_of<Kernel>(args, info.head, 0) * problem.o_head_stride +"
+                    " kFirstColumn +\n"
                     "                  8 * odd"),
         SourcePatch("a short block by rows", _CONSUMER,
                     "const int end = token_of<Kernel>(args, tile.first_row + kWarpgroupRows);",

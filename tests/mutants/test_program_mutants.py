@@ -116,8 +116,10 @@ MISTAKES = (
     SourcePatch("another stage's entry", _CONSUMER, "entry_offset + 4 * K.state.stage()",
                 "entry_offset + 4 * (K.state.stage() ^ 1)"),
     SourcePatch("V of the next block", _PRODUCER,
-                "\n            load_K(tile, next);\n            load(V, &args.v, tile, entry.block());",
-                "\n            load_K(tile, next);\n            load(V, &args.v, tile, next.block());"),
+                "\n            load_K(tile, next);\n"
+                "            load(V, &args.v, tile, entry.block());",
+                "\n            load_K(tile, next);\n"
+                "            load(V, &args.v, tile, next.block());"),
     SourcePatch("an entry twice", _PRODUCER, "i >= 2 ? entries[i - 2] : 0",
                 "i >= 2 ? entries[i - 1] : 0"),
     SourcePatch("the neighbour's element", _SCORES, "(seen >> (4 * n + e) & 1) == 0",
