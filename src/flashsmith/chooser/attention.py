@@ -191,7 +191,7 @@ def attention(
             row. In a packed k it may be any row, independent of cu_seqlens_k. For every mask, the
             last query has the position of the last key that counts, k_begin + seqused_k - 1.
         bits: 'canonical' makes a row's output and log-sum-exp depend only on its own query, the
-            keys and values that it attends to, and what is computed (mask, softcap, scale, sinks,
+            keys and values that it attends to, and what is computed (mask, scores, sinks,
             dtype, d). The bits are then the same in training, prefill, any chunks of a prompt, and
             attention_with_cache(), in any batch and with any kernel. V must be finite. 'free' lets
             each kernel sum in its own order. None is FLASHSMITH_BITS, or 'free'. docs/bits.md has

@@ -29,7 +29,7 @@ def compiled_d_head(d: int) -> int:
     """The smallest d_head whose kernels can compute head dimension `d`.
 
     Raises:
-        ArgumentError: `d` is not a multiple of 8 between 8 and 256.
+        ArgumentError: `d` is not a multiple of 8 between 8 and 512.
     """
     d_heads = supported_d_heads()
     largest = d_heads[-1]

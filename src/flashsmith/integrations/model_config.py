@@ -200,8 +200,9 @@ def _dtype(config: Mapping[str, Any], notes: list[str]) -> str:
 def _texts(of: _Heads, dtype: str, gradients: bool, notes: list[str]) -> Iterator[str]:
     if of.d % 8 or not 0 < of.d <= _LONGEST_HEAD or of.heads_q % of.heads_k:
         notes.append(
-            f"no kernel supports {of.heads_q} query heads over {of.heads_k} KV heads of d {of.d}: "
-            f"d must be a multiple of 8 up to {_LONGEST_HEAD}, and KV heads must divide query heads"
+            f"transformers' layers have no kernel for {of.heads_q} query heads over {of.heads_k} "
+            f"KV heads of d {of.d}: d must be a multiple of 8 up to "
+            f"{_LONGEST_HEAD}, and KV heads must divide query heads"
         )
         return
     heads = f"h{of.heads_q}" + (f":{of.heads_k}" if of.heads_k != of.heads_q else "")
