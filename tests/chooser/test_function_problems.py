@@ -64,6 +64,11 @@ CALLS: dict[str, dict[str, Any]] = {
     "mask=window(9)": {"mask": masks.window(9)},
     "causal mask=chunks(16)": {"mask": masks.chunks(5), "causal": True},
     "score=bias": {"bias": np.zeros((2, HEADS, SEQ, SEQ), np.float32)},
+    "canonical score=alibi mask=documents": {
+        "score_mod": scores.alibi(SLOPES),
+        "mask": masks.documents(NUMBERS),
+        "bits": "canonical",
+    },
     "mask=bool[q,k]": {"mask": np.ones((SEQ, SEQ), bool)},
     "bias=float16[1,1,q,k] positions=end": {
         "bias": np.zeros((1, 1, SEQ, SEQ), np.float16),
@@ -97,6 +102,7 @@ CACHE_CALLS: dict[str, dict[str, Any]] = {
         "page_table": np.zeros((2, 5), np.int32),
     },
     "mask=window(9)": {"mask": masks.window(9), "causal": False},
+    "causal canonical score=alibi": {"score_mod": scores.alibi(SLOPES), "bits": "canonical"},
 }
 
 

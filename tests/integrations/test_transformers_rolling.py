@@ -144,6 +144,8 @@ def masked(calls: Calls, **changes: Any) -> Any:
         ({"q_offset": 8, "kv_offset": 6}, "kv_offset: the cache has dropped keys that its mask"),
         ({"attention_mask": torch.tensor([[1] * 10, [1] * 6 + [0] + [1] * 3]).bool()},
          "attention_mask: has padding behind keys that the cache has dropped"),
+        ({"mask_function": lambda b, h, q, k: (q - k) % 3 != 1},
+         "kv_offset: a cache whose mask is a pattern has dropped keys"),
     ],
 )  # fmt: skip
 def test_unknown_positions_are_refused(changes: Any, why: str, calls: Calls) -> None:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 pytestmark = pytest.mark.torch
 
 from flashsmith.errors import LaunchError  # noqa: E402
-from flashsmith.parallel import rank_memory  # noqa: E402
+from flashsmith.parallel import causal_allgather, rank_memory  # noqa: E402
 from flashsmith.parallel.rank_memory import (  # noqa: E402
     FREE,
     HERE,
@@ -339,3 +339,28 @@ def test_memory_that_does_not_work_on_all_ranks_is_not_used(
     assert (found is not None) == (calls[-1] == "check")
     assert Tried.calls == calls
     assert list(steps) == (["leave"] if found is not None else [])
+
+
+def test_copies_of_keys_are_kept_until_they_are_sent() -> None:
+    """The allocator may give the memory of a copy to the next kernel as soon as nobody holds it."""
+    class Peers:
+        size, rank = 2, 0
+        sent: ClassVar[list[int]] = []
+
+        def begin(self) -> int:
+            return 0
+
+        def view(self, slot: int, key: Any, make: Callable[..., Any]) -> Any:
+            return make(lambda offset, shape, dtype: torch.empty(shape, dtype=dtype))
+
+        def send(self, slot: int, rows: Any, sent: Any, come: Any) -> list[Callable[[], None]]:
+            self.sent += [address for group in sent for _, its in group for address, _ in its]
+            return [lambda: None, lambda: None]
+
+        def put(self, slot: int, rows: Any, places: Any) -> None: ...
+
+    qkv = torch.randn(1, 8, 3, 2, 16)
+    peers: Any = Peers()
+    keys = causal_allgather._copy_keys(peers, qkv[:, :, 1], qkv[:, :, 2])
+    assert all(it.is_contiguous() for it in keys.sent)
+    assert {it.data_ptr() for it in keys.sent} <= set(peers.sent)

@@ -26,6 +26,7 @@ from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
 from flashsmith.operations.forward import FORWARD
 from flashsmith.printable import quoted
+from flashsmith.runtime.arguments import program_for
 from flashsmith.semantics.signature import NO_WINDOW, check_mask
 from flashsmith.tracing import BoundProgram
 from flashsmith.tracing.binding import POSITIONS
@@ -127,7 +128,9 @@ def with_functions(problem: Problem, functions: CallFunctions, sizes: Sizes) -> 
     mask = check_mask(causal, window)
     changes: dict[str, Any] = {"mask": mask.kind}
     if program is not None:
-        changes |= {"program": program.program, "uneven": True}
+        # Gradients of canonical outputs are computed by the same kernels as those of others.
+        bits = "" if problem.operation == BACKWARD.name else problem.bits
+        changes |= {"program": program_for(program, bits), "uneven": True}
     is_own = (causal, window) == limits
     made = replace(
         problem,

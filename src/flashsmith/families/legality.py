@@ -54,8 +54,7 @@ def d_head_for(problem: Problem) -> HeadDims:
         return _pair_for(problem)
     if problem.operation == DEFAULT:
         return compiled_d_head(problem.d)
-    listed = (family.knob_values["d_head"] for family in families(problem.operation))
-    d_heads = {d_head for values in listed for d_head in values}
+    d_heads = _d_heads(problem.operation)
     found = next(iter(fitting_dims(problem, d_heads)), None)
     if found is None:
         allowed = ", ".join(map(str, sorted(d_heads))) or "none: no family of kernels computes it"
@@ -66,13 +65,19 @@ def d_head_for(problem: Problem) -> HeadDims:
     return found
 
 
+def _d_heads(operation: str) -> set[int]:
+    listed = (family.knob_values["d_head"] for family in families(operation))
+    return {d_head for values in listed for d_head in values}
+
+
 def _pair_for(problem: Problem) -> HeadDims:
     pairs = {pair for family in families(problem.operation) for pair in family.pairs}
     found = next(iter(fitting_dims(problem, pairs)), None)
     if found is None or problem.d % D_STEP or problem.d_v % D_STEP:
         allowed = ", ".join(map(str, sorted(pairs))) or "none"
+        wider, widest_pair = max(problem.d, problem.d_v), max(map(max, pairs), default=0)
         widths = "such widths"
-        if max(problem.d, problem.d_v) > max(map(max, pairs), default=0):
+        if widest_pair < wider <= max(_d_heads(problem.operation), default=0):
             widths = "one width"  # Kernels of the widest heads have only one
         raise ArgumentError(
             f"d={problem.d}, d_v={problem.d_v}: {problem.operation} has kernels of the pairs "

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from flashsmith.chooser.latent_decode import check_keywords
+from flashsmith.errors import ArgumentError
 from flashsmith.integrations.pytorch_state import (
     as_limit,
     check_for_an_op,
@@ -56,6 +57,8 @@ def _run_appending(*tensors: Any, **keywords: Any) -> Any:
 
 
 def _fake(q: Any, *_: Any, v_width: Any = None, return_lse: bool = False, **__: Any) -> Any:
+    if v_width is None:
+        raise ArgumentError("v_width: missing; give how many columns of the cache are values")
     *leading, length, heads, _d = q.shape
     shape = (*leading, heads, length) if return_lse else (0,)
     width = (*leading, length, heads, v_width)

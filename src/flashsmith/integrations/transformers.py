@@ -42,6 +42,7 @@ from flashsmith.integrations.transformers_bits import (
     asked_bits,
     refuse_rolling,
     refuse_under_canonical,
+    wants_canonical,
 )
 from flashsmith.integrations.transformers_masks import (
     HiddenKeys,
@@ -70,7 +71,6 @@ from flashsmith.integrations.transformers_sequences import (
     sequences_of,
 )
 from flashsmith.semantics.dtype import dtype_name
-from flashsmith.semantics.sizes import CANONICAL
 
 
 @dataclass
@@ -382,7 +382,7 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
         return reason
     if position_bias is not None:
         return Reason("position_bias", "the kernels add nothing to the scores")
-    if call.pattern is not None and (tracing or asked_bits() == CANONICAL):
+    if call.pattern is not None and (tracing or wants_canonical()):
         return _PATTERN
     if call.padding is not None and call.padding.shape != (call.key.shape[0], call.key.shape[2]):
         raise ArgumentError(
@@ -527,7 +527,7 @@ def _on_pages(call: _Call, pages: Pages, q: Any, k: Any, v: Any) -> Any:
         v=v,
         **how,
     )
-    return output.view(call.query.transpose(1, 2).shape)
+    return output.view(*call.query.transpose(1, 2).shape[:-1], v.shape[-1])
 
 
 def _as_pytorch_takes_it(call: _Call) -> Any:

@@ -127,6 +127,8 @@ def flashsmith_mask(
         mask_function, batch_size, q_length, kv_length, *offsets, attention_mask, device
     )
     if hidden is None:
+        if not isinstance(kv_offset, int) or kv_offset > 0:
+            refuse_rolling("kv_offset", "a cache whose mask is a pattern has dropped keys")
         return full_mask()
     if wants_canonical():
         hidden = _with_dropped(hidden, offsets, batch_size, kv_length, attention_mask, device)

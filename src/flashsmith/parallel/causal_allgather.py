@@ -60,6 +60,8 @@ class _Keys(NamedTuple):
     later: Sequence[Any]
     wait_for_earlier: Callable[[], None]
     wait_for_later: Callable[[], None]
+    # Copies of this rank's own K and V: their memory must not be used again before the last wait.
+    sent: tuple[Any, ...] = ()
 
 
 def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
@@ -142,7 +144,7 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
         slot, it.rows, [[(rank, at(its)) for rank, its in group] for group in it.sent], it.come
     )
     peers.put(slot, it.rows, at(it.own))
-    return _Keys(it.earlier, it.later, *waits)
+    return _Keys(it.earlier, it.later, *waits, (k, v))
 
 
 def _places_of_keys(
