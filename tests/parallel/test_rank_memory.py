@@ -343,6 +343,7 @@ def test_memory_that_does_not_work_on_all_ranks_is_not_used(
 
 def test_copies_of_keys_are_kept_until_they_are_sent() -> None:
     """The allocator may give the memory of a copy to the next kernel as soon as nobody holds it."""
+
     class Peers:
         size, rank = 2, 0
         sent: ClassVar[list[int]] = []

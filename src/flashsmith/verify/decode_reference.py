@@ -455,11 +455,12 @@ def laid_out(
 def _apart(array: np.ndarray, gap: int) -> np.ndarray:
     """A copy with NaN around it.
 
-    In the inner dimensions there are ``gap`` more heads or rows, and 8 x ``gap`` elements between
+    In the inner dimensions there are ``gap`` more heads or rows, and 16 x ``gap`` bytes between
     rows. The first dimension has no gap.
     """
     first, *middle, d = array.shape
-    whole = np.full((first, *(n + gap for n in middle), d + 8 * gap), np.nan, array.dtype)
+    wide = d + 16 // array.itemsize * gap
+    whole = np.full((first, *(n + gap for n in middle), wide), np.nan, array.dtype)
     inside = whole[tuple(map(slice, array.shape))]
     inside[:] = array
     return inside

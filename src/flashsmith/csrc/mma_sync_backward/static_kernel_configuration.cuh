@@ -98,6 +98,7 @@ struct StaticBackwardKernelConfig {
     static constexpr int dq_elements = dq_row_tiles * dq_column_tiles * 4;  // per lane
     // All rows of wide tiles would not fit next to dk and dv, so their groups come one by one.
     static constexpr int dq_passes = d_head > 256 ? dq_row_tiles : 1;
+    static_assert(dq_passes == 1 || B_r <= 64, "a pass begins within a panel of dS");
 
     using KeysLayout = SmemLayout<B_c, d_head, true>;  // of K
     using ValuesLayout = SmemLayout<B_c, d_v, true>;

@@ -140,7 +140,7 @@ struct StaticDecodeKernelConfig {
     static constexpr int saved_states_offset = target_offset + 48;
     static_assert(chunk_cluster > 0 || saved_states_offset == CFG.smem_bytes());
 
-    static_assert(own_rows || rows_in_stage * d_v * 4 <= stage_bytes,
+    static_assert(own_rows || canonical || rows_in_stage * d_v * 4 <= stage_bytes,
                   "a warp's sums of 16 or 8 rows must fit in a stage");
 
     // The assumptions of the types above and of the kernels. `flashsmith explain` lists all rules
@@ -155,6 +155,9 @@ struct StaticDecodeKernelConfig {
         static_assert(warp_keys == 16 || warp_keys == 32, "B_c: 16 or 32 keys per warp");
         static_assert(!has_scales || (chunk_cluster == 0 && !has_warpgroups),
                       "cache: scales and 8-bit floats are for the kernels with mma.sync");
+        static_assert(!keys_first || chunk_cluster > 0, "keys_first: of clusters only");
+        static_assert(!SEMANTICS.has_program() || (chunk_cluster == 0 && !has_warpgroups),
+                      "program: clusters and warpgroups have their own code for scores");
         static_assert(stages >= 2, "stages: at least 2, since one is read while another is copied");
         if constexpr (canonical) {
             static_assert(CFG.canonical == kCanonicalVersion &&
@@ -164,7 +167,6 @@ struct StaticDecodeKernelConfig {
                           "canonical: the order of operations is the specification's");
             static_assert(B_r * (2 * (d_v / n_warps + 16) + warp_keys) <= 32 * 192,
                           "a thread has too many sums and scores");
-            static_assert(!keys_first || chunk_cluster > 0, "keys_first: of clusters only");
             static_assert(chunk_cluster == 0 || (kTargetArch >= 90 && B_r == 16 &&
                                                  d_head % (16 * chunk_cluster) == 0),
                           "chunk_cluster: a CTA has whole groups of 16 columns");

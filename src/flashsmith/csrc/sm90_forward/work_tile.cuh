@@ -121,7 +121,7 @@ struct WorkTilePart : WorkTileInfo {
 
 // The same for a kernel whose tiles visit the blocks of lists. Blocks are positions in the list.
 struct WorkTileList : WorkTileInfo {
-    const int32_t* list;     // used only by the producer
+    const int32_t* list;
     int own_begin, own_end;  // the positions that a warpgroup's rows see
     int group_shift;         // see BlockEntry::is_full()
 
@@ -175,9 +175,10 @@ struct WorkTileChunks : WorkTileList {
 };
 
 template <class Kernel>
-using TileInfoOf = std::conditional_t<
-    Kernel::has_lists, std::conditional_t<Kernel::canonical, WorkTileChunks, WorkTileList>,
-    std::conditional_t<Kernel::splits_keys, WorkTilePart, WorkTileInfo>>;
+using TileInfoOf =
+    std::conditional_t<Kernel::has_lists,
+                       std::conditional_t<Kernel::canonical, WorkTileChunks, WorkTileList>,
+                       std::conditional_t<Kernel::splits_keys, WorkTilePart, WorkTileInfo>>;
 
 // The box of a tile's queries that begins at `row`.
 template <class Kernel>

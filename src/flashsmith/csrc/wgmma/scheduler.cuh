@@ -150,8 +150,7 @@ struct TileScheduler {
 
   private:
     // The tile whose blocks are the positions in its list.
-    FS_DEVICE TileInfo with_list(WorkTileInfo info, int batch, int head,
-                                     int tile_of_head) const {
+    FS_DEVICE TileInfo with_list(WorkTileInfo info, int batch, int head, int tile_of_head) const {
         const int32_t* const list = block_lists<Kernel>(args).list(batch, head, tile_of_head);
         info.block_begin = 0;
         info.block_end = list[0];

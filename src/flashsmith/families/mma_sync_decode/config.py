@@ -342,9 +342,20 @@ class FlashDecodeKernelConfig(KernelConfig):
     def other_sums_bytes(self) -> int:
         """Bytes for those of a warp's 16 rows of sums, over all warps, that do not fit in its
         stage when warps merge their states."""
-        all_rows = MMA_ROWS * self.d_head_v * 4
-        fits = all_rows <= self.keys_per_warp * (self.key_bytes + self.value_bytes)
-        return 0 if fits or self.own_rows or self.canonical else self.n_warps * all_rows // 2
+        if self.own_rows or self.canonical:
+            return 0
+        return self.n_warps * (MMA_ROWS - self.rows_in_stage) * self.d_head_v * 4
+
+    @property
+    def rows_in_stage(self) -> int:
+        """Rows of a warp's sums, of 16, for which its stage has room when warps merge their
+        states."""
+        return MMA_ROWS if MMA_ROWS * self.d_head_v * 4 <= self.warp_stage_bytes else MMA_ROWS // 2
+
+    @property
+    def warp_stage_bytes(self) -> int:
+        """Bytes of the keys and values of a stage that one warp copies."""
+        return self.keys_per_warp * (self.key_bytes + self.value_bytes)
 
     @property
     def stage_bytes(self) -> int:

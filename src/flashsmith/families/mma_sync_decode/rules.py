@@ -182,6 +182,17 @@ RULES: tuple[Rule, ...] = (
         ("d_v", "chunk_cluster", "chunk_warpgroups"),
     ),
     Rule(
+        "sums_fit_in_a_stage",
+        "without own_rows and canonical, eight rows of a warp's sums, 32 d_v bytes, must fit where "
+        "its keys and values of a stage were: with 8-bit v wider than k it needs 32 keys",
+        lambda cfg, device: (
+            cfg.own_rows
+            or cfg.canonical > 0
+            or cfg.rows_in_stage * cfg.d_head_v * 4 <= cfg.warp_stage_bytes
+        ),
+        ("d_head", "d_v", "B_c", "n_warps", "cache", "own_rows", "canonical"),
+    ),
+    Rule(
         "cache_of_mma_sync",
         "cache needs chunk_cluster 0 and chunk_warpgroups 0: their kernels apply no scales",
         lambda cfg, device: not cfg.cache or not (cfg.chunk_cluster or cfg.chunk_warpgroups),
