@@ -231,7 +231,7 @@ def test_a_config_that_is_not_repeatable_is_refused_before_it_is_built(
 
 
 def test_a_d_beyond_every_kernel() -> None:
-    wide = np.zeros((1, 8, 1, 264), np.float16)
+    wide = np.zeros((1, 8, 1, 520), np.float16)
     call = dict.fromkeys(NAMES, wide) | {"lse": np.zeros((1, 1, 8), np.float32)}
-    with pytest.raises(ArgumentError, match=r"d=264: backward has kernels of d_head 32, .*, 256"):
+    with pytest.raises(ArgumentError, match=r"d=520: backward has kernels of d_head 32, .*, 512"):
         backward(call, config=None)
