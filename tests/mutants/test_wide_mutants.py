@@ -108,10 +108,10 @@ MISTAKES = {
         SourcePatch("the first rows of dq twice", "mma_sync_backward/keys_kernel.cuh",
                     "first * Kernel::dq_row_warps", "0"),
         SourcePatch("D is of the first 256 columns", "backward/rows_kernels.cuh",
-                    "add_chunk(chunk + kLanes);", ""),
+                    "first < kColumns / kChunkElements; first += kLanes", "first < 1; ++first"),
         SourcePatch("D has columns beyond the row", "backward/rows_kernels.cuh",
-                    "row < q.count && chunk < d_of_v<Kernel>(args) / kChunkElements;",
-                    "row < q.count;"),
+                    "row < q.count && first + chunk < d_of_v<Kernel>(args) / kChunkElements",
+                    "row < q.count"),
     ),
 }  # fmt: skip
 SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})

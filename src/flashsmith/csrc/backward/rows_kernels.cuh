@@ -84,28 +84,27 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
                                      uint4{0, 0, 0, 0});
         float sum = 0.0f;
         bool has_output = false;
-        const auto add_chunk = [&](int chunk) {
-            const bool exists = row < q.count && chunk < d_of_v<Kernel>(args) / kChunkElements;
-            if (!exists) return;
-            const uint4 x = load_global_16B(
-                row_address<value_t>(args.d_o,
-                                     batch * args.do_batch_stride + head * args.do_head_stride,
-                                     q.first + row, args.do_seq_stride) +
-                chunk * kChunkBytes);
-            const uint4 y =
-                load_global_16B(row_address<value_t>(
-                                    args.o, batch * args.o_batch_stride + head * args.o_head_stride,
-                                    q.first + row, args.o_seq_stride) +
-                                chunk * kChunkBytes);
-            sum = dot<value_t>(x.x, y.x, sum);
-            sum = dot<value_t>(x.y, y.y, sum);
-            sum = dot<value_t>(x.z, y.z, sum);
-            sum = dot<value_t>(x.w, y.w, sum);
-            if constexpr (Kernel::SEMANTICS.program_masks)
-                has_output |= ((y.x | y.y | y.z | y.w) & 0x7fff7fffu) != 0;
-        };
-        add_chunk(chunk);
-        if constexpr (kColumns > kLanes * kChunkElements) add_chunk(chunk + kLanes);
+        // A row of more chunks than lanes takes several rounds.
+#pragma unroll
+        for (int first = 0; first < kColumns / kChunkElements; first += kLanes)
+            if (row < q.count && first + chunk < d_of_v<Kernel>(args) / kChunkElements) {
+                const uint4 x = load_global_16B(
+                    row_address<value_t>(args.d_o,
+                                         batch * args.do_batch_stride + head * args.do_head_stride,
+                                         q.first + row, args.do_seq_stride) +
+                    (first + chunk) * kChunkBytes);
+                const uint4 y = load_global_16B(
+                    row_address<value_t>(args.o,
+                                         batch * args.o_batch_stride + head * args.o_head_stride,
+                                         q.first + row, args.o_seq_stride) +
+                    (first + chunk) * kChunkBytes);
+                sum = dot<value_t>(x.x, y.x, sum);
+                sum = dot<value_t>(x.y, y.y, sum);
+                sum = dot<value_t>(x.z, y.z, sum);
+                sum = dot<value_t>(x.w, y.w, sum);
+                if constexpr (SEMANTICS.program_masks)
+                    has_output |= ((y.x | y.y | y.z | y.w) & 0x7fff7fffu) != 0;
+            }
 #pragma unroll
         for (int lanes = kLanes / 2; lanes > 0; lanes /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, lanes);

@@ -484,9 +484,10 @@ struct KeysBlock {
         float dq[kTiles][Kernel::dq_column_tiles][4] = {};
         using dS_t = ColumnsA<typename Kernel::ScoresLayout, kTiles, Kernel::dq_row_warps>;
         using K_t = ColumnsB<typename Kernel::KeysLayout, Kernel::dq_column_warps>;
-        const int turn = warp / Kernel::dq_column_warps + first * Kernel::dq_row_warps;
         multiply<value_t, Kernel::key_steps>(
-            dq, dS_t(smem + dS_place(at), lane, turn),
+            dq,
+            dS_t(smem + dS_place(at), lane,
+                 warp / Kernel::dq_column_warps + first * Kernel::dq_row_warps),
             K_t(smem + Kernel::K_offset, lane, warp % Kernel::dq_column_warps));
         float* sums = first_dq_sums<Kernel>(args, statistic(at), warp, lane) +
                       first * Kernel::dq_column_tiles * kTileSums;

@@ -46,7 +46,7 @@ struct Consumer {
     MaxPolicy max_policy;
     typename MaxPolicy::Softmax::BlockSums block_sums;
     float row_weights[1][2];  // final factors of O's rows
-    PartnerMessages<Kernel> messages;
+    std::conditional_t<Kernel::halves_O, PartnerMessages<Kernel>, NoMessages> messages;
     BlockEntry entry;  // lists: of the block whose scores are computed
 
     FS_DEVICE Consumer(const typename Kernel::Args& args, uint32_t smem, int warpgroup)

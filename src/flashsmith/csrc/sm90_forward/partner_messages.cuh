@@ -85,4 +85,9 @@ class PartnerMessages {
     }
 };
 
+// In place of these for a warpgroup that has no partner.
+struct NoMessages {
+    FS_DEVICE explicit NoMessages(uint32_t) {}
+};
+
 }  // namespace flashsmith
