@@ -279,6 +279,7 @@ SAMPLES = {
             "chunk_cluster_columns": CANONICAL | {"chunk_cluster": 8},
             "keys_first_in_a_cluster": {"keys_first": True},
             "cache_of_mma_sync": {"cache": CacheFormat.E4M3, "chunk_warpgroups": 2},
+            "sums_fit_in_a_stage": {"cache": CacheFormat.E4M3, "d_v": 128, "B_c": 64},
             "d_v_supported": {"d_v": 96},
             "d_v_of_mma_sync": {"d_v": 128, "chunk_warpgroups": 2},
         },

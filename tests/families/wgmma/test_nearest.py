@@ -85,7 +85,7 @@ def test_many_configs_have_such_neighbours(cfg: WgmmaForwardKernelConfig) -> Non
             [
                 f"(FP16, 256, 128, 80, 2wg): tma+stages_2+q_buffers_1+{TWO}",
                 f"(FP16, 256, 128, 96, 2wg): tma+stages_1+q_buffers_1+{TWO}",
-                f"(FP16, 256:128, 128, 96, 2wg): tma+stages_2+q_buffers_1+{TWO}",
+                f"(FP16, 256, 128, 64, 2wg): tma+stages_2+q_buffers_1+{TWO}",
             ],
         ),
     ],

@@ -117,7 +117,7 @@ BROKEN = [
     ),
     (f"(FP16, 192:96, 128, 64, 2wg): tma+{TWO}", {"d_v_supported"}),
     (f"(FP16, 64:128, 128, 64, 2wg): tma+{TWO}", {"wide_O_needs_a_place"}),
-    (f"(FP16, 128:64, 128, 128, 2wg): tma+{TWO}+dynamic+canonical_1", {"canonical_d_v"}),
+    (f"(FP16, 128:64, 128, 64, 2wg): tma+{TWO}+dynamic+canonical_1", {"canonical_tile"}),
 ]
 
 

@@ -12,6 +12,7 @@ from flashsmith.families import DeviceSpec, DType, Problem, d_head_for
 from flashsmith.families.gpu_names import gpu_name
 from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.operations import ProblemKind, parse_kind
+from flashsmith.operations.registry import known_operation
 from flashsmith.printable import quoted
 
 # The name of a GPU, dtype or class may have at most this many characters; real names are far
@@ -127,7 +128,9 @@ def sizes_of(problem: Problem) -> tuple[int, int, int]:
     K/V heads.
     """
     p = problem
-    if p.computed.has_pages and p.heads_k:
+    # A table may hold problems of operations that are not installed here.
+    operation = known_operation(p.operation)
+    if operation is not None and operation.has_pages and p.heads_k:
         return p.seq_q * (p.heads_q // p.heads_k), p.seq_k, p.batch * p.heads_k
     return p.seq_q, p.seq_k, p.batch * p.heads_q
 
