@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools/gpu"))
 
 import random_calls
 from random_calls import CLASSES, Kind, Task, checked, kinds, main, parsed, tasks
 
+pytestmark = pytest.mark.torch
 SMALL = 40
 FORWARD = Kind("forward", "float16", 64, 64, "causal")
 GRADIENTS = replace(FORWARD, call="gradients", function="alibi")

@@ -140,11 +140,11 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     def at(places: list[tuple[int, int, int]]) -> list[Place]:
         return [(addresses[side] + first, to) for side, first, to in places]
 
-    waits = peers.send(
+    wait_for_earlier, wait_for_later = peers.send(
         slot, it.rows, [[(rank, at(its)) for rank, its in group] for group in it.sent], it.come
     )
     peers.put(slot, it.rows, at(it.own))
-    return _Keys(it.earlier, it.later, *waits, (k, v))
+    return _Keys(it.earlier, it.later, wait_for_earlier, wait_for_later, (k, v))
 
 
 def _places_of_keys(
