@@ -107,7 +107,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("a quarter of the lanes", _ROWS, "int lanes = kLanes / 2; lanes > 0",
                     "int lanes = kLanes / 2; lanes > 1"),
         SourcePatch("statistics of rows behind the last", _ROWS,
-                    "const bool exists = row < q.count && chunk", "const bool exists = chunk"),
+                    "if (row < q.count && first + chunk", "if (first + chunk"),
         SourcePatch("dsinks with the other sign", _ROWS, "sum = fmaf(-exp2_approx(sink",
                     "sum = fmaf(exp2_approx(sink"),
         SourcePatch("wrong base of sinks", _ROWS, "args.sinks[head] * kLog2E", "args.sinks[head]"),
