@@ -211,9 +211,9 @@ class Problem:
 
 
 def captured_by(function: Callable[..., Any] | None) -> list[torch.Tensor]:
-    """The tensors of floats that a function refers to."""
-    cells = [] if function is None else function.__closure__ or ()
-    held = [it.cell_contents for it in cells]
+    """The tensors of floats that a function refers to, or a value of flashsmith.scores holds."""
+    closed_over = [it.cell_contents for it in getattr(function, "__closure__", None) or ()]
+    held = [*closed_over, *getattr(function, "parts", ())]
     return [it for it in held if isinstance(it, torch.Tensor) and it.is_floating_point()]
 
 
