@@ -15,13 +15,15 @@ from flashsmith.benchmark.table import make_console
 from flashsmith.cli.command import App, Command
 from flashsmith.cli.options import FAILED, Arch, Json, print_json, print_json_line
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DEFAULT_DEVICE, DeviceSpec, device_spec
+from flashsmith.families import DEFAULT_DEVICE, FAMILIES, DeviceSpec, device_spec
 
 if TYPE_CHECKING:
     from flashsmith.tuning.executor import Executor
     from flashsmith.tuning.race import Race
 
 INTERRUPTED = 130
+# The keys of the families' search spaces, each with what its kernels are.
+_SPACES = ", ".join(f"{it.space_key} ({it.title})" for it in FAMILIES.values() if it.space_key)
 
 app = App()
 
@@ -47,8 +49,8 @@ def tune_kernels(
         typer.Option(
             "--space",
             metavar="KEY",
-            help="Which configs: space (mma.sync), hopper (wgmma), both, known (the best few of "
-            "the shipped tables), tune, prog-all, cover, a set of your own, or short forms "
+            help=f"Which configs: {_SPACES}, both (hopper and the best of space), known (the best "
+            "few of the shipped tables), tune, prog-all, cover, a set of your own, or short forms "
             "separated by ';'. Default: the environment variable KERNELS, else both on sm_90 and "
             "space elsewhere.",
         ),
@@ -75,7 +77,7 @@ def tune_kernels(
         typer.Option(
             metavar="N",
             help="How often to try the neighbours of each problem's best config. Default: once for "
-            "space, hopper and both, else never.",
+            "the spaces of families and both, else never.",
         ),
     ] = None,
     resume: Annotated[
