@@ -223,7 +223,7 @@ def test_an_output_that_was_not_written_shows(cudnn, monkeypatch) -> None:
 def test_its_absence_has_a_reason(cudnn, monkeypatch) -> None:
     peer = CudnnPeer()
     assert "packed" in str(peer.absence(PACKED))
-    assert peer.absence(CAPPED) == "cuDNN's frontend has no softcap"
+    assert peer.absence(CAPPED) == "cuDNN's frontend is compared without softcap"
     assert "16-bit" in str(peer.absence(replace(DENSE, cache="e4m3")))
     monkeypatch.setitem(sys.modules, "cudnn", None)
     assert "cudnn" in str(peer.absence(FULL))

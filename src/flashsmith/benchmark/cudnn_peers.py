@@ -37,7 +37,7 @@ class CudnnPeer:
         if problem.semantics.packed:
             return "cuDNN's frontend is compared without packed batches"
         if not problem.semantics.score.is_plain:
-            return f"cuDNN's frontend has no {problem.semantics.score}"
+            return f"cuDNN's frontend is compared without {problem.semantics.score}"
         return NO_OTHER_DTYPE if problem.cache else import_absence("cudnn")
 
     def version(self) -> str:
