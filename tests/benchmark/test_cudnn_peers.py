@@ -179,6 +179,7 @@ def cudnn(monkeypatch) -> Any:
     )
     monkeypatch.setitem(sys.modules, "cudnn", module)
     monkeypatch.setattr(cudnn_peers, "_handle", lambda device: handle)
+    monkeypatch.setattr(cudnn_peers, "_BUILT", {})
     current = SimpleNamespace(cuda_stream=7)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     return streams
@@ -212,6 +213,25 @@ def test_its_gradients(problem: Problem, needed: str, cudnn, monkeypatch) -> Non
     gradients = CudnnGradientPeer().prepare(w).output()
     assert list(gradients) == list(w.output)
     assert w.check(gradients).rel_l2 < 1e-3
+
+
+@pytest.mark.parametrize("problem", [CAUSAL, PAGED], ids=str)
+def test_workloads_of_a_problem_share_a_graph(problem: Problem, cudnn, monkeypatch) -> None:
+    """A CUDA graph rotates through dozens of small caches."""
+    built, build = [], Graph.build
+
+    def counted(graph: Graph, modes: list[str]) -> None:
+        built.append(graph)
+        build(graph, modes)
+
+    monkeypatch.setattr(Graph, "build", counted)
+    workloads = [workload_of(problem, seed, TorchOnTheHost()) for seed in (0, 1)]
+    made = [CudnnPeer().prepare(w) for w in workloads]
+    assert len(built) == 1
+    assert all(w.check(it.output()).ok for w, it in zip(workloads, made, strict=True))
+    for other in (FULL, UNEQUAL, DENSE):
+        CudnnPeer().prepare(workload_of(other, 0, TorchOnTheHost()))
+    assert len(built) == 4
 
 
 def test_an_output_that_was_not_written_shows(cudnn, monkeypatch) -> None:

@@ -108,6 +108,26 @@ def test_its_gradients_can_be_computed_again_and_again(needed: str) -> None:
         assert w.check(gradients).rel_l2 < 1e-3
 
 
+@pytest.mark.parametrize("problem", [CAPPED, SEVERAL], ids=str)
+def test_workloads_of_a_problem_are_compiled_once(problem: Problem, monkeypatch) -> None:
+    """A graph rotates through dozens of small caches."""
+    import torch
+
+    compile_, graphs = torch.compile, []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **_: compile_(f, backend=backend, dynamic=False)
+    )
+    made = [FlexPeer().prepare(workload_of(problem, seed, TorchOnTheHost())) for seed in (0, 1, 2)]
+    first, *others = (np.asarray(it.output()) for it in made)
+    assert len(graphs) == 1
+    assert all(np.abs(first - other).max() > 0.1 for other in others)
+
+
 @pytest.mark.parametrize("peer", [FlexPeer(), FLASH], ids=lambda peer: peer.name)
 def test_the_backend_is_asked_for(peer: FlexPeer, monkeypatch) -> None:
     import torch

@@ -21,6 +21,9 @@ from flashsmith.benchmark.peer import (
 from flashsmith.benchmark.workload import BackwardWorkload, Workload
 from flashsmith.families import Problem
 
+# Graphs by signature.
+_BUILT: dict[tuple[Any, ...], Any] = {}
+
 
 @dataclass(frozen=True)
 class CudnnPeer:
@@ -102,6 +105,7 @@ class _Graph:
             compute_data_type=cudnn.data_type.FLOAT,
         )
         self._tensors: dict[int, Any] = {}
+        self._options: dict[str, Any] = {}
 
     def forward(self, workload: Workload, statistics: Any = None) -> Any:
         """Adds the forward pass; returns its output in q's layout.
@@ -112,13 +116,9 @@ class _Graph:
         o = _blank((*w.q.shape[:-1], w.problem.d_v), w.q)
         names = {"q": w.q, "k": w.k, "v": w.v}
         inputs = {name: self._input(name, _heads_first(it)) for name, it in names.items()}
-        node, lse = self._graph.sdpa(
-            **inputs,
-            generate_stats=statistics is not None,
-            attn_scale=w.problem.d**-0.5,
-            **_band(w.problem),
-            **self._pages(w),
-        )
+        self._options = {"generate_stats": statistics is not None, **_options(w.problem)}
+        tables = self._tables(w) if w.problem.page else {}
+        node, lse = self._graph.sdpa(**inputs, **tables, **self._options)
         self._output(node, _heads_first(o))
         if statistics is not None:
             self._output(lse, statistics)
@@ -129,11 +129,9 @@ class _Graph:
         w = workload
         names = {"q": w.q, "k": w.k, "v": w.v, "o": o, "dO": w.do}
         inputs = {name: self._input(name, _heads_first(it)) for name, it in names.items()}
+        self._options = _options(w.problem)
         nodes = self._graph.sdpa_backward(
-            **inputs,
-            stats=self._input("stats", statistics),
-            attn_scale=w.problem.d**-0.5,
-            **_band(w.problem),
+            **inputs, stats=self._input("stats", statistics), **self._options
         )
         gradients = {f"d{name}": _blank(names[name].shape, w.q) for name in "qkv"}
         for node, gradient in zip(nodes, gradients.values(), strict=True):
@@ -141,38 +139,49 @@ class _Graph:
         return gradients
 
     def launch(self, returned: Any) -> Callable[[], Any]:
-        """Builds the graph; returns a function that executes it and returns ``returned``."""
+        """Returns a function that executes the graph and returns ``returned``.
+
+        A graph that differs from an earlier one only in its tensors' memory is not built again.
+        """
         import torch
 
         cudnn = _cudnn()
-        self._graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-        size = max(1, self._graph.get_workspace_size())
+        graph = _BUILT.get(self._signature)
+        if graph is None:
+            graph = self._graph
+            graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+            _BUILT[self._signature] = graph
+        size = max(1, graph.get_workspace_size())
         workspace = torch.empty(size, dtype=torch.uint8, device=self._device)
 
         def call() -> Any:
             stream = torch.cuda.current_stream(self._device).cuda_stream
             cudnn.set_stream(handle=self._handle, stream=stream)
-            self._graph.execute(self._tensors, workspace, handle=self._handle)
+            graph.execute(self._tensors, workspace, handle=self._handle)
             return returned
 
         return call
 
-    def _pages(self, workload: Any) -> dict[str, Any]:
-        """The keywords for a cache in pages."""
+    @property
+    def _signature(self) -> tuple[Any, ...]:
+        """Equal for graphs that compute the same from tensors with the same layouts."""
+        layouts = ((it.shape, it.stride(), it.dtype) for it in self._tensors.values())
+        return (self._device, *self._options.items(), *layouts)
+
+    def _tables(self, workload: Any) -> dict[str, Any]:
+        """The keywords for a cache in pages, whose values are nodes."""
         import torch
 
         p = workload.problem
-        if not p.page:
-            return {}
+        self._options["use_padding_mask"] = True
+        self._options["paged_attention_max_seq_len_kv"] = p.seq_k
         table = workload.page_table.view(p.batch, 1, -1, 1)
         queries = torch.full_like(workload.cache_lens, p.seq_q)
         return {
-            "use_padding_mask": True,
             "seq_len_q": self._input("seq_len_q", queries.view(-1, 1, 1, 1)),
             "seq_len_kv": self._input("seq_len_kv", workload.cache_lens.view(-1, 1, 1, 1)),
             "paged_attention_k_table": self._input("k_table", table),
             "paged_attention_v_table": self._input("v_table", table),
-            "paged_attention_max_seq_len_kv": p.seq_k,
         }
 
     def _input(self, name: str, tensor: Any) -> Any:
@@ -196,21 +205,21 @@ class _Graph:
         return node.set_uid(number)
 
 
-def _band(problem: Problem) -> dict[str, Any]:
-    """The keywords for the mask; lengths that differ are aligned to the bottom right."""
+def _options(problem: Problem) -> dict[str, Any]:
+    """The keywords for the scale and the mask; lengths that differ are aligned to the bottom
+    right."""
+    options: dict[str, Any] = {"attn_scale": problem.d**-0.5}
     mask = problem.semantics.key_mask
     if not mask.hides or (mask.is_triangular and problem.seq_q == 1):
-        return {}
+        return options
     alignment = _cudnn().diagonal_alignment
     equal = problem.seq_q == problem.seq_k
-    band = {
-        "diagonal_alignment": alignment.TOP_LEFT if equal else alignment.BOTTOM_RIGHT,
-        "diagonal_band_right_bound": 0,
-    }
+    options["diagonal_alignment"] = alignment.TOP_LEFT if equal else alignment.BOTTOM_RIGHT
+    options["diagonal_band_right_bound"] = 0
     if problem.window is not None:
-        left, band["diagonal_band_right_bound"] = problem.window
-        band["diagonal_band_left_bound"] = left + 1  # it counts the diagonal
-    return band
+        left, options["diagonal_band_right_bound"] = problem.window
+        options["diagonal_band_left_bound"] = left + 1  # it counts the diagonal
+    return options
 
 
 def _heads_first(tensor: Any) -> Any:

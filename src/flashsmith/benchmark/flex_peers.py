@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from flashsmith.benchmark.peer import (
@@ -61,19 +62,14 @@ class FlexPeer:
 
     def prepare(self, workload: Any) -> PeerImplementation:
         import torch
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        from torch.nn.attention.flex_attention import flex_attention
 
-        # Otherwise torch.compile gives up after a few shapes and runs the function uncompiled.
-        torch._dynamo.reset()
         compiled = torch.compile(flex_attention, dynamic=False, mode=self.mode)
         p = workload.problem
         q, k, v = (tensor.transpose(1, 2) for tensor in (workload.q, workload.k, workload.v))
-        sees = _visible(p)
-        mask = None
-        if sees is not None:
-            mask = create_block_mask(sees, None, None, p.seq_q, p.seq_k, device=q.device)
+        mask, changed = _functions(p, q.device)
         options = {"kernel_options": {"BACKEND": self.backend}} if self.backend else {}
-        grouped, changed = p.heads_q != p.heads_k, _changed(p)
+        grouped = p.heads_q != p.heads_k
 
         def call() -> Any:
             return compiled(
@@ -81,6 +77,24 @@ class FlexPeer:
             )
 
         return PeerImplementation(self.name, call, lambda returned: returned.transpose(1, 2))
+
+
+@lru_cache(maxsize=1)
+def _functions(problem: Problem, device: Any) -> tuple[Any, Callable[..., Any] | None]:
+    """The block mask and the function that changes scores, either None.
+
+    They are the same objects for all workloads of a problem, for which torch.compile then compiles
+    once. It forgets the kernels for earlier problems: after a few shapes it would give up and run
+    the function uncompiled.
+    """
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    torch._dynamo.reset()
+    sees, mask = _visible(problem), None
+    if sees is not None:
+        mask = create_block_mask(sees, None, None, problem.seq_q, problem.seq_k, device=device)
+    return mask, _changed(problem)
 
 
 def _visible(problem: Problem) -> Callable[..., Any] | None:
