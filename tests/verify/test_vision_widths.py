@@ -19,7 +19,7 @@ from flashsmith.verify import prove
 WIDTHS = (72, 80)
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"seq": 192, "heads": 2},
-    # Between the rows of 'nonfinite' inputs there is NaN, which zeros must replace in shared memory.
+    # Between the rows of 'nonfinite' inputs there is NaN, in whose place kernels need zeros.
     "packed": {
         "lens_q": (70, 130, 0),
         "lens_k": (90, 64, 40),

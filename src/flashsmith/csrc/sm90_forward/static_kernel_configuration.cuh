@@ -49,9 +49,9 @@ struct StaticHopperKernelConfig {
     // finish the preceding tile.
     static constexpr bool last_rows_first = kHidesKeys<SEMANTICS> && d_head < 128;
 
-    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64. Of the last
-    // panel of d_head 72 and 80, GEMMs use only the columns that exist. With 72, the last step of
-    // Q K^T also multiplies 8 columns that TMA has filled with zeros.
+    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64. Of the
+    // last panel of d_head 72 and 80, GEMMs use only the columns that exist. With 72, the last step
+    // of Q K^T also multiplies 8 columns that TMA has filled with zeros.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     static constexpr int n_panels = tile_columns(d_head) / Panel::kColumns;
     static constexpr int V_panels = tile_columns(d_v) / Panel::kColumns;

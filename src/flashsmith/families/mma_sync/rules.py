@@ -103,8 +103,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "smem_within_limit",
         "the Q, K and V tiles, 2 (B_r max(d_head, d_v) + B_c max(1, kv_stages) (d_head + d_v)) "
-        "bytes, where a d_v of 0 is d_head and 72 and 80 are 96, and with canonical 4 B_r (d_v + 8) "
-        "more, must fit in the shared memory that the device gives one CTA",
+        "bytes, where a d_v of 0 is d_head and 72 and 80 are 96, and with canonical 4 B_r (d_v + "
+        "8) more, must fit in the shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
         ("B_r", "B_c", "d_head", "d_v", "kv_stages", "canonical"),
         lambda cfg, device: (
