@@ -166,8 +166,10 @@ class Family:
         of d_head whose tiles are those of another one, 72 and 80."""
         values = self.knob_values
         widths = tuple(d for d in values["d_head"] if tile_columns(d) == d)
-        known = {name: (0,) for name in ("canonical", "d_v") if name in values}
-        return values | {"d_head": widths, **known}
+        absent: dict[str, tuple[Any, ...]] = {
+            name: (0,) for name in ("canonical", "d_v") if name in values
+        }
+        return values | absent | {"d_head": widths}
 
     @cached_property
     def legal_space(self) -> LegalSpace:
