@@ -117,14 +117,15 @@ class _Places(NamedTuple):
     """Views of a slot with K and V, and what is copied.
 
     earlier, later: the K and V that the two chunks of this rank see. own: what this rank copies to
-    its own slot. sent: what it sends to others for their earlier chunk, and then for their later
-    chunk. come: from which ranks these come. In place of an address, a place has the tensor (0 for
-    K, 1 for V) and the offset in it.
+    its own slot, in rows own_rows. sent: what it sends to others for their earlier chunk, and then
+    for their later chunk. come: from which ranks these come. In place of an address, a place has
+    the tensor (0 for K, 1 for V) and the offset in it.
     """
 
     earlier: list[Any]
     later: list[Any]
     rows: RowShape
+    own_rows: RowShape
     own: list[tuple[int, int, int]]
     sent: list[list[tuple[int, list[tuple[int, int, int]]]]]
     come: list[list[int]]
@@ -140,11 +141,16 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     def at(places: list[tuple[int, int, int]]) -> list[Place]:
         return [(addresses[side] + first, to) for side, first, to in places]
 
-    wait_for_earlier, wait_for_later = peers.send(
-        slot, it.rows, [[(rank, at(its)) for rank, its in group] for group in it.sent], it.come
-    )
-    peers.put(slot, it.rows, at(it.own))
-    return _Keys(it.earlier, it.later, wait_for_earlier, wait_for_later, (k, v))
+    sent = [[(rank, at(its)) for rank, its in group] for group in it.sent]
+    if peers.rank == 0:
+        # Its earlier chunk sees no other keys, so it is computed while all keys are copied.
+        chunk = k.shape[1] // 2
+        waits = peers.send(slot, it.rows, sent, it.come, own=(it.own_rows, at(it.own)))
+        return _Keys([k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)], it.later, *waits, (k, v))
+    # The other ranks copy theirs while the keys of others are on the way.
+    waits = peers.send(slot, it.rows, sent, it.come)
+    peers.put(slot, it.own_rows, at(it.own))
+    return _Keys(it.earlier, it.later, *waits, (k, v))
 
 
 def _places_of_keys(
@@ -162,10 +168,16 @@ def _places_of_keys(
     # Each rank begins with the next rank, so that all links are used.
     others = [(rank + step) % ranks for step in range(1, ranks)]
     own_earlier, own_later = copies(0, ranks + rank), copies(1, rank)
+    shape_of_rows = RowShape(size, batch, 2 * size, places * size)
+    own_rows, own = shape_of_rows, own_earlier + copies(1, 2 * ranks)
+    if batch == 1:
+        # Both chunks of a tensor in one copy.
+        own_rows, own = RowShape(size, 2, size, (ranks - rank) * size), own_earlier
     return _Places(
         *_prefixes(both.unbind(), ranks, rank, chunk),
-        RowShape(size, batch, 2 * size, places * size),
-        own_earlier + copies(1, 2 * ranks),
+        shape_of_rows,
+        own_rows,
+        own,
         [
             [(it, own_earlier) for it in others if it > rank],
             [(it, own_later + own_earlier) for it in others if it < rank],
@@ -262,33 +274,27 @@ def backward(
             **call.options,
         )
 
-    def by_chunk(gradients: Any) -> list[_Pair]:
-        """For each chunk, dk and dv: (batch, rows, heads, d)."""
-        return list(zip(*(it.split(chunk, 1) for it in gradients), strict=True))
-
     peers = _peers(call, k)
     keys = _gather(call, peers, k, v)
     keys.wait_for_earlier()
     keys.wait_for_later()
     later = differentiate(1, keys.later)
     if needs_kv:
-        of_keys = [it.contiguous() for it in later[1:3]]
-        of_later = by_chunk(of_keys)
-        of_earlier, own = of_later[ranks - 1 - rank : -1], of_later[-1]
+        # dk and dv of what the later chunk sees, chunk by chunk: later chunks of the ranks after
+        # this one, the earlier chunks of all ranks, and the later chunk itself.
+        gradients = _Chunks([it.contiguous() for it in later[1:3]], chunk)
+        first, own = ranks - 1 - rank, 2 * ranks - 1 - rank
         # The earlier chunk sees no keys of the ranks after this one, so their gradients are
         # complete. They are sent while it is computed.
-        sent = {it: [of_later[it - rank - 1], of_earlier[it]] for it in range(rank + 1, ranks)}
-        come_from_before = _exchange(call, peers, of_keys, sent, range(rank), 2)
+        sent = {it: [it - rank - 1, first + it] for it in range(rank + 1, ranks)}
+        come_from_before = _exchange(call, peers, gradients, sent, range(rank), 2)
     earlier = differentiate(0, keys.earlier)
     del keys
     dq = dk = dv = None
     if needs_kv:
-        torch._foreach_add_(
-            [it for both in of_earlier[: rank + 1] for it in both],
-            [it for both in by_chunk(earlier[1:3]) for it in both],
-        )
-        sent = {it: [of_earlier[it]] for it in range(rank)}
-        come_from_after = _exchange(call, peers, of_keys, sent, range(rank + 1, ranks), 1)
+        torch._foreach_add_(gradients.at(first, rank + 1), list(earlier[1:3]))
+        sent = {it: [first + it] for it in range(rank)}
+        come_from_after = _exchange(call, peers, gradients, sent, range(rank + 1, ranks), 1)
     if needs[0]:
         dq = torch.empty_like(q)
         torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
@@ -297,34 +303,46 @@ def backward(
         dkv_earlier, dkv_later = zip(dk.chunk(2, 1), dv.chunk(2, 1), strict=True)
         # Added in the order of ranks. The owner of a later chunk is the last rank that sees it.
         before = come_from_before()
-        _add_into(dkv_later, [*(its[0] for its in before.values()), own])
-        of_ranks = [its[1] for its in before.values()] + [of_earlier[rank]]
+        _add_into(dkv_later, [*(its[0] for its in before.values()), gradients.at(own)])
+        of_ranks = [its[1] for its in before.values()] + [gradients.at(first + rank)]
         of_ranks += [its[0] for its in come_from_after().values()]
         _add_into(dkv_earlier, of_ranks)
     dsinks = earlier.dsinks + later.dsinks if needs[3] else None
     return as_needed(needs, dq, dk, dv, dsinks)
 
 
+class _Chunks(NamedTuple):
+    """Dense dk and dv, (batch, chunks * rows, heads, d)."""
+
+    both: list[Any]
+    rows: int
+
+    def at(self, chunk: int, count: int = 1) -> list[Any]:
+        """dk and dv of some chunks."""
+        return [it.narrow(1, chunk * self.rows, count * self.rows) for it in self.both]
+
+
 def _exchange(
     call: GroupCall,
     peers: RankMemory | None,
-    gradients: Sequence[Any],
-    sent: dict[int, list[_Pair]],
+    gradients: _Chunks,
+    sent: dict[int, list[int]],
     owners: Sequence[int],
     count: int,
 ) -> Callable[[], dict[int, list[_Pair]]]:
-    """Starts to send ``count`` pairs of chunks to some ranks, and to receive as many from each of
-    the ranks ``owners``.
+    """Starts to send ``count`` chunks of the gradients to some ranks, and to receive as many from
+    each of the ranks ``owners``.
 
-    They are parts of the dense tensors ``gradients``, and must not be overwritten. The returned
-    function waits for the received pairs, by owner. All ranks must call this, even those that send
-    nothing.
+    What is sent must not be overwritten. The returned function waits for the received pairs of dk
+    and dv, by owner. All ranks must call this, even those that send nothing.
     """
     ranks, rank = call.group.size, call.group.rank
-    like = gradients[0].narrow(1, 0, call.shape[1] // 2)
+    (like, _), chunk = gradients.both, gradients.rows
+    batch, _, heads, d = like.shape
+    shape = batch, chunk, heads, d
     if peers is None:
-        parts = [it for pairs in sent.values() for pair in pairs for it in pair]
-        mine = torch.stack(parts) if parts else like.new_empty((0, *like.shape))
+        parts = [it for its in sent.values() for at in its for it in gradients.at(at)]
+        mine = torch.stack(parts) if parts else like.new_empty((0, *shape))
         wait = call.group.exchange_parts(
             mine.unflatten(0, (-1, 2)),
             sent=[count * (it in sent) for it in range(ranks)],
@@ -336,7 +354,7 @@ def _exchange(
         }
 
     def make(tensor: Callable[..., Any]) -> list[list[_Pair]]:
-        whole = tensor(0, (ranks - 1, count, 2, *like.shape), like.dtype)
+        whole = tensor(0, (ranks - 1, count, 2, *shape), like.dtype)
         return [[pair.unbind() for pair in pairs] for pairs in whole.unbind()]
 
     def place(rank: int, of: int) -> int:
@@ -344,17 +362,18 @@ def _exchange(
         return of - (of > rank)
 
     slot = peers.begin()
-    pairs = peers.view(slot, ("gradients", like.shape, count), make)
-    size = like.numel() * like.element_size()
+    pairs = peers.view(slot, ("gradients", shape, count), make)
+    row = chunk * heads * d * like.element_size()
+    addresses = [it.data_ptr() for it in gradients.both]
     # Each rank begins with the next rank, so that all links are used.
     mine = []
     for to in sorted(sent, key=lambda it: (it - rank) % ranks):
+        parts = [address + at * row for at in sent[to] for address in addresses]
         first = 2 * count * place(to, rank)
-        parts = [it for pair in sent[to] for it in pair]
-        mine.append((to, [(it.data_ptr(), (first + n) * size) for n, it in enumerate(parts)]))
-    (batch, *_), row = like.shape, size // max(like.shape[0], 1)
+        mine.append((to, [(it, (first + n) * batch * row) for n, it in enumerate(parts)]))
     rows = RowShape(row, batch, like.stride(0) * like.element_size(), row)
-    (arrived,) = peers.send(slot, rows, [mine], [owners], kept=gradients if mine else ())
+    kept = gradients.both if mine else ()
+    (arrived,) = peers.send(slot, rows, [mine], [owners], kept=kept)
 
     def wait_for_peers() -> dict[int, list[_Pair]]:
         arrived()
