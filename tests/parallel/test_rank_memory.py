@@ -205,7 +205,7 @@ def wrong_reads(
             ]
             come = groups[::-1]
             own = [(source.data_ptr(), rank * SIZE)]
-            waits = peers.send(
+            *waits, has_sent = peers.send(
                 *(slot, MESSAGE, sent, come),
                 kept=[source] if kept else (),
                 own=(MESSAGE, own) if beside else None,
@@ -217,12 +217,17 @@ def wrong_reads(
                 finish()
 
             def finish(
-                found: Any = found, turn: int = turn, waits: Any = waits, come: Any = come
+                found: Any = found,
+                turn: int = turn,
+                waits: Any = waits,
+                come: Any = come,
+                has_sent: Any = has_sent,
             ) -> None:
                 for group, wait in enumerate(waits):
                     wait()
                     of = come[group]
                     gpu.ask("main", lambda group=group, of=of: check(found, turn, group, of))
+                has_sent()
                 gpu.ask("main", lambda: check(found, turn, 0, [rank]))
 
             if turn % 2:
@@ -264,17 +269,21 @@ def test_every_wait_of_a_stream_for_the_others_is_marked() -> None:
     peers = RankMemory(HostSync(0, 2, is_same, mark), Memory(gpu, gpus), SLOT)
     source = torch.zeros(SIZE, dtype=torch.uint8)
     some = [(1, [(source.data_ptr(), 0)])]
-    for sent, come, kept, marked in (
-        ([some, []], [[], []], (), [False, True]),
-        ([[], []], [[1], [1]], (), [True, True]),
-        ([[], []], [[1], []], (), [True, False]),
-        ([some], [[]], (source,), [False]),
-        ([some], [[1]], (source,), [True]),
+    kept: dict[str, Any] = {"kept": (source,)}
+    own: dict[str, Any] = {"own": (MESSAGE, some[0][1])}
+    for sent, come, how, marked in (
+        ([some, []], [[], []], {}, [False, False, True]),
+        ([[], []], [[1], [1]], {}, [True, True, False]),
+        ([[], []], [[1], []], {}, [True, False, False]),
+        ([some], [[]], kept, [False, False]),
+        ([some], [[1]], kept, [True, False]),
+        ([some, []], [[], []], own, [False, True, False]),
+        ([[], some], [[], [1]], own, [False, True, False]),
     ):
         marks.clear()
-        waits = peers.send(peers.begin(), MESSAGE, sent, come, kept=kept)
+        waits = peers.send(peers.begin(), MESSAGE, sent, come, **how)
         # When the stream of transfers has been told to wait, if no other stream waits for it.
-        assert marks == [("side", len(gpu.streams["side"]))] * len(kept)
+        assert marks == [("side", len(gpu.streams["side"]))] * (how is kept)
         for wait, is_marked in zip(waits, marked, strict=True):
             marks.clear()
             wait()
@@ -371,7 +380,7 @@ def test_copies_of_keys_are_kept_until_they_are_sent(of: int) -> None:
             self, slot: int, rows: Any, sent: Any, come: Any, own: Any = None
         ) -> list[Callable[[], None]]:
             self.sent += [address for group in sent for _, its in group for address, _ in its]
-            return [lambda: None, lambda: None]
+            return [lambda: None] * 3
 
         def put(self, slot: int, rows: Any, places: Any) -> None: ...
 

@@ -184,7 +184,7 @@ def _remember(group: Group, signature: Any, agreed: _Agreed) -> None:
     if len(calls) >= _MOST_BEFORE:
         calls.clear()
     # The group is not stored here, because the entry would keep it alive.
-    without: Any = agreed.call._asdict() | {"group": None, "confirm": None}
+    without: Any = agreed.call._asdict() | {"group": None, "confirm": None, "launches": {}}
     calls[signature] = agreed._replace(call=GroupCall(**without))
 
 
@@ -276,8 +276,8 @@ class _Parallel(torch.autograd.Function):
     def forward(
         ctx: Any, q: Any, k: Any, v: Any, sinks: Any, schedule: GroupSchedule, call: GroupCall
     ) -> tuple[Any, Any, Any]:
-        # A view of a tensor that requires grad requires grad too, even here, and calls on such
-        # tensors are checked anew each time.
+        # A view of a tensor that requires grad requires grad too, even here. A call on such tensors
+        # is checked in full each time.
         q, k, v = q.detach(), k.detach(), v.detach()
         found = schedule.forward(call, q, k, v, None if sinks is None else sinks.detach())
         ctx.set_materialize_grads(False)

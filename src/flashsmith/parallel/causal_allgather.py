@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,11 @@ from flashsmith.parallel.schedules import (
     Needs,
     as_needed,
 )
+from flashsmith.runtime import cached_calls
+from flashsmith.runtime.backward_pass import Gradients
+from flashsmith.runtime.cached_calls import CachedCall
+from flashsmith.runtime.frameworks import framework_of
+from flashsmith.runtime.frameworks.base import RepeatableFramework
 from flashsmith.semantics.sizes import FREE
 
 
@@ -53,13 +59,18 @@ def serves(call: GroupCall) -> bool:
 _Pair = Sequence[Any]
 
 
+def _nothing_to_wait_for() -> None: ...
+
+
 class _Keys(NamedTuple):
-    """The K and V that this rank's chunks see, with functions that wait until they have arrived."""
+    """The K and V that this rank's chunks see, with functions that wait until they have arrived,
+    and one that waits until this rank's own are sent."""
 
     earlier: Sequence[Any]
     later: Sequence[Any]
     wait_for_earlier: Callable[[], None]
     wait_for_later: Callable[[], None]
+    wait_until_sent: Callable[[], None] = _nothing_to_wait_for
     # Copies of this rank's own K and V: their memory must not be used again before the last wait.
     sent: tuple[Any, ...] = ()
 
@@ -144,9 +155,9 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     sent = [[(rank, at(its)) for rank, its in group] for group in it.sent]
     if peers.rank == 0:
         # Its earlier chunk sees no other keys, so it is computed while all keys are copied.
-        chunk = k.shape[1] // 2
         waits = peers.send(slot, it.rows, sent, it.come, own=(it.own_rows, at(it.own)))
-        return _Keys([k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)], it.later, *waits, (k, v))
+        chunk = k.shape[1] // 2
+        return _Keys((k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)), it.later, *waits, (k, v))
     # The other ranks copy theirs while the keys of others are on the way.
     waits = peers.send(slot, it.rows, sent, it.come)
     peers.put(slot, it.own_rows, at(it.own))
@@ -202,24 +213,32 @@ def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Cal
     return wait_and_place
 
 
-def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tuple[Any, Any]:
-    """Computes one chunk and writes it to ``out``.
+def _attend(
+    call: GroupCall, half: int, q: Any, kv: Sequence[Any], o: Any, sinks: Any
+) -> tuple[Any, Any]:
+    """Computes one of a rank's two chunks and writes it to ``o``.
 
     Returns its lse and row maximum; None if not requested.
     """
     keeps_lse = call.return_lse or call.has_gradients
-    found = traceable.attention(
-        q,
-        *kv,
-        causal=True,
-        sinks=sinks,
-        out=out,
-        return_lse=keeps_lse,
-        return_row_max=call.return_row_max,
-        bits=FREE,
-        config=call.config,
-        **call.options,
-    )
+    halved, whole = (q, o), (*kv, sinks)
+    found = _launched(call, half, half, halved, whole)
+    if found is None:
+        its_q, its_o = (it.chunk(2, 1)[half] for it in halved)
+        keywords = {
+            "causal": True,
+            "sinks": sinks,
+            "out": its_o,
+            "return_lse": keeps_lse,
+            "return_row_max": call.return_row_max,
+            "bits": FREE,
+            "config": call.config,
+            **call.options,
+        }
+        found = traceable.attention(its_q, *kv, **keywords)
+        if call.launches is not None:
+            repeated = traceable.repeated_attention(its_q, *kv, **keywords)
+            _remember(call, half, repeated, (its_q, its_o), halved, whole)
     if not (keeps_lse or call.return_row_max):
         return None, None
     _, *statistics = found
@@ -227,15 +246,78 @@ def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) ->
     return statistics[0] if statistics else None, row_max
 
 
+class _Launch(NamedTuple):
+    """A kernel of an earlier call, which can be launched with addresses.
+
+    groups: cached_calls.repeated, which is replaced where the choice of kernels may change. steps:
+    the bytes from the first to the second chunk of tensors with both. in_order: picks the addresses
+    that ``run`` takes.
+    """
+
+    groups: Any
+    has_layout: Callable[..., bool]
+    steps: list[int]
+    in_order: Callable[[list[int]], tuple[int, ...]]
+    run: Callable[[tuple[int, ...]], tuple[Any, ...] | None]
+
+
+def _launched(
+    call: GroupCall, key: Any, half: int, halved: Sequence[Any], whole: Sequence[Any]
+) -> Any:
+    """Launches a kernel on one chunk of the tensors ``halved``, and on the tensors ``whole``, as
+    an earlier call did.
+
+    Returns the results, with None for tensors that are given. None if there was no such call, or if
+    it has to be checked.
+    """
+    launch: _Launch | None = call.launches.get(key) if call.launches else None
+    if (
+        launch is None
+        or launch.groups is not cached_calls.repeated
+        or not traceable.may_repeat()
+        or not launch.has_layout(*halved, *(it for it in whole if it is not None))
+    ):
+        return None
+    at = [it.data_ptr() + half * step for it, step in zip(halved, launch.steps, strict=True)]
+    at += [0 if it is None else it.data_ptr() for it in whole]
+    return launch.run(launch.in_order(at))
+
+
+def _remember(
+    call: GroupCall,
+    key: Any,
+    repeated: traceable.Repeated | None,
+    chunks: Sequence[Any],
+    halved: Sequence[Any],
+    whole: Sequence[Any],
+) -> None:
+    """Lets _launched() do what ``repeated`` does for ``whole`` and for ``chunks``, one of each of
+    ``halved``."""
+    framework = framework_of(torch.Tensor)
+    if repeated is None or not isinstance(framework, RepeatableFramework):
+        return
+    run, tensors = repeated
+    cached = getattr(run, "__self__", None)
+    if isinstance(cached, CachedCall) and call.launches is not None:
+        places = {id(it): at for at, it in enumerate((*chunks, *whole)) if it is not None}
+        call.launches[key] = _Launch(
+            cached_calls.repeated,
+            framework.layout_check((*halved, *(it for it in whole if it is not None))),
+            [it.shape[1] // 2 * it.stride(1) * it.element_size() for it in halved],
+            itemgetter(*(places[id(it)] for it in tensors)),
+            cached.run_from,
+        )
+
+
 def forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults:
     o = torch.empty_like(q)
-    (q_earlier, q_later), (o_earlier, o_later) = q.chunk(2, 1), o.chunk(2, 1)
     call.confirm()
     keys = _gather(call, _peers(call, k), k, v)
     keys.wait_for_earlier()
-    earlier = _attend(call, q_earlier, keys.earlier, o_earlier, sinks)
+    earlier = _attend(call, 0, q, keys.earlier, o, sinks)
     keys.wait_for_later()
-    later = _attend(call, q_later, keys.later, o_later, sinks)
+    later = _attend(call, 1, q, keys.later, o, sinks)
+    keys.wait_until_sent()
     lse, row_max = (
         torch.cat(both, -1) if wish else None
         for wish, both in zip(
@@ -251,28 +333,32 @@ def backward(
     q, k, v, o, sinks, *lses = saved
     ranks, rank = call.group.size, call.group.rank
     chunk = q.shape[1] // 2
-    of_chunks = [it.chunk(2, 1) for it in (do, q, o)]
     dlses = (None, None) if dlse is None else [it.contiguous() for it in dlse.chunk(2, -1)]
     needs_kv = needs[1] or needs[2]
 
     def differentiate(half: int, kv: Sequence[Any]) -> Any:
-        do, q, o = (both[half] for both in of_chunks)
-        return traceable.backward(
-            do,
-            q,
-            kv[0],
-            kv[1],
-            o,
-            lses[half],
-            dlse=dlses[half],
-            causal=True,
-            sinks=sinks,
-            deterministic=call.deterministic,
-            needs=(needs[0], needs_kv, needs_kv, needs[3]),
-            grad_dtype="float32",
-            config=call.backward_config,
+        halved, whole = (do, q, o), (*kv, lses[half], dlses[half], sinks)
+        key = half, needs, dlse is None
+        found = _launched(call, key, half, halved, whole)
+        if found is not None:
+            return Gradients(*found)
+        chunks = [it.chunk(2, 1)[half] for it in halved]
+        tensors = *chunks[:2], *kv, chunks[2], lses[half]
+        keywords = {
+            "dlse": dlses[half],
+            "causal": True,
+            "sinks": sinks,
+            "deterministic": call.deterministic,
+            "needs": (needs[0], needs_kv, needs_kv, needs[3]),
+            "grad_dtype": "float32",
+            "config": call.backward_config,
             **call.options,
-        )
+        }
+        gradients = traceable.backward(*tensors, **keywords)
+        if call.launches is not None:
+            repeated = traceable.repeated_backward(*tensors, **keywords)
+            _remember(call, key, repeated, chunks, halved, whole)
+        return gradients
 
     peers = _peers(call, k)
     keys = _gather(call, peers, k, v)
@@ -289,6 +375,7 @@ def backward(
         sent = {it: [it - rank - 1, first + it] for it in range(rank + 1, ranks)}
         come_from_before = _exchange(call, peers, gradients, sent, range(rank), 2)
     earlier = differentiate(0, keys.earlier)
+    keys.wait_until_sent()
     del keys
     dq = dk = dv = None
     if needs_kv:
@@ -373,7 +460,7 @@ def _exchange(
         mine.append((to, [(it, (first + n) * batch * row) for n, it in enumerate(parts)]))
     rows = RowShape(row, batch, like.stride(0) * like.element_size(), row)
     kept = gradients.both if mine else ()
-    (arrived,) = peers.send(slot, rows, [mine], [owners], kept=kept)
+    arrived, _ = peers.send(slot, rows, [mine], [owners], kept=kept)
 
     def wait_for_peers() -> dict[int, list[_Pair]]:
         arrived()

@@ -10,9 +10,9 @@ steps:
                transfer before last is complete then. For each other rank it waits until that rank's
                slot is free, copies the data there, and then writes to that rank that they are
                there. It may also copy to this rank's own slot.
-    wait       The current stream waits for the data of the others. After the last data it also
-               waits until this rank has copied its own, so that the memory they came from may be
-               used again. Or else PyTorch's allocator keeps that memory.
+    wait       The current stream waits for the data of the others. Later it waits until this rank
+               has copied its own, so that the memory they came from may be used again. Or else
+               PyTorch's allocator keeps that memory.
 
 The numbers only grow, and a GPU waits until a word of its own memory is large enough. So the hosts
 need not meet. No two GPUs wait for each other: a transfer waits only for what the ranks do before
@@ -171,9 +171,10 @@ class RankMemory:
 
         ``sent`` has what this rank sends in each group, ``come`` the ranks from which each group
         comes, and ``own`` what this rank then copies to its own slot. Returns for each group a
-        function that makes the current stream wait for it. The last of them also waits until
-        everything is copied. It does not if ``kept`` has the tensors that are sent: the allocator
-        keeps their memory so long, and they must not be overwritten.
+        function that makes the current stream wait for it, and another one until everything is
+        sent. With ``own`` the last group is waited for until everything is copied. If ``kept`` has
+        the tensors that are sent, nothing waits for that: the allocator keeps their memory so long,
+        and they must not be overwritten.
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
@@ -188,25 +189,28 @@ class RankMemory:
                 memory.tell(rank, HERE, self._word(group))
         if own:
             memory.send(self.rank, first, *own)
-        has_sent = _nothing_to_wait_for
+        last = has_sent = _nothing_to_wait_for
         if kept:
             self._host.mark(memory.keep(kept))
-        elif is_free or own:
-            has_sent = memory.end_sending()
-        ends = [_nothing_to_wait_for] * (len(come) - 1) + [has_sent]
-        return [
+        elif own:
+            last = memory.end_sending()
+        elif is_free:
+            has_sent = functools.partial(self._wait, (), 0, memory.end_sending())
+        ends = [_nothing_to_wait_for] * (len(come) - 1) + [last]
+        waits = [
             functools.partial(self._wait, ranks, self._word(group), end)
             for group, (ranks, end) in enumerate(zip(come, ends, strict=True))
         ]
+        return [*waits, has_sent]
 
     def _word(self, group: int) -> int:
         return 2 * self.number + group
 
-    def _wait(self, ranks: Sequence[int], word: int, has_sent: Callable[[], None]) -> None:
+    def _wait(self, ranks: Sequence[int], word: int, also: Callable[[], None]) -> None:
         for rank in ranks:
             self._memory.wait(rank, HERE, word)
-        has_sent()
-        if ranks or has_sent is not _nothing_to_wait_for:
+        also()
+        if ranks or also is not _nothing_to_wait_for:
             self._host.mark(self._memory.main)
 
 
