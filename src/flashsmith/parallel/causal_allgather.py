@@ -155,13 +155,16 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     sent = [[(rank, at(its)) for rank, its in group] for group in it.sent]
     if peers.rank == 0:
         # Its earlier chunk sees no other keys, so it is computed while all keys are copied.
-        waits = peers.send(slot, it.rows, sent, it.come, own=(it.own_rows, at(it.own)))
+        earlier, later, all_sent = peers.send(
+            slot, it.rows, sent, it.come, own=(it.own_rows, at(it.own))
+        )
         chunk = k.shape[1] // 2
-        return _Keys((k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)), it.later, *waits, (k, v))
+        own = k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)
+        return _Keys(own, it.later, earlier, later, all_sent, (k, v))
     # The other ranks copy theirs while the keys of others are on the way.
-    waits = peers.send(slot, it.rows, sent, it.come)
+    earlier, later, all_sent = peers.send(slot, it.rows, sent, it.come)
     peers.put(slot, it.own_rows, at(it.own))
-    return _Keys(it.earlier, it.later, *waits, (k, v))
+    return _Keys(it.earlier, it.later, earlier, later, all_sent, (k, v))
 
 
 def _places_of_keys(
