@@ -43,7 +43,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         const auto row = [&](int m, int r) { return warp_row() + 16 * m + 8 * r + lane / 4; };
         const int dropped = dropped_keys(args, item.batch);
         function(
-            static_cast<const DecodeProgramArgs&>(args).program, sequence(dropped), lane,
+            program(), sequence(dropped), lane,
             [&](int m, int r) { return this->query_of_row(row(m, r)); },
             [&](int m, int r) { return head_of_row(row(m, r)); }, key + dropped);
     }
@@ -83,6 +83,17 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     }
 
   private:
+    // The program's arguments. Their scale is that of this K/V head if the cache has scales.
+    FS_DEVICE decltype(auto) program() const {
+        const auto& given = static_cast<const typename Kernel::Args&>(args).program;
+        if constexpr (Kernel::has_scales && SEMANTICS.program_scores && !SEMANTICS.changes_scores) {
+            ProgramArgs scaled = given;
+            scaled.scale = scaled_by_k(args, given.scale, item.head_k);
+            return scaled;
+        } else {
+            return (given);
+        }
+    }
     FS_DEVICE ProgramSequence sequence(int dropped) const {
         return {item.batch, item.sequence.queries, item.sequence.keys + dropped};
     }
@@ -101,7 +112,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         return false;
     }
     FS_DEVICE bool sees(int row, int key, const ProgramSequence& of) const {
-        return ProgramOf<SEMANTICS>::sees(static_cast<const DecodeProgramArgs&>(args).program,
+        return ProgramOf<SEMANTICS>::sees(static_cast<const typename Kernel::Args&>(args).program,
                                           of.batch, head_of_row(row), this->query_of_row(row), key,
                                           of.seq_q, of.seq_k);
     }
