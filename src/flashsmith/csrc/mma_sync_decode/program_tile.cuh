@@ -24,11 +24,11 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     using Tile::args, Tile::first_row, Tile::item, Tile::lane, Tile::rows, Tile::run_begin,
         Tile::warp, Tile::warp_row;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    // Canonical kernels compute all tiles: hidden ones change no bit.
-    static constexpr bool kSkips = SEMANTICS.program_masks && !Kernel::canonical;
-    // The keys of a step that are copied or left out together: a warp's own, or all if warps share
-    // the stages.
-    static constexpr int kVisitedKeys = Kernel::own_rows ? Kernel::B_c : Kernel::warp_keys;
+    static constexpr bool kSkips = SEMANTICS.program_masks;
+    // Whether warps read each other's keys or values in a stage. They then visit the same steps.
+    static constexpr bool kSharesStages = Kernel::own_rows || Kernel::canonical;
+    // The keys of a step that are copied or left out together: all of them, or a warp's own.
+    static constexpr int kVisitedKeys = kSharesStages ? Kernel::B_c : Kernel::warp_keys;
     // Whether these keys have at most one limit of the mask among them. Their first and last key
     // then tell whether any is seen, and each lane finds this out for another step.
     static constexpr bool kAlike = kKeysAlike<SEMANTICS> >= kVisitedKeys;
@@ -55,7 +55,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     }
 
     FS_DEVICE int first_visited_key(int step) const {
-        return run_begin + step * Kernel::B_c + (Kernel::own_rows ? 0 : warp * kVisitedKeys);
+        return run_begin + step * Kernel::B_c + (kSharesStages ? 0 : warp * kVisitedKeys);
     }
 
     // Which of the steps from `first` on are visited, one bit each, as far as known.
@@ -129,7 +129,8 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         return seen;
     }
 
-    // The same by a whole warp, or by all warps, each for its own rows.
+    // The same by a whole warp, or by all warps, each for its own rows. Warps with the same rows
+    // find the same.
     FS_DEVICE bool any_warp_sees(int step) const {
         const int dropped = dropped_keys(args, item.batch), key = first_visited_key(step) + dropped;
         const ProgramSequence of = sequence(dropped);
