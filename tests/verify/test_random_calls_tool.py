@@ -22,10 +22,11 @@ SMALL = 40
 FORWARD = Kind("forward", "float16", 64, 64, "causal")
 GRADIENTS = replace(FORWARD, call="gradients", function="alibi")
 CACHE = replace(FORWARD, call="cache", cache="float8_e4m3fn", scattered=True)
+OF_CODES = replace(CACHE, function="alibi")
 LATENT = Kind("latent", "bfloat16", 576, 512, "causal", scattered=True)
 
 
-@pytest.mark.parametrize("kind", [FORWARD, GRADIENTS, CACHE, LATENT], ids=str)
+@pytest.mark.parametrize("kind", [FORWARD, GRADIENTS, CACHE, OF_CODES, LATENT], ids=str)
 def test_calls_are_right(kind: Kind) -> None:
     row = checked(Task(kind, (3,), 0, SMALL, "cpu"), 3)
     assert (row["ok"], row["reasons"]) == ("True", "")
