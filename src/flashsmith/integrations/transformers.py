@@ -30,12 +30,18 @@ from flashsmith.integrations.fallbacks import Reason, note, note_fallback
 from flashsmith.integrations.packing import Packing, packing_of, packing_of_all
 from flashsmith.integrations.pytorch_state import (
     check_emulate,
+    needs_gradients,
     under_autocast,
     why_not_now,
     why_not_on,
 )
 from flashsmith.integrations.sdpa import mask_keywords, tensor_facts
-from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not, why_not_mask
+from flashsmith.integrations.sdpa_problem import (
+    MAX_D_OF_ALL_GPUS,
+    SdpaProblem,
+    why_not,
+    why_not_mask,
+)
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
 from flashsmith.integrations.transformers_bits import (
     ask_for_bits,
@@ -181,6 +187,10 @@ class _Call(NamedTuple):
     dropped: Any = None  # (batch,) int32: how many keys a rolling cache dropped before its first
     pages: Pages | None = None
 
+    @property
+    def is_over_cache(self) -> bool:
+        return any(it is not None for it in (self.filled, self.dropped, self.pages))
+
     def keywords(self) -> dict[str, Any]:
         """attention()'s arguments for masks, scores and bits, and whether to emulate."""
         limit = None if self.window is None else self.window - 1
@@ -242,9 +252,9 @@ def flashsmith_attention_forward(
         attention_mask = selected_by(attention_mask, indices, key.shape[2])
     hidden = hidden_by(attention_mask, query.shape[2])
     filled = hidden.filled
-    if hidden.dropped is not None and _needs_gradients(query, key, value, s_aux):
+    if hidden.dropped is not None and needs_gradients(query, key, value, s_aux):
         refuse_rolling("cache", "has dropped keys, which gradients need")
-    if filled is not None and _needs_gradients(query, key, value, s_aux):
+    if filled is not None and needs_gradients(query, key, value, s_aux):
         # All batch rows have the same number of filled keys.
         hidden, filled = hidden._replace(keys=int(filled.max())), None
     if hidden.keys is not None:
@@ -362,10 +372,6 @@ def _padding(
     return sequences_by_position(position_ids, q, k)
 
 
-def _needs_gradients(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(it is not None and it.requires_grad for it in tensors)
-
-
 def _converted(*tensors: Any) -> tuple[Any, ...]:
     if _options.float32_as is None:
         return tensors
@@ -399,7 +405,7 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
     )
     reason = why_not(problem)
     if reason is None and call.pattern is not None:
-        needs_grad = _needs_gradients(call.pattern)
+        needs_grad = needs_gradients(call.pattern)
         facts = tensor_facts(call.pattern, tracing)
         if why_not_mask(facts, problem, needs_grad=needs_grad) is not None:
             return _PATTERN
@@ -407,7 +413,15 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
         return Reason(reason.argument, f"{reason.facts} (see register's float32_as)")
     if reason is None and call.window is not None and _has_holes(call.padding):
         return Reason("attention_mask", "padding between real tokens, and a window counts it")
-    return reason or why_not_on(call.query.device, _options.emulate)
+    if reason is None and call.is_over_cache and call.query.shape[-1] > MAX_D_OF_ALL_GPUS:
+        said = f"d {call.query.shape[-1]} over a cache, whose kernels have d up to"
+        return Reason("query", f"{said} {MAX_D_OF_ALL_GPUS}")
+    return reason or why_not_on(
+        call.query.device,
+        _options.emulate,
+        call.query.shape[-1],
+        with_gradients=needs_gradients(call.query, call.key, call.value),
+    )
 
 
 def _has_holes(padding: Any) -> bool:
