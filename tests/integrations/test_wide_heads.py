@@ -102,7 +102,7 @@ def test_repeatable_gradients_are_left_to_pytorch() -> None:
 
 
 def test_queries_over_a_dense_cache() -> None:
-    """Without attention_with_cache(), which has no kernels: the lengths stay on the device."""
+    """By the forward kernels: the lengths stay on the device."""
     q, cache, values = drawn(2, 1, 8, 512), drawn(2, 96, 1, 512, seed=1), drawn(2, 96, 1, 512)
     lengths = [33, 90]
     for sequence, length in enumerate(lengths):
@@ -126,8 +126,6 @@ def test_what_is_missing_is_named() -> None:
         flashsmith.attention(
             *(x.clone().requires_grad_() for x in (q, k, k)), deterministic=True, emulate=True
         )
-    with pytest.raises(ArgumentError, match=r"^q: d=320: decode has kernels of d_head 64"):
-        flashsmith.attention_with_cache(q, k, k, cache_lens=torch.tensor([5]).int(), emulate=True)
     with pytest.raises(ArgumentError, match=r"^q: d=320, d_v=256: .* to one width, and"):
         flashsmith.attention(q, k, k[..., :256].contiguous(), emulate=True)
     with pytest.raises(ArgumentError, match=r"^q: d=520: kernels exist for .* 8 to 512"):

@@ -28,7 +28,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     static constexpr bool kSkips = SEMANTICS.program_masks && !Kernel::canonical;
     // The keys of a step that are copied or left out together: a warp's own, or all if warps share
     // the stages.
-    static constexpr int kVisitedKeys = Kernel::own_rows ? Kernel::B_c : Kernel::warp_keys;
+    static constexpr int kVisitedKeys = Kernel::shares_stages ? Kernel::B_c : Kernel::warp_keys;
     // Whether these keys have at most one limit of the mask among them. Their first and last key
     // then tell whether any is seen, and each lane finds this out for another step.
     static constexpr bool kAlike = kKeysAlike<SEMANTICS> >= kVisitedKeys;
@@ -55,7 +55,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     }
 
     FS_DEVICE int first_visited_key(int step) const {
-        return run_begin + step * Kernel::B_c + (Kernel::own_rows ? 0 : warp * kVisitedKeys);
+        return run_begin + step * Kernel::B_c + (Kernel::shares_stages ? 0 : warp * kVisitedKeys);
     }
 
     // Which of the steps from `first` on are visited, one bit each, as far as known.
