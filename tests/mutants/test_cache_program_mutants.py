@@ -110,8 +110,8 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("a block's first key alone", _TILE,
                     "seen |= sees(row, key, of) | sees(row, key + kVisitedKeys - 1, of);",
                     "seen |= sees(row, key, of);"),
-        SourcePatch("the keys of warp 0", _TILE, "(Kernel::own_rows ? 0 : warp * kVisitedKeys)",
-                    "0"),
+        SourcePatch("the keys of warp 0", _TILE,
+                    "(Kernel::shares_stages ? 0 : warp * kVisitedKeys)", "0"),
         SourcePatch("positions in the cache", _TILE,
                     "seen |= sees(row, key, of) | sees(row, key + kVisitedKeys - 1, of);",
                     "seen |= sees(row, key - dropped, of) |"
