@@ -51,6 +51,17 @@ def test_padded_batches(calls: Calls) -> None:
     assert [call["window"] for call in calls] == [(3, None), (None, None)]
 
 
+def test_generation_with_a_static_cache(calls: Calls) -> None:
+    model, found = tiny_gemma(), []
+    for implementation in ("eager", "flashsmith"):
+        model.set_attn_implementation(implementation)
+        how = {"cache_implementation": "static", "do_sample": False, "max_new_tokens": 4}
+        found.append(model.generate(tokens(), **how, disable_compile=True))
+    assert torch.equal(*found)
+    steps = [call for call in calls if "cache_lens" in call]
+    assert {call["q"].shape[-1] for call in steps} >= {512}
+
+
 def test_kernels_of_both_widths() -> None:
     model = tiny_gemma(256).half()
     ours.register(emulate=True, strict=True)

@@ -83,6 +83,17 @@ def test_appended_keys() -> None:
     assert_right(o, q, k, v, [length + 3 for length in LENS])
 
 
+def test_slots() -> None:
+    caches = [torch.full((5, 16, 1, 512), torch.nan, dtype=torch.float16) for _ in range(2)]
+    rows = [drawn(3, 1, 512, seed=seed) for seed in (1, 2)]
+    slots = torch.tensor([70, -1, 3])
+    flashsmith.write_slots(*rows, *caches, slots)
+    for cache, row in zip(caches, rows, strict=True):
+        written = cache.reshape(-1, 1, 512)
+        assert torch.equal(written[[70, 3]], row[[0, 2]])
+        assert written.isfinite().all(dim=-1).sum() == 2
+
+
 @pytest.mark.full
 def test_rows_shorter_than_the_kernels() -> None:
     """Packed sequences of different lengths, with a window, softcap and sinks."""

@@ -15,6 +15,7 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, families
 from flashsmith.families.device import device_spec
+from flashsmith.families.mma_sync_decode import MMA_SYNC_DECODE
 from flashsmith.operations import DEFAULT
 from flashsmith.operations.decode import DECODE, FREE
 from flashsmith.operations.merge import MERGE
@@ -25,8 +26,10 @@ from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.tensors import DTYPES
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.compiled import Semantics
-from flashsmith.semantics.dtype import dtype_name
+from flashsmith.semantics.dtype import DType, dtype_name
 from flashsmith.semantics.signature import MaskLimits
+
+_ROOMIEST = device_spec(90)
 
 
 @dataclass
@@ -65,6 +68,18 @@ class LayerKernels:
                 sized = replace(self.problem, batch=requests, seq_q=queries)
                 found[config, sized.required_semantics(config)] = None
         yield from found
+
+
+def unserved_head(d: int, device: DeviceSpec | None, *, canonical: bool) -> str:
+    """Why heads of d cannot be served over caches on a GPU, or ''; None: whichever it is."""
+    d_head = next((known for known in MMA_SYNC_DECODE.knob_values["d_head"] if d <= known), 0)
+    configs = MMA_SYNC_DECODE.candidates(DType.FP16, d_head, device or _ROOMIEST, masked=True)
+    if not configs:
+        where = "" if device is None else f" on {device.name}"
+        return f"head_size {d}{where} not supported: no kernel over caches fits"
+    if canonical and MMA_SYNC_DECODE.canonical(configs[0], device or _ROOMIEST) is None:
+        return f"head_size {d} with batch invariance not supported: no kernel has canonical bits"
+    return ""
 
 
 def cache_problem(

@@ -36,12 +36,7 @@ from flashsmith.integrations.pytorch_state import (
     why_not_on,
 )
 from flashsmith.integrations.sdpa import mask_keywords, tensor_facts
-from flashsmith.integrations.sdpa_problem import (
-    MAX_D_OF_ALL_GPUS,
-    SdpaProblem,
-    why_not,
-    why_not_mask,
-)
+from flashsmith.integrations.sdpa_problem import SdpaProblem, why_not, why_not_mask
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
 from flashsmith.integrations.transformers_bits import (
     ask_for_bits,
@@ -186,10 +181,6 @@ class _Call(NamedTuple):
     filled: Any = None  # (batch,) int32: how many keys of a static or rolling cache are filled
     dropped: Any = None  # (batch,) int32: how many keys a rolling cache dropped before its first
     pages: Pages | None = None
-
-    @property
-    def is_over_cache(self) -> bool:
-        return any(it is not None for it in (self.filled, self.dropped, self.pages))
 
     def keywords(self) -> dict[str, Any]:
         """attention()'s arguments for masks, scores and bits, and whether to emulate."""
@@ -413,9 +404,6 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
         return Reason(reason.argument, f"{reason.facts} (see register's float32_as)")
     if reason is None and call.window is not None and _has_holes(call.padding):
         return Reason("attention_mask", "padding between real tokens, and a window counts it")
-    if reason is None and call.is_over_cache and call.query.shape[-1] > MAX_D_OF_ALL_GPUS:
-        said = f"d {call.query.shape[-1]} over a cache, whose kernels have d up to"
-        return Reason("query", f"{said} {MAX_D_OF_ALL_GPUS}")
     return reason or why_not_on(
         call.query.device,
         _options.emulate,
