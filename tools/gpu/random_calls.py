@@ -102,6 +102,9 @@ def kinds() -> list[Kind]:
         one = Kind("cache", DTYPES[turn % 2], (128, 64)[turn // 2], (128, 64)[turn // 2], "causal")
         cache = (FP8[0], "", FP8[1], "")[turn]
         found.append(replace(one, cache=cache, scattered=turn % 2 == 0, bits="canonical"))
+    for turn, name in enumerate(("", FP8[0], "")):
+        one = Kind("cache", DTYPES[turn % 2], 512, 512, MASKS[turn % 3], cache=name)
+        found.append(replace(one, scattered=turn > 0))
     for turn in range(4):
         one = Kind("latent", DTYPES[turn // 2], LATENT, VALUES, "causal")
         found.append(replace(one, scattered=turn % 2 == 1))
