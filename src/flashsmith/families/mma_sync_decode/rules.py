@@ -71,8 +71,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "own_columns_of_four_warps",
         "with d_head 512, whose columns warps share, B_r must be 16, B_c 32 and n_warps 4, without "
-        "chunk_rows, full_tiles, own_rows, canonical, chunk_cluster and chunk_warpgroups: the "
-        "sums, the queries and the scores of a thread fill its registers",
+        "chunk_rows, full_tiles, own_rows, canonical, chunk_cluster and chunk_warpgroups: there is "
+        "code for this tile only",
         lambda cfg, device: not cfg.own_columns or _is_tile_of_own_columns(cfg),
         (
             *("d_head", "B_r", "B_c", "n_warps", "chunk_rows", "full_tiles", "own_rows"),
@@ -81,10 +81,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "rows_fit_registers",
-        "B_r (d_v + B_c / n_warps) / 32, a thread's sums and scores, where a d_v of 0 is d_head, "
-        "must be at most 144, or 128 with 32 keys per warp; with own_rows (d_v + B_c) / 2 must be "
-        "at most 96. With canonical, B_r (2 columns of a warp + B_c / n_warps) / 32 must be at "
-        "most 128: a thread has 255 registers",
+        "up to d_head 256, B_r (d_v + B_c / n_warps) / 32, a thread's sums and scores, where a d_v "
+        "of 0 is d_head, must be at most 144, or 128 with 32 keys per warp; with own_rows "
+        "(d_v + B_c) / 2 must be at most 96. With canonical, B_r (2 columns of a warp + B_c / "
+        "n_warps) / 32 must be at most 128: a thread has 255 registers",
         lambda cfg, device: (
             cfg.own_columns
             or cfg.accumulators + cfg.scores
