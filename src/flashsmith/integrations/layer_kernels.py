@@ -15,7 +15,6 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, families
 from flashsmith.families.device import device_spec
-from flashsmith.families.mma_sync_decode import MMA_SYNC_DECODE
 from flashsmith.operations import DEFAULT
 from flashsmith.operations.decode import DECODE, FREE
 from flashsmith.operations.merge import MERGE
@@ -72,12 +71,15 @@ class LayerKernels:
 
 def unserved_head(d: int, device: DeviceSpec | None, *, canonical: bool) -> str:
     """Why heads of d cannot be served over caches on a GPU, or ''; None: whichever it is."""
-    d_head = next((known for known in MMA_SYNC_DECODE.knob_values["d_head"] if d <= known), 0)
-    configs = MMA_SYNC_DECODE.candidates(DType.FP16, d_head, device or _ROOMIEST, masked=True)
+    limits = device or _ROOMIEST
+    configs: list[KernelConfig] = []
+    for family in families(DECODE.name):
+        d_head = next((known for known in family.knob_values["d_head"] if d <= known), 0)
+        configs += family.candidates(DType.FP16, d_head, limits, masked=True)
     if not configs:
         where = "" if device is None else f" on {device.name}"
         return f"head_size {d}{where} not supported: no kernel over caches fits"
-    if canonical and MMA_SYNC_DECODE.canonical(configs[0], device or _ROOMIEST) is None:
+    if canonical and all(it.family.canonical(it, limits) is None for it in configs):
         return f"head_size {d} with batch invariance not supported: no kernel has canonical bits"
     return ""
 
