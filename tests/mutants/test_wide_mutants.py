@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import shared_kernels
 from backward_cases import Asked
 from decode_mistakes import AskedDecode
-from mutant_suite import MutantSuite
+from mutant_suite import (  # noqa: F401 - the tests are tests of this file
+    MutantSuite,
+    test_mistakes_are_caught,
+    test_mistakes_are_in_the_sources,
+    test_the_kernels_themselves_are_right,
+)
 from operation_victims import AskedForward, OperationVictim, SourcePatch
 
 from flashsmith.families import Semantics
@@ -179,12 +183,7 @@ MISTAKES = {
                     "const int column = first_column + 128 * c", "const int column = 128 * c"),
     ),
 }  # fmt: skip
-SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
-
-
-def test_mistakes_are_in_the_sources() -> None:
-    """A change of the kernels' source has not made them void."""
-    assert SUITE.void_mistakes() == []
+SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES)
 
 
 def test_the_first_mistakes_are_caught() -> None:
@@ -193,16 +192,3 @@ def test_the_first_mistakes_are_caught() -> None:
 
 def test_the_first_mistake_over_a_cache_is_caught() -> None:
     assert SUITE.unnoticed_mistakes("cache", slice(0, 1)) == set()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", VICTIMS)
-def test_the_kernels_themselves_are_right(name: str) -> None:
-    """Their every problem: else all mistakes were caught."""
-    assert not VICTIMS[name].run().caught
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
-def test_mistakes_are_caught(name: str, chosen: slice) -> None:
-    assert SUITE.unnoticed_mistakes(name, chosen) == set()
