@@ -25,8 +25,10 @@ from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.tensors import DTYPES
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.compiled import Semantics
-from flashsmith.semantics.dtype import dtype_name
+from flashsmith.semantics.dtype import DType, dtype_name
 from flashsmith.semantics.signature import MaskLimits
+
+_ROOMIEST = device_spec(90)
 
 
 @dataclass
@@ -65,6 +67,21 @@ class LayerKernels:
                 sized = replace(self.problem, batch=requests, seq_q=queries)
                 found[config, sized.required_semantics(config)] = None
         yield from found
+
+
+def unserved_head(d: int, device: DeviceSpec | None, *, canonical: bool) -> str:
+    """Why heads of d cannot be served over caches on a GPU, or ''; None: whichever it is."""
+    limits = device or _ROOMIEST
+    configs: list[KernelConfig] = []
+    for family in families(DECODE.name):
+        d_head = next((known for known in family.knob_values["d_head"] if d <= known), 0)
+        configs += family.candidates(DType.FP16, d_head, limits, masked=True)
+    if not configs:
+        where = "" if device is None else f" on {device.name}"
+        return f"head_size {d}{where} not supported: no kernel over caches fits"
+    if canonical and all(it.family.canonical(it, limits) is None for it in configs):
+        return f"head_size {d} with batch invariance not supported: no kernel has canonical bits"
+    return ""
 
 
 def cache_problem(

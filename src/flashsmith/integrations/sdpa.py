@@ -16,6 +16,7 @@ from flashsmith.integrations.pytorch_state import (
     check_emulate,
     is_direct,
     is_on_host,
+    needs_gradients,
     reads_environment,
     under_autocast,
     why_not_now,
@@ -75,8 +76,8 @@ def sdpa(
 
     flashsmith's kernels also compute the gradients. Calls that they cannot serve fall back to
     PyTorch, with one FallbackWarning per reason. Examples are calls with dropout, a dtype other
-    than fp16 and bf16, a d that is above 256 or not a multiple of 8, and a mask tensor that
-    requires grad, or any under torch.compile.
+    than fp16 and bf16, a d that is not a multiple of 8 or is above 512 (256 except on sm_90), and a
+    mask tensor that requires grad, or any under torch.compile.
 
     Some calls fall back with any arguments. These are calls on the host without the emulator, and
     calls on sm_100 and later unless FLASHSMITH_UNTUNED is 1. Calls inside torch.jit.trace,
@@ -129,7 +130,8 @@ def sdpa(
         if reason is None and attn_mask is not None:
             reason = _why_not_mask(attn_mask, problem)
     if reason is None:
-        reason = why_not_on(query.device, emulate)
+        with_gradients = needs_gradients(query, key, value)
+        reason = why_not_on(query.device, emulate, query.shape[-1], with_gradients=with_gradients)
     if reason is None:
         try:
             output, called = _by_kernel(query, key, value, attn_mask, is_causal, scale, bits)

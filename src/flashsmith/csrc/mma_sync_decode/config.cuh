@@ -50,13 +50,18 @@ struct FlashDecodeKernelConfig {
     constexpr int key_bytes() const { return row_bytes(d_head); }
     constexpr int value_bytes() const { return row_bytes(d_head_v()); }
     constexpr int pair_bytes() const { return key_bytes() + value_bytes(); }
+    // Whether each warp has its own columns of o, and all keys of a stage: a row's sums do not fit
+    // in the registers of a warp.
+    constexpr bool own_columns() const { return d_head > 256; }
+    constexpr bool shares_stages() const { return own_rows || own_columns(); }
     // Rows of a warp's sums, of 16, for which its stage has room when warps merge their states. The
     // others have memory of their own.
     constexpr int rows_in_stage() const {
-        return 16 * d_head_v() * 4 <= keys_per_warp() * pair_bytes() ? 16 : 8;
+        return own_columns() || 16 * d_head_v() * 4 <= keys_per_warp() * pair_bytes() ? 16 : 8;
     }
     constexpr int other_sums_bytes() const {
-        return own_rows || canonical > 0 ? 0 : n_warps * (16 - rows_in_stage()) * d_head_v() * 4;
+        return shares_stages() || canonical > 0 ? 0
+                                                : n_warps * (16 - rows_in_stage()) * d_head_v() * 4;
     }
     // Warps that multiply P by V, each with 8 columns, if a cluster computes a chunk together. The
     // other n_warps compute scores and probabilities.
@@ -72,8 +77,8 @@ struct FlashDecodeKernelConfig {
         const int more = probability_warps() + column_warps() + value_warps();
         return 32 * (n_warps + (chunk_cluster > 0 ? more + 1 : 0));
     }
-    // Keys of a stage that one warp copies. Unless each warp has its own rows, the warp also
-    // multiplies them alone.
+    // Keys of a stage that one warp copies. Unless each warp has its own rows or columns, the warp
+    // also multiplies them alone.
     constexpr int keys_per_warp() const { return B_c / n_warps; }
     // Whether a warp keeps its queries' fragments in registers next to its sums. Larger fragments
     // do not fit into 255 registers.
@@ -91,17 +96,20 @@ struct FlashDecodeKernelConfig {
     // Dynamic shared memory of a CTA: the queries, the warps' stages of K and V, the warps' row
     // statistics, and the run's destination and start of the next search. With own_rows, the
     // statistics are those of a run's first subtree, together with its sums that do not fit in
-    // registers. The queries are then kept in registers and only pass through a stage.
+    // registers. The queries are then kept in registers and only pass through a stage. With own
+    // columns, warps also exchange two shares of the scores.
     constexpr int smem_bytes() const {
         const int queries = own_rows ? 0 : B_r * d_head * element_bytes();
         const int streamed = stages * B_c * pair_bytes() + other_sums_bytes();
         const int in_shared = (own_tiles() - own_tiles_in_registers()) * n_threads() * 16;
         const int statistics = own_rows            ? B_r * 2 * 4 + in_shared
+                               : own_columns()     ? B_r * 2 * 4 + shares_bytes()
                                : chunk_cluster > 0 ? cluster_exchange_bytes()
                                : canonical > 0     ? exchange_bytes()
                                                    : n_warps * B_r * 2 * 4;
         return queries + streamed + statistics + 80;
     }
+    constexpr int shares_bytes() const { return 2 * B_r * B_c * 4; }
     // Canonical kernels: what the warps exchange per tile. It consists of each warp's maxima of all
     // rows, the sums of a quad's four lanes per 16 keys, and P.
     constexpr int maxima_bytes() const { return n_warps * B_r * 4; }
@@ -141,8 +149,11 @@ struct FlashDecodeKernelConfig {
     // The most CTAs per SM that registers allow; 0: only shared memory limits them.
     constexpr int most_ctas() const { return own_rows ? 256 / n_threads() : 0; }
 
+    // Columns of a row that a warp merges at once, in steps of 128. More states of eight runs do
+    // not fit in registers.
+    constexpr int merged_steps() const { return d_head_v() > 256 ? 2 : (d_head_v() + 127) / 128; }
     // Static shared memory of a CTA that merges rows: the states of four warps.
-    constexpr int merge_smem_bytes() const { return 4 * ((d_head_v() + 127) / 128) * 32 * 6 * 4; }
+    constexpr int merge_smem_bytes() const { return 4 * merged_steps() * 32 * 6 * 4; }
 
     // Threads of the kernel for sequences with many rows, whose warps have 16 rows each.
     constexpr int chunk_threads() const { return 32 * (chunk_rows / 16); }

@@ -22,6 +22,10 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     static constexpr bool kSavesStates =
         kStatesPerThread > 1 && Kernel::row_tiles == 1 &&
         16 * (Kernel::d_v / 4) <= kStatesPerThread* Kernel::n_threads;
+    // States that are merged at the end of a part: one of all warps, if each has its own columns.
+    static constexpr int kWarpStates = Kernel::own_columns ? 1 : Kernel::n_warps;
+    // Whether warps with stages of their own may be at different ones, because they skip steps.
+    static constexpr bool kStagesDiffer = kSkips && !Kernel::shares_stages;
     struct Saved {
         RowState states[kStatesPerThread];
     };
@@ -36,8 +40,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                                Saved& saved) const {
         constexpr int kColumns = Kernel::d_v / 4;
         const int lane = lane_index();  // read again: saves registers during the steps
-        // Warps that skip steps are at different stages.
-        if (kSkips && lane == 0)
+        if (kStagesDiffer && lane == 0)
             store_shared_1B(RunInfo::stage_address(smem + Kernel::target_offset, warp), stage);
         // Addresses in four neighbouring column tiles. The next four tiles are 128 bytes further
         // on.
@@ -158,26 +161,26 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
         uint2 of_warps{};  // a byte each
 
         FS_DEVICE Stages(uint32_t smem, int own) : own(own) {
-            if constexpr (kSkips) of_warps = RunInfo::stages(smem + Kernel::target_offset);
+            if constexpr (kStagesDiffer) of_warps = RunInfo::stages(smem + Kernel::target_offset);
         }
         FS_DEVICE int of(int warp) const {
-            if constexpr (!kSkips) return own;
+            if constexpr (!kStagesDiffer) return own;
             return static_cast<int>((warp < 4 ? of_warps.x : of_warps.y) >> warp % 4 * 8 & 0xff);
         }
     };
 
     FS_DEVICE RowState state_of_warps(int stage, int m, int row, int column) const {
-        RowState state, of_warps[Kernel::n_warps];
+        RowState state, of_warps[kWarpStates];
         const Stages stages(smem, stage);
 #pragma unroll
-        for (int w = 0; w < Kernel::n_warps; ++w) {
+        for (int w = 0; w < kWarpStates; ++w) {
             of_warps[w] = RowState(load_shared_float2(statistics(w, 16 * m + row)),
                                    load_shared_16B(sums(w, stages.of(w), row, column)));
             state.maximum = fmaxf(state.maximum, of_warps[w].maximum);
         }
         // Branch-free: with branches, sums would wait for one after another.
 #pragma unroll
-        for (int w = 0; w < Kernel::n_warps; ++w) state.add_if_any(of_warps[w]);
+        for (int w = 0; w < kWarpStates; ++w) state.add_if_any(of_warps[w]);
         return state;
     }
 

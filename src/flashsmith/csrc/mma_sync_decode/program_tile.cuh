@@ -26,7 +26,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr bool kSkips = SEMANTICS.program_masks;
     // Whether warps read each other's keys or values in a stage. They then visit the same steps.
-    static constexpr bool kSharesStages = Kernel::own_rows || Kernel::canonical;
+    static constexpr bool kSharesStages = Kernel::shares_stages || Kernel::canonical;
     // The keys of a step that are copied or left out together: all of them, or a warp's own.
     static constexpr int kVisitedKeys = kSharesStages ? Kernel::B_c : Kernel::warp_keys;
     // Whether these keys have at most one limit of the mask among them. Their first and last key

@@ -224,7 +224,7 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     // ---- keys ----
 
     // The warp's first row in a stage.
-    FS_DEVICE int warp_slot() const { return Kernel::own_rows ? warp * kWarpKeys : 0; }
+    FS_DEVICE int warp_slot() const { return Kernel::shares_stages ? warp * kWarpKeys : 0; }
 
     FS_DEVICE int first_key(int step) const {
         return run_begin + step * Kernel::B_c + warp * kWarpKeys;

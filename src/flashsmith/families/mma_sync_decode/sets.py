@@ -21,16 +21,17 @@ from flashsmith.operations.problem import Problem
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
-# By widths: (B_r, B_c, n_warps, stages), in order of preference. For each width, the last tile
-# fits in 101,376 bytes of shared memory. With the first tile, an SM that has 233,472 bytes can hold
-# two CTAs, which have 96 to 128 KiB of copies in flight. docs/log/decode.md explains the number of
-# parts per SM.
+# By widths: (B_r, B_c, n_warps, stages), in order of preference. For each width up to 256, the last
+# tile fits in 101,376 bytes of shared memory. Those of d 512 were not measured, and need at least
+# 151,760. With the first tile, an SM that has 233,472 bytes can hold two CTAs, up to d 256, which
+# have 96 to 128 KiB of copies in flight. docs/log/decode.md explains the number of parts per SM.
 _TILES: dict[HeadDims, tuple[tuple[int, int, int, int], ...]] = {
     64: ((16, 128, 4, 3), (32, 128, 4, 3), (16, 64, 4, 4)),
     96: ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
     128: ((16, 64, 4, 3), (32, 64, 4, 3), (16, 32, 2, 4)),
     192: ((16, 64, 4, 2), (16, 32, 2, 3)),
     256: ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
+    512: ((16, 32, 4, 3), (16, 32, 4, 2)),
     HeadPair(64, 128): ((16, 128, 4, 2), (16, 64, 2, 3)),
     HeadPair(128, 64): ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
     HeadPair(192, 128): ((16, 64, 4, 2), (32, 64, 4, 2), (16, 32, 2, 3)),

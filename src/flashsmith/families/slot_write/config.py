@@ -41,7 +41,7 @@ class SlotWriteKernelConfig(KernelConfig):
     )
     d_head: int = knob(
         "head dimension, elements",
-        values=(32, 64, 96, 128, 192, 256),
+        values=(32, 64, 96, 128, 192, 256, 512),
         effect=lambda cfg: f"{cfg.d_head // COLUMNS} threads per row, {COLUMNS} columns each",
         where="slot_write_kernel",
     )

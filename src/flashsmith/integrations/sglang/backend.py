@@ -11,7 +11,7 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_parallel
 
 import flashsmith
-from flashsmith.integrations.layer_kernels import build_kernels, device_of
+from flashsmith.integrations.layer_kernels import build_kernels, device_of, unserved_head
 from flashsmith.integrations.sglang.layers import LayerAttention, unserved_layer
 from flashsmith.integrations.sglang.releases import (
     cache_name,
@@ -67,9 +67,13 @@ class FlashsmithBackend(AttentionBackend):
         )
 
     def _attention_of(self, layer: RadixAttention) -> LayerAttention:
-        if problem := unserved_layer(layer, self.cache_format):
-            raise NotImplementedError(f"flashsmith: {problem}; choose another attention backend")
         slots = self.tables.slots
+        device = device_of(slots.device.type, slots.device.index or 0)
+        problem = unserved_layer(layer, self.cache_format) or unserved_head(
+            layer.head_dim, device, canonical=self.bits == "canonical"
+        )
+        if problem:
+            raise NotImplementedError(f"flashsmith: {problem}; choose another attention backend")
         return LayerAttention.of(
             layer,
             dtype=self.model_runner.dtype,
@@ -78,7 +82,7 @@ class FlashsmithBackend(AttentionBackend):
             split=self.split,
             bits=self.bits,
             cache=self.cache_format,
-            device=device_of(slots.device.type, slots.device.index or 0),
+            device=device,
         )
 
     # --- a step's metadata -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from flashsmith.integrations.layer_kernels import LayerKernels, cache_problem
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.signature import check_mask
 
-_LARGEST_HEAD, _HEAD_STEP = 256, 8
+_LARGEST_HEAD, _HEAD_STEP = 512, 8
 # Rows of 8-bit floats are copied by 16 bytes.
 _HEAD_STEP_OF_8_BITS = 16
 Window = tuple[int | None, int | None]

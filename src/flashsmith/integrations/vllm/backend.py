@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+import vllm.envs
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -13,14 +14,15 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from flashsmith.integrations.layer_kernels import build_kernels
+from flashsmith.families import device_spec
+from flashsmith.integrations.layer_kernels import build_kernels, unserved_head
 from flashsmith.integrations.vllm.cache_dtypes import SERVED_CACHES, unserved_cache
 from flashsmith.integrations.vllm.context_parallel import LocalKeys
 from flashsmith.integrations.vllm.impl import SERVED_TYPES, FlashsmithImpl
 from flashsmith.integrations.vllm.metadata import StepMetadata
 from flashsmith.integrations.vllm.releases import CacheLayouts, backend_name, ranks_of_cache
 
-_LARGEST_HEAD, _HEAD_STEP = 256, 8
+_LARGEST_HEAD, _HEAD_STEP = 512, 8
 
 
 class FlashsmithBackend(CacheLayouts, AttentionBackend):
@@ -78,9 +80,20 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
 
     @classmethod
     def supports_combination(
-        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **__: Any
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: str | None,
+        *others: Any,
+        **named: Any,
     ) -> str | None:
-        return unserved_cache(head_size, dtype, kv_cache_dtype)
+        capability = named.get("device_capability", others[-1] if others else None)
+        device = None
+        if capability is not None and cls.supports_compute_capability(capability):
+            device = device_spec(10 * capability.major + capability.minor)
+        canonical = bool(vllm.envs.VLLM_BATCH_INVARIANT)
+        reason = unserved_head(head_size, device, canonical=canonical)
+        return reason or unserved_cache(head_size, dtype, kv_cache_dtype)
 
 
 class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
