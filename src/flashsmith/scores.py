@@ -79,7 +79,8 @@ def _of_distance_and_head(
 
 
 def _within(index: Any, last: Any) -> Any:
-    """The index clamped to 0 and last, in the order that shows it not to be negative."""
+    """The index clamped to 0..last, in the order from which its sign follows: it is not
+    negative."""
     return index.clip(max=last).clip(min=0)
 
 

@@ -114,7 +114,7 @@ class BenchPlan:
     """What a benchmark measures: ``configs``, ``peers`` and, if ``ours``, attention().
 
     ``rotation`` is the index of the implementation that is measured first on each problem; the
-    others follow in their order, and then those before it.
+    implementations behind it follow in order, then the ones before it.
     """
 
     problems: tuple[Problem, ...]
@@ -176,8 +176,7 @@ def _choosers(problem: Problem) -> dict[str, Callable[[Problem, DeviceSpec], Ker
 
 
 def serves(cfg: KernelConfig, problem: Problem) -> bool:
-    """Whether a kernel computes the problem's operation and gradients with its dtype and head
-    dimension."""
+    """Whether a kernel has the problem's operation, gradients, dtype and head dimension."""
     if cfg.family.operation != problem.operation or cfg.dtype != problem.dtype:
         return False
     if not serves_gradients(cfg, problem):

@@ -350,7 +350,7 @@ class FlashAttnPeer:
 
 
 def _output(returned: Any) -> Any:
-    """o, from functions of which some versions also return the LSE."""
+    """The output o of a function, some versions of which also return the LSE."""
     return returned[0] if isinstance(returned, tuple) else returned
 
 
@@ -592,8 +592,8 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
     """Those peers in ``asked`` that can be compared on a problem.
 
-    FlashInfer can be only over a KV cache. Operations other than attention bring their own peers.
-    Of these, the ones with names in ``asked`` are returned, or all if no name matches.
+    FlashInfer can be compared only over a KV cache. Operations other than attention bring their own
+    peers. Of these, the ones with names in ``asked`` are returned, or all if no name matches.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

@@ -31,7 +31,7 @@ class TensorMemory(Protocol):
     def draw(
         self, shape: Shape, dtype: DType, seed: int, cache: CacheFormat = CacheFormat.PLAIN
     ) -> Any:
-        """A new tensor of random values, which are rounded to 8-bit floats for a cache of these."""
+        """A new tensor of random values, which are rounded to 8-bit floats for an fp8 cache."""
 
     def put(self, array: np.ndarray) -> Any:
         """A new tensor with the contents of a host array."""

@@ -398,7 +398,7 @@ class Replay:
 
 
 def num_sets(nbytes: int) -> int:
-    """Through how many sets of tensors, of ``nbytes`` each, the calls of a graph rotate."""
+    """The number of sets of tensors, of ``nbytes`` each, through which a graph's calls rotate."""
     return max(2, -(-SETS_BYTES // max(1, nbytes)))
 
 

@@ -154,7 +154,7 @@ class Workload:
         return replace(found, reasons=(f"{wrong} outputs are NaN or infinite",))
 
     def _named(self, *names: str) -> dict[str, Any]:
-        """Those attributes of these names that are not None."""
+        """The attributes with these names, without the ones that are None."""
         return {name: it for name in names if (it := getattr(self, name)) is not None}
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -220,8 +220,8 @@ class Workload:
 class BackwardWorkload(Workload):
     """The tensors of a problem of the backward pass.
 
-    Those of Workload, ``do``, ``o`` and ``lse`` from attention(), and those gradients dq, dk and dv
-    that the problem needs.
+    The tensors of Workload, ``do``, ``o`` and ``lse`` from attention(), and the gradients among dq,
+    dk and dv that the problem needs.
     """
 
     def __post_init__(self) -> None:
@@ -266,7 +266,7 @@ class BackwardWorkload(Workload):
         return partial(torch.autograd.grad, o, leaves, self.do, retain_graph=True)
 
     def by_name(self, gradients: Sequence[Any]) -> dict[str, Any]:
-        """By name, the gradients that the function of ``differentiated`` returns."""
+        """The gradients that the function of ``differentiated`` returns, by name."""
         return dict(zip(self.gradients, gradients, strict=True))
 
     @property

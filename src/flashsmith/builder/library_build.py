@@ -43,10 +43,10 @@ def build_from(
     packaged: bool = False,
     cpu: str | None = None,
 ) -> KernelLibrary:
-    """library_lookup.build() with the C++ sources in ``csrc``.
+    """library_lookup.build(), from the C++ sources in ``csrc``.
 
-    A ``packaged`` library is made for a wheel, also for a processor unlike this machine's: ``cpu``
-    is x86_64 or aarch64.
+    A ``packaged`` library is made for a wheel. Its processor, ``cpu``, is x86_64 or aarch64 and
+    need not be this machine's.
     """
     unique = _checked_configs(configs, arch)
     jobs = env.jobs() if jobs is None else jobs

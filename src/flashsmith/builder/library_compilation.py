@@ -55,7 +55,7 @@ class _HostObject:
 
 
 class _Shard(NamedTuple):
-    """What compiling one shard has given. The keys are mangled names of kernels.
+    """The results of compiling one shard. The keys are mangled names of kernels.
 
     ``names`` maps (config, role) to the mangled name.
     """
@@ -197,7 +197,7 @@ class Compilation:
         return self.build / f"{name}.o"
 
     def _name(self, path: Path) -> str:
-        """The path of a file in the folder as compilers get it, which is relative."""
+        """The relative path by which compilers get a file in the folder."""
         return path.relative_to(self.folder).as_posix()
 
     def _compile(self, source: Path, name: str) -> tuple[str, ...]:
@@ -340,7 +340,7 @@ class Compilation:
 
     def link(self) -> None:
         """Links library.so; an undefined symbol is an error here rather than at load time. The
-        functions of libtvm_ffi are those of the copy that Python has loaded.
+        functions of libtvm_ffi come from the copy that Python has loaded.
 
         An undefined symbol is an error here, not only when the library is loaded.
 

@@ -1,5 +1,4 @@
-"""The oldest system libraries with which a packaged kernel library runs, which are those of
-manylinux_2_28.
+"""The oldest system libraries with which a packaged kernel library runs: manylinux_2_28's.
 
 Compilers link against the glibc of their system, and its newest symbol versions do not exist on
 older systems. So a packaged library is linked against small libraries that are made here. They
@@ -63,7 +62,8 @@ Versioned = Mapping[str, Sequence[str]]
 
 
 def older_glibc(cpu: str) -> dict[str, Versioned]:
-    """By library, the functions that newer glibc moved, with their versions in older glibc."""
+    """For each library, the functions that newer glibc moved, with their versions in older
+    glibc."""
     made: dict[str, Versioned] = {}
     for library, functions in _MOVED.items():
         by_version: dict[str, list[str]] = {}
@@ -102,8 +102,8 @@ def tvm_ffi_functions(library: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class SystemNeeds:
-    """What a shared object needs of the system: libraries, symbols with their versions, and symbols
-    of libraries without versions."""
+    """The parts of the system that a shared object needs: libraries, symbols with their versions,
+    and symbols of libraries without versions."""
 
     libraries: tuple[str, ...]
     symbols: Mapping[str, str]  # 'dlsym': 'GLIBC_2.2.5'
@@ -179,7 +179,7 @@ _WEAK = 2
 
 
 class _Elf:
-    """Those sections of an ELF file that dynamic linking uses."""
+    """The sections of an ELF file that dynamic linking uses."""
 
     def __init__(self, data: bytes) -> None:
         if data[:6] != b"\x7fELF\x02\x01":

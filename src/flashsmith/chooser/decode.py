@@ -112,10 +112,10 @@ def attention_with_cache(
         q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array;
             packed (total_q, heads_q, d) with cu_seqlens_q. Strides as for attention().
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
-            d), with strides as for attention(): both may be halves of one tensor. The d of v_cache
-            may be another, that of o. heads_q must be a multiple of heads_k. Rows beyond a
-            sequence's length may hold anything. Both may be float8_e4m3fn or float8_e5m2, with d a
-            multiple of 16: the result has the bits of the caches converted to q's dtype.
+            d), with strides as for attention(): both may be halves of one tensor. v_cache may have
+            another d, which is then the d of o. heads_q must be a multiple of heads_k. Rows beyond
+            a sequence's length may hold anything. Both may be float8_e4m3fn or float8_e5m2, with d
+            a multiple of 16: the result has the bits of the caches converted to q's dtype.
         v_width: for a latent cache (MLA, docs/serving.md): the first v_width columns of k_cache's
             one head are the values, and o has v_width columns. v_cache and v must be None, and
             scale must be given.
@@ -125,9 +125,9 @@ def attention_with_cache(
         page_table: (batch, maximum pages of a sequence) int32: key i of a sequence is in slot i %
             page of page page_table[., i // page]. Unused entries may be anything, such as -1. Other
             invalid entries are errors on the host, and are clamped on a device.
-        kv_offset: (batch,) int32, for rolling caches: how many keys before the cache's first one
-            the sequence has dropped, all outside every query's window. cache_lens does not count
-            them, positions of cos and sin do. With bits='canonical' rows then have the bits of the
+        kv_offset: (batch,) int32, for rolling caches: how many keys the sequence has dropped before
+            the cache's first key; all are outside every query's window. cache_lens does not count
+            them; positions of cos and sin do. With bits='canonical' rows then have the bits of the
             whole cache.
         k, v: q's shape with heads_k heads, and v with v_cache's d; they are appended at cache_lens
             before attention. None appends nothing. Sequences must not share the pages to which they
@@ -144,13 +144,13 @@ def attention_with_cache(
             more CTAs than necessary.
         causal, window, softcap, scale, sinks: as for attention().
         score_mod, mask_mod, mask, bias: as for attention(). The functions' kv_idx is a key's
-            position in the whole sequence, with the keys that kv_offset counts, and q_idx the
-            query's; so are columns of tensors, whose rows are the call's queries. The rows of a
-            BlockMask are positions, too, if it has as many queries as keys; else the call's
-            queries, as after slicing, and its mask_mod counts them from 0. causal is True unless
-            given, also with a mask.
-        k_scale, v_scale: what the cache's keys and values are multiplied by, numbers or fp32
-            tensors of one number or one for each K/V head; None is 1. They are applied in fp32 to
+            position in the whole sequence, with the keys that kv_offset counts, and q_idx is the
+            query's. Columns of tensors are such positions, too, and their rows are the call's
+            queries. The rows of a BlockMask with as many queries as keys are positions; rows of
+            other BlockMasks are the call's queries, as after slicing, and their mask_mod counts
+            them from 0. causal is True unless given, also with a mask.
+        k_scale, v_scale: factors of the cache's keys and values: numbers, or fp32 tensors of one
+            number or of one for each K/V head; None is 1. They are applied in fp32 to
             the scores' scale, and to o before it is rounded. Appended k and v are divided by them;
             8-bit floats are rounded to nearest even and saturate.
         split: 'invariant' splits the keys of a sequence by its own length alone; 'free' may take

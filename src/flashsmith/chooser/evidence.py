@@ -1,16 +1,16 @@
 """Evidence: the expected times of configs, from a problem, a device and the table of winners.
 
-The nearest entry of the table is used that has a config which this device can run. Its times are
-usually those of another problem, so each time is scaled:
+Uses the nearest entry of the table that has a config which this device can run. Its times were
+usually measured on another problem, so each time is scaled:
 
     ms here = ms measured x estimate(config, here) / estimate(config, there)
 
-Errors that are in both estimates cancel. What remains is what the cost model predicts well: the
+Errors that both estimates share cancel. What remains is what the cost model predicts well: the
 amount of work, and how many waves it takes. So a config that was fastest with thousands of CTAs is
 replaced if its large tiles would leave SMs idle here.
 
 The replacement need not be in the entry. It is then assumed to be as slow as the slowest config of
-the entry, or slower if the model estimates that, relative to the fastest config of the entry.
+the entry, or slower if the model estimates so relative to the fastest config of the entry.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def _of_program(
     family: str | None,
     deterministic: bool,
 ) -> Evidence:
-    """The evidence for a problem with a score or mask function: that for the same problem without
-    one. Configs are adapted, for example to tiles that visit lists of K/V blocks."""
+    """The evidence for a problem with a score or mask function: the evidence without the function.
+    Its configs are adapted, for example to tiles that visit lists of K/V blocks."""
     semantics, program = problem.semantics, problem.semantics.caller_program
     hides = program is not None and program.mask is not None
     # Tiles under the mask of a function differ in length, as under a causal one.
@@ -185,8 +185,8 @@ def _of_program(
 
 
 def _with_program(config: Any, problem: Problem, device: DeviceSpec) -> Any:
-    """The config for a problem with a program in place of one that was measured without; None if
-    there is none."""
+    """The config that replaces, for a problem with a program, a config that was measured without;
+    None if there is none."""
     if problem.bits:
         config = config.family.canonical(config, device)
     elif version_of(config):
@@ -203,7 +203,7 @@ def _canonical(
     family: str | None,
     deterministic: bool,
 ) -> Evidence:
-    """The evidence for a problem with canonical bits, which is measurements of canonical kernels.
+    """The evidence for a problem with canonical bits: measurements of canonical kernels.
 
     If there are none, the configs chosen without canonical bits are replaced by their canonical
     counterparts.
@@ -350,8 +350,8 @@ def _soundly_built(
 ) -> Evidence:
     """The evidence after replacing a chosen kernel that is known to compile to slow code.
 
-    The replacement is the best config that is not known to. If the kernel was timed against others,
-    it is not replaced. If the wgmma of the slow kernel is serialised, the replacement may take any
+    The replacement is the best config that is not known to. A kernel that was timed against others
+    is not replaced. If the wgmma of the slow kernel is serialised, the replacement may take any
     time. If the slow kernel spills, the expected time of the replacement may be longer by
     GAIN_OVER_MEASURED at most.
     """
@@ -416,7 +416,7 @@ def _repeatable_first(evidence: Evidence) -> Evidence:
 def _usable(
     entry: Entry, problem: Problem, device: DeviceSpec, notes: list[str]
 ) -> list[tuple[Any, RankedConfig]]:
-    """Those configs of the entry that this version knows and the device can run, with the dtype of
+    """The configs of the entry that this version knows and the device can run, with the dtype of
     the problem."""
     usable: list[tuple[Any, RankedConfig]] = []
     for one in entry.ranked:
@@ -537,7 +537,7 @@ def _growth(
     here: DeviceSpec,
     measured_config: Any = None,
 ) -> float:
-    """The estimated time of the problem divided by that of the measured problem.
+    """The estimated time of the problem divided by the estimated time of the measured problem.
 
     Without a cost model, their FLOP are divided instead. ``measured_config``: the config that was
     measured, if it is not ``config`` itself.
@@ -573,7 +573,8 @@ def _why(found: NearEntry, count: int, very_one: bool) -> str:
 def _by_preference(expected: Sequence[ExpectedTime], gain: float) -> tuple[list[ExpectedTime], str]:
     """Orders the configs: the chosen one first, then the others by time.
 
-    Chosen is the first config in ``expected`` that takes at most ``gain`` longer than the fastest.
+    The chosen config is the first in ``expected`` that takes at most ``gain`` longer than the
+    fastest.
 
     If that is not the fastest, the returned text explains it; otherwise the text is ''.
     """
@@ -622,8 +623,8 @@ def _estimated(
 
 
 def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """The candidates for the smallest widths that hold the problem's and have a candidate on the
-    device.
+    """The candidates for the smallest widths that are at least the problem's and have a candidate
+    on the device.
 
     For some d_head, only other devices have kernels.
     """

@@ -1,7 +1,7 @@
 """Problems with score and mask functions, as texts: 'b1 s512 h4 d64 bf16 score=alibi mask=causal'.
 
-What a call with such functions computes is found as attention() finds it, so that kernels which are
-built for a text are those that the call uses.
+Such a text is analysed as attention() analyses a call, so that the kernels built for the text are
+the ones that the call uses.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ANY_SIZES = (2, 256, 256)
 class FunctionProblem(NamedTuple):
     """A problem with the semantics that functions give it, and the functions.
 
-    program: what is left of the functions without causal and window, or None. causal, window: those
-    of the kernel. asked: causal and window of the text without its functions.
+    program: the rest of the functions without causal and window, or None. causal, window: the
+    kernel's. asked: causal and window in the text, without its functions.
     """
 
     problem: Problem

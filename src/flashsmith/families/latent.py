@@ -1,4 +1,4 @@
-"""What the families of attention over a latent cache have in common."""
+"""The common parts of the families for attention over a latent cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unsupported_reason(problem: Problem) -> str | None:
 class LatentRates(NamedTuple):
     """The speed of a config on a device.
 
-    resident: how many CTAs an SM holds. step_cycles: a function of how many CTAs an SM has; returns
+    resident: how many CTAs an SM holds. step_cycles: takes the number of CTAs on an SM, and returns
     the cycles in which each of them computes a block of keys. clock: in GHz.
     """
 
@@ -42,7 +42,7 @@ class LatentRates(NamedTuple):
 
 
 def parts_of(cfg: Any, keys: int) -> int:
-    """In how many parts the keys of a tile are computed, in the invariant split."""
+    """The number of parts of a tile's keys in the invariant split."""
     return max(1, min(-(-keys // cfg.B_c) * cfg.B_c // cfg.min_keys, cfg.most_parts))
 
 

@@ -1,4 +1,4 @@
-"""What the families with warpgroups have in common.
+"""The common parts of the families with warpgroups.
 
 Their kernels multiply with wgmma. One warpgroup, the producer, copies by TMA. The others are
 consumers, which take over some of its registers (setmaxnreg).

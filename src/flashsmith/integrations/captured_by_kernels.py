@@ -1,8 +1,8 @@
 """Gradients of the float tensors that a score function reads, by kernels.
 
-A kernel sums what all elements of the same coordinate give to a read: of the same query, the same
-key, the same distance between both, or of the same query and key in several sequences or heads.
-PyTorch adds these sums to the gradient where the read's indices say. Reads with other indices are
+A kernel sums the contributions of all elements with the same coordinate: the same query, key or
+distance between both, or the same query and key in several sequences or heads. PyTorch adds these
+sums to the gradient at the read's indices. Reads with other indices are
 left to captured_gradients.py.
 """
 
@@ -34,15 +34,15 @@ class Lengths(NamedTuple):
 
 
 class Coordinates(NamedTuple):
-    """What a sequence gives to a read: parts that broadcast to (heads, queries, keys), and the
-    values of the expressions' symbols at them."""
+    """A sequence's contributions to a read, in parts that broadcast to (heads, queries, keys), and
+    the values of the expressions' symbols there."""
 
     parts: torch.Tensor
     values: Mapping[str, Any]
 
 
 def axis_of(node: Typed) -> str | None:
-    """The axis along which a kernel sums for a read; None if there is none."""
+    """The axis along which a kernel sums for a read; None if no kernel does."""
     indices: tuple[Typed, ...] = node.operands[2:]
     parts = {part for it in indices for part in it.parts()}
     if SCORE in parts:
@@ -61,7 +61,7 @@ def axis_of(node: Typed) -> str | None:
 
 
 def _is_of_distance(it: Typed) -> bool:
-    """Whether an index depends on q and k by their difference alone."""
+    """Whether an index depends on q and k only through their difference."""
     if not {Q, K} & set(it.parts()):
         return True
     factors = factors_of_indices(it)
@@ -95,8 +95,8 @@ class ScoreSums:
         return saved.q.dtype in _DTYPES and (saved.q.is_cuda or emulate) and saved.q.numel() > 0
 
     def fits(self, node: Typed, shape: tuple[int, ...]) -> bool:
-        """Whether each element that reads a tensor of this shape along 'elements' has a place of
-        its own there: indices beyond a tensor read its last element."""
+        """Whether all elements along 'elements' read different elements of a tensor of this shape:
+        indices beyond a tensor read its last element."""
         indices: tuple[Typed, ...] = node.operands[2:]
         longest = (Q, self.lengths.longest_q), (K, self.lengths.longest_k)
         return all(shape[indices.index(it)] >= length for it, length in longest)
@@ -187,8 +187,8 @@ def _lengths(saved: Any, options: ForwardOptions) -> Lengths:
 
 
 def is_whole(node: Typed, sums: torch.Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether sums of elements are the gradient of a tensor of this shape, but for dimensions of
-    size 1."""
+    """Whether sums of elements equal the gradient of a tensor of this shape, apart from dimensions
+    of size 1."""
     sizes = dict(zip((B, H, Q, K), sums.shape, strict=True))
     indices: tuple[Typed, ...] = node.operands[2:]
     read = [it for it in sizes if it in indices]

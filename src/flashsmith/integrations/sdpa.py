@@ -74,9 +74,9 @@ def sdpa(
     """torch.nn.functional.scaled_dot_product_attention, with its signature and meaning.
 
     flashsmith's kernels also compute the gradients. Calls that they cannot serve fall back to
-    PyTorch, with one FallbackWarning per reason. Examples are calls with dropout, a dtype other
-    than fp16 and bf16, a d that is above 256 or not a multiple of 8, and a mask tensor that
-    requires grad, or any under torch.compile.
+    PyTorch, with one FallbackWarning per reason. Examples are calls with dropout, with a dtype
+    other than fp16 and bf16, with a d that is above 256 or not a multiple of 8, with a mask tensor
+    that requires grad, and with any mask tensor under torch.compile.
 
     Some calls fall back with any arguments. These are calls on the host without the emulator, and
     calls on sm_100 and later unless FLASHSMITH_UNTUNED is 1. Calls inside torch.jit.trace,
@@ -195,8 +195,8 @@ def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
 def _added(mask: Any) -> Callable[..., Any]:
     """score + mask, where masks may hold the lowest number of their dtype.
 
-    Such scores are all one number, which fp32 differences do not lose: a row of nothing else is the
-    mean of v, as in PyTorch. -inf stays, and hides the key.
+    All such scores become the same number: a row of only such scores is the mean of v, as in
+    PyTorch. -inf stays, and hides the key.
     """
     at = table_function(mask)
     infinity = float("inf")

@@ -19,7 +19,7 @@ MEASURED_SCALES = MappingProxyType({f"{name}s": 1 for name in SCALES})
 
 
 def scale_numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers for the C++ host path: the scales of keys and of values that are no tensors, and
+    """The numbers for the C++ host path: the scales of keys and of values if they are numbers, and
     for each whether its tensor has one number for every head.
 
     Raises ArgumentError for a tensor with another number of scales than 1 or the K/V heads.

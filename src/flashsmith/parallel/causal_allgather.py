@@ -114,12 +114,12 @@ def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any],
 
 
 class _Places(NamedTuple):
-    """Views of a slot with K and V, and what is copied.
+    """Views of a slot with K and V, and the copies to make.
 
-    earlier, later: the K and V that the two chunks of this rank see. own: what this rank copies to
-    its own slot. sent: what it sends to others for their earlier chunk, and then for their later
-    chunk. come: from which ranks these come. In place of an address, a place has the tensor (0 for
-    K, 1 for V) and the offset in it.
+    earlier, later: the K and V that the two chunks of this rank see. own: the copies to this rank's
+    own slot. sent: the copies to others, for their earlier chunk and then for their later chunk.
+    come: the ranks that send to this rank. In place of an address, a place has the tensor (0 for K,
+    1 for V) and the offset in it.
     """
 
     earlier: list[Any]
@@ -156,7 +156,7 @@ def _places_of_keys(
     size = chunk * heads * d * dtype.itemsize
 
     def copies(half: int, place: int) -> list[tuple[int, int, int]]:
-        """Of a chunk, to a place; K and V."""
+        """The copies of K and V from a chunk to a place."""
         return [(side, half * size, (side * batch * places + place) * size) for side in (0, 1)]
 
     # Each rank begins with the next rank, so that all links are used.
@@ -193,7 +193,7 @@ def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Cal
 def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tuple[Any, Any]:
     """Computes one chunk and writes it to ``out``.
 
-    Returns its lse and row maximum; None if not requested.
+    Returns the chunk's lse and row maximum; None if not requested.
     """
     keeps_lse = call.return_lse or call.has_gradients
     found = traceable.attention(
@@ -317,7 +317,7 @@ def _exchange(
     the ranks ``owners``.
 
     They are parts of the dense tensors ``gradients``, and must not be overwritten. The returned
-    function waits for the received pairs, by owner. All ranks must call this, even those that send
+    function waits for the received pairs, by owner. All ranks must call this, even ranks that send
     nothing.
     """
     ranks, rank = call.group.size, call.group.rank

@@ -2,17 +2,17 @@
 
 GPUs copy it with copy engines, which use no SMs. The kernels of NCCL would take SMs from attention.
 A rank copies its data to a slot in the memory of another rank, and then writes a number to a word
-there, for which the other GPU waits. A rank has two slots, which alternate. A transfer has these
-steps:
+there. The other GPU waits for this number. A rank has two slots, which alternate. A transfer has
+these steps:
 
-    begin      The current stream writes to the others that its slot is free: what it does with the
-               transfer before last is complete then.
+    begin The current stream signals to the others that its slot is free: its work on the transfer
+               before last is complete then.
     send       The transfer stream waits until the current stream has written the data and, for each
-               other rank, until its slot is free. It copies the data to that slot, and then writes
-               to that rank that they are there.
-    wait       The current stream waits for the data of the others. After the last data it also
-               waits until this rank has sent its own, so that the memory they came from may be used
-               again. Or else PyTorch's allocator keeps that memory.
+               other rank, until its slot is free. It copies the data to that slot, and then signals
+               their arrival to that rank.
+    wait The current stream waits for the data of the others. After the last data it also waits
+               until this rank has sent its own data, whose memory may then be reused. Otherwise
+               PyTorch's allocator keeps that memory.
 
 The numbers only grow, and a GPU waits until a word of its own memory is large enough. So the hosts
 need not meet. No two GPUs wait for each other: a transfer waits only for what the ranks do before
@@ -124,8 +124,8 @@ class RankMemory:
     def begin(self) -> int:
         """Begins a transfer, and returns its slot.
 
-        The current stream may write to the slot, and no longer uses what came by the transfer
-        before last.
+        The current stream may write to the slot, and no longer uses the data of the transfer before
+        last.
         """
         self.number += 1
         self._memory.begin()
@@ -170,10 +170,11 @@ class RankMemory:
 
         It must be called once for each transfer.
 
-        ``sent`` has what this rank sends in each group, ``come`` the ranks from which each group
-        comes. Returns for each group a function that makes the current stream wait for it. The last
-        of them also waits until everything is sent. It does not if ``kept`` has the tensors that
-        are sent: the allocator keeps their memory so long, and they must not be overwritten.
+        ``sent`` has the data that this rank sends in each group, ``come`` the ranks from which each
+        group arrives. Returns for each group a function that makes the current stream wait for it.
+        The last of them also waits until everything is sent, unless ``kept`` has the tensors that
+        are sent. The allocator then keeps their memory until then, and they must not be
+        overwritten.
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
@@ -210,7 +211,7 @@ def _nothing_to_wait_for() -> None: ...
 
 
 def _tried(work: Callable[[], object]) -> bool:
-    """Whether something returned neither False nor an error."""
+    """Whether an attempt returned something other than False, and without an error."""
     try:
         return work() is not False
     except (FlashsmithError, RuntimeError, AttributeError):
@@ -259,7 +260,7 @@ def _tensor_at(address: int, nbytes: int, device: Any) -> Any:
 class GpuMemory:
     """Memory of this rank's GPU and, by CUDA's IPC handles, of the GPUs of the other ranks.
 
-    ``memory`` has ``nbytes`` bytes for slots. The words are behind them.
+    ``memory`` has ``nbytes`` bytes for slots. The words follow the slots.
     """
 
     def __init__(self, device: Any, rank: int, size: int, nbytes: int) -> None:
@@ -314,7 +315,7 @@ class GpuMemory:
         torch.cuda.synchronize(self._device)
 
     def check_greetings(self) -> bool:
-        """Whether the greetings of all ranks have come. None may still be on the way."""
+        """Whether the greetings of all ranks have arrived; none may still be under way."""
         words = self._all_words.view(torch.int32)[:: _WORD // 4].view(self._size, 2)[:, HERE]
         rows = self.memory[: 64 * self._size].view(self._size, 64)
         expected = torch.arange(1, self._size + 1)[:, None]
@@ -350,8 +351,8 @@ class GpuMemory:
         return functools.partial(self._main.wait_event, self._sent)
 
     def keep(self, tensors: Sequence[Any]) -> Any:
-        """Has the allocator keep the memory of tensors until everything is sent; the stream of
-        transfers."""
+        """Makes the allocator keep the memory of tensors until everything is sent; returns the
+        stream of transfers."""
         for tensor in tensors:
             tensor.record_stream(self._side)
         return self._side

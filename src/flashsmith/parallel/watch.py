@@ -1,9 +1,9 @@
 """The watch: ends the process of a rank that would otherwise wait forever for a lost rank.
 
-The host notices a lost rank where it waits for others itself: at the shared words, or in a call of
-the group's host backend. A GPU does not notice it. A kernel of NCCL, or a stream that waits for an
-event of another rank, waits forever. Then the host also waits forever in its next CUDA call. No
-exception can reach it, and what a GPU computed with incomplete transfers cannot be used. Only a
+Where the host itself waits for others, it notices a lost rank: at the shared words, and in a call
+of the group's host backend. A GPU does not notice it. A kernel of NCCL, or a stream that waits for
+an event of another rank, waits forever. Then the host also waits forever in its next CUDA call. No
+exception can reach it, and results of incomplete transfers cannot be used. Only a
 thread that makes no CUDA call can still act. This thread knows which waits the host has started,
 and which of them have ended on the GPU. Another thread asks the GPU which waits have ended, because
 that call may not return either.
@@ -170,7 +170,7 @@ class Watch:
 
 
 class GpuMarks:
-    """An event for each stream of a GPU. A mark records the event of its stream again."""
+    """An event for each stream of a GPU. A mark records its stream's event again."""
 
     def __init__(self, device: Any) -> None:
         self._device, self._ordinal = device, device.index

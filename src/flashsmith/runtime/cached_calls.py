@@ -120,7 +120,7 @@ class CachedCall:
         self, launch: PreparedLaunch, framework: RepeatableFramework, like: Any
     ) -> CachedCall:
         """The call with another launch, on tensors of other shapes; ``like`` is a tensor on their
-        device. Outputs must be given, and nobody checks whether they overlap other tensors."""
+        device. Outputs must be given; whether they overlap other tensors is not checked."""
         assert not self._new
         other = copy.copy(self)
         other._overlaps, other._known = [], set()
@@ -272,8 +272,7 @@ _Layout = tuple[tuple[int, ...], str, tuple[int, ...]]
 
 
 def swapped_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes or strides of a tensor of 4 dimensions with dimensions 1 and 2 swapped; others
-    unchanged."""
+    """The sizes or strides of a tensor, with dimensions 1 and 2 swapped if it has 4 dimensions."""
     return (sizes[0], sizes[2], sizes[1], sizes[3]) if len(sizes) == 4 else sizes
 
 
@@ -387,8 +386,8 @@ class Invocation(NamedTuple):
 
 
 def is_constant(value: Any) -> bool:
-    """Whether an argument cannot change and compares by value: None, a number, a text, or a tuple
-    of such."""
+    """Whether an argument is immutable and compares by value: None, a number, a text, or a tuple of
+    these."""
     kind = type(value)
     return kind in _CONSTANTS or (kind is tuple and all(type(it) in _CONSTANTS for it in value))
 
@@ -487,7 +486,7 @@ def _is_repeatable(kind: type) -> bool:
 
 
 class RepeatedCall(NamedTuple):
-    """Which arguments ``run`` can serve, and which of them are its tensors."""
+    """The arguments that ``run`` can serve, and the positions of its tensors among them."""
 
     # Picks each distinct tensor once, in the order of has_layout.
     distinct: Callable[[Any], tuple[Any, ...]]

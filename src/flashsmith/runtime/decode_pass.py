@@ -295,7 +295,7 @@ def _view_q(tensor: Any, packed: bool) -> TensorView:
 def add_sequences(
     views: dict[str, TensorView], tensors: DecodeTensors, asked: DecodeOptions
 ) -> tuple[int, int, int]:
-    """Adds views of what describes the sequences to those of q and k_cache.
+    """Adds views of the tensors that describe the sequences to the views of q and k_cache.
 
     Returns the number of sequences, and upper bounds on the queries and on the keys of each.
     """
@@ -349,7 +349,7 @@ def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
 
 
 def _check_cache(cache: CacheFormat, bound: Any, widths: tuple[int, int]) -> None:
-    """Raises ArgumentError for what kernels for a format of the cache do not compute."""
+    """Raises ArgumentError for features that kernels for this cache format lack."""
     if cache and bound is not None:
         raise ArgumentError(
             "score_mod, mask_mod, mask: not over a cache of 8-bit floats or with scales; convert "

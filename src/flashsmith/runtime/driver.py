@@ -98,8 +98,8 @@ def copy(to: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
 def copy_rows(
     to: int, to_step: int, source: int, step: int, width: int, rows: int, ordinal: int, stream: int
 ) -> None:
-    """As copy(), for ``rows`` rows of ``width`` bytes, which begin ``to_step`` and ``step`` bytes
-    apart."""
+    """copy() for ``rows`` rows of ``width`` bytes, which begin ``to_step`` bytes apart at the
+    target and ``step`` bytes apart at the source."""
     if rows < 2:
         if rows and width:
             copy(to, source, width, ordinal, stream)
@@ -115,8 +115,8 @@ def write_word(address: int, value: int, ordinal: int, stream: int) -> None:
 
 
 def wait_for_word(address: int, value: int, ordinal: int, stream: int) -> None:
-    """Makes a stream wait until a 32-bit word of GPU ``ordinal`` is at least ``value``, as numbers
-    that continue with 0 after the largest one."""
+    """Makes a stream wait until a 32-bit word of GPU ``ordinal`` is at least ``value``, in
+    arithmetic modulo 2^32."""
     _on_stream("cuStreamWaitValue32_v2", ordinal, stream, address, value & _WORD, _AT_LEAST)
 
 

@@ -11,7 +11,7 @@ _PREFIX = "cache_"
 
 
 class CacheFormat(IntEnum):
-    """The elements of a KV cache; the numbers and names are those of the C++ side.
+    """The elements of a KV cache; the C++ side has the same numbers and names.
 
     PLAIN: q's dtype, without scales. SCALED: q's dtype, with scales. E4M3, E5M2: 8-bit floats, with
     scales.

@@ -25,7 +25,7 @@ _FUNCTIONS = {"minimum": "min", "maximum": "max"}
 class CudaPrinter:
     """Prints the body of one function, with the operators that C++ itself has.
 
-    A symbol's C++ name is its own. Ints must not overflow.
+    Symbols keep their names in C++. Ints must not overflow.
     """
 
     def __init__(self) -> None:

@@ -75,7 +75,8 @@ def read_problems(text: str) -> list[Problem]:
 def reference_problem(
     problem: Problem, device: DeviceSpec, others: Iterable[Problem]
 ) -> Problem | None:
-    """The shortest of ``others`` whose first rung can decide which kernels to try on `problem`.
+    """The shortest problem in ``others`` whose first rung can decide which kernels to try on
+    `problem`.
 
     It has the same heads, dtype and semantics, and the same ratio of its two lengths. It is so long
     that the prologue and epilogue of a loop hardly matter, and has enough tiles to fill the GPU

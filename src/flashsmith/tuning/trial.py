@@ -122,7 +122,7 @@ class Trial:
 class Record:
     """The result of one request to a compiler or the bench; a line of the journal.
 
-    builds: the kernels that the request was about. A record has exactly one of these results:.
+    builds: the kernels that the request was about. A record has exactly one of these results.
     `facts` are those of a compiled kernel, and `proof` is the result of a check. `samples` has an
     item for each build, and `origin` says where and when they were timed. `failure` is the status
     that results, and the reason.
@@ -318,8 +318,8 @@ class Trials:
 
 
 def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
-    """Why there is no point in compiling a config: it is illegal on the device, or its CTA does not
-    fit on an SM. None if there is."""
+    """Why a config is not compiled: it is illegal on the device, or its CTA does not fit on an SM.
+    None if there is."""
     broken = broken_rules(cfg, device)
     if broken:
         return "illegal: " + "; ".join(rule.message for rule in broken)
@@ -331,7 +331,7 @@ def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
 def cull_compiled(
     cfg: KernelConfig, facts: KernelFacts, device: DeviceSpec, max_spill: int
 ) -> str | None:
-    """Why there is no point in running a compiled kernel; None if there is.
+    """Why a compiled kernel is not run; None if it may run.
 
     Some families allow no spills, because there every spill costs time.
     """

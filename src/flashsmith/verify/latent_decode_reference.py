@@ -32,7 +32,7 @@ _WITHOUT = (
 
 
 class LatentDecodeReference(DecodeReference):
-    """Attention over a latent cache: that of DecodeReference, where the cache's rows are the keys
+    """Attention over a latent cache, computed by DecodeReference: the cache's rows are the keys
     and, without their last columns, the values. Calls have no rotary embedding and no layouts."""
 
     def options(self, problem: Problem, **asked: Any) -> dict[str, Any]:
@@ -124,8 +124,8 @@ def _draw(
 def _expected(
     problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any], on_gpu: bool
 ) -> ExpectedDecode:
-    """The expected outputs: columns of o are independent of each other, so those that belong to the
-    key only are computed, too, and left out."""
+    """The expected outputs. Columns of o are independent of each other, so the columns that belong
+    only to the key are computed, too, and then left out."""
     values = {f"v{name[1:]}": inputs[name] for name in ("k_cache", "k") if name in inputs}
     wide = replace(problem, d_v=problem.d)
     found = expected_of(wide, {**inputs, **values}, options, on_gpu)

@@ -257,8 +257,8 @@ class HappensBefore:
     def fenced_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """For each thread, whether the work of its actor (of another cluster) up to the given clock
-        is fenced."""
+        """For each thread, whether the work of its actor, from another cluster, is fenced up to the
+        given clock."""
         return self._far_after(np.zeros(threads.shape, bool), threads, actors, clocks, 1)
 
     def _far_after(
@@ -269,8 +269,7 @@ class HappensBefore:
         clocks: np.ndarray,
         which: int,
     ) -> np.ndarray:
-        """``result``, with True added where a thread knows of other clusters' actors that it is
-        ordered after them."""
+        """``result``, with True added where a thread is ordered after other clusters' actors."""
         threads, actors, clocks = (
             np.broadcast_to(x, result.shape) for x in (threads, actors, clocks)
         )
@@ -442,7 +441,8 @@ class HappensBefore:
         return self._merged[numbers]
 
     def _learn(self, cta: int, members: np.ndarray, numbers: frozenset[int]) -> None:
-        """Adds the sets ``numbers`` to what threads of a CTA know of other clusters."""
+        """Adds the sets ``numbers`` to the sets by which threads of a CTA are ordered after other
+        clusters."""
         if not numbers:
             return
         places = self._places(cta, members)

@@ -297,8 +297,8 @@ class BulkCopies:
     def _notify_source(
         self, group: Group, site: Site, position: int, load: _Load, source: int
     ) -> None:
-        """Notifies observers that a copy between shared memories reads its source; the read ends
-        when the copy arrives."""
+        """Notifies observers that a copy between shared memories reads its source, until the copy
+        arrives."""
         if not self.wave.observers:
             return
         first = self.geometry.first_cta

@@ -27,7 +27,7 @@ class AsyncCopy:
     """A cp.async in flight: words of 16, 8 or 4 bytes and the cells of shared memory that they go
     to.
 
-    If this is only a part of a copy, ``whole`` is that copy; otherwise None.
+    ``whole`` is the copy of which this is a part; None for a whole copy.
     """
 
     issued: Site

@@ -232,13 +232,13 @@ class FlashForwardKernelConfig(ForwardConfig):
 
     @property
     def kv_tiles(self) -> int:
-        """How many tiles of K are in shared memory; there are as many of V."""
+        """How many tiles of K are in shared memory at once; V has the same number."""
         return self.kv_stages or 1
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: a Q tile, in whose place O is stored later, and
-        the tiles of K and V. Canonical configs also keep the state of the rows over the chunks that
-        are finished."""
+        the tiles of K and V. Canonical configs also keep the rows' state over the finished
+        chunks."""
         of_q = self.B_r * max(self.d_head, self.d_head_v)
         of_kv = self.B_c * self.kv_tiles * (self.d_head + self.d_head_v)
         tiles = (of_q + of_kv) * elem_size

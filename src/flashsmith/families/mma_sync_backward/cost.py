@@ -52,7 +52,7 @@ def tile_work(
     registers: int | None,
     gradients: str = "",
 ) -> TileWork:
-    """The work of the kernel that keeps keys, for the gradients that are named.
+    """The work of the kernel that keeps keys, for the named gradients.
 
     If ``registers`` is None, they are estimated.
     """

@@ -270,7 +270,7 @@ class FlashDecodeKernelConfig(KernelConfig):
     def value_warps(self) -> int:
         """If a cluster computes a chunk together: the warps that copy V.
 
-        Each stage has as many, and there are four in all if possible.
+        Every stage has the same number, in all four if possible.
         """
         return self.stages * max(1, 4 // self.stages) if self.chunk_cluster else 0
 
@@ -281,7 +281,7 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def cluster_waves(self) -> int:
-        """For how many tiles of a round one of these warps computes the probabilities."""
+        """The number of tiles of a round whose probabilities one of these warps computes."""
         return -(-self.chunk_cluster // self.probability_warps) if self.chunk_cluster else 0
 
     @property
@@ -291,8 +291,8 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def multiplied_keys(self) -> int:
-        """How many keys of a stage one warp multiplies: with own_rows all, otherwise those that it
-        copies."""
+        """How many keys of a stage one warp multiplies: with own_rows all of them, otherwise the
+        keys that it copies."""
         return self.B_c if self.own_rows else self.keys_per_warp
 
     @property
@@ -340,15 +340,15 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def other_sums_bytes(self) -> int:
-        """Bytes for those of a warp's 16 rows of sums, over all warps, that do not fit in its
-        stage when warps merge their states."""
+        """Bytes, over all warps, for the part of each warp's 16 rows of sums that does not fit in
+        its stage when warps merge their states."""
         if self.own_rows or self.canonical:
             return 0
         return self.n_warps * (MMA_ROWS - self.rows_in_stage) * self.d_head_v * 4
 
     @property
     def rows_in_stage(self) -> int:
-        """Rows of a warp's sums, of 16, for which its stage has room when warps merge their
+        """How many of the 16 rows of a warp's sums fit in its stage when warps merge their
         states."""
         return MMA_ROWS if MMA_ROWS * self.d_head_v * 4 <= self.warp_stage_bytes else MMA_ROWS // 2
 
@@ -369,14 +369,14 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def own_tiles_in_registers(self) -> int:
-        """For how many of the own_tiles the sums over the first subtree of a run stay in
+        """The number of the own_tiles whose sums over the first subtree of a run stay in
         registers."""
         most = (25 if self.B_c == 32 else 16) - self.own_tiles
         return min(max(most, 0), self.own_tiles)
 
     @property
     def most_ctas(self) -> int:
-        """For how many CTAs per SM the registers suffice; 0: only shared memory limits them."""
+        """The number of CTAs per SM that the registers allow; 0: only shared memory limits it."""
         return 256 // self.n_threads if self.own_rows else 0
 
     @property
@@ -407,8 +407,8 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: the queries, the stages of K and V, the row
-        statistics of the warps, and where the states of a run are stored. With own_rows: the row
-        statistics of the first subtree of a run, and the sums that do not fit in registers."""
+        statistics of the warps, and the stored states of a run. With own_rows also the row
+        statistics of the first subtree of a run, and its sums that do not fit in registers."""
         # Queries that stay in registers are copied through the last stage.
         queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
         streamed = self._streamed_bytes + self.other_sums_bytes

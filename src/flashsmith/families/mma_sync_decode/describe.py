@@ -40,7 +40,7 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
 def _regions(
     cfg: FlashDecodeKernelConfig, tiles: list[tuple[str, int, int]], rest: str
 ) -> Sequence[SmemRegion]:
-    """smem_regions(), with keys and values of as many bytes as they have."""
+    """smem_regions(), with the bytes that keys and values have."""
     regions, begin = [], 0
     for name, _, rows in tiles:
         is_value = name.startswith("V")
@@ -80,8 +80,8 @@ def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
     """FLOP per byte in the loop over the keys of a full tile.
 
     A key costs 2 B_r (d + d_v) FLOP. A key is read once from global memory and once from shared
-    memory; with own_rows every warp reads it from shared memory. If queries do not fit in
-    registers, they are read from shared memory again for each keys_per_warp keys.
+    memory; with own_rows every warp reads it from shared memory. Queries that do not fit in
+    registers are read from shared memory again for every keys_per_warp keys.
     """
     element = cfg.dtype.element_size
     columns = cfg.d_head + cfg.d_head_v

@@ -29,8 +29,8 @@ MOST_CANONICAL_WARPS = 4
 
 def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
     """Whether each copy instruction of a warp stays within the keys of this warp in a stage, and
-    gives each lane at most one key. Such an instruction copies 4 rows of a panel with 64 columns,
-    or 8 rows of one with 32."""
+    gives each lane at most one key. Such an instruction copies 4 rows of a panel of 64 columns, or
+    8 rows of a panel of 32."""
     least = 4 if cfg.key_bytes % 128 == 0 == cfg.value_bytes % 128 else 8
     return not cfg.chunk_rows or least <= cfg.B_c // cfg.chunk_warps <= 32
 

@@ -125,7 +125,7 @@ def _in_clusters(
 def adapt_to_queries(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg`; if sequences of the problem may have many rows, with kernels for these.
+    """`cfg`, with kernels for many rows if sequences of the problem may have them.
 
     On one device, the tiles of these kernels are the same in all calls. If the rows fill two tiles,
     the config gets full_tiles, which merges the states of several columns at once and does not
@@ -153,11 +153,12 @@ def adapt_to_queries(
 def over_cache(
     cfg: FlashDecodeKernelConfig, cache: CacheFormat, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg` for a cache of this format. Its bits are those of `cfg` without wgmma on the cache in
-    q's dtype.
+    """`cfg` for a cache of this format. It gives the bits that `cfg` without wgmma gives on the
+    cache in q's dtype.
 
     Keys of 8-bit floats take half the shared memory, so there are as many stages as `cfg` has room
-    for. If its tiles for chunks cannot copy such keys, it gets smaller ones, and chunks other bits.
+    for. If its tiles for chunks cannot copy such keys, it gets smaller tiles, which change the bits
+    of chunks.
     """
     plain = replace(cfg, chunk_cluster=0, chunk_warpgroups=0, keys_first=False)
     rows_of_chunks = (rows for rows in (*_CHUNK_ROWS, 0) if rows <= plain.chunk_rows)

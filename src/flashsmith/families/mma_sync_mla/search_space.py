@@ -17,7 +17,8 @@ _SEARCHED = ("B_c", "stages", "min_keys", "most_parts", "lazy_rescale")
 
 
 def search_space(dtype: DType, widths: HeadDims) -> list[MmaSyncMlaKernelConfig]:
-    """Where the search begins: the candidates, and all configs that are one step away from them."""
+    """The first configs of the search: the candidates, and all configs that are one step away from
+    them."""
     device = device_spec("H200")
     first = candidates(dtype, widths, device)
     found = dict.fromkeys([*first, *(other for cfg in first for other in moves(cfg))])

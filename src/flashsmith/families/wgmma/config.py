@@ -50,8 +50,8 @@ class Schedule(IntEnum):
 
 
 class TileOrder(IntEnum):
-    """In which order tiles begin: head by head, or the longest first, with heads grouped so that
-    they fit in the L2."""
+    """The order in which tiles begin: head by head, or the longest first, with heads grouped so
+    that they fit in the L2."""
 
     BY_HEAD = 0
     LONGEST_FIRST = 1
@@ -302,7 +302,7 @@ class WgmmaForwardKernelConfig(ForwardConfig):
 
     @property
     def n_warps(self) -> int:
-        """Warps of one CTA, with those of the producer."""
+        """Warps of one CTA, including the producer's."""
         return self.n_threads // THREADS_PER_WARP
 
     @property

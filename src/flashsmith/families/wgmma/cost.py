@@ -49,8 +49,8 @@ def tile_work(
 ) -> TileWork:
     """The work of a tile on ``device``.
 
-    The registers follow from the config, and the kernel does not spill, so the arguments from the
-    compiler are ignored.
+    The registers follow from the config, and the kernel does not spill, so the compiler's figures
+    are ignored.
     """
     rates = rates_of(device)
     resident = cfg.ctas_per_sm if is_legal(cfg, device) else 0

@@ -44,7 +44,7 @@ _supported = partial(supported, WgmmaForwardKernelConfig)
 
 
 def tile_registers(cfg: WgmmaForwardKernelConfig) -> int:
-    """The registers that a thread needs for O and S in fp32, and for P if it is not in the place of
+    """The registers that a thread needs for O and S in fp32, and for P if it does not overwrite
     S."""
     return cfg.O_columns // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
 

@@ -2,10 +2,10 @@
 
 It holds one CTA.
 
-The model uses only the knobs of the tile, and ordered_dq, in which sums wait for each other. Of
-configs with the same tile, the first in order of preference is chosen. The five GEMMs of a step
-take time of the tensor cores, their operands of shared memory, and the sums of dq of the path to
-the L2. In a warpgroup, GEMMs, exponentials and waits follow each other.
+The model uses only the knobs of the tile, and ordered_dq, with which sums wait for each other. Of
+configs with the same tile, the first in order of preference is chosen. In a step, five GEMMs occupy
+the tensor cores, their operands occupy shared memory, and the sums of dq occupy the path to the L2.
+In a warpgroup, GEMMs, exponentials and waits follow each other.
 
 The constants below are fitted to timings on an H200, which are in
 benchmarks/h200/wgmma-backward.csv.
@@ -40,8 +40,8 @@ _ORDER_LATENCY = 300.0
 def tile_work(cfg: WgmmaBackwardKernelConfig, device: DeviceSpec) -> TileWork:
     """The work of a tile on ``device``.
 
-    The registers follow from the config, and the kernel does not spill, so the arguments from the
-    compiler are ignored.
+    The registers follow from the config, and the kernel does not spill, so the compiler's figures
+    are ignored.
     """
     rates, resident = rates_of(device), int(is_legal(cfg, device))
     step = _step_cycles(cfg, rates.wgmma, device) if resident else 0.0

@@ -18,7 +18,8 @@ _FIXED = ("dtype", "d_head", "d_v", "B_c", "n_warpgroups")
 
 
 def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
-    """Where the search begins: the candidates, and all configs that are one step away from them."""
+    """The first configs of the search: the candidates, and all configs that are one step away from
+    them."""
     device = device_spec("H200")
     first = candidates(dtype, d_head, device)
     found = dict.fromkeys([*first, *(other for cfg in first for other in moves(cfg))])
@@ -26,8 +27,7 @@ def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConf
 
 
 def moves(cfg: WgmmaBackwardKernelConfig) -> Iterator[WgmmaBackwardKernelConfig]:
-    """The configs in which one knob has another value, and those with another number of
-    warpgroups."""
+    """The configs in which one knob, or the number of warpgroups, has another value."""
     for knob in fields(cfg):
         if knob.name not in _FIXED:
             for value in knob.metadata["values"]:

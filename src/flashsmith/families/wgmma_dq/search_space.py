@@ -17,7 +17,8 @@ _FIXED = ("dtype", "d_head", "B_r", "n_warpgroups")
 
 
 def search_space(dtype: DType, d_head: int) -> list[WgmmaDqKernelConfig]:
-    """Where the search begins: the candidates, and all configs that are one step away from them."""
+    """The first configs of the search: the candidates, and all configs that are one step away from
+    them."""
     device = device_spec("H200")
     first = candidates(dtype, d_head, device)
     found = dict.fromkeys([*first, *(other for cfg in first for other in moves(cfg))])
@@ -25,8 +26,7 @@ def search_space(dtype: DType, d_head: int) -> list[WgmmaDqKernelConfig]:
 
 
 def moves(cfg: WgmmaDqKernelConfig) -> Iterator[WgmmaDqKernelConfig]:
-    """The configs in which one knob has another value, and those with another number of
-    warpgroups."""
+    """The configs in which one knob, or the number of warpgroups, has another value."""
     for knob in fields(cfg):
         if knob.name not in _FIXED:
             for value in knob.metadata["values"]:

@@ -25,7 +25,7 @@ def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[Wgmma
 
 
 def proof_configs(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[WgmmaMlaKernelConfig]:
-    """The candidates, and for each one that rescales at once and splits short sequences."""
+    """The candidates, and a variant of each that rescales at once and splits short sequences."""
     found = candidates(dtype, widths, device)
     changes = {"min_keys": 128, "most_parts": 4, "rescale_threshold": 0}
     return [*found, *(cfg.with_knobs(**changes) for cfg in found)]

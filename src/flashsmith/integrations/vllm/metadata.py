@@ -1,4 +1,4 @@
-"""StepMetadata: what all layers of a step share."""
+"""StepMetadata: the tensors and numbers that all layers of a step share."""
 
 from __future__ import annotations
 
