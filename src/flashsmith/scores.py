@@ -97,7 +97,7 @@ def t5(table: Any, *, bidirectional: bool, max_distance: int = 128) -> ScoreValu
     _rank("table", table, (2,), "(buckets, heads)")
     distances = np.arange(-max_distance, max_distance + 1)
     buckets = _t5_buckets(distances, int(table.shape[0]), bidirectional, max_distance)
-    # Kernels read a table quickly whose distances are neighbours.
+    # Kernels read a table faster if neighbouring distances are neighbours in it.
     return relative(table.T[:, buckets], max_distance)
 
 

@@ -74,8 +74,8 @@ class PeerImplementation:
 
 
 # A peer's error against the reference may be at most this many times flashsmith's error. Kernels
-# that round more often stay far below this factor, for example if they merge partial results in 16
-# bits. Kernels that compute a different function are far above it.
+# that round more often, for example because they merge partial results in 16 bits, stay far below
+# this factor. Kernels that compute a different function are far above it.
 MOST_OVER_OURS = 3.0
 
 

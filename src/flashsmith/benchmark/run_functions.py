@@ -39,7 +39,7 @@ from flashsmith.verify.problem_options import problem_options
 from flashsmith.verify.proof_inputs import InputSpec, default_scale, make_inputs
 from flashsmith.verify.reference import references_of
 
-# At how many elements of the scores functions are called.
+# The number of score elements at which functions are called.
 POINTS = 300
 
 

@@ -208,7 +208,7 @@ class Compilation:
         tools = self.spec.toolchain
         compiler: tuple[str, ...] = (str(tools.nvcc), f"-ccbin={tools.gxx}")
         if tools.crosses and (tools.nvcc.parents[1] / "targets").is_dir():
-            # The headers of CUDA do not depend on the processor, and those for the other one may be
+            # The headers of CUDA do not depend on the processor, and the other processor's may be
             # missing.
             compiler = (*compiler, f"--target-directory={TARGETS[this_cpu()]}")
         return Command(name, (*compiler, *flags, *self._compile(source, name)))

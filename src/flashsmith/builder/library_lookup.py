@@ -73,7 +73,7 @@ def build(
     installed, CompileError with the compiler's output, and CacheError when the cache cannot be
     written. Raises PlatformError on platforms that are not supported.
     """
-    # Most processes build nothing and need none of the modules that do.
+    # Most processes build nothing, and need none of the modules that build.
     from flashsmith.builder.library_build import build_from
 
     return build_from(

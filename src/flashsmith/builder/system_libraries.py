@@ -16,8 +16,8 @@ from pathlib import Path
 from flashsmith.builder.processes import Command
 from flashsmith.errors import CompileError
 
-# The newest symbol versions that exist on every manylinux_2_28 system (PEP 600): those of glibc
-# 2.28 and of the libraries of GCC 8.
+# The newest symbol versions that exist on every manylinux_2_28 system (PEP 600): glibc 2.28's, and
+# those of the libraries of GCC 8.
 FLOORS: Mapping[str, tuple[int, ...]] = {
     "GLIBC": (2, 28),
     "GLIBCXX": (3, 4, 24),
@@ -25,15 +25,15 @@ FLOORS: Mapping[str, tuple[int, ...]] = {
     "GCC": (7, 0, 0),
 }
 PLATFORM = "manylinux_2_28"
-# The libraries that a packaged library may need. libtvm_ffi is not among them, which no system has:
-# its functions are those of the copy that tvm_ffi has loaded for all, with RTLD_GLOBAL.
+# The libraries that a packaged library may need. libtvm_ffi is not among them, since no system has
+# it: its functions come from the copy that tvm_ffi has loaded with RTLD_GLOBAL.
 _LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 _NEEDED = {
     *("libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"),
     *("libstdc++.so.6", "libgcc_s.so.1", *_LOADERS.values()),
 }
 
-# By processor, the first symbol version of glibc.
+# The first symbol version of glibc, by processor.
 _FIRST_VERSION = {"x86_64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17"}
 # The functions that the CUDA runtime calls and that glibc 2.34 moved to libc.so.6.
 _MOVED: Mapping[str, tuple[str, ...]] = {

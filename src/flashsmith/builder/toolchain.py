@@ -39,7 +39,7 @@ class Toolchain:
     gxx: Path
     gxx_version: str
     tvm_ffi_version: str
-    include_dirs: tuple[Path, ...]  # Those of CUDA, then those of tvm-ffi
+    include_dirs: tuple[Path, ...]  # CUDA's, then tvm-ffi's
     cuda_lib_dir: Path  # holds libcudart_static.a
     tvm_ffi_lib_dir: Path
     archs: frozenset[int]  # The architectures that nvcc supports, such as 80

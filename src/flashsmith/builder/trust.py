@@ -16,9 +16,9 @@ from flashsmith.errors import CacheError
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# By device and inode, a descriptor of libraries/ of each cache. They stay open, because the dynamic
-# linker takes equal paths for the same library. So a descriptor number must always stand for the
-# same folder.
+# For each cache, by device and inode: a descriptor of its folder libraries/. These stay open,
+# because the dynamic linker takes equal paths for the same library. So a descriptor number must
+# always stand for the same folder.
 _folders: dict[tuple[int, int], int] = {}
 
 

@@ -168,7 +168,7 @@ def check_deterministic_flag(deterministic: Any) -> None:
         )
 
 
-# By the value of `deterministic`: the function that chooses a kernel.
+# The function that chooses a kernel, by the value of `deterministic`.
 CHOOSERS: dict[bool, Chooser] = {
     False: choose_config,
     True: partial(choose_config, deterministic=True),

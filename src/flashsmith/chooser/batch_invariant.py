@@ -12,11 +12,11 @@ from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations import DECODE
 from flashsmith.operations.latent_decode import LATENT_DECODE
 
-# How many keys the typical sequence has for which a kernel is chosen, if the choice must not depend
-# on the number of keys.
+# The keys of the typical sequence for which a kernel is chosen if the choice must not depend on the
+# number of keys.
 TYPICAL_KEYS = 8192
-# How many sequences it is chosen for. One sequence over a latent cache would leave most SMs idle,
-# so that repeating work in parallel would seem free.
+# The number of sequences for which it is chosen. One sequence over a latent cache would leave most
+# SMs idle, so that repeating work in parallel would seem free.
 _TYPICAL_BATCH = {DECODE.name: 1, LATENT_DECODE.name: 32}
 
 

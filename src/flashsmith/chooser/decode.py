@@ -228,12 +228,12 @@ def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how
     among = how.pop("among", ())
     if not among:
         return adapt_to_queries(choose_config(alike, device, **how), problem, device)
-    # If only built configs may be chosen, the adapted config might not be built. They are compared
-    # as configs for a plain cache, for which ``alike`` is.
+    # If only built configs may be chosen, the adapted config might not be built. Configs are
+    # compared as configs for a plain cache, as ``alike`` is.
     built = {replace(config, cache=CacheFormat.PLAIN): config for config in among}
     legal = tuple(config for config in built if is_legal(config, device))
     return built[choose_config(alike, device, among=legal, **how)] if legal else among[0]
 
 
-# By the value of `split`: the function that chooses a kernel.
+# The function that chooses a kernel, by the value of `split`.
 CHOOSERS: dict[str, Chooser] = {INVARIANT: _choose_invariant, FREE: _choose_freely}

@@ -49,9 +49,9 @@ from flashsmith.semantics.mask import CAUSAL
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
-# A config replaces a preferred config, or the one measured fastest, only if the predicted gain is
-# at least this share. A smaller gain is within the error of the estimate, and the new kernel must
-# be built.
+# A config replaces a preferred config, or the config measured fastest, only if the predicted gain
+# is at least this share. A smaller gain is within the error of the estimate, and the new kernel
+# must be built.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
 # The gain that is required to choose a config that splits keys or packs the heads of a group into a
@@ -156,7 +156,7 @@ def _of_program(
     Its configs are adapted, for example to tiles that visit lists of K/V blocks."""
     semantics, program = problem.semantics, problem.semantics.caller_program
     hides = program is not None and program.mask is not None
-    # Tiles under the mask of a function differ in length, as under a causal one.
+    # Tiles under a function's mask differ in length, as under a causal mask.
     mask = CAUSAL if hides and not semantics.key_mask.hides else semantics.mask
     without = replace(semantics, program="", uneven=semantics.packed, mask=mask)
     plain = gather(replace(problem, semantics=without), device, table, family, deterministic)

@@ -128,7 +128,7 @@ def with_functions(problem: Problem, functions: CallFunctions, sizes: Sizes) -> 
     mask = check_mask(causal, window)
     changes: dict[str, Any] = {"mask": mask.kind}
     if program is not None:
-        # Gradients of canonical outputs are computed by the same kernels as those of others.
+        # The same kernels compute the gradients of canonical outputs and of others.
         bits = "" if problem.operation == BACKWARD.name else problem.bits
         changes |= {"program": program_for(program, bits), "uneven": True}
     is_own = (causal, window) == limits

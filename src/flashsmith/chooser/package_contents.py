@@ -210,7 +210,7 @@ def _chosen(
             try:
                 yield _over_a_cache(problem, device, table)
             except ArgumentError:
-                continue  # There are forward kernels of this d_head only
+                continue  # Only forward kernels exist for this d_head
         return
     for deterministic in _determinisms(grid[0][0]):
         found = []

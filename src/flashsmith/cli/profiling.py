@@ -140,7 +140,7 @@ def ncu(
     from flashsmith.benchmark.problems import make_shapes, parse_problems
     from flashsmith.runtime import gpu_count, query_gpu
 
-    # The GPU is checked first, because all other problems need not be fixed if there is none.
+    # The GPU is checked first: without one, no other error matters.
     if gpu_count() == 0:
         raise LaunchError(
             "ncu needs an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "

@@ -17,7 +17,7 @@ from flashsmith.families.rule import Rule
 # The version of the order, and its name in errors, tables and `flashsmith choose`.
 VERSION = 1
 ORDER = f"canonical-{VERSION}"
-# How many keys a chunk has; csrc/common/canonical_sizes.cuh has the same value.
+# The number of keys in a chunk; csrc/common/canonical_sizes.cuh has the same value.
 CHUNK = 4096
 _HOPPER = 90
 

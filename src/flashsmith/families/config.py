@@ -51,8 +51,8 @@ class KernelConfig:
     # 8.0).
     FAMILY: ClassVar[str]
     OLDEST_ARCH: ClassVar[int]
-    # What a short form consists of: the knobs in the tuple, the text after them, the first feature,
-    # and the features that combine several knobs.
+    # The parts of a short form: the knobs in the tuple, the text after them, the first feature, and
+    # the features that combine several knobs.
     SHAPE: ClassVar[tuple[str, ...]] = ()
     SHAPE_SUFFIX: ClassVar[str] = ""
     LEADING_WORD: ClassVar[str] = ""

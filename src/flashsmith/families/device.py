@@ -71,7 +71,7 @@ KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
 # Boards that have fewer SMs than others with the same name, from NVIDIA's data sheets.
 _SM_COUNT_OF_BOARD = {"h100pcie": ("H100 PCIe", 114)}
 
-# The device that is used for legality and planning if there is no GPU and none is named.
+# The device for legality and planning if there is no GPU and none is named.
 DEFAULT_DEVICE = KNOWN_DEVICES[0]
 
 

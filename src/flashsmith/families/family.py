@@ -507,7 +507,7 @@ def _check_knobs(config_class: Any) -> None:
             f"family: {', '.join(plain)} of {name} is not declared with knob(); declare every "
             "field with it"
         )
-    # This is checked here and not by an abstract base class, so that registering already fails.
+    # Checked here and not by an abstract base class, so that registering fails, not the first use.
     if silent := [
         member
         for member in ("n_threads", "smem_bytes")

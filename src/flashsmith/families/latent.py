@@ -14,7 +14,7 @@ from flashsmith.operations.problem import Problem
 PAIRS = (HeadPair(320, 256), HeadPair(576, 512))
 
 # Cycles from a load to its data while all SMs read; of a launch in a graph; and of a CTA outside
-# its loop. These are those of mma_sync_decode; nothing was measured for these families.
+# its loop. They are mma_sync_decode's; nothing was measured for these families.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 _FLOAT_BYTES = 4
 

@@ -16,7 +16,7 @@ from flashsmith.families.legal_space import AnyConfig, rules_due, with_knob
 from flashsmith.families.legality import broken_rules
 from flashsmith.families.rule import LegalSpace
 
-# What is changed in a config: the knobs and their new values.
+# The changes of a config: the knobs and their new values.
 Changes = frozenset[tuple[str, object]]
 # The search stops after comparing this many configs, because a config that breaks many rules has
 # too many neighbours.

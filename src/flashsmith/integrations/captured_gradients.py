@@ -29,7 +29,7 @@ from flashsmith.semantics.program import BoundProgram
 from flashsmith.semantics.signature import ForwardOptions, check_mask
 from flashsmith.semantics.typed import Typed
 
-# The most elements of a block's scores. About ten float64 arrays of that size exist at once.
+# The most scores of a block. About ten float64 arrays of that size exist at once.
 MOST_SCORES = 2**24
 
 

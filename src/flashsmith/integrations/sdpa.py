@@ -262,7 +262,7 @@ def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: An
     if reads_environment(given[0].device):
         return
     if any(tensor.requires_grad for tensor in given):
-        # Without grad mode it is not remembered, since later calls may have grad mode; and a sliced
+        # Such a call is not remembered: without grad mode, later calls may enable it; and a sliced
         # or expanded tensor needs the gradients of these steps, too.
         if torch.is_grad_enabled() and all(map(_is_swapped, given, tensors)):
             from flashsmith.integrations.torch_ops import remember_swapped

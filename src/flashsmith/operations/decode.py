@@ -39,8 +39,8 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.flop import visible_pairs
 from flashsmith.semantics.sizes import Sizes
 
-# A dense cache is (batch, capacity, heads_k, d), a paged one (pages, page, heads_k, d). That of
-# values has d_v in the place of d.
+# A dense cache is (batch, capacity, heads_k, d), a paged one (pages, page, heads_k, d). The cache
+# of values has d_v instead of d.
 _CACHE = ("blocks", "slots", "heads_k")
 _NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k"), ("total_q", "heads_k")
 _ROTARY = ("positions", "rotary_half")

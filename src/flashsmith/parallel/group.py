@@ -34,7 +34,7 @@ _MESSAGE = 4096
 # Agreements that are kept for each group.
 _MOST_AGREEMENTS = 512
 _MOST_TEXT = 512
-# How many transfers a rank has made, behind its message.
+# The number of transfers that a rank has made; it follows the rank's message.
 _COUNT = struct.Struct("<q")
 # By device type: the backends that can transfer its tensors.
 _CARRIERS = {"cpu": ("gloo", "mpi"), "cuda": ("nccl",)}
@@ -139,7 +139,7 @@ class Group:
         return SharedWords.shared(self.rank, self.size, _seconds(self._of_host()), self.exchange)
 
     def _same_by_message(self, word: int) -> Callable[[], bool]:
-        # The maximum of all words, and that of their complements, from which the minimum follows.
+        # The maximum of all words, and the maximum of their complements, which gives the minimum.
         largest = torch.tensor((word, ~word))
         work = self._of_host().allreduce([largest], _LARGEST)
 

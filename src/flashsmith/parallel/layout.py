@@ -173,7 +173,7 @@ def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> ScoreB
         k = RowRun(k.position + unseen, k.row + unseen, keys)
         if keys <= 0:
             return None
-    # attention() puts the last query at the position of the last key. The queries would thus be too
+    # attention() puts the last query at the position of the last key. So the queries would be too
     # early by this number of positions.
     shift = (first + rows) - (k.position + keys)
     left = None if mask.left is None or mask.left - shift >= keys - 1 else mask.left - shift

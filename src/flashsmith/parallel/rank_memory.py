@@ -64,7 +64,7 @@ class RowShape(NamedTuple):
 
 # Where rows begin: their address in this rank's memory, and their offset in a slot.
 Place = tuple[int, int]
-# For each of some ranks, what it is sent.
+# The data that are sent to each of some ranks.
 Sent = Sequence[tuple[int, Sequence[Place]]]
 
 

@@ -52,7 +52,7 @@ class Watch:
 
     # After a rank has ended, a wait may continue for this many seconds, but not beyond the timeout.
     PATIENCE = 5.0
-    # After the timeout, the host has this many seconds to notice itself that a rank is late, and to
+    # After the timeout, the host itself has this many seconds to notice that a rank is late and
     # raise an error.
     GRACE = 3.0
 
@@ -242,6 +242,6 @@ def _end_in_time() -> None:
         signal.setitimer(signal.ITIMER_REAL, Watch.PATIENCE)
 
 
-# What is registered first is called last, so that exit functions of other libraries run before the
-# alarm is set.
+# Exit functions run in reverse order: registered first, this one sets the alarm after those of
+# other libraries.
 atexit.register(_end_in_time)

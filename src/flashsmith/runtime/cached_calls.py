@@ -38,7 +38,7 @@ from flashsmith.semantics.dtype import dtype_name
 # Limits on the calls cached by signature, the groups of repeated calls, the shapes in a group, and
 # the calls of one shape. The oldest are dropped first.
 MOST_CALLS, MOST_GROUPS, MOST_SHAPES, MOST_OF_SHAPE = 1024, 256, 256, 32
-# The number of address tuples that a call remembers as usable; they take 100 KiB of host memory.
+# The number of usable address tuples that a call remembers; they take 100 KiB of host memory.
 _MOST_KNOWN = 256
 # Workspace blocks are allocated as int32; this is the element size in bytes.
 _BLOCK_ELEMENT = 4
@@ -86,8 +86,8 @@ class CachedCall:
             for place, (spec, view) in enumerate(placed)
             if 0 not in view.shape
         ]
-        # Each entry is for an output and another tensor. It holds the open interval of address
-        # differences at which they overlap and, if they may share memory, this call's difference.
+        # An entry for each output and other tensor: the open interval of address differences at
+        # which both overlap and, if they may share memory, this call's difference.
         self._overlaps = [
             (
                 *(place, other, *overlap(view, its)),

@@ -26,7 +26,8 @@ _REGISTERS_PER_SM = 82
 _SMEM_PER_BLOCK_OPTIN = 97
 _CTAS_PER_SM = 106
 
-# CUresult codes that mean 'no GPU': the toolkit's stub library in place of a driver, and no device.
+# CUresult codes that mean 'no GPU': for the toolkit's stub library instead of a driver, and for no
+# device.
 _NO_GPU = (34, 100)
 _NO_CONTEXT = 201
 _NOT_READY = 600

@@ -43,7 +43,7 @@ class FallbackKernels:
     result is valid until a library is added to the kernel cache or removed."""
 
     found: dict[_Call, LoadedKernel] = field(default_factory=dict)
-    # Of these calls, those whose fallback kernel should be as fast as the chosen one.
+    # The calls whose fallback kernel should be as fast as the chosen kernel.
     as_fast: set[_Call] = field(default_factory=set)
     stamp: object = None
     warned: set[tuple[Key, Key]] = field(default_factory=set)

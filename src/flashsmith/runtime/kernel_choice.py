@@ -27,8 +27,8 @@ DEFAULT_EMULATED_ARCH = 80
 
 # Chooses the config for a problem on a device; called for new call signatures. A third argument
 # names a family if only that family's kernels can read the tensors' layout. ``among`` is a tuple of
-# the built configs, given when no kernel may be built. The first of them whose time exceeds the
-# fastest one's by at most the share ``tolerance`` is chosen.
+# the built configs, given when no kernel may be built. The chooser takes the first of them whose
+# time exceeds the fastest one's by at most the share ``tolerance``.
 Chooser = Callable[..., KernelConfig]
 
 

@@ -12,8 +12,8 @@ from flashsmith.semantics.derivatives import derivative
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, Typed, all_parts, cast, read, typed_symbol
 from flashsmith.semantics.typed_text import canonical, parse_canonical
 
-# The scaled score; the indices of the sequence, the query head, the query and the key; and the
-# lengths of the sequence. q counts from the sequence's first query, k from its first key.
+# The scaled score; the indices of sequence, query head, query and key; and the lengths of the
+# sequence. q counts from the sequence's first query, k from its first key.
 SCORE = typed_symbol("score", FLOAT)
 B, H, Q, K, SEQ_Q, SEQ_K = INDICES = tuple(
     typed_symbol(name, INT) for name in ("b", "h", "q", "k", "seq_q", "seq_k")

@@ -54,7 +54,7 @@ def bind(
     """
     given = (score_mod, *masks)
     key = (*map(id, given), lengths, positions)
-    # A result holds its tensors: kept, it would keep the caller's mask or bias in memory.
+    # Results are not kept: they hold tensors, and would keep the caller's mask or bias in memory.
     is_kept = bias is None and not any(map(is_array, masks))
     known = _RECENT.get(key) if is_kept else None
     if known is not None and known.still_holds(given):
@@ -152,7 +152,7 @@ def at_row(function: Function) -> Function:
     return lambda b, h, q_idx, kv_idx: function(b, h, _row_of(q_idx), kv_idx)
 
 
-# The row of a query where Q is its position.
+# The row of a query, given its position Q.
 _ROW = Q - (SEQ_K - SEQ_Q)
 
 

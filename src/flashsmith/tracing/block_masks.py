@@ -19,7 +19,7 @@ from flashsmith.tracing.binding import at_row, bind, table_function
 from flashsmith.tracing.captures import Constant
 
 _ABSENT, _PARTIAL, _FULL = range(3)
-# create_block_mask's block size for no lists at all is far longer than any sequence.
+# Without lists, create_block_mask has one block size, far longer than any sequence.
 _ONE_BLOCK = 1 << 28
 
 
@@ -130,7 +130,7 @@ def function_of_blocks(
     return mask
 
 
-# How many keys before and after its own position, aligned to the bottom right, a row sees.
+# How many keys a row sees before and after its own position, aligned to the bottom right.
 _Window = tuple[int | None, int | None]
 
 
@@ -225,7 +225,7 @@ def states_of_lists(counts: Any, indices: Any, full_counts: Any, full_indices: A
 
     columns = indices.shape[-1]
     place = torch.arange(columns, device=indices.device)
-    # One more column takes the entries behind the counts.
+    # One more column receives the entries after the counts.
     states = torch.zeros(
         (*indices.shape[:-1], columns + 1), dtype=torch.uint8, device=indices.device
     )

@@ -42,9 +42,10 @@ class Leaf(NamedTuple):
     value: Any
 
 
-# How to get from a value to one that it captures: ('attribute', name) or ('item', key), in order.
+# The steps from a value to one that it captures: ('attribute', name) or ('item', key), in order.
 Path = tuple[tuple[str, Any], ...]
-# Reads what a function, an object or a list holds now, and what it held when it was scanned.
+# A function that reads the current content of a function, an object or a list; and the content when
+# it was scanned.
 Watch = tuple[Callable[[], "list[Any]"], "list[Any]"]
 
 

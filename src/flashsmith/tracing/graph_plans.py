@@ -24,7 +24,7 @@ from flashsmith.tracing.tracer import Traced, traced
 # states of its blocks, its function); BLOCKS_OF_ROWS if its rows are a call's queries over a cache.
 # They are plain tuples, as PyTorch's compiler makes no others.
 PARTS, BLOCKS, BLOCKS_OF_ROWS = "parts", "blocks", "blocks of rows"
-# In place of a tensor: (TENSOR, sizes, dtype of PyTorch), with sizes of 1 where they are, else 2.
+# A stand-in for a tensor: (TENSOR, sizes, dtype of PyTorch); every size other than 1 is 2.
 TENSOR = "tensor"
 Root = Any
 Roots = tuple[Root, Root, Root, Root]

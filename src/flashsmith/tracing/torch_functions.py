@@ -283,7 +283,7 @@ FUNCTIONS: dict[str, Callable[..., Typed]] = {
     "tanh_approx": _unary("tanh"),
     "approx::tanh": _unary("tanh"),
 }
-# Functions whose names say that they do not compute one element, and what to write.
+# Functions that by their names do not compute one element, and what to write instead.
 REFUSED = {
     **dict.fromkeys(
         ("dot", "matmul", "mm", "bmm", "einsum", "inner", "vdot", "linear"),

@@ -59,7 +59,7 @@ _DUNDER = {
 _DTYPES = {"int": INT, "float": FLOAT}
 _REVERSED = {"rtruediv": "div", "rfloordiv": "floor_divide", "rmod": "remainder", "rpow": "pow"}
 _MOST_TRACES = 1024
-# The sets of captured values of one trace whose numbers are kept.
+# For how many sets of captured values of one trace the numbers are kept.
 _MOST_VALUES = 256
 
 

@@ -15,7 +15,7 @@ from flashsmith.safe_json import UnusableTextError, read_text
 # By head dimension: the lengths that are tuned. Any other length uses the winner for the nearest
 # length.
 _LENGTHS = {128: SEQ_LENS, **dict.fromkeys((64, 96, 256), (512, 1024, 4096, 16384))}
-# A reference problem is at least so long, and has 8 tiles of 128 rows for each SM.
+# A reference problem is at least this long, and has 8 tiles of 128 rows for each SM.
 _REFERENCE_LENGTH = 2048
 _REFERENCE_ROWS_PER_SM = 8 * 128
 

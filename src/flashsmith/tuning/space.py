@@ -30,11 +30,11 @@ from flashsmith.operations import DEFAULT
 # families.
 ALL_FAMILIES = "both"
 _FEW = 8
-# Stands for the configs that the shipped tables have for a problem. The numbers are their margin to
-# the best one, and the most configs that are taken.
+# Stands for the configs that the shipped tables have for a problem. The numbers are the largest
+# margin to the best config, and the most configs that are taken.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
-# Of each family, this many configs also get split-KV variants, with up to three numbers of splits
+# This many configs of each family also get split-KV variants, with up to three numbers of splits
 # each.
 _MOST_IN_PARTS = 4
 # Sets that exist for every dtype and head dimension; 'B_r,B_c' selects from tune.
@@ -126,7 +126,7 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
     asked = [family for family in families() if family.space_key == key]
     of = asked[0].operation if asked else DEFAULT if key == ALL_FAMILIES else None
     if of == DEFAULT != problem.operation:
-        # The key names kernels of attention, so it does not restrict those of another operation.
+        # The key names kernels of attention, so it does not restrict another operation's kernels.
         asked = list(families(problem.operation))
     elif asked and of != problem.operation:
         raise SelectionError(

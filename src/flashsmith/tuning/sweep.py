@@ -115,7 +115,7 @@ class Sweep:
         self._unsaved: list[Record] = []
         self._on_finished = on_finished
         self._clock = clock
-        # What depends on the clock.
+        # State that depends on the clock.
         self._seconds: defaultdict[Problem, float] = defaultdict(float)
         self._early: set[Problem] = set()
         self._closed: set[Problem] = set()
@@ -287,7 +287,7 @@ class Sweep:
             return states
         share = time * len(self._benches) / max(1, len(self.races))
         waiting = [state.problem for state in states if state.waiting]
-        # The waiting problems begin at the last time at which each can still have its share.
+        # The waiting problems begin at the latest time that still leaves each its share.
         needed = share * len(waiting) / len(self._benches)
         if waiting and self._clock() >= self._began + time - needed:
             self._early.update(waiting)

@@ -26,14 +26,14 @@ from flashsmith.families import (
 
 # 'culled': dropped without being run. 'not reached': never timed.
 Status = Literal["active", "culled", "crash", "hang", "error", "wrong", "slower", "not reached"]
-# The stages of a kernel. Those of the rungs (see rung_stage()) are between PROVE and CHECK. PREPARE
-# makes the tensors of a problem. ALONE times each finalist alone, to find the kernel that made a
-# final fail.
+# The stages of a kernel. The stages of rungs (see rung_stage()) are between PROVE and CHECK.
+# PREPARE makes the tensors of a problem. ALONE times each finalist alone, to find the kernel that
+# made a final fail.
 COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# By stage: the field that a record of this stage has. All other stages have "samples".
+# The field that a record of a stage has, by stage. All other stages have "samples".
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
 # The bytes per thread that ptxas spills, stores plus loads. A few that are not in the main loop do
 # not matter.
@@ -232,7 +232,7 @@ class Trials:
         self._trials: dict[Problem, dict[str, Trial]] = {}
         self._facts: dict[Build, KernelFacts] = {}
         self._dropped: dict[Build, tuple[Status, str]] = {}
-        # By problem: why its tensors cannot be made.
+        # Why a problem's tensors cannot be made, by problem.
         self.unprepared: dict[Problem, str] = {}
         # The keys have the short forms of all finalists.
         self.finals: dict[tuple[Problem, frozenset[str]], Record] = {}

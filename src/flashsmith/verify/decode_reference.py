@@ -37,7 +37,8 @@ LAYOUTS = ("dense", "interleaved", "heads first")
 _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
 # At most this many elements of K are in float64 at once (128 MiB), unless one head has more.
 MOST_EXPANDED = 1 << 24
-# How many pages belong to no sequence, and which values unused entries of the page table have.
+# The number of pages that belong to no sequence, and the values of unused entries of the page
+# table.
 _SPARE_PAGES = 3
 # A table of angles for each position is drawn.
 _MOST_DROPPED = 1 << 20

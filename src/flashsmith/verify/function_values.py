@@ -16,10 +16,10 @@ from flashsmith.semantics.typed import FLOAT, Typed, typed_symbol
 
 # Functions may compute in fp32, expressions compute in float64.
 VALUE_BOUND = 2e-5
-# A difference quotient of float64, where the function bends within the step.
+# The error of a difference quotient in float64 if the function bends within the step.
 SLOPE_BOUND = 1e-4
 _STEP = 1e-6
-# What a read or the score is called while it is varied.
+# The name of a read, or of the score, while it is varied.
 _VARIED = typed_symbol("varied", FLOAT)
 
 

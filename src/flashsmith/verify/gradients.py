@@ -20,7 +20,7 @@ from flashsmith.verify.gradient_tolerance import ExpectedGradients
 # order, but not with another.
 NEARLY_TOO_LARGE = 0.99
 LOG2_E = math.log2(math.e)
-# How many products a tensor core adds to a sum in one step: 8 on sm_80, 16 on sm_90.
+# The number of products that a tensor core adds to a sum in one step: 8 on sm_80, 16 on sm_90.
 TENSOR_CORE_PRODUCTS = 8
 # For sm_90: the number of products in a step, and the last bit that is kept of each, relative to
 # the largest power of two among the products and the previous sum.

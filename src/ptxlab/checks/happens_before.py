@@ -46,8 +46,8 @@ _MORE_ENGINES = 32
 _ALWAYS = np.iinfo(np.int32).max
 
 
-#: What a thread knows of other clusters: the cluster's number -> (ordered clocks, fenced clocks),
-#: each with one clock per column. It is immutable once made.
+#: The order of a thread after other clusters: the cluster's number -> (ordered clocks, fenced
+#: clocks), each with one clock per column. It is immutable once made.
 Far = dict[int, tuple[np.ndarray, np.ndarray]]
 #: Key of the previous launch, used instead of a cluster's number. A thread is ordered after all of
 #: that launch or after none of it.
@@ -138,7 +138,7 @@ class HappensBefore:
         self._members[self._cluster, self._rank] = ctas
         self._slots: dict[tuple[int, Engine], int] = {}
         self._slot_counts = np.zeros(self._clusters, np.int64)
-        # For each thread, the index in `_sets` of what it knows about other clusters; 0: nothing.
+        # For each thread, the index of its set in `_sets`; 0: the empty set.
         self._far = np.zeros(cta_count * threads_per_cta, np.int64)
         self._sets: list[Far] = [{}]
         self._merged: dict[frozenset[int], int] = {}
@@ -416,7 +416,7 @@ class HappensBefore:
         after: np.ndarray = known[self._far[threads - self._first_cta * self._threads]]
         return after
 
-    # Sets of clocks: what threads know of other clusters
+    # Sets of clocks: the order of threads after other clusters
 
     def _places(self, cta: int, members: np.ndarray) -> np.ndarray:
         places: np.ndarray = cta * self._threads + members

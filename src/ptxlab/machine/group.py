@@ -98,8 +98,8 @@ class Group:
         #: not committed.
         self.committed: list[list[AsyncCopy]] = []
         self.open: list[AsyncCopy] = []
-        #: wgmma: the same for products: those not committed, and committed groups that were not
-        #: waited for.
+        #: wgmma: the same for products: uncommitted ones, and committed groups that were not waited
+        #: for.
         self.pending_wgmma: list[PendingWgmma] = []
         self.wgmma_groups: list[list[PendingWgmma]] = []
         #: By index of the load: the words that a polling loop has read in this iteration.

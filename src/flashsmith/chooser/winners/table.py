@@ -60,8 +60,8 @@ class WinnersTable:
         self._entries = {entry.place: entry for entry in entries}
         self.notes = list(notes)
         self.versions = tuple(versions)
-        # What else the file contained, which is written back unchanged: records that cannot be
-        # read, perhaps because they are of a later version, and the environments that they use.
+        # The rest of the file, which is written back unchanged: unreadable records, perhaps of a
+        # later version, and the environments that they use.
         self._unread: list[Any] = []
         self._their_environments: dict[str, Any] = {}
         self._index: EntryIndex | None = None  # The index of the current entries

@@ -117,7 +117,7 @@ def eager(cfg: Any) -> str:
 def swizzle(cfg: Any) -> str:
     if not cfg.swizzled:
         return "rows are stored unswizzled: the eight rows of an ldmatrix share their banks"
-    # The layout consists of panels with 64 columns, and one with 32 columns for the rest.
+    # The layout consists of panels of 64 columns, and one panel of 32 columns for the rest.
     wide, narrow = "c xor (r mod 8)", "c xor (r / 2 mod 4)"
     if cfg.d_head % 64 == 0:
         where = wide

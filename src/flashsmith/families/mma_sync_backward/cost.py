@@ -37,7 +37,7 @@ _FLOAT_BYTES = 4
 _PER_SCORE, _PER_PRODUCT, _PER_SUM, _PER_STEP = 9.0, 1.6, 25.0, 180.0
 # The share of a warp's own chain that does not overlap with other warps.
 _ALONE = 0.83
-# Cycles per barrier, including those for exchanges between warps, and per wait for copies.
+# Cycles per barrier, including barriers for exchanges between warps, and per wait for copies.
 _BARRIER, _LATENCY = 100.0, 620.0
 # Cycles for the launch, the first copies and the epilogue.
 _CTA_CYCLES = 6000.0
@@ -75,7 +75,7 @@ def tile_work(
     read *= cfg.n_warps
     exchanged = (columns > 1) + (columns > 1 or atomics)
     if atomics:
-        # Reads of dS and K for dQ. The warps divide dQ so that these are fewest.
+        # Reads of dS and K for dQ. The warps divide dQ so that they need the fewest reads.
         read += cfg.B_c * min(
             cfg.B_r * (cfg.n_warps // rows) + cfg.d_head * rows
             for rows in (1, 2, 4)

@@ -110,8 +110,8 @@ class MmaSyncDecodeFamily(Family):
     def adapt_to_program(
         self, cfg: FlashDecodeKernelConfig, semantics: Semantics
     ) -> FlashDecodeKernelConfig:
-        # Kernels of whole clusters and of warpgroups have their own code for scores, and those with
-        # scales have arguments of their own.
+        # Kernels of whole clusters and of warpgroups have their own code for scores, and kernels
+        # with scales have their own arguments.
         plain = replace(cfg, cache=CacheFormat.PLAIN)
         plain = replace(plain, chunk_cluster=0, chunk_warpgroups=0, keys_first=False)
         if not cfg.canonical:

@@ -17,7 +17,7 @@ from flashsmith.families.knob import knob
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
-# What most configs have: the fewest keys of a part, and the most parts per SM.
+# The usual fewest keys of a part, and the usual most parts per SM.
 MIN_KEYS, PARTS_PER_SM = 128, 1
 MMA_ROWS = 16  # Rows of one MMA m16n8k16, and also its depth k
 _STATISTICS_BYTES = 8  # For each row of a warp, its maximum and its sum
@@ -417,8 +417,8 @@ class FlashDecodeKernelConfig(KernelConfig):
             in_shared = self.own_tiles - self.own_tiles_in_registers
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
         elif self.chunk_cluster:
-            # What CTAs and warps exchange in a round: scores of eight rows with maxima (in one or
-            # two buffers), P with its sums, factors and maxima (in two), and barriers. This
+            # The data that CTAs and warps exchange in a round: scores of eight rows with maxima (in
+            # one or two buffers), P with its sums, factors and maxima (in two), and barriers. This
             # includes the padding between the columns of V.
             keys = self.chunk_cluster * self.B_c
             statistics = (
@@ -428,7 +428,7 @@ class FlashDecodeKernelConfig(KernelConfig):
                 + 16 * (1 + self.cluster_waves + self.stages)
             )
         elif self.canonical:
-            # What warps exchange for a tile: maxima, sums of 16 keys, and P.
+            # The data that warps exchange for a tile: maxima, sums of 16 keys, and P.
             statistics = self.B_r * (4 * self.n_warps + self.B_c + elem_size * self.B_c)
         return queries + streamed + statistics + _TARGET_BYTES
 

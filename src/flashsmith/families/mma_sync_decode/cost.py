@@ -28,7 +28,7 @@ _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
 # Instructions of a warp that load and widen a pair of 8-bit floats: with fp16 a load and a
 # conversion, with bf16 also two to fp32 and one back.
 _PER_PAIR = {DType.FP16: 1.6, DType.BF16: 4.6}
-# By this factor, a run may be longer than the CTA's share (csrc/mma_sync_decode/plan.cc).
+# A run may be longer than the CTA's share by this factor (csrc/mma_sync_decode/plan.cc).
 _ROUNDING_UP = 1.125
 # Cycles that a step takes if the warp runs alone.
 _WARP_STEP = 900.0
@@ -138,7 +138,7 @@ def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int)
     return -(-parts // length)
 
 
-# min_keys is multiplied by this for chunks; the kernels have the same value.
+# For chunks, min_keys is multiplied by this factor; the kernels have the same value.
 _CHUNK_MIN_KEYS_FACTOR = 8
 
 

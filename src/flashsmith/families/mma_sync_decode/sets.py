@@ -98,8 +98,8 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
     return next((one for one in made if is_legal(one, device)), None)
 
 
-# When the CTAs of a cluster compute a chunk together, as measured on an H200. With fewer keys or
-# more CTAs, one CTA is as fast. A cluster has at most as many CTAs as a sequence has tiles. See
+# The limits for computing a chunk with all CTAs of a cluster, measured on an H200. With fewer keys
+# or more CTAs, one CTA is as fast. A cluster has at most as many CTAs as a sequence has tiles. See
 # docs/log/bits.md.
 _CLUSTERS, _CLUSTER_ROWS = (8, 4, 2), 8
 _LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS = 512, 64
@@ -191,7 +191,7 @@ def _adapt_tiles(
         clusters = _in_clusters(cfg, problem, device) if may else None
         if clusters is not None:
             return clusters
-        # How many rows a tile has does not affect the bits.
+        # The number of rows of a tile does not affect the bits.
         made = (replace(cfg, B_r=B_r) for B_r in _CANONICAL_ROWS if rows > B_r - MMA_ROWS)
         fitting = [one for one in made if is_legal(one, device)]
         return fitting[-1] if fitting else cfg

@@ -70,7 +70,8 @@ MAX_CTAS = 4
 MAX_EXP2_FMA_SHARE = 50
 
 _WARPGROUPS = tuple(range(1, MAX_WARPGROUPS + 1))
-# The registers for the smallest tiles: the columns of O, those of S, and everything else.
+# The registers for the smallest tiles: for the columns of O, for the columns of S, and for
+# everything else.
 _LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 
 

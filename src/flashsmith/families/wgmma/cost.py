@@ -27,7 +27,7 @@ from flashsmith.families.wgmma.config import (
 )
 
 # How long a kernel takes to compile, relative to others. It is short for all tiles, because one
-# wgmma is for a whole warpgroup.
+# wgmma multiplies for a whole warpgroup.
 COMPILE_COST = 700.0
 
 # Cycles of a tile for its first copy of K, its epilogue, and the fetch of its work-tile info.

@@ -35,7 +35,7 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# Of the registers that a thread has at its start, ptxas needs this many besides the accumulators of
+# ptxas needs this many of the registers that a thread has at its start, besides the accumulators of
 # one wgmma. Registers that setmaxnreg adds later do not help (C7602).
 REGISTERS_BESIDE_PRODUCT = 26
 

@@ -52,8 +52,8 @@ REGISTERS = {
 # Three warpgroups read K and V the least often, but have no registers for overlap above d_head 96.
 # Four warpgroups fit only at small d_head. With two warpgroups, each thread has more registers. One
 # warpgroup is for problems with few rows, or for two or three CTAs per SM with a small d_head.
-# Registers limit the length of key tiles for three warpgroups; shared memory does for d_head 192
-# and 256, and for several CTAs.
+# Registers limit the length of key tiles for three warpgroups; shared memory limits it for d_head
+# 192 and 256, and for several CTAs.
 SHAPES: dict[HeadDims, tuple[TileShape, ...]] = {
     32: (
         TileShape(4, 128),
@@ -167,7 +167,7 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("short_block",): ((0,), (16,), (64,)),
     ("register_Q",): ((0,), (4,), (8,)),
 }
-# By how much B_c may change in a step.
+# The most by which B_c may change in a step.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
 _SHORTEST_B_C = 48
 

@@ -29,10 +29,10 @@ COMPILE_COST = 1500.0
 _FLOAT_BYTES = 4
 # Cycles of a CTA for loading K, V and the first queries, and for storing dk and dv.
 _CTA_CYCLES = 4300.0
-# Cycles for barriers and for waiting for GEMMs with which nothing in the warpgroup overlaps.
+# Cycles for barriers, and for GEMMs with which nothing in the warpgroup overlaps.
 _CHAIN_LATENCY = 920.0
 _OVERHEAD = 1.1
-# What ordered_dq costs: 2 to 12% of a step, mostly for waiting for the previous block of keys.
+# The cost of ordered_dq: 2 to 12% of a step, mostly for waiting for the previous block of keys.
 _ORDER_LATENCY = 300.0
 
 
@@ -66,8 +66,8 @@ def _step_cycles(
     products = 2 * cfg.B_r * cfg.B_c * columns / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
     # A warpgroup reads K and V once, and Q and do twice; with split roles half of that. For dQ it
-    # reads dS and K, 64 rows at a time. Q, do and dS are also written to shared memory; so are the
-    # sums of dq, and P if split roles exchange it.
+    # reads dS and K, 64 rows at a time. Q, do, dS and the sums of dq are also written to shared
+    # memory, and P too if split roles exchange it.
     read = (WARPGROUP_ROWS + cfg.B_r) * both + cfg.B_r * both
     read *= cfg.key_groups
     written = cfg.B_r * both + 4 * cfg.split_roles * cfg.B_r * cfg.B_c

@@ -23,7 +23,7 @@ COMPILE_COST = 1000.0
 
 # Cycles of a CTA for loading Q, do and the first keys, and for storing dq.
 _CTA_CYCLES = 3500.0
-# Cycles for barriers and for waiting for GEMMs with which nothing in the warpgroup overlaps. The
+# Cycles for barriers, and for GEMMs with which nothing in the warpgroup overlaps. The
 # factor is applied if the dq of a step overlaps the exponentials of the next.
 _CHAIN_LATENCY, _LATE = 700.0, 0.85
 # Instructions per score of a thread. Each scheduler has one warp of a warpgroup.

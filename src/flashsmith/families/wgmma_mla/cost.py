@@ -9,7 +9,7 @@ from flashsmith.families.latent import LatentRates, call_work
 from flashsmith.families.tile_work import CallWork, rates_of
 from flashsmith.operations.problem import Problem
 
-# How long any config takes to compile, relative to those of other families; 1,000 is about 1.4 s.
+# The compile time of any config, relative to configs of other families; 1,000 is about 1.4 s.
 COMPILE_COST = 3000.0
 # Seconds that the emulator takes to translate a kernel, on one core.
 TRANSLATION_SECONDS = 0.5

@@ -27,7 +27,7 @@ from flashsmith.semantics.cache_format import CacheFormat
 
 _MODEL_DTYPES = (torch.float16, torch.bfloat16)
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
-# The engine's names of caches whose elements are those of _EIGHT_BITS, without scales of blocks.
+# The engine's names of caches with elements in _EIGHT_BITS and without scales of blocks.
 _NAMES_OF_8_BITS = ("auto", "fp8_e4m3", "fp8_e5m2")
 # Algorithms of speculative decoding whose drafts are chains with speculative_eagle_topk 1.
 _CHAINS = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -149,7 +149,7 @@ class FlashsmithBackend(AttentionBackend):
             window=attention.window_limits,
             softcap=attention.softcap,
             scale=attention.scale,
-            # Weights may be loaded again while graphs live, so that no copy is kept.
+            # No copy is kept, because weights may be loaded again while graphs exist.
             sinks=None if sinks is None else sinks.float(),
             **self._scales(layer),
             split=self.split,

@@ -44,7 +44,7 @@ class PageTables:
         self.slots: torch.Tensor = model_runner.req_to_token_pool.req_to_token
         self.most_pages = -(-self.slots.shape[1] // page)
         pool = model_runner.token_to_kv_pool
-        # Layers with a window may have a pool of their own, with slots of its own.
+        # Layers with a window may have their own pool, which has its own slots.
         self.window_pool = pool if isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0 else None
 
     def pages_for(self, forward_batch: Any, more: int = 0) -> int:

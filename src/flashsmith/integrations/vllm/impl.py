@@ -38,7 +38,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     Raises NotImplementedError for features that the backend's answers cannot refuse, such as ALiBi.
     """
 
-    # What decode context parallelism asks: the LSE, in base e.
+    # Decode context parallelism requires the LSE, in base e.
     can_return_lse_for_decode = True
     # Queries have 16 bits over caches of 8-bit floats, too.
     supports_quant_query_input = False

@@ -29,7 +29,7 @@ class StepMetadata:
     is_distributed: bool = False
 
     def __post_init__(self) -> None:
-        # What selects a launch, apart from the tensors' layouts.
+        # The properties that select a launch, apart from the tensors' layouts.
         self.sizes = self.num_actual_tokens, self.max_query_len, self.causal
 
     def with_block_table(self, block_table: torch.Tensor, slots: torch.Tensor) -> StepMetadata:
