@@ -256,7 +256,7 @@ def blocks(
         block_q, block_k: the rows and keys of a block; block_k is block_q unless given. They are
             compiled in. With block_q=None all queries share the table's only row of blocks, such
             as the blocks of keys that a step of decoding selects.
-        group: the query heads that share a head of the table, such as those of a K/V head.
+        group: the query heads that share a head of the table, such as a K/V head's.
 
     Raises ArgumentError for another shape, or sizes below 1.
     """

@@ -111,7 +111,7 @@ class BenchEntry:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What a benchmark measures: ``configs``, ``peers`` and, if ``ours``, attention().
+    """The subjects of a benchmark: ``configs``, ``peers`` and, if ``ours``, attention().
 
     ``rotation`` is the index of the implementation that is measured first on each problem; the
     implementations behind it follow in order, then the ones before it.
@@ -406,7 +406,7 @@ class _Point:
         return made if proof.verdict == "pass" else None
 
     def _kernel(self, entry: BenchEntry) -> tuple[Mapping[str, Any] | Part | None, ...]:
-        """What a row says about the entry's kernel: its config, and its resources."""
+        """The columns of a row about the entry's kernel: its config, and its resources."""
         if entry.config is None:
             return ()
         named = {"family": entry.config.FAMILY, "config": str(entry.config)}

@@ -137,7 +137,7 @@ def captured(
 
     Returns the graph and the output of one replay.
 
-    The output is that of the first set of tensors. It is filled with NaN before the replay.
+    The output belongs to the first set of tensors. It is filled with NaN before the replay.
 
     Raises any error that a call or the capture raises.
     """

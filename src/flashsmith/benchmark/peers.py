@@ -192,7 +192,7 @@ class FlexPeer:
     PyTorch's FlexAttention. Masks become block masks, so that tiles without visible keys are
     skipped.
 
-    ``mode`` is that of torch.compile. The default mode takes seconds per problem; max-autotune
+    ``mode`` is torch.compile's. The default mode takes seconds per problem; max-autotune
     takes half a minute, because it tries a dozen tiles.
     """
 
@@ -593,7 +593,7 @@ def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
     """Those peers in ``asked`` that can be compared on a problem.
 
     FlashInfer can be compared only over a KV cache. Operations other than attention bring their own
-    peers. Of these, the ones with names in ``asked`` are returned, or all if no name matches.
+    peers. The result has the ones with names in ``asked``, or all if no name matches.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

@@ -58,8 +58,8 @@ def default_heads(d: int) -> int:
 class Shapes:
     """The shapes given to `flashsmith bench`.
 
-    ``gqa`` is the heads of k and v, such as '8', or the heads of q and those of k and v, such as
-    '32:8'.
+    ``gqa`` is the heads of k and v, such as '8', or the heads of q and the heads of k and v, such
+    as '32:8'.
     """
 
     d_heads: tuple[int, ...]

@@ -367,7 +367,7 @@ class Implementation(Interface):
 class Replay:
     """Several calls of one implementation, captured in a graph.
 
-    A launch runs all of them; the reported time is that of one call.
+    A launch runs all of them; the reported time is the time of one call.
     """
 
     name: str

@@ -57,8 +57,8 @@ class Workload:
 
     In a packed problem all sequences have the lengths of the problem, and tensors are (total,
     heads, d). The limits of a window and a softcap have the typical values of Problem. With partial
-    semantics, the part is all keys. ``memory`` holds the tensors: that of GPU 0, unless a test
-    gives another.
+    semantics, the part is all keys. ``memory`` holds the tensors; it is GPU 0's unless a test gives
+    another.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -147,7 +147,8 @@ class Workload:
         return self._if_finite(case.verdict({"o": np.concatenate(rows)}), [output])
 
     def _if_finite(self, found: Comparison, outputs: Iterable[Any]) -> Comparison:
-        """The verdict on a part of the outputs; a failure if others are NaN or infinite."""
+        """The verdict on a part of the outputs, or a failure if any other output is NaN or
+        infinite."""
         wrong = sum(map(self.memory.nonfinite, outputs)) if found.ok else 0
         if not wrong:
             return found
@@ -495,7 +496,7 @@ class OperationWorkload:
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def poison(self) -> None:
-        """Fills the outputs with NaN, except those that the kernel also reads."""
+        """Fills the outputs with NaN, except the ones that the kernel also reads."""
         for tensor in self._poisonable:
             self.memory.poison(tensor)
 
@@ -532,7 +533,7 @@ _WORKLOADS: dict[str, Callable[..., AnyWorkload]] = {
 
 
 def workload_of(problem: Problem, seed: int = 0, memory: TensorMemory | None = None) -> AnyWorkload:
-    """The workload for a problem of any operation. If ``memory`` is None, it is that of GPU 0."""
+    """The workload for a problem of any operation. If ``memory`` is None, it is GPU 0's."""
     memory = memory or gpu_memory()
     return _WORKLOADS.get(problem.operation, OperationWorkload)(problem, seed, memory)
 

@@ -79,8 +79,8 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class RemovedLibraries:
-    """What ``prune`` or ``clear`` has removed, and how many libraries were kept because they are in
-    use."""
+    """The entries that ``prune`` or ``clear`` removed, and the number of libraries that were kept
+    because they are in use."""
 
     entries: int
     bytes: int

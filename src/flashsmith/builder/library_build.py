@@ -87,8 +87,7 @@ class _Build:
         # Read first, so that an error in it is raised before anything is built.
         self.limit_mib = env.cache_limit_mib()
         self.done, self.total = 0, len(spec.configs)
-        # Estimated seconds of wall time: for the steps that are finished, and for those that are
-        # left.
+        # Estimated seconds of wall time: for the finished steps, and for the remaining steps.
         self.estimate_done = 0.0
         self.time_left = TimeLeft(0.0)
 

@@ -111,8 +111,7 @@ class Compilation:
         return -(-shards // self.jobs) * self.jobs
 
     def is_current(self) -> bool:
-        """Whether the sources that were compiled are those of the spec and have not changed
-        since."""
+        """Whether the compiled sources are the spec's and have not changed since."""
         spec = self.spec
         now = source_hash(spec.family, spec.csrc)
         return self._originals.hash() == spec.source_hash == now

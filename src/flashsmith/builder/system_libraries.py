@@ -17,7 +17,7 @@ from flashsmith.builder.processes import Command
 from flashsmith.errors import CompileError
 
 # The newest symbol versions that exist on every manylinux_2_28 system (PEP 600): glibc 2.28's, and
-# those of the libraries of GCC 8.
+# the versions of GCC 8's libraries.
 FLOORS: Mapping[str, tuple[int, ...]] = {
     "GLIBC": (2, 28),
     "GLIBCXX": (3, 4, 24),
@@ -129,7 +129,7 @@ class SystemNeeds:
 
 
 def check_floors(shared_object: bytes, name: str, loaded: Iterable[str] = ()) -> SystemNeeds:
-    """What a shared object needs of the system.
+    """The needs of a shared object.
 
     Raises CompileError if a manylinux_2_28 system may lack some of it, or if it uses symbols
     without a version that are not ``loaded`` before it.

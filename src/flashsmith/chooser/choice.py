@@ -62,7 +62,7 @@ class Choice:
     measured) or 'offered' (nothing was measured and there is no cost model). why: the evidence as a
     sentence. ms: the expected time; 0 if unknown. tflops: the problem's attn_flop() divided by ms;
     0 if there is no time.
-    repeatable: a config with the same bits in every run, if the chosen config has not.
+    repeatable: a config with the same bits in every run, if the chosen config's bits vary.
     runners_up: the other configs, fastest first. passed_over: for each family that was not chosen,
     the reason. notes: why the kernel is slow on this problem, and which table entries were ignored.
     """
@@ -234,9 +234,9 @@ def choose_config(
 
     ``family``: consider only kernels of this family, because others cannot read the tensors of the
     call. ``among``: consider only these configs, because no others are built. Of these, the first
-    whose expected time exceeds the shortest by at most the share ``tolerance`` is chosen. Times are
-    those of the evidence, otherwise estimates. Configs of families that have no cost model come
-    last.
+    whose expected time exceeds the shortest by at most the share ``tolerance`` is chosen. Times
+    come from the evidence, otherwise from estimates. Configs of families that have no cost model
+    come last.
     ``deterministic``: consider only kernels that give the same bits in every run.
 
     Warns once if nothing was measured for this machine's GPU, and once if a part of a table had to

@@ -5,8 +5,8 @@ usually measured on another problem, so each time is scaled:
 
     ms here = ms measured x estimate(config, here) / estimate(config, there)
 
-Errors that both estimates share cancel. What remains is what the cost model predicts well: the
-amount of work, and how many waves it takes. So a config that was fastest with thousands of CTAs is
+Errors that both estimates share cancel. The rest is what the cost model predicts well: the amount
+of work, and the number of waves. So a config that was fastest with thousands of CTAs is
 replaced if its large tiles would leave SMs idle here.
 
 The replacement need not be in the entry. It is then assumed to be as slow as the slowest config of
@@ -91,8 +91,8 @@ class Evidence:
 
 
 class KernelFilter(NamedTuple):
-    """Selects kernels that compute the gradients of a problem; optionally only those of one family,
-    or only deterministic ones."""
+    """Selects kernels that compute the gradients of a problem; optionally only kernels of one
+    family, or only deterministic ones."""
 
     problem: Problem
     family: str | None = None
@@ -115,7 +115,7 @@ def gather(
 ) -> Evidence:
     """Gathers the evidence for a problem on a device.
 
-    ``family`` restricts it to the kernels of one family, ``deterministic`` to those that give the
+    ``family`` restricts it to the kernels of one family, ``deterministic`` to kernels that give the
     same bits in every run. For partial attention, measurements of whole attention over the same
     number of keys are used.
 
@@ -350,10 +350,10 @@ def _soundly_built(
 ) -> Evidence:
     """The evidence after replacing a chosen kernel that is known to compile to slow code.
 
-    The replacement is the best config that is not known to. A kernel that was timed against others
-    is not replaced. If the wgmma of the slow kernel is serialised, the replacement may take any
-    time. If the slow kernel spills, the expected time of the replacement may be longer by
-    GAIN_OVER_MEASURED at most.
+    The replacement is the best config whose code is not known to be slow. A kernel that was timed
+    against others is not replaced. If the wgmma of the slow kernel is serialised, the replacement
+    may take any time. If the slow kernel spills, the expected time of the replacement may be longer
+    by GAIN_OVER_MEASURED at most.
     """
     chosen = evidence.expected[0]
     known = known_spill(chosen.config, problem, device)

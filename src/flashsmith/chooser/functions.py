@@ -85,7 +85,7 @@ class CacheSizes(NamedTuple):
 def sizes_over_cache(
     q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, kv_offset: Any
 ) -> CacheSizes:
-    """The sizes for tensors of a call over a cache; those of tensors that are refused later are
+    """The sizes for tensors of a call over a cache; sizes of tensors that are refused later are
     unknown."""
     sizes, cache = sizes_of(q, k_cache, cu_seqlens_q), tuple(getattr(k_cache, "shape", ()))
     if sizes is None or len(cache) != 4:
@@ -96,8 +96,8 @@ def sizes_over_cache(
 
 
 def bound_over_cache(functions: CallFunctions, limits: tuple[Any, Any], over: CacheSizes) -> Bound:
-    """The same for attention over a cache, where indices of functions are positions in the whole
-    sequence. Rows of tensors are the queries of the call.
+    """The program, causal and window of a call over a cache, where indices of functions are
+    positions in the whole sequence. Rows of tensors are the queries of the call.
 
     The rows of a BlockMask with as many queries as keys are positions, too. The rows of any other
     are the queries of the call, which its function counts from 0.

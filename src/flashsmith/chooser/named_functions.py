@@ -1,4 +1,4 @@
-"""Score and mask functions by name, as commands and texts of problems have them.
+"""Score and mask functions by name, for commands and texts of problems.
 
 A name is a value of flashsmith.scores or flashsmith.masks, or 'module:function'. Values are
 combined as in Python: 'alibi+softcap', 'documents&causal', '~window(9)'. A value's arguments are

@@ -123,7 +123,7 @@ def ncu(
 ) -> None:
     """Profile kernels with Nsight Compute: pipes, occupancy, shared memory, traffic, waits.
 
-    Needs a GPU, and a selection by --kernels or KERNELS. The shapes are those of 'flashsmith
+    Needs a GPU, and a selection by --kernels or KERNELS. The shapes are the same as in 'flashsmith
     bench'. Exit status 1 if a kernel is wrong or cannot run here, 2 if the profiler fails.
     """
     from flashsmith.benchmark.ncu import (

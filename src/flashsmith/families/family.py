@@ -114,8 +114,8 @@ class Family:
     rules: tuple[Rule, ...] = ()
     # When a partial config is completed, these knobs are chosen first; many rules depend on them.
     choose_first: tuple[str, ...] = ()
-    # For some knobs, the only values that are tried to correct an illegal config; for other knobs
-    # all values are.
+    # The only values of some knobs that are tried to correct an illegal config; of other knobs all
+    # values are tried.
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     # The folder with the C++ sources, which has the name of the family. Include paths begin with
     # this name. The .cc files in the folder are compiled into every library.
@@ -645,7 +645,7 @@ find_more_with(load_installed_families)
 
 
 def families(operation: str | None = None) -> tuple[Family, ...]:
-    """All families, including those of installed packages; if `operation` is given, only its
+    """All families, including families of installed packages; if `operation` is given, only its
     families."""
     load_installed_families()
     return tuple(family for family in FAMILIES.values() if operation in (None, family.operation))

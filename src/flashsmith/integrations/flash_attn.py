@@ -537,7 +537,7 @@ def _alibi(slopes: Array | None) -> dict[str, Any]:
 
 
 def _alibi_over_cache(slopes: Array | None) -> dict[str, Any]:
-    """The same for attention_with_cache(), whose indices are positions."""
+    """attention_with_cache()'s keywords for ALiBi; its indices are positions."""
     found = _alibi(slopes)
     found.pop("positions", None)
     return found

@@ -35,7 +35,8 @@ def whole_rows(k_cache: Any, v_cache: Any) -> Any:
 
 
 def joined_rows(name: str, rotary: Any, value_name: str, values: Any) -> Any:
-    """Rows as in a latent cache: the columns of ``values``, then those of ``rotary``. Copies both.
+    """Rows as in a latent cache: the columns of ``values``, then the columns of ``rotary``. Copies
+    both.
 
     Raises ArgumentError unless they are PyTorch tensors whose shapes differ only in the columns.
     """

@@ -253,7 +253,7 @@ def _by_kernel(
 def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: Any) -> None:
     """Makes run_repeated serve calls of sdpa() with such arguments.
 
-    ``tensors`` and ``keywords`` are those of attention(), which computed this call. Not remembered
+    ``tensors`` and ``keywords`` are attention()'s, which computed this call. Not remembered
     are calls without a batch, and calls that depend on the environment.
     """
     groups, given = cached_calls.repeated, arguments[:3]
@@ -262,8 +262,8 @@ def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: An
     if reads_environment(given[0].device):
         return
     if any(tensor.requires_grad for tensor in given):
-        # Such a call is not remembered: without grad mode, later calls may enable it; and a sliced
-        # or expanded tensor needs the gradients of these steps, too.
+        # Other calls are not remembered: if grad mode is off, later calls may enable it, and a
+        # sliced or expanded tensor needs the gradients of these steps, too.
         if torch.is_grad_enabled() and all(map(_is_swapped, given, tensors)):
             from flashsmith.integrations.torch_ops import remember_swapped
 

@@ -181,7 +181,7 @@ def _roots_of(
 def _roots_over_cache(
     functions: Mapping[str, Any], over: CacheSizes
 ) -> tuple[tuple[Any, Any, Any, Any], tuple[int, int] | None]:
-    """The same for a call over a cache."""
+    """The roots of a plan's paths, and the block sizes of a BlockMask, for a call over a cache."""
     mask, block_sizes = functions.get("mask"), None
     if isinstance(mask, BlockMask):
         rows, keys = mask.BLOCK_SIZE

@@ -1,4 +1,4 @@
-"""How sequences are divided among ranks, and which rectangles of scores a rank computes.
+"""The division of sequences among ranks, and the rectangles of scores that a rank computes.
 
 For P ranks, a sequence is cut into 2P chunks, whose lengths differ by at most one. Rank r has the
 chunks r and 2P - 1 - r, so that all ranks have the same work under a causal mask. Everything here

@@ -242,6 +242,6 @@ def _end_in_time() -> None:
         signal.setitimer(signal.ITIMER_REAL, Watch.PATIENCE)
 
 
-# Exit functions run in reverse order: registered first, this one sets the alarm after those of
-# other libraries.
+# Exit functions run in reverse order: registered first, this one sets the alarm after other
+# libraries' functions.
 atexit.register(_end_in_time)

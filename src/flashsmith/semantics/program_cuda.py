@@ -181,7 +181,7 @@ class _Printer(CudaPrinter):
                     return one, self._texts[other]
         if it.function == "divide" and is_uniform(it.arguments[1]):
             one, other = it.arguments
-            # A division takes about ten instructions; the product is off by one rounding more.
+            # A division takes about ten instructions; the product has one rounding more.
             is_constant = other.function == "constant"
             return one, _reciprocal(
                 other

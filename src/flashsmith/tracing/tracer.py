@@ -324,7 +324,8 @@ class Tracing:
         if not is_array(value) or value.shape:
             return value
         kind = dtype_name(value.dtype) or str(value.dtype)
-        # A number of the call would have no gradient.
+        # These tensors are read by the kernel: as a number of the call, a tensor would have no
+        # gradient.
         if is_tensor(value) and (
             self._reads_scalars or value.device.type != "cpu" or value.requires_grad
         ):

@@ -91,8 +91,8 @@ def search_space(
     - 'known': the few best configs in the shipped tables for a similar GPU.
     - None: the key that default_space() gives.
     - a key for KERNELS. The configs of tune, prog, prog-all, all and of block sizes such as '64,32'
-      get the dtype and head dimension of the problem. Of other sets, only the configs with both are
-      taken.
+      get the dtype and head dimension of the problem. From other sets, only the configs with both
+      are taken.
 
     Spaces always have the dtype and head dimension of the problem. If there are so few tiles that
     SMs would be idle, the space of a family also has some configs with split KV. For a problem with

@@ -123,7 +123,7 @@ class Record:
     """The result of one request to a compiler or the bench; a line of the journal.
 
     builds: the kernels that the request was about. A record has exactly one of these results.
-    `facts` are those of a compiled kernel, and `proof` is the result of a check. `samples` has an
+    `facts` are a compiled kernel's, and `proof` is the result of a check. `samples` has an
     item for each build, and `origin` says where and when they were timed. `failure` is the status
     that results, and the reason.
 
@@ -319,7 +319,7 @@ class Trials:
 
 def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
     """Why a config is not compiled: it is illegal on the device, or its CTA does not fit on an SM.
-    None if there is."""
+    None if it may be compiled."""
     broken = broken_rules(cfg, device)
     if broken:
         return "illegal: " + "; ".join(rule.message for rule in broken)

@@ -330,7 +330,7 @@ def build_ahead(
     settings: Settings,
     progress: SweepProgress,
 ) -> list[RaceState]:
-    """Compiles every kernel that the races need, culls those that the compiler reports as
+    """Compiles every kernel that the races need, culls the ones that the compiler reports as
     unsuitable, and returns the states of the races.
 
     Raises CompileError if nothing can be compiled.

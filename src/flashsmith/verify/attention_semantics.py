@@ -89,7 +89,7 @@ class Attention:
         return self.mask.keys(rows + (seq_k - seq_q), seq_k, left, right, np)
 
     def placed(self, to_device: Callable[[np.ndarray], Any]) -> Attention:
-        """The same with the program's tensors on an engine's device."""
+        """A copy with the program's tensors on an engine's device."""
         if self.program is None:
             return self
         tensors = tuple(map(to_device, self.program.tensors))

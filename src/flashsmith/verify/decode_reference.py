@@ -100,7 +100,7 @@ class DecodeReference(OperationReference):
         v_scale_value: float | None = None,
         **asked: Any,
     ) -> dict[str, Any]:
-        """Makes the options; those of options_by_limits() are in ``asked``.
+        """Makes the options; ``asked`` has the options of options_by_limits().
 
         Lengths that are not given are drawn. Some are 0 and 1, and some are near the boundaries of
         pages and of parts.
@@ -437,7 +437,7 @@ def laid_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Copies dense caches to the memory layout ``layout``, with NaN around them.
 
-    With 'heads first', the strides of V are smaller than those of K, so that a kernel that uses K's
+    With 'heads first', the strides of V are smaller than K's, so that a kernel that uses K's
     strides for V leaves V's memory.
     """
     if layout == "interleaved" and k_cache.shape != v_cache.shape:

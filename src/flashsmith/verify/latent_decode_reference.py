@@ -54,7 +54,7 @@ class LatentDecodeReference(DecodeReference):
     def given(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ProofCase:
-        """The same, with the lengths of the inputs."""
+        """The case for given inputs, with their lengths."""
         lens = inputs["cache_lens"].tolist()
         if options.get("append"):
             lens = [sum(both) for both in zip(lens, queries_of(problem, options), strict=True)]

@@ -108,7 +108,7 @@ class OperationReference(ABC):
         return said
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of the call: those of the proof without the ones that only describe
+        """The options of the call: the proof's options without the ones that only describe
         inputs."""
         return {name: it for name, it in options.items() if name in problem.computed.options}
 

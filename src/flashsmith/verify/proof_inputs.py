@@ -145,7 +145,7 @@ def _one_hot(rng: np.random.Generator, spec: InputSpec) -> Draw:
 def _shifted_first_tile(rng: np.random.Generator, spec: InputSpec, gap: float) -> Draw:
     """All queries have a direction in common.
 
-    Of the keys, only the first tile's have it, or the opposite direction if ``gap`` is negative.
+    Only keys of the first tile have it, or the opposite direction if ``gap`` is negative.
     """
     q, k, v = _normal(rng, spec)
     direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
@@ -167,11 +167,11 @@ def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """The scores of a row grow from tile to tile of keys, beginning with the last tile: per tile by
-    0.75 to 0.95 of log2(B_c / 16) octaves. A kernel that rescales lazily takes a new maximum if the
-    key with this maximum has enough weight in the sums so far, or if the maximum has grown too
-    much. Here the key's weight is just too small, so that only the bound on the maximum's growth
-    makes the kernel rescale."""
+    """The scores of a row grow from tile to tile of keys, beginning with the last tile. Each tile's
+    are larger by 0.75 to 0.95 times log2(B_c / 16) octaves. A kernel that rescales lazily takes a
+    new maximum if the key with this maximum has enough weight in the sums so far, or if the maximum
+    has grown too much. Here the key's weight is just too small, so that only the bound on the
+    maximum's growth makes the kernel rescale."""
     q, k, v = _normal(rng, spec)
     tile = spec.first_tile
     direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)

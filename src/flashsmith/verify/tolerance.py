@@ -15,8 +15,8 @@ from flashsmith.families import DType, KernelConfig
 from flashsmith.verify.attention_semantics import Lens, offsets
 from flashsmith.verify.reference import References
 
-# The error of an output may be this factor times that of a textbook kernel of the same precision,
-# plus this slack.
+# The error of an output may be this factor times the error of a textbook kernel of the same
+# precision, plus this slack.
 MAX_ERROR_FACTOR = 2.0
 MAX_ERROR_SLACK = 1e-5
 RELATIVE_L2_BOUND = {DType.FP16: 1e-3, DType.BF16: 5e-3}

@@ -207,8 +207,8 @@ def time_limit(uses: tuple[ProfiledKernel, ...], runs: int) -> float:
 
 
 def _assigned(ended: _Ended, job: ProfilingJob) -> tuple[list[ProfiledUse], str]:
-    """Assigns the launches on the page to the kernels that were to be profiled, as far as the page
-    is complete."""
+    """Assigns the launches on the page, which may be incomplete, to the kernels that were to be
+    profiled."""
     why = ""
     try:
         launches = parse_raw_page(ended.log)

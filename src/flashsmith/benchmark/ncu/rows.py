@@ -79,7 +79,7 @@ _REQUIRED = COLUMNS[: COLUMNS.index("note")]
 
 
 class ProfileRowFile(GrowingFile):
-    """A CSV or JSON Lines file to which ProfileRows are appended; ``rows`` are those that it
+    """A CSV or JSON Lines file to which ProfileRows are appended; ``rows`` are the rows that it
     already contains.
 
     Raises ArgumentError if the file exists but does not contain ProfileRows.

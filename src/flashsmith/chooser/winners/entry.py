@@ -149,8 +149,8 @@ def by_time(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
 
 
 def worth_keeping(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
-    """Of a ranking (fastest first), the best KEPT configs and the best of every tile shape;
-    deterministic kernels and the others are ranked separately.
+    """The configs of a ranking (fastest first) to keep: the best KEPT and the best of every tile
+    shape. Deterministic kernels and the others are ranked separately.
 
     A shape that is slow here may be the fastest with more or fewer CTAs per SM. A look-up for
     another size compares the shapes again, so they must be there. So must deterministic kernels.

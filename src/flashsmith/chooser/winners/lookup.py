@@ -2,8 +2,8 @@
 
 The distance is a sum in octaves (doublings of a size):
 
-- Sizes: the octaves between the values of seq_q, plus those of seq_k, plus half of those of batch x
-  heads.
+- Sizes: the octaves between the values of seq_q, plus the octaves for seq_k, plus half of the
+  octaves for batch x heads.
 - Semantics: 3 for other gradients, 6 for packed, 8 for softcap, 10 for another mask (5 between
   causal and a window). Dtype: 4 for the other one.
 - Windows: half an octave if one has twice as many keys. If the problem does not give the size of
@@ -12,7 +12,7 @@ The distance is a sum in octaves (doublings of a size):
   this, the octaves between the numbers of SMs and between the sizes of the L2 are added, so that
   the most similar GPU is nearest.
 
-The sizes of an entry are those of the measured problem. Entries with exactly the key of the problem
+The sizes of an entry are the measured problem's. Entries with exactly the key of the problem
 come first. Operation, d_head and architecture must be the same. The same holds for whether only dq
 is needed, since that takes other kernels. An entry of another class costs so much that it is used
 only if the class of the problem was not measured, or only at very different sizes. A GPU with the

@@ -217,7 +217,7 @@ class WinnersTable:
         """Enters measurements of ``problem`` on ``device``, which replace figures of the same
         families.
 
-        Of a long ranking, the best configs and the best config of every tile shape are kept.
+        A long ranking is cut to the best configs and the best config of every tile shape.
 
         Raises ArgumentError if ``ranked`` is empty or no kernel has the problem's d.
         """

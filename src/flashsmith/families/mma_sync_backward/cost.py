@@ -157,7 +157,7 @@ def _work(
         sums * _FLOAT_BYTES / reduced_per_clock(device),
         streamed / rates.l2,
     )
-    # Of the warps that share a quarter of the SM, the chain of one does not overlap.
+    # The chain of one of the warps that share a quarter of the SM does not overlap.
     chain = QUARTERS / cfg.n_warps * (mma + shared + exp2 + issue) * _ALONE
     waits = barriers * _BARRIER + (_LATENCY if cfg.stages == 1 else 0.0)
     steps = (joined([*(n * bound for bound in bounds), chain + waits]) for n in range(resident + 1))

@@ -2,10 +2,10 @@
 
 It holds one CTA.
 
-The model uses only the knobs of the tile, and ordered_dq, with which sums wait for each other. Of
-configs with the same tile, the first in order of preference is chosen. In a step, five GEMMs occupy
-the tensor cores, their operands occupy shared memory, and the sums of dq occupy the path to the L2.
-In a warpgroup, GEMMs, exponentials and waits follow each other.
+The model uses only the knobs of the tile, and ordered_dq, with which sums wait for each other.
+Among configs with the same tile, the first in order of preference is chosen. In a step, five GEMMs
+occupy the tensor cores, their operands occupy shared memory, and the sums of dq occupy the path to
+the L2. In a warpgroup, GEMMs, exponentials and waits follow each other.
 
 The constants below are fitted to timings on an H200, which are in
 benchmarks/h200/wgmma-backward.csv.

@@ -33,5 +33,5 @@ class StepMetadata:
         self.sizes = self.num_actual_tokens, self.max_query_len, self.causal
 
     def with_block_table(self, block_table: torch.Tensor, slots: torch.Tensor) -> StepMetadata:
-        """The same step for layers with another cache."""
+        """This step for layers with another cache."""
         return replace(self, block_table=block_table, slot_mapping=slots)
