@@ -374,7 +374,7 @@ def _limit(size: int | None) -> int | None:
 
 
 def _no_dropout(query: Any) -> tuple[Any, Any, Any]:
-    """The extra results of a call without dropout: the random numbers' state and offset, and the
+    """The extra results of a call without dropout: state and offset of the random numbers, and the
     debug mask."""
     state, offset = (
         torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ())

@@ -98,7 +98,7 @@ def cache_problem(
     cache: CacheFormat = CacheFormat.PLAIN,
 ) -> Problem:
     """The problem of a layer over pages of ``page`` tokens, with room for ``keys`` keys a request.
-    ``dtype`` is a framework's and that of queries, ``bits`` as in ``attention_with_cache``."""
+    ``dtype`` is a framework's dtype, of the queries; ``bits`` as in ``attention_with_cache``."""
     semantics = Semantics(mask.kind, softcap > 0, packed=True, uneven=True)
     return Problem(
         *(1, 1, keys, heads, kv_heads, d),
@@ -131,8 +131,8 @@ def build_kernels(
     """Builds and loads all kernels that the layers can need, and returns their number.
 
     ``with_writes`` says whether the engine also writes its caches with ``write_slots``,
-    ``with_merges`` whether it merges the layers' outputs with ``merge_attention``. Of several
-    processes that start at a time, one builds each kernel and the others wait for it. Raises the
+    ``with_merges`` whether it merges the layers' outputs with ``merge_attention``. If several
+    processes start together, one builds each kernel and the others wait for it. Raises the
     builder's errors.
     """
     needed: dict[tuple[KernelConfig, int, Semantics], None] = {}
@@ -160,7 +160,7 @@ def build_kernels(
 
 
 def device_of(kind: str, ordinal: int) -> DeviceSpec:
-    """The GPU, or the emulated one of host tensors."""
+    """The GPU, or the GPU that is emulated for host tensors."""
     return query_gpu(ordinal) if kind == "cuda" else device_spec(DEFAULT_EMULATED_ARCH)
 
 
@@ -180,7 +180,7 @@ def _power_of_two(size: int) -> int:
 
 
 def _powers_to(most: int) -> Iterator[int]:
-    """The powers of two from 1 to the one that holds ``most``."""
+    """The powers of two from 1 to the first that is at least ``most``."""
     power = 1
     while power < 2 * most:
         yield power

@@ -197,8 +197,8 @@ def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
 def _added(mask: Any) -> Callable[..., Any]:
     """score + mask, where masks may hold the lowest number of their dtype.
 
-    Such scores are all one number, which fp32 differences do not lose: a row of nothing else is the
-    mean of v, as in PyTorch. -inf stays, and hides the key.
+    All such scores become the same number: a row of only such scores is the mean of v, as in
+    PyTorch. -inf stays, and hides the key.
     """
     at = table_function(mask)
     infinity = float("inf")
@@ -255,7 +255,7 @@ def _by_kernel(
 def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: Any) -> None:
     """Makes run_repeated serve calls of sdpa() with such arguments.
 
-    ``tensors`` and ``keywords`` are those of attention(), which computed this call. Not remembered
+    ``tensors`` and ``keywords`` are attention()'s, which computed this call. Not remembered
     are calls without a batch, and calls that depend on the environment.
     """
     groups, given = cached_calls.repeated, arguments[:3]
@@ -264,8 +264,8 @@ def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: An
     if reads_environment(given[0].device):
         return
     if any(tensor.requires_grad for tensor in given):
-        # Without grad mode it is not remembered, since later calls may have grad mode; and a sliced
-        # or expanded tensor needs the gradients of these steps, too.
+        # Other calls are not remembered: if grad mode is off, later calls may enable it, and a
+        # sliced or expanded tensor needs the gradients of these steps, too.
         if torch.is_grad_enabled() and all(map(_is_swapped, given, tensors)):
             from flashsmith.integrations.torch_ops import remember_swapped
 

@@ -153,7 +153,8 @@ def _keep_from_the_hub() -> None:
 
 
 def _for_another(asks: Callable[..., bool]) -> Callable[..., bool]:
-    """transformers' check for flash attention, but False for configs that name flashsmith."""
+    """transformers' check for flash attention, which returns False for configs that name
+    flashsmith."""
 
     def asks_for_another(config: Any = None, *args: Any, **keywords: Any) -> bool:
         if getattr(config, "_attn_implementation", None) == NAME:
@@ -535,7 +536,7 @@ def _on_pages(call: _Call, pages: Pages, q: Any, k: Any, v: Any) -> Any:
 def _as_pytorch_takes_it(call: _Call) -> Any:
     """The call's mask, causality and window as one (batch, 1, queries, keys) mask.
 
-    None if nothing is hidden, or if PyTorch's own causal flag hides the same.
+    None if no key is hidden, or if PyTorch's own causal flag hides the same keys.
     """
     if call.pattern is not None:
         return call.pattern

@@ -125,7 +125,7 @@ def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any],
 
 
 class _Places(NamedTuple):
-    """Views of a slot with K and V, and what is copied.
+    """Views of a slot with K and V, and the copies to make.
 
     earlier, later: the K and V that the two chunks of this rank see. own: what this rank copies to
     its own slot, in rows own_rows. sent: what it sends to others for their earlier chunk, and then
@@ -176,7 +176,7 @@ def _places_of_keys(
     size = chunk * heads * d * dtype.itemsize
 
     def copies(half: int, place: int) -> list[tuple[int, int, int]]:
-        """Of a chunk, to a place; K and V."""
+        """The copies of K and V from a chunk to a place."""
         return [(side, half * size, (side * batch * places + place) * size) for side in (0, 1)]
 
     # Each rank begins with the next rank, so that all links are used.
@@ -221,7 +221,7 @@ def _attend(
 ) -> tuple[Any, Any]:
     """Computes one of a rank's two chunks and writes it to ``o``.
 
-    Returns its lse and row maximum; None if not requested.
+    Returns the chunk's lse and row maximum; None if not requested.
     """
     keeps_lse = call.return_lse or call.has_gradients
     halved, whole = (q, o), (*kv, sinks)

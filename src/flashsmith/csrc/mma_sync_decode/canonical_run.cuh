@@ -211,7 +211,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
         for (int step = 0; step < Kernel::B_c / 16; ++step) {
             uint32_t fragment[kMTiles][4];
             p.load(fragment, step);
-            // The stage of the warp that has these keys.
+            // The stage of the warp that copied these keys.
             const uint32_t tile = smem + Kernel::ring_offset +
                                   step / kKeyGroups * Kernel::ring_bytes +
                                   stage * Kernel::stage_bytes + KeysLayout::kBytes;
@@ -235,7 +235,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
 
     // ---- chunks ----
 
-    // Merges a chunk's state into that of the chunks before it.
+    // Merges a chunk's state into the state of the chunks before it.
     FS_DEVICE static void merge(Rows& all, Sums& all_o, Rows& chunk, const Sums& o) {
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)

@@ -68,7 +68,7 @@ struct FlashDecodeKernelConfig {
     constexpr int column_warps() const {
         return chunk_cluster > 0 ? d_head / (8 * chunk_cluster) : 0;
     }
-    // Warps that copy values for them: as many for each stage, four in all if possible.
+    // Warps that copy values for them: the same number for each stage, in all four if possible.
     constexpr int value_warps() const {
         return chunk_cluster > 0 ? stages * (stages < 4 ? 4 / stages : 1) : 0;
     }
@@ -85,9 +85,9 @@ struct FlashDecodeKernelConfig {
     constexpr bool keeps_queries() const {
         return (own_rows ? 16 : B_r) * (d_v > d_head ? d_v : d_head) <= 16 * 128;
     }
-    // With own_rows, a thread has own_tiles() tiles of eight columns. Of a run's first subtree it
-    // keeps as many of them in registers as fit next to the scores. The other tiles and the rows'
-    // statistics are in shared memory.
+    // With own_rows, a thread has own_tiles() tiles of eight columns. For a run's first subtree, it
+    // keeps as many of these tiles in registers as fit next to the scores. The other tiles and the
+    // rows' statistics are in shared memory.
     constexpr int own_tiles() const { return d_head_v() / 8; }
     constexpr int own_tiles_in_registers() const {
         const int most = B_c == 32 ? 25 - own_tiles() : 16 - own_tiles();
@@ -124,9 +124,9 @@ struct FlashDecodeKernelConfig {
     constexpr int cluster_waves() const {
         return (chunk_cluster + probability_warps() - 1) / probability_warps();
     }
-    // What the CTAs of a cluster that computes a chunk together, and their warps, exchange per
+    // The data that the CTAs of a cluster that computes a chunk, and their warps, exchange per
     // round: scores of eight rows with maxima, two buffers of P with its sums, factors and maxima,
-    // and barriers. A warp's columns of V begin 64 bytes behind the preceding warp's last ones.
+    // and barriers. A warp's columns of V begin 64 bytes after the preceding warp's last ones.
     constexpr int cluster_exchange_bytes() const {
         const int keys = chunk_cluster * B_c;
         const int buffers = 2 * cluster_buffered_rows() / 8;
@@ -134,7 +134,7 @@ struct FlashDecodeKernelConfig {
                2 * (keys * 16 + chunk_cluster * 192) + 64 * stages * column_warps() +
                16 * (1 + cluster_waves() + stages);
     }
-    // The most rows for which there is room for the scores of two rounds. If a round has more keys,
+    // The most rows with which the scores of two rounds fit. If a round has more keys,
     // the stages leave no room for eight rows.
     constexpr int cluster_buffered_rows() const { return chunk_cluster * B_c <= 512 ? 8 : 4; }
     // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
@@ -233,7 +233,7 @@ struct DecodeKernelArgs {
     int32_t min_units;   // the fewest blocks of B_c keys in a part
     Divisor by_parts, by_heads_k;
     DecodeStrides k_cache_strides, v_cache_strides;
-    int32_t passes;  // whether keys and values should leave L2 before anything else
+    int32_t passes;  // whether L2 should evict keys and values before anything else
     int16_t flags;   // kPrefetchesRuns, kHoldsNextLaunch, kGuessesLengths
     // log2 of the number of keys per sequence that an early launch prefetches; 0: none.
     int16_t log2_prefetched_keys;
@@ -266,8 +266,8 @@ struct DecodeKernelArgs {
     int64_t lse_batch_stride, lse_head_stride;
 
     int32_t total_q;  // packed: total rows of all sequences
-    // With d_v, d is the width of q and k, plus 2^16 times that of v and o. A union would change
-    // the code of other kernels.
+    // With d_v, d is the width of q and k, plus 2^16 times the width of v and o. A union would
+    // change the code of other kernels.
     int32_t heads_q, d;
     int32_t blocks, positions, rotary_half;
     int32_t interleaved, rotary_fp32;
@@ -319,11 +319,11 @@ static_assert(offsetof(DecodeKernelArgs, total_q) == 448);
 // Threads of a CTA in kernels without tiles. A merge has one row per CTA or per warp, append one
 // row per warp.
 constexpr int kMergeThreads = 128, kAppendThreads = 128;
-// Minimum size of a chunk's part, as a multiple of that of other sequences' parts. It is larger
-// because each such part writes the sums of many rows.
+// Minimum size of a chunk's part, as a multiple of the minimum for other sequences' parts. It is
+// larger because each such part writes the sums of many rows.
 constexpr int kChunkMinKeysFactor = 8;
 
-// The arguments of kernels of a program. Those that compute no scores read the first part alone.
+// The arguments of kernels of a program. Kernels that compute no scores read only the first part.
 struct DecodeProgramArgs : DecodeKernelArgs {
     ProgramArgs program;
 };

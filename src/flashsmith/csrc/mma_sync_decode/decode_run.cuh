@@ -21,7 +21,7 @@
 
 namespace flashsmith {
 
-// Merges the states of a part into those of the run.
+// Merges the states of a part into the states of the run.
 template <class Kernel, bool kPaged>
 using MergeOfParts = std::conditional_t<
     Kernel::own_rows, OwnRowsMerge<Kernel, kPaged>,

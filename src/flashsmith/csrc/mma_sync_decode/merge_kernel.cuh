@@ -204,7 +204,7 @@ struct RowMerge {
         }
     }
 
-    // Merges the subtree of the first kAhead leaves, or of all `count` if those are fewer.
+    // Merges the subtree of the first kAhead leaves, or of all `count` leaves if these are fewer.
     FS_DEVICE static void merge_leaves(States& merged, const Leaves& leaves, int count, int lane,
                                        bool warms_up = false) {
         RowState states[kAhead][kColumnSteps];
@@ -224,7 +224,7 @@ struct RowMerge {
         for (int c = 0; c < kColumnSteps; ++c) merged[c] = states[0][c];
     }
 
-    // Does the same for `count` leaves, at most four, as soon as all of their words have arrived.
+    // Merges `count` leaves, at most four, as soon as all of their words have arrived.
     // It then resets the words to zero for the next call. All CTAs of the decode kernel that sends
     // them have already begun.
     FS_DEVICE void take_arriving(States& merged, int first, int count, int first_column,
@@ -311,7 +311,8 @@ struct RowMerge {
 
     FS_DEVICE static void join_waiting(States& states,
                                        RowState (&waiting)[kLevelsAbove][kColumnSteps], int count) {
-        // If the tree of subtrees is full, none is waiting: the last one's state is the result.
+        // If the tree of subtrees is full, no subtree is waiting: the last one's state is the
+        // result.
         if (count >> kLevelsAbove != 0) return;
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) states[c] = RowState();
@@ -365,7 +366,7 @@ FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
         merge.run(false, pass == 1, pass == 0);
         __syncthreads();  // a warm-up's states have been read
     }
-    // A launch that waits for this one also waits for those before it.
+    // A launch that waits for this one also waits for earlier launches.
     if (merge.arrive()) wait_for_decode(args);
 }
 
@@ -375,7 +376,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     merge_one_row<Kernel, false>(args);
 }
 
-// The same, but takes the states of few parts as they arrive.
+// Merges one row per CTA, and takes the states of its few parts as they arrive.
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads)
     decode_merge_arriving_kernel(const typename Kernel::ScaledArgs args) {

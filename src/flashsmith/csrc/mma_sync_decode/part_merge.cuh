@@ -1,7 +1,7 @@
 // The end of a part if warps have different keys. The warps' states are merged through shared
-// memory, in the order of the warps. The part's state is then merged with those of the subtrees
-// that it completes. A run's state goes to the merge of runs or, if it covers all keys, to the
-// output.
+// memory, in the order of the warps. The part's state is then merged with the states of the
+// subtrees that it completes. A run's state goes to the merge of runs or, if it covers all keys, to
+// the output.
 #pragma once
 
 #include "mma_sync_decode/cluster_merge.cuh"
@@ -16,8 +16,8 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     using Base::args, Base::kSkips, Base::rows, Base::smem, Base::states, Base::store_merged,
         Base::warp;
     using typename Base::Softmax, typename Base::Sums;
-    // Of 16 rows, a thread merges this number of states at once, each of four columns. If these are
-    // all of the thread's states of a part, it saves those of the first subtrees in registers.
+    // The number of states of 16 rows, each of four columns, that a thread merges at once. If these
+    // are all of the thread's states of a part, it saves those of the first subtrees in registers.
     static constexpr int kStatesPerThread = Kernel::states_per_thread;
     static constexpr bool kSavesStates =
         kStatesPerThread > 1 && Kernel::row_tiles == 1 &&
@@ -89,9 +89,9 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
         }
     }
 
-    // Merges a part's state with those of subtrees that it completes, and saves the sum until the
-    // keys after it are done. A run that ends early, with its sequence, completes all subtrees that
-    // it has.
+    // Merges a part's state with the states of subtrees that it completes, and saves the sum until
+    // the keys after it are done. A run that ends early, with its sequence, completes all subtrees
+    // that it has.
     FS_DEVICE void finish_part(const RunInfo& run, int part, RowState state, int row,
                                int column) const {
         for (int level = 0; level < run.run_levels; ++level) {
@@ -206,14 +206,14 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 
     // ---- several states at once ----
 
-    // Whether threads merge more than one state each, in a run of more than one part. Otherwise the
+    // Whether each thread merges several states, in a run of several parts. Otherwise the
     // code for several states, which a small call would fetch for a single use, would cost 0.3 to
     // 0.7 us.
     FS_DEVICE bool takes_several(const RunInfo& run) const {
         return run.run_levels > 0 && min(rows, 16) * (Kernel::d_v / 4) > Kernel::n_threads;
     }
 
-    // Does the same for several states, n_threads apart from `first` on. Their loads and sums do
+    // Finishes several states of a part, n_threads apart from `first` on. Their loads and sums do
     // not wait for each other. Indices past the end are clamped and not stored.
     FS_DEVICE void finish_several(const RunInfo& run, int part, int stage, int m, int first,
                                   int units, Saved& saved) const {
@@ -273,7 +273,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 
     // The state of a subtree of 2^level parts. `part` is the subtree's last part when it is saved,
     // and the last part of the following subtree when it is loaded. From level kFirst on, states
-    // are in shared memory, as far as there is room. Other states are in global memory, in the slot
+    // are in shared memory while they fit. Other states are in global memory, in the slot
     // of the part after the subtree. That slot never belongs to a run, since threads may still read
     // it when the row's first thread stores the run's state. A thread reads back its own sums. The
     // row's first thread stored the statistics, for an earlier part.

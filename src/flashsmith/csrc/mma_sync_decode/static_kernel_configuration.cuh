@@ -23,7 +23,7 @@ constexpr bool kClusters = true;
 constexpr bool kClusters = false;
 #endif
 
-// CTAs per SM that shared memory has room for.
+// CTAs per SM that fit in shared memory.
 constexpr int ctas_by_smem(int bytes) {
     constexpr int kReserved = 1024;
     return std::max((FLASHSMITH_MAX_SMEM_PER_BLOCK + kReserved) / (bytes + kReserved), 1);
@@ -78,7 +78,7 @@ struct StaticDecodeKernelConfig {
     static constexpr bool keeps_queries = CFG.keeps_queries();
 
     // CTAs per SM that registers must allow; 0 sets no bound. ptxas would spill for one CTA more
-    // than shared memory has room for. With pages or masks there are not enough registers for a
+    // than fits in shared memory. With pages or masks there are not enough registers for a
     // third CTA.
     static constexpr bool is_large = B_r * d_wider > 16 * 128;
     static constexpr int most_ctas = SEMANTICS == Semantics{} ? 3 : 2;
@@ -103,8 +103,8 @@ struct StaticDecodeKernelConfig {
     static constexpr bool has_arrivals = CFG.has_arrivals() && kClusters;
     static constexpr bool uses_pdl = CFG.uses_pdl() && kClusters;
 
-    // Of 16 rows, a thread merges this number of states at once, each of four columns: the warps'
-    // states and those of a run.
+    // The number of states of 16 rows, each of four columns, that a thread merges at once: the
+    // warps' states and a run's.
     static constexpr int places = 16 * d_v / 4;
     static constexpr int states_per_thread =
         CFG.full_tiles ? std::clamp(places / n_threads, 1, 4) : 1;
@@ -131,7 +131,7 @@ struct StaticDecodeKernelConfig {
     static constexpr int statistics_offset = other_sums_offset + CFG.other_sums_bytes();
     static constexpr int shares_offset = statistics_offset + B_r * 8;  // with own columns
     static constexpr int saved_tiles = CFG.own_tiles_in_registers();
-    // In canonical kernels, what warps exchange is stored instead of the statistics.
+    // In canonical kernels, the data that warps exchange replace the statistics.
     static constexpr int exchange_bytes = CFG.exchange_bytes();
     static constexpr int maxima_offset = statistics_offset;
     static constexpr int sums_offset = maxima_offset + CFG.maxima_bytes();
@@ -206,8 +206,9 @@ struct StaticDecodeKernelConfig {
     }
 };
 
-// The same for the kernel of sequences with many rows, such as chunks of a prompt. A tile has many
-// rows. Its warps have different rows, not different keys: each key is copied once for all of them.
+// Types and constants of the kernel of sequences with many rows, such as chunks of a prompt. A tile
+// has many rows. Its warps have different rows, not different keys: each key is copied once for all
+// of them.
 template <class Kernel>
 struct ChunkKernelConfig : Kernel {
     static constexpr bool takes_chunks = true, own_rows = true, shares_stages = true;

@@ -17,7 +17,7 @@ FS_DEVICE void stmatrix_x4(uint32_t smem, const uint32_t (&d)[4]) {
 
 // One warp's sixteen rows of O. They pass through the warp's own rows of its Q slot or, if there is
 // one, of the warpgroup's O tile.
-// They are O's columns from kFirstColumn on.
+// They have O's columns from kFirstColumn on.
 template <class Kernel, int kFirstColumn = 0>
 struct OutputStore {
     using Panel = typename Kernel::Panel;

@@ -17,7 +17,7 @@ from flashsmith.families.knob import knob
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
-# What most configs have: the fewest keys of a part, and the most parts per SM.
+# The usual fewest keys of a part, and the usual most parts per SM.
 MIN_KEYS, PARTS_PER_SM = 128, 1
 MMA_ROWS = 16  # Rows of one MMA m16n8k16, and also its depth k
 _STATISTICS_BYTES = 8  # For each row of a warp, its maximum and its sum
@@ -272,7 +272,7 @@ class FlashDecodeKernelConfig(KernelConfig):
     def value_warps(self) -> int:
         """If a cluster computes a chunk together: the warps that copy V.
 
-        Each stage has as many, and there are four in all if possible.
+        Every stage has the same number, in all four if possible.
         """
         return self.stages * max(1, 4 // self.stages) if self.chunk_cluster else 0
 
@@ -283,7 +283,7 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def cluster_waves(self) -> int:
-        """For how many tiles of a round one of these warps computes the probabilities."""
+        """The number of tiles of a round whose probabilities one of these warps computes."""
         return -(-self.chunk_cluster // self.probability_warps) if self.chunk_cluster else 0
 
     @property
@@ -362,7 +362,7 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def rows_in_stage(self) -> int:
-        """Rows of a warp's sums, of 16, for which its stage has room when warps merge their
+        """How many of the 16 rows of a warp's sums fit in its stage when warps merge their
         states."""
         if self.own_columns or MMA_ROWS * self.d_head_v * 4 <= self.warp_stage_bytes:
             return MMA_ROWS
@@ -385,14 +385,14 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def own_tiles_in_registers(self) -> int:
-        """For how many of the own_tiles the sums over the first subtree of a run stay in
+        """The number of the own_tiles whose sums over the first subtree of a run stay in
         registers."""
         most = (25 if self.B_c == 32 else 16) - self.own_tiles
         return min(max(most, 0), self.own_tiles)
 
     @property
     def most_ctas(self) -> int:
-        """For how many CTAs per SM the registers suffice; 0: only shared memory limits them."""
+        """The number of CTAs per SM that the registers allow; 0: only shared memory limits it."""
         return 256 // self.n_threads if self.own_rows else 0
 
     @property
@@ -436,8 +436,8 @@ class FlashDecodeKernelConfig(KernelConfig):
         elif self.own_columns:
             statistics = self.B_r * (_STATISTICS_BYTES + 2 * 4 * self.B_c)
         elif self.chunk_cluster:
-            # What CTAs and warps exchange in a round: scores of eight rows with maxima (in one or
-            # two buffers), P with its sums, factors and maxima (in two), and barriers. This
+            # The data that CTAs and warps exchange in a round: scores of eight rows with maxima (in
+            # one or two buffers), P with its sums, factors and maxima (in two), and barriers. This
             # includes the padding between the columns of V.
             keys = self.chunk_cluster * self.B_c
             statistics = (
@@ -447,7 +447,7 @@ class FlashDecodeKernelConfig(KernelConfig):
                 + 16 * (1 + self.cluster_waves + self.stages)
             )
         elif self.canonical:
-            # What warps exchange for a tile: maxima, sums of 16 keys, and P.
+            # The data that warps exchange for a tile: maxima, sums of 16 keys, and P.
             statistics = self.B_r * (4 * self.n_warps + self.B_c + elem_size * self.B_c)
         return queries + streamed + statistics + _TARGET_BYTES
 

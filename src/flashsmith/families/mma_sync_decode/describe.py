@@ -42,7 +42,7 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
 def _regions(
     cfg: FlashDecodeKernelConfig, tiles: list[tuple[str, int, int]], rest: str
 ) -> Sequence[SmemRegion]:
-    """smem_regions(), with keys and values of as many bytes as they have."""
+    """smem_regions(), with the bytes that keys and values have."""
     regions, begin = [], 0
     for name, _, rows in tiles:
         is_value = name.startswith("V")

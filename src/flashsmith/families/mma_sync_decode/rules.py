@@ -16,11 +16,13 @@ from flashsmith.families.warpgroups import HOPPER_ARCH
 # By the number of keys of a warp: the most fp32 sums and scores per thread. With more, fragments
 # and addresses would not fit in 255 registers, and would spill.
 MAX_ELEMENTS = {16: 144, 32: 128}
-# The same limit for the chunk kernel, by the number of keys of a stage. Its warps have 16 rows and
-# all these keys. With 64 keys and d_head 192, a kernel with window, softcap and pages spills.
+# The most fp32 sums and scores per thread of the chunk kernel, by the number of keys of a stage.
+# Its warps have 16 rows and all these keys. With 64 keys and d_head 192, a kernel with window,
+# softcap and pages spills.
 _MAX_CHUNK_ELEMENTS = {32: 144}
 _MAX_OTHER_CHUNK_ELEMENTS = 112
-# The same limit for own_rows, where warps also keep sums over other keys.
+# The most fp32 sums and scores per thread with own_rows, where warps also keep sums over other
+# keys.
 MAX_OWN_ELEMENTS = 96
 # Canonical configs may have at most this many warps: otherwise the first columns of some warps
 # would be beyond the first panel.
@@ -29,8 +31,8 @@ MOST_CANONICAL_WARPS = 4
 
 def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
     """Whether each copy instruction of a warp stays within the keys of this warp in a stage, and
-    gives each lane at most one key. Such an instruction copies 4 rows of a panel with 64 columns,
-    or 8 rows of one with 32."""
+    gives each lane at most one key. Such an instruction copies 4 rows of a panel of 64 columns, or
+    8 rows of a panel of 32."""
     least = 4 if cfg.key_bytes % 128 == 0 == cfg.value_bytes % 128 else 8
     return not cfg.chunk_rows or least <= cfg.B_c // cfg.chunk_warps <= 32
 

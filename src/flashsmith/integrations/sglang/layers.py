@@ -1,4 +1,4 @@
-"""What a layer of SGLang asks of attention, and the kernels that serve it."""
+"""The attention that a layer of SGLang needs, and the kernels that serve it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Window = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's attention. ``window``: how many keys before its own a query sees; None: all."""
+    """One layer's attention. ``window``: the number of keys before its own that a query sees; None:
+    all."""
 
     heads: int
     d: int

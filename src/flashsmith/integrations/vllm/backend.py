@@ -1,4 +1,4 @@
-"""FlashsmithBackend: what vLLM asks a backend, and the metadata of a step."""
+"""FlashsmithBackend: answers vLLM's questions to a backend, and makes the metadata of a step."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _LARGEST_HEAD, _HEAD_STEP = 512, 8
 
 class FlashsmithBackend(CacheLayouts, AttentionBackend):
     """Prefill, chunked prefill, decode and mixes of them in one call of
-    ``flashsmith.attention_with_cache``. What is not served is answered here, so that the engine
-    says why."""
+    ``flashsmith.attention_with_cache``. The answers refuse unsupported features, so that the engine
+    reports the reason."""
 
     accept_output_buffer: ClassVar[bool] = True
     supported_kv_cache_dtypes: ClassVar[list[Any]] = SERVED_CACHES
@@ -162,7 +162,7 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
         return metadata.with_block_table(blk_table, slot_mapping)
 
     def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
-        """Nothing: all fields that change are the engine's own tensors."""
+        """Does nothing: all fields that change are the engine's own tensors."""
 
     def use_cascade_attention(self, *_: Any, **__: Any) -> bool:
         return False
