@@ -25,6 +25,8 @@ struct OutputStore {
     static constexpr bool kSeparate = Kernel::CFG.separate_O;
     static constexpr int kNoBarrier = 0;
     static constexpr int kTiles = Kernel::O_columns / 8;
+    // With d_head 72 and 80, zeros fill the last panel of a separate O tile, which holds nothing.
+    static constexpr int kWrittenTiles = kSeparate ? Kernel::V_panels * Panel::kChunks : kTiles;
 
     const HopperForwardKernelArgs& args;
     int warp, lane;
@@ -157,7 +159,7 @@ struct OutputStore {
         // registers that the main loop needs.
         const int lane = lane_index();
 #pragma unroll
-        for (int n = 0; n < kTiles; n += 2) {
+        for (int n = 0; n < kWrittenTiles; n += 2) {
             uint32_t rows[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) rows[i] = packed_or_zero(O, n + i / 2, i % 2);
