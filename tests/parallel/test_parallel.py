@@ -36,6 +36,7 @@ PLAIN = {
     "prefixes again": Case("allgather", (80,), batch=2, causal=True, sinks=True, dlse=True),
     "prefixes of one": Case("allgather", (72,), batch=1, causal=True),
     "prefixes copied": Case("allgather", (80,), batch=2, causal=True, sinks=True, dlse=True),
+    "prefixes of one copied": Case("allgather", (72,), batch=1, causal=True),
     "ulysses": Case("ulysses", (53,), batch=1, causal=True, sinks=True, dlse=True),
     "ulysses packed window": Case("ulysses", (23, 40, 0), (61, 77, 9), window=(7, 3), softcap=5.0),
     "auto": Case("auto", (41,), batch=1, causal=True),
@@ -190,6 +191,7 @@ def test_the_error_is_that_of_one_kernel(pair: list[dict[str, Any]], name: str) 
         ("zigzag causal", "zigzag again"),
         ("prefixes", "prefixes again"),
         ("prefixes", "prefixes copied"),
+        ("prefixes of one", "prefixes of one copied"),
     ],
 )
 def test_a_call_repeats_its_bits(pair: list[dict[str, Any]], name: str, repeated: str) -> None:

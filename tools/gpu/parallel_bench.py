@@ -203,9 +203,10 @@ class Bench:
         place = (mine.data_ptr(), self.rank * MESSAGE)
         # In two rows, since so batches are sent.
         rows = RowShape(MESSAGE // 2, 2, MESSAGE // 2, MESSAGE // 2)
-        (wait,) = peers.send(slot, rows, [[(it, [place]) for it in others]], [others])
+        waits = peers.send(slot, rows, [[(it, [place]) for it in others]], [others])
         peers.put(slot, rows, [place])
-        wait()
+        for wait in waits:
+            wait()
         return found
 
     # --- proofs -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,11 @@ from flashsmith.parallel.schedules import (
     Needs,
     as_needed,
 )
+from flashsmith.runtime import cached_calls
+from flashsmith.runtime.backward_pass import Gradients
+from flashsmith.runtime.cached_calls import CachedCall
+from flashsmith.runtime.frameworks import framework_of
+from flashsmith.runtime.frameworks.base import RepeatableFramework
 from flashsmith.semantics.sizes import FREE
 
 
@@ -53,13 +59,18 @@ def serves(call: GroupCall) -> bool:
 _Pair = Sequence[Any]
 
 
+def _nothing_to_wait_for() -> None: ...
+
+
 class _Keys(NamedTuple):
-    """The K and V that this rank's chunks see, with functions that wait until they have arrived."""
+    """The K and V that this rank's chunks see, with functions that wait until they have arrived,
+    and one that waits until this rank's own are sent."""
 
     earlier: Sequence[Any]
     later: Sequence[Any]
     wait_for_earlier: Callable[[], None]
     wait_for_later: Callable[[], None]
+    wait_until_sent: Callable[[], None] = _nothing_to_wait_for
     # Copies of this rank's own K and V: their memory must not be used again before the last wait.
     sent: tuple[Any, ...] = ()
 
@@ -117,14 +128,15 @@ class _Places(NamedTuple):
     """Views of a slot with K and V, and what is copied.
 
     earlier, later: the K and V that the two chunks of this rank see. own: what this rank copies to
-    its own slot. sent: what it sends to others for their earlier chunk, and then for their later
-    chunk. come: from which ranks these come. In place of an address, a place has the tensor (0 for
-    K, 1 for V) and the offset in it.
+    its own slot, in rows own_rows. sent: what it sends to others for their earlier chunk, and then
+    for their later chunk. come: from which ranks these come. In place of an address, a place has
+    the tensor (0 for K, 1 for V) and the offset in it.
     """
 
     earlier: list[Any]
     later: list[Any]
     rows: RowShape
+    own_rows: RowShape
     own: list[tuple[int, int, int]]
     sent: list[list[tuple[int, list[tuple[int, int, int]]]]]
     come: list[list[int]]
@@ -140,11 +152,19 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     def at(places: list[tuple[int, int, int]]) -> list[Place]:
         return [(addresses[side] + first, to) for side, first, to in places]
 
-    wait_for_earlier, wait_for_later = peers.send(
-        slot, it.rows, [[(rank, at(its)) for rank, its in group] for group in it.sent], it.come
-    )
-    peers.put(slot, it.rows, at(it.own))
-    return _Keys(it.earlier, it.later, wait_for_earlier, wait_for_later, (k, v))
+    sent = [[(rank, at(its)) for rank, its in group] for group in it.sent]
+    if peers.rank == 0:
+        # Its earlier chunk sees no other keys, so it is computed while all keys are copied.
+        earlier, later, all_sent = peers.send(
+            slot, it.rows, sent, it.come, own=(it.own_rows, at(it.own))
+        )
+        chunk = k.shape[1] // 2
+        own = k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)
+        return _Keys(own, it.later, earlier, later, all_sent, (k, v))
+    # The other ranks copy theirs while the keys of others are on the way.
+    earlier, later, all_sent = peers.send(slot, it.rows, sent, it.come)
+    peers.put(slot, it.own_rows, at(it.own))
+    return _Keys(it.earlier, it.later, earlier, later, all_sent, (k, v))
 
 
 def _places_of_keys(
@@ -162,10 +182,16 @@ def _places_of_keys(
     # Each rank begins with the next rank, so that all links are used.
     others = [(rank + step) % ranks for step in range(1, ranks)]
     own_earlier, own_later = copies(0, ranks + rank), copies(1, rank)
+    shape_of_rows = RowShape(size, batch, 2 * size, places * size)
+    own_rows, own = shape_of_rows, own_earlier + copies(1, 2 * ranks)
+    if batch == 1:
+        # Both chunks of a tensor in one copy.
+        own_rows, own = RowShape(size, 2, size, (ranks - rank) * size), own_earlier
     return _Places(
         *_prefixes(both.unbind(), ranks, rank, chunk),
-        RowShape(size, batch, 2 * size, places * size),
-        own_earlier + copies(1, 2 * ranks),
+        shape_of_rows,
+        own_rows,
+        own,
         [
             [(it, own_earlier) for it in others if it > rank],
             [(it, own_later + own_earlier) for it in others if it < rank],
@@ -190,24 +216,32 @@ def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Cal
     return wait_and_place
 
 
-def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tuple[Any, Any]:
-    """Computes one chunk and writes it to ``out``.
+def _attend(
+    call: GroupCall, half: int, q: Any, kv: Sequence[Any], o: Any, sinks: Any
+) -> tuple[Any, Any]:
+    """Computes one of a rank's two chunks and writes it to ``o``.
 
     Returns its lse and row maximum; None if not requested.
     """
     keeps_lse = call.return_lse or call.has_gradients
-    found = traceable.attention(
-        q,
-        *kv,
-        causal=True,
-        sinks=sinks,
-        out=out,
-        return_lse=keeps_lse,
-        return_row_max=call.return_row_max,
-        bits=FREE,
-        config=call.config,
-        **call.options,
-    )
+    halved, whole = (q, o), (*kv, sinks)
+    found = _launched(call, half, half, halved, whole)
+    if found is None:
+        its_q, its_o = (it.chunk(2, 1)[half] for it in halved)
+        keywords = {
+            "causal": True,
+            "sinks": sinks,
+            "out": its_o,
+            "return_lse": keeps_lse,
+            "return_row_max": call.return_row_max,
+            "bits": FREE,
+            "config": call.config,
+            **call.options,
+        }
+        found = traceable.attention(its_q, *kv, **keywords)
+        if call.launches is not None:
+            repeated = traceable.repeated_attention(its_q, *kv, **keywords)
+            _remember(call, half, repeated, (its_q, its_o), halved, whole)
     if not (keeps_lse or call.return_row_max):
         return None, None
     _, *statistics = found
@@ -215,15 +249,78 @@ def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) ->
     return statistics[0] if statistics else None, row_max
 
 
+class _Launch(NamedTuple):
+    """A kernel of an earlier call, which can be launched with addresses.
+
+    groups: cached_calls.repeated, which is replaced where the choice of kernels may change. steps:
+    the bytes from the first to the second chunk of tensors with both. in_order: picks the addresses
+    that ``run`` takes.
+    """
+
+    groups: Any
+    has_layout: Callable[..., bool]
+    steps: list[int]
+    in_order: Callable[[list[int]], tuple[int, ...]]
+    run: Callable[[tuple[int, ...]], tuple[Any, ...] | None]
+
+
+def _launched(
+    call: GroupCall, key: Any, half: int, halved: Sequence[Any], whole: Sequence[Any]
+) -> Any:
+    """Launches a kernel on one chunk of the tensors ``halved``, and on the tensors ``whole``, as
+    an earlier call did.
+
+    Returns the results, with None for tensors that are given. None if there was no such call, or if
+    it has to be checked.
+    """
+    launch: _Launch | None = call.launches.get(key) if call.launches else None
+    if (
+        launch is None
+        or launch.groups is not cached_calls.repeated
+        or not traceable.may_repeat()
+        or not launch.has_layout(*halved, *(it for it in whole if it is not None))
+    ):
+        return None
+    at = [it.data_ptr() + half * step for it, step in zip(halved, launch.steps, strict=True)]
+    at += [0 if it is None else it.data_ptr() for it in whole]
+    return launch.run(launch.in_order(at))
+
+
+def _remember(
+    call: GroupCall,
+    key: Any,
+    repeated: traceable.Repeated | None,
+    chunks: Sequence[Any],
+    halved: Sequence[Any],
+    whole: Sequence[Any],
+) -> None:
+    """Lets _launched() do what ``repeated`` does for ``whole`` and for ``chunks``, one of each of
+    ``halved``."""
+    framework = framework_of(torch.Tensor)
+    if repeated is None or not isinstance(framework, RepeatableFramework):
+        return
+    run, tensors = repeated
+    cached = getattr(run, "__self__", None)
+    if isinstance(cached, CachedCall) and call.launches is not None:
+        places = {id(it): at for at, it in enumerate((*chunks, *whole)) if it is not None}
+        call.launches[key] = _Launch(
+            cached_calls.repeated,
+            framework.layout_check((*halved, *(it for it in whole if it is not None))),
+            [it.shape[1] // 2 * it.stride(1) * it.element_size() for it in halved],
+            itemgetter(*(places[id(it)] for it in tensors)),
+            cached.run_from,
+        )
+
+
 def forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults:
     o = torch.empty_like(q)
-    (q_earlier, q_later), (o_earlier, o_later) = q.chunk(2, 1), o.chunk(2, 1)
     call.confirm()
     keys = _gather(call, _peers(call, k), k, v)
     keys.wait_for_earlier()
-    earlier = _attend(call, q_earlier, keys.earlier, o_earlier, sinks)
+    earlier = _attend(call, 0, q, keys.earlier, o, sinks)
     keys.wait_for_later()
-    later = _attend(call, q_later, keys.later, o_later, sinks)
+    later = _attend(call, 1, q, keys.later, o, sinks)
+    keys.wait_until_sent()
     lse, row_max = (
         torch.cat(both, -1) if wish else None
         for wish, both in zip(
@@ -239,32 +336,32 @@ def backward(
     q, k, v, o, sinks, *lses = saved
     ranks, rank = call.group.size, call.group.rank
     chunk = q.shape[1] // 2
-    of_chunks = [it.chunk(2, 1) for it in (do, q, o)]
     dlses = (None, None) if dlse is None else [it.contiguous() for it in dlse.chunk(2, -1)]
     needs_kv = needs[1] or needs[2]
 
     def differentiate(half: int, kv: Sequence[Any]) -> Any:
-        do, q, o = (both[half] for both in of_chunks)
-        return traceable.backward(
-            do,
-            q,
-            kv[0],
-            kv[1],
-            o,
-            lses[half],
-            dlse=dlses[half],
-            causal=True,
-            sinks=sinks,
-            deterministic=call.deterministic,
-            needs=(needs[0], needs_kv, needs_kv, needs[3]),
-            grad_dtype="float32",
-            config=call.backward_config,
+        halved, whole = (do, q, o), (*kv, lses[half], dlses[half], sinks)
+        key = half, needs, dlse is None
+        found = _launched(call, key, half, halved, whole)
+        if found is not None:
+            return Gradients(*found)
+        chunks = [it.chunk(2, 1)[half] for it in halved]
+        tensors = *chunks[:2], *kv, chunks[2], lses[half]
+        keywords = {
+            "dlse": dlses[half],
+            "causal": True,
+            "sinks": sinks,
+            "deterministic": call.deterministic,
+            "needs": (needs[0], needs_kv, needs_kv, needs[3]),
+            "grad_dtype": "float32",
+            "config": call.backward_config,
             **call.options,
-        )
-
-    def by_chunk(gradients: Any) -> list[_Pair]:
-        """For each chunk, dk and dv: (batch, rows, heads, d)."""
-        return list(zip(*(it.split(chunk, 1) for it in gradients), strict=True))
+        }
+        gradients = traceable.backward(*tensors, **keywords)
+        if call.launches is not None:
+            repeated = traceable.repeated_backward(*tensors, **keywords)
+            _remember(call, key, repeated, chunks, halved, whole)
+        return gradients
 
     peers = _peers(call, k)
     keys = _gather(call, peers, k, v)
@@ -272,23 +369,22 @@ def backward(
     keys.wait_for_later()
     later = differentiate(1, keys.later)
     if needs_kv:
-        of_keys = [it.contiguous() for it in later[1:3]]
-        of_later = by_chunk(of_keys)
-        of_earlier, own = of_later[ranks - 1 - rank : -1], of_later[-1]
+        # dk and dv of what the later chunk sees, chunk by chunk: later chunks of the ranks after
+        # this one, the earlier chunks of all ranks, and the later chunk itself.
+        gradients = _Chunks([it.contiguous() for it in later[1:3]], chunk)
+        first, own = ranks - 1 - rank, 2 * ranks - 1 - rank
         # The earlier chunk sees no keys of the ranks after this one, so their gradients are
         # complete. They are sent while it is computed.
-        sent = {it: [of_later[it - rank - 1], of_earlier[it]] for it in range(rank + 1, ranks)}
-        come_from_before = _exchange(call, peers, of_keys, sent, range(rank), 2)
+        sent = {it: [it - rank - 1, first + it] for it in range(rank + 1, ranks)}
+        come_from_before = _exchange(call, peers, gradients, sent, range(rank), 2)
     earlier = differentiate(0, keys.earlier)
+    keys.wait_until_sent()
     del keys
     dq = dk = dv = None
     if needs_kv:
-        torch._foreach_add_(
-            [it for both in of_earlier[: rank + 1] for it in both],
-            [it for both in by_chunk(earlier[1:3]) for it in both],
-        )
-        sent = {it: [of_earlier[it]] for it in range(rank)}
-        come_from_after = _exchange(call, peers, of_keys, sent, range(rank + 1, ranks), 1)
+        torch._foreach_add_(gradients.at(first, rank + 1), list(earlier[1:3]))
+        sent = {it: [first + it] for it in range(rank)}
+        come_from_after = _exchange(call, peers, gradients, sent, range(rank + 1, ranks), 1)
     if needs[0]:
         dq = torch.empty_like(q)
         torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
@@ -297,34 +393,46 @@ def backward(
         dkv_earlier, dkv_later = zip(dk.chunk(2, 1), dv.chunk(2, 1), strict=True)
         # Added in the order of ranks. The owner of a later chunk is the last rank that sees it.
         before = come_from_before()
-        _add_into(dkv_later, [*(its[0] for its in before.values()), own])
-        of_ranks = [its[1] for its in before.values()] + [of_earlier[rank]]
+        _add_into(dkv_later, [*(its[0] for its in before.values()), gradients.at(own)])
+        of_ranks = [its[1] for its in before.values()] + [gradients.at(first + rank)]
         of_ranks += [its[0] for its in come_from_after().values()]
         _add_into(dkv_earlier, of_ranks)
     dsinks = earlier.dsinks + later.dsinks if needs[3] else None
     return as_needed(needs, dq, dk, dv, dsinks)
 
 
+class _Chunks(NamedTuple):
+    """Dense dk and dv, (batch, chunks * rows, heads, d)."""
+
+    both: list[Any]
+    rows: int
+
+    def at(self, chunk: int, count: int = 1) -> list[Any]:
+        """dk and dv of some chunks."""
+        return [it.narrow(1, chunk * self.rows, count * self.rows) for it in self.both]
+
+
 def _exchange(
     call: GroupCall,
     peers: RankMemory | None,
-    gradients: Sequence[Any],
-    sent: dict[int, list[_Pair]],
+    gradients: _Chunks,
+    sent: dict[int, list[int]],
     owners: Sequence[int],
     count: int,
 ) -> Callable[[], dict[int, list[_Pair]]]:
-    """Starts to send ``count`` pairs of chunks to some ranks, and to receive as many from each of
-    the ranks ``owners``.
+    """Starts to send ``count`` chunks of the gradients to some ranks, and to receive as many from
+    each of the ranks ``owners``.
 
-    They are parts of the dense tensors ``gradients``, and must not be overwritten. The returned
-    function waits for the received pairs, by owner. All ranks must call this, even those that send
-    nothing.
+    What is sent must not be overwritten. The returned function waits for the received pairs of dk
+    and dv, by owner. All ranks must call this, even those that send nothing.
     """
     ranks, rank = call.group.size, call.group.rank
-    like = gradients[0].narrow(1, 0, call.shape[1] // 2)
+    (like, _), chunk = gradients.both, gradients.rows
+    batch, _, heads, d = like.shape
+    shape = batch, chunk, heads, d
     if peers is None:
-        parts = [it for pairs in sent.values() for pair in pairs for it in pair]
-        mine = torch.stack(parts) if parts else like.new_empty((0, *like.shape))
+        parts = [it for its in sent.values() for at in its for it in gradients.at(at)]
+        mine = torch.stack(parts) if parts else like.new_empty((0, *shape))
         wait = call.group.exchange_parts(
             mine.unflatten(0, (-1, 2)),
             sent=[count * (it in sent) for it in range(ranks)],
@@ -336,7 +444,7 @@ def _exchange(
         }
 
     def make(tensor: Callable[..., Any]) -> list[list[_Pair]]:
-        whole = tensor(0, (ranks - 1, count, 2, *like.shape), like.dtype)
+        whole = tensor(0, (ranks - 1, count, 2, *shape), like.dtype)
         return [[pair.unbind() for pair in pairs] for pairs in whole.unbind()]
 
     def place(rank: int, of: int) -> int:
@@ -344,17 +452,18 @@ def _exchange(
         return of - (of > rank)
 
     slot = peers.begin()
-    pairs = peers.view(slot, ("gradients", like.shape, count), make)
-    size = like.numel() * like.element_size()
+    pairs = peers.view(slot, ("gradients", shape, count), make)
+    row = chunk * heads * d * like.element_size()
+    addresses = [it.data_ptr() for it in gradients.both]
     # Each rank begins with the next rank, so that all links are used.
     mine = []
     for to in sorted(sent, key=lambda it: (it - rank) % ranks):
+        parts = [address + at * row for at in sent[to] for address in addresses]
         first = 2 * count * place(to, rank)
-        parts = [it for pair in sent[to] for it in pair]
-        mine.append((to, [(it.data_ptr(), (first + n) * size) for n, it in enumerate(parts)]))
-    (batch, *_), row = like.shape, size // max(like.shape[0], 1)
+        mine.append((to, [(it, (first + n) * batch * row) for n, it in enumerate(parts)]))
     rows = RowShape(row, batch, like.stride(0) * like.element_size(), row)
-    (arrived,) = peers.send(slot, rows, [mine], [owners], kept=gradients if mine else ())
+    kept = gradients.both if mine else ()
+    arrived, _ = peers.send(slot, rows, [mine], [owners], kept=kept)
 
     def wait_for_peers() -> dict[int, list[_Pair]]:
         arrived()
