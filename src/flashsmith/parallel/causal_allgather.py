@@ -69,10 +69,10 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
     ranks, rank = call.group.size, call.group.rank
     if peers is not None:
         return _copy_keys(peers, k, v)
-    batch, rows, heads, d = k.shape
+    batch, rows = k.shape[:2]
     chunk = rows // 2
     places = ranks * chunk, ranks * chunk, chunk
-    whole = k.new_empty((2, batch, sum(places), heads, d)).unbind()
+    whole = [it.new_empty((batch, sum(places), *it.shape[2:])) for it in (k, v)]
     if batch == 1:
         # The rows of each rank are contiguous in the gathered tensor, so they arrive where they
         # belong.
@@ -96,15 +96,18 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
     return _Keys(earlier, later, wait_and_copy, wait_for_later)
 
 
-def _peers(call: GroupCall, k: Any) -> RankMemory | None:
+def _peers(call: GroupCall, k: Any, v: Any) -> RankMemory | None:
     """Slots for K and V and for their gradients; None if ranks cannot write to each other's
     memory."""
-    ranks = call.group.size
+    ranks, chunk_bytes = call.group.size, (k.nbytes + v.nbytes) // 2
     # K and V take 2P + 1 chunks. Gradients take two pairs from each other rank, in fp32.
-    return call.group.peers(call.devices, k.device, k.nbytes * max(2 * ranks + 1, 4 * (ranks - 1)))
+    nbytes = chunk_bytes * max(2 * ranks + 1, 4 * (ranks - 1))
+    return call.group.peers(call.devices, k.device, nbytes)
 
 
-def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any], list[Any]]:
+def _prefixes(
+    whole: Sequence[Any], ranks: int, rank: int, chunk: int
+) -> tuple[list[Any], list[Any]]:
     """The K and V that the earlier and the later chunk of a rank see: (batch, places, heads, d)."""
     earlier, later = (
         [it.narrow(1, first * chunk, count * chunk) for it in whole]
@@ -118,53 +121,71 @@ class _Places(NamedTuple):
 
     earlier, later: the K and V that the two chunks of this rank see. own: what this rank copies to
     its own slot. sent: what it sends to others for their earlier chunk, and then for their later
-    chunk. come: from which ranks these come. In place of an address, a place has the tensor (0 for
-    K, 1 for V) and the offset in it.
+    chunk. come: from which ranks these come. A place is given with its tensor (0 for K, 1 for V),
+    and has the offset in it in place of an address.
     """
 
     earlier: list[Any]
     later: list[Any]
-    rows: RowShape
-    own: list[tuple[int, int, int]]
-    sent: list[list[tuple[int, list[tuple[int, int, int]]]]]
+    own: list[tuple[int, Place]]
+    sent: list[list[tuple[int, list[tuple[int, Place]]]]]
     come: list[list[int]]
 
 
 def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     k, v = k.contiguous(), v.contiguous()
     slot = peers.begin()
-    make = functools.partial(_places_of_keys, peers.size, peers.rank, k.shape, k.dtype)
-    it = peers.view(slot, ("keys", k.shape, k.dtype), make)
+    shapes = k.shape, v.shape
+    make = functools.partial(_places_of_keys, peers.size, peers.rank, shapes, k.dtype)
+    it = peers.view(slot, ("keys", *shapes, k.dtype), make)
     addresses = k.data_ptr(), v.data_ptr()
 
-    def at(places: list[tuple[int, int, int]]) -> list[Place]:
-        return [(addresses[side] + first, to) for side, first, to in places]
+    def at(places: list[tuple[int, Place]]) -> list[Place]:
+        return [Place(addresses[side] + first, to, rows) for side, (first, to, rows) in places]
 
     wait_for_earlier, wait_for_later = peers.send(
-        slot, it.rows, [[(rank, at(its)) for rank, its in group] for group in it.sent], it.come
+        slot, [[(rank, at(its)) for rank, its in group] for group in it.sent], it.come
     )
-    peers.put(slot, it.rows, at(it.own))
+    peers.put(slot, at(it.own))
     return _Keys(it.earlier, it.later, wait_for_earlier, wait_for_later, (k, v))
 
 
 def _places_of_keys(
-    ranks: int, rank: int, shape: Sequence[int], dtype: Any, tensor: Callable[..., Any]
+    ranks: int,
+    rank: int,
+    shapes: Sequence[Sequence[int]],
+    dtype: Any,
+    tensor: Callable[..., Any],
 ) -> _Places:
-    batch, rows, heads, d = shape
+    batch, rows = shapes[0][:2]
     chunk, places = rows // 2, 2 * ranks + 1
-    both = tensor(0, (2, batch, places * chunk, heads, d), dtype)
-    size = chunk * heads * d * dtype.itemsize
+    # The bytes of a chunk of K and of V, and where the two begin.
+    sizes = [chunk * heads * d * dtype.itemsize for _, _, heads, d in shapes]
+    firsts = 0, batch * places * sizes[0]
+    both = [
+        tensor(first, (batch, places * chunk, *shape[2:]), dtype)
+        for first, shape in zip(firsts, shapes, strict=True)
+    ]
 
-    def copies(half: int, place: int) -> list[tuple[int, int, int]]:
+    def copies(half: int, place: int) -> list[tuple[int, Place]]:
         """Of a chunk, to a place; K and V."""
-        return [(side, half * size, (side * batch * places + place) * size) for side in (0, 1)]
+        return [
+            (
+                side,
+                Place(
+                    half * size,
+                    firsts[side] + place * size,
+                    RowShape(size, batch, 2 * size, places * size),
+                ),
+            )
+            for side, size in enumerate(sizes)
+        ]
 
     # Each rank begins with the next rank, so that all links are used.
     others = [(rank + step) % ranks for step in range(1, ranks)]
     own_earlier, own_later = copies(0, ranks + rank), copies(1, rank)
     return _Places(
-        *_prefixes(both.unbind(), ranks, rank, chunk),
-        RowShape(size, batch, 2 * size, places * size),
+        *_prefixes(both, ranks, rank, chunk),
         own_earlier + copies(1, 2 * ranks),
         [
             [(it, own_earlier) for it in others if it > rank],
@@ -216,10 +237,10 @@ def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) ->
 
 
 def forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults:
-    o = torch.empty_like(q)
+    o = q.new_empty((*q.shape[:-1], call.d_v))
     (q_earlier, q_later), (o_earlier, o_later) = q.chunk(2, 1), o.chunk(2, 1)
     call.confirm()
-    keys = _gather(call, _peers(call, k), k, v)
+    keys = _gather(call, _peers(call, k, v), k, v)
     keys.wait_for_earlier()
     earlier = _attend(call, q_earlier, keys.earlier, o_earlier, sinks)
     keys.wait_for_later()
@@ -266,7 +287,7 @@ def backward(
         """For each chunk, dk and dv: (batch, rows, heads, d)."""
         return list(zip(*(it.split(chunk, 1) for it in gradients), strict=True))
 
-    peers = _peers(call, k)
+    peers = _peers(call, k, v)
     keys = _gather(call, peers, k, v)
     keys.wait_for_earlier()
     keys.wait_for_later()
@@ -316,51 +337,94 @@ def _exchange(
     """Starts to send ``count`` pairs of chunks to some ranks, and to receive as many from each of
     the ranks ``owners``.
 
-    They are parts of the dense tensors ``gradients``, and must not be overwritten. The returned
-    function waits for the received pairs, by owner. All ranks must call this, even those that send
-    nothing.
+    They are parts of the dense tensors ``gradients``, dk and dv, and must not be overwritten. The
+    returned function waits for the received pairs, by owner. All ranks must call this, even those
+    that send nothing.
     """
-    ranks, rank = call.group.size, call.group.rank
-    like = gradients[0].narrow(1, 0, call.shape[1] // 2)
+    like = [it.narrow(1, 0, call.shape[1] // 2) for it in gradients]
     if peers is None:
-        parts = [it for pairs in sent.values() for pair in pairs for it in pair]
-        mine = torch.stack(parts) if parts else like.new_empty((0, *like.shape))
-        wait = call.group.exchange_parts(
-            mine.unflatten(0, (-1, 2)),
-            sent=[count * (it in sent) for it in range(ranks)],
-            come=[count * (it in owners) for it in range(ranks)],
-        )
-        return lambda: {
-            owner: [pair.unbind() for pair in pairs]
-            for owner, pairs in zip(owners, wait().unflatten(0, (-1, count)), strict=True)
-        }
+        return _exchange_by_message(call.group, like, sent, owners, count)
+    arrived, received = _copy_gradients(peers, like, sent, owners, count, gradients)
+
+    def wait() -> dict[int, list[_Pair]]:
+        arrived()
+        return received
+
+    return wait
+
+
+def _pairs(flat: Any, like: Sequence[Any]) -> list[_Pair]:
+    """The pairs in a tensor (pairs, elements), in which dv follows dk."""
+    parts = flat.split([it.numel() for it in like], 1)
+    both = (part.unflatten(1, it.shape).unbind() for part, it in zip(parts, like, strict=True))
+    return list(zip(*both, strict=True))
+
+
+def _exchange_by_message(
+    group: Group,
+    like: Sequence[Any],
+    sent: dict[int, list[_Pair]],
+    owners: Sequence[int],
+    count: int,
+) -> Callable[[], dict[int, list[_Pair]]]:
+    parts = [it for pairs in sent.values() for pair in pairs for it in pair]
+    mine = like[0].new_empty((len(parts) // 2, sum(it.numel() for it in like)))
+    if parts:
+        torch._foreach_copy_([it for pair in _pairs(mine, like) for it in pair], parts)
+    arrived = group.exchange_parts(
+        mine,
+        sent=[count * (it in sent) for it in range(group.size)],
+        come=[count * (it in owners) for it in range(group.size)],
+    )
+
+    def wait() -> dict[int, list[_Pair]]:
+        found = _pairs(arrived(), like)
+        return {owner: found[n * count : (n + 1) * count] for n, owner in enumerate(owners)}
+
+    return wait
+
+
+def _copy_gradients(
+    peers: RankMemory,
+    like: Sequence[Any],
+    sent: dict[int, list[_Pair]],
+    owners: Sequence[int],
+    count: int,
+    kept: Sequence[Any],
+) -> tuple[Callable[[], None], dict[int, list[_Pair]]]:
+    """Starts to copy pairs to the memory of other ranks.
+
+    Returns a function that waits for those from other ranks, and where these arrive.
+    """
+    ranks, rank = peers.size, peers.rank
+    shape = (ranks - 1, count, sum(it.numel() for it in like))
 
     def make(tensor: Callable[..., Any]) -> list[list[_Pair]]:
-        whole = tensor(0, (ranks - 1, count, 2, *like.shape), like.dtype)
-        return [[pair.unbind() for pair in pairs] for pairs in whole.unbind()]
+        return [_pairs(it, like) for it in tensor(0, shape, like[0].dtype).unbind()]
 
-    def place(rank: int, of: int) -> int:
+    def index(rank: int, of: int) -> int:
         """The index of the rank ``of`` among all ranks except ``rank``."""
         return of - (of > rank)
 
     slot = peers.begin()
-    pairs = peers.view(slot, ("gradients", like.shape, count), make)
-    size = like.numel() * like.element_size()
+    pairs = peers.view(slot, ("gradients", *(it.shape for it in like), count), make)
+    sizes = [it.numel() * it.element_size() for it in like]
+    rows = []
+    for it, size in zip(like, sizes, strict=True):
+        batch = it.shape[0]
+        row = size // max(batch, 1)
+        rows.append(RowShape(row, batch, it.stride(0) * it.element_size(), row))
     # Each rank begins with the next rank, so that all links are used.
     mine = []
     for to in sorted(sent, key=lambda it: (it - rank) % ranks):
-        first = 2 * count * place(to, rank)
-        parts = [it for pair in sent[to] for it in pair]
-        mine.append((to, [(it.data_ptr(), (first + n) * size) for n, it in enumerate(parts)]))
-    (batch, *_), row = like.shape, size // max(like.shape[0], 1)
-    rows = RowShape(row, batch, like.stride(0) * like.element_size(), row)
-    (arrived,) = peers.send(slot, rows, [mine], [owners], kept=gradients if mine else ())
-
-    def wait_for_peers() -> dict[int, list[_Pair]]:
-        arrived()
-        return {owner: pairs[place(rank, owner)] for owner in owners}
-
-    return wait_for_peers
+        places, offset = [], count * index(to, rank) * sum(sizes)
+        for pair in sent[to]:
+            for it, size, shape_of_rows in zip(pair, sizes, rows, strict=True):
+                places.append(Place(it.data_ptr(), offset, shape_of_rows))
+                offset += size
+        mine.append((to, places))
+    (arrived,) = peers.send(slot, [mine], [owners], kept=kept if mine else ())
+    return arrived, {owner: pairs[index(rank, owner)] for owner in owners}
 
 
 def _add_into(into: _Pair, pairs: Sequence[_Pair]) -> None:
