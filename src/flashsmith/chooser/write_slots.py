@@ -56,9 +56,8 @@ def write_slots(
         k, v: (rows, heads_k, d), fp16 or bf16, PyTorch tensors or NumPy or CuPy arrays, with
             strides as for attention(). v may have another d. Rows beyond the slots are not read.
         k_cache, v_cache: (pages, page, heads_k, d) or (batch, capacity, heads_k, d), with dtype and
-            strides as for k, and the d of k or v; both may be parts of one tensor. They are
-            changed. Both may be float8_e4m3fn or float8_e5m2: elements are rounded to nearest even
-            and saturate.
+            strides as for k; both may be parts of one tensor. They are changed. Both may be
+            float8_e4m3fn or float8_e5m2: elements are rounded to nearest even and saturate.
         slot_mapping: (at most rows,) int64, contiguous: the slot of each row. A row with a negative
             slot is skipped. A slot beyond the cache is an error on the host; on a device its row is
             skipped. If two rows have the same slot, one of them is written.
