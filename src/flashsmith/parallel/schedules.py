@@ -330,6 +330,10 @@ def _add_gradients(
 def _dsinks(call: GroupCall, of: _Differentiated, k: Any, v: Any, sinks: Any) -> Any:
     """The part of the gradient of the sinks that comes from this rank's queries; no keys are needed
     for it."""
+    # Not views, whose strides kernels might refuse.
+    nothing_k, nothing_v = (
+        it.new_empty((*it.shape[: call.dim], 0, *it.shape[call.dim + 1 :])) for it in (k, v)
+    )
     keywords: dict[str, Any] = {}
     if call.packed:
         rows = of.q.shape[0]
@@ -341,8 +345,8 @@ def _dsinks(call: GroupCall, of: _Differentiated, k: Any, v: Any, sinks: Any) ->
     found = traceable.backward(
         of.do,
         of.q,
-        k.narrow(call.dim, 0, 0),
-        v.narrow(call.dim, 0, 0),
+        nothing_k,
+        nothing_v,
         of.o,
         of.lse,
         dlse=of.dlse,
