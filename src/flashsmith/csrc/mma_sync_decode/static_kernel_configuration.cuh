@@ -147,9 +147,9 @@ struct StaticDecodeKernelConfig {
     // and their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256, "d_head: panels of 32 or 64 columns");
-        static_assert(!has_d_v || (d_v % 64 == 0 && d_head % 64 == 0 && d_v <= 256 &&
-                                   chunk_cluster == 0 && !has_warpgroups),
-                      "d_v: panels of 64 columns, in the kernels with mma.sync");
+        static_assert(
+            !has_d_v || (d_v % 64 == 0 && d_head % 64 == 0 && d_v <= 256 && chunk_cluster == 0),
+            "d_v: panels of 64 columns, in all kernels but those of clusters");
         static_assert(B_r == 16 || B_r == 32, "B_r: 16 or 32");
         static_assert((B_c & (B_c - 1)) == 0, "B_c: a power of two");
         static_assert(warp_keys == 16 || warp_keys == 32, "B_c: 16 or 32 keys per warp");
