@@ -70,7 +70,10 @@ OTHERS = (
 PAIRED = (
     ("(FP16, 64:128, 16, 128, 4): decode+stages_2+least_128+parts_2", 3, "causal page64", {}),
     ("(BF16, 128:64, 16, 64, 4): decode+stages_4+least_128+parts_2", 2, "page6", {"append": True}),
-    ("(BF16, 192:128, 16, 64, 4): decode+stages_2+least_128+parts_2", 2, "packed causal", {}),
+    (
+        *("(BF16, 192:128, 16, 64, 4): decode+stages_2+least_128+parts_2", 2, "packed causal"),
+        {"lens_q": (200, 99), "lens_k": (450, 130)},
+    ),
     ("(FP16, 192:128, 16, 64, 4): decode+stages_2+least_128+parts_2", 2, "window page2", {}),
     ("(FP16, 256:128, 16, 64, 4): decode+stages_2+least_128+parts_2", 2, "causal page96", {}),
     ("(BF16, 256:256, 16, 32, 2): decode+stages_3+least_128+parts_2", 2, "causal page1", {}),
