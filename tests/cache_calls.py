@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import flashsmith
@@ -48,13 +49,15 @@ class Cache:
     dropped: tuple[int, ...] = ()
     # Keys that are NaN in the cache: (sequence, K/V head, key).
     hidden: np.ndarray | None = None
+    d: int = D
 
     def __post_init__(self) -> None:
         draw = self.draw = np.random.default_rng(self.seed)
         self.dropped = self.dropped or (0,) * len(self.lens)
-        shape = len(self.lens), CAPACITY, HEADS_K, D
+        shape = len(self.lens), CAPACITY, HEADS_K, self.d
         self.k, self.v = draw.standard_normal((2, *shape)).astype(np.float16)
-        self.q = [draw.standard_normal((n, HEADS_Q, D)).astype(np.float16) for n in self.queries]
+        of_rows = HEADS_Q, self.d
+        self.q = [draw.standard_normal((n, *of_rows)).astype(np.float16) for n in self.queries]
 
     def call(self, *, paged: bool = False, append: bool = True) -> dict[str, Any]:
         """The tensors of a call; what the cache does not hold yet is NaN."""
@@ -69,7 +72,7 @@ class Cache:
             call["kv_offset"] = np.array(self.dropped, np.int32)
         if paged:
             order = self.draw.permutation(len(self.lens) * CAPACITY // PAGE)
-            caches = [it.reshape(-1, PAGE, HEADS_K, D)[order] for it in caches]
+            caches = [it.reshape(-1, PAGE, HEADS_K, self.d)[order] for it in caches]
             call["page_table"] = np.argsort(order).astype(np.int32).reshape(len(self.lens), -1)
         call["k_cache"], call["v_cache"] = caches
         packed = len(set(self.queries)) > 1
@@ -95,10 +98,10 @@ class Cache:
         for b, (length, n) in enumerate(zip(self.lens, self.queries, strict=True)):
             keys = self.dropped[b] + np.arange(length)
             rows = self.dropped[b] + length - n + np.arange(n)[:, None]
-            o = np.zeros((n, HEADS_Q, D))
+            o = np.zeros((n, HEADS_Q, self.d))
             for h in range(HEADS_Q):
                 k, v = (it[b, :length, h // GROUP].astype(float) for it in (self.k, self.v))
-                s = self.q[b][:, h].astype(float) @ k.T * D**-0.5
+                s = self.q[b][:, h].astype(float) @ k.T * self.d**-0.5
                 s = s if score is None else score(s, b, h, rows, keys)
                 seen = (keys <= rows) | (not causal)
                 seen = seen if mask is None else seen & mask(b, h, rows, keys)
@@ -116,6 +119,44 @@ class Cache:
         keys = np.pad(np.repeat(table[:, :, 0], BLOCK, axis=2), ((0, 0), (0, 0), (0, short)))
         is_read = keys.reshape(len(table), HEADS_K, -1, together).any(axis=3)
         self.hidden = np.repeat(~is_read, together, axis=2)[..., :CAPACITY]
+
+
+@dataclass
+class ScaledCache(Cache):
+    """The same with 8-bit floats in the cache. Keys and values are these times the scales of their
+    heads, which are powers of two, so that appended ones are exact."""
+
+    d: int = 64
+    codes: Any = ml_dtypes.float8_e4m3fn
+    k_scale: tuple[float, float] = (0.5, 2.0)
+    v_scale: tuple[float, float] = (0.25, 0.5)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("k", "v"):
+            held = getattr(self, name).astype(self.codes).astype(np.float16)
+            setattr(self, name, held * self._scale(name).astype(np.float16))
+
+    def _scale(self, name: str) -> np.ndarray:
+        return np.array(getattr(self, f"{name}_scale"), np.float32)[:, None]
+
+    def call(self, *, paged: bool = False, append: bool = True) -> dict[str, Any]:
+        call = super().call(paged=paged, append=append)
+        for name in ("k", "v"):
+            held = call[f"{name}_cache"] / self._scale(name)
+            call[f"{name}_cache"] = held.astype(self.codes)
+            call[f"{name}_scale"] = self._scale(name)[:, 0]
+        return call
+
+
+def curved_in_documents(cache: Cache) -> tuple[Function, Function]:
+    """A score that is not linear in the score before, in documents."""
+    slopes = cache.draw.uniform(-0.1, 0.4, HEADS_Q).astype(np.float32)
+
+    def curved(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s + 0.1 * s * s - slopes[h] * (q - k)
+
+    return curved, in_documents(cache)[1]
 
 
 def in_documents(cache: Cache) -> tuple[Function, Function]:

@@ -107,12 +107,13 @@ def record(paths: Iterable[Path], cpu: bool = False) -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether a module of tests still has the function of this name."""
+    """Whether a module of tests still has the function of this name, its own or an imported one."""
     *parts, function = name.split(".")
     for end in range(len(parts), 0, -1):  # behind the module's name a class's may stand
         file = TREE.joinpath(*parts[:end]).with_suffix(".py")
         if file.is_file():
-            return re.search(rf"^ *def {function}\(", file.read_text(), re.MULTILINE) is not None
+            has = rf"^ *(def {function}\(|{function},$)"
+            return re.search(has, file.read_text(), re.MULTILINE) is not None
     return False
 
 

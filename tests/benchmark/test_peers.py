@@ -12,6 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from peer_workloads import (
+    CAPPED,
+    CAUSAL,
+    DENSE,
+    FULL,
+    PACKED,
+    PAGED,
+    SEVERAL,
+    UNEQUAL,
+    WINDOW,
+    TorchOnTheHost,
+    exact_attention,
+    over_cache,
+    right_answer,
+    right_answer_of,
+    right_over_cache,
+)
 from stand_ins import HostMemory
 
 import flashsmith
@@ -19,49 +36,22 @@ from flashsmith.benchmark import peers as peers_module
 from flashsmith.benchmark import workload as workload_module
 from flashsmith.benchmark.bench import BenchEntry, BenchPlan
 from flashsmith.benchmark.implementations import OURS
+from flashsmith.benchmark.peer import torch_absence
 from flashsmith.benchmark.peers import (
     BACKWARD_PEERS,
     DECODE_PEERS,
+    FORWARD_PEERS,
     PEERS,
     GradientPeer,
     Peer,
     get_peers,
-    torch_absence,
     why_wrong,
 )
-from flashsmith.benchmark.workload import (
-    BackwardWorkload,
-    DecodeWorkload,
-    Workload,
-    workload_of,
-)
+from flashsmith.benchmark.workload import BackwardWorkload, Workload, workload_of
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, device_spec, parse_kernel_name_into_config
-from flashsmith.verify import compute_references
-from flashsmith.verify.attention_semantics import NO_WINDOW
-from flashsmith.verify.proof_inputs import default_scale
 
-FULL = Problem.parse("b2 s64 h2 d32 fp16")
-CAUSAL = Problem.parse("b2 s64 h4:2 d32 fp16 causal")
-UNEQUAL = Problem.parse("b2 s32:64 h2 d32 fp16 causal")
-WINDOW = Problem.parse("b2 s192:256 h4:2 d32 fp16 window")
-CAPPED = Problem.parse("b2 s64 h2 d32 fp16 causal softcap")
-PACKED = Problem.parse("b2 s64 h2 d32 fp16 causal packed")
 BACKWARD_CFG = parse_kernel_name_into_config("(FP16, 32, 64, 64, 4): backward+stages_2")
-
-
-def right_answer(w: Workload) -> np.ndarray:
-    p = w.problem
-    lens = {}
-    if w.packed:
-        lens = {"lens_q": (p.seq_q,) * p.batch, "lens_k": (p.seq_k,) * p.batch}
-    found = compute_references(w.q, w.k, w.v, default_scale(p.d), causal=w.causal, **lens)
-    return found.same_precision
-
-
-@pytest.fixture
-def torch_is_there(monkeypatch) -> None:
-    monkeypatch.setattr(peers_module, "torch_absence", lambda: None)
 
 
 # --- choosing -------------------------------------------------------------------------------------
@@ -114,12 +104,13 @@ def test_what_pytorch_cannot_do_is_said(problem: Problem, absent: dict[str, str]
 @pytest.fixture
 def modules(monkeypatch) -> Any:
     """Puts modules there by name; those of the FlashAttention packages are absent at first."""
-    for name in ("flash_attn", "flash_attn.cute", "flash_attn_interface", "flash_attn_3"):
+    known = ("flash_attn", "flash_attn.cute", "flash_attn_interface", "flash_attn_3")
+    for name in (*known, "fa3_fwd_interface"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
     class Finder:
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-            if name.partition(".")[0].startswith("flash_attn"):
+            if name.partition(".")[0].startswith(("flash_attn", "fa3_fwd")):
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
@@ -196,26 +187,6 @@ def test_flash_attention_gets_windows_and_caps_by_its_own_names(modules) -> None
         PEERS["flash_attn_2"].prepare(w)
 
 
-class TorchOnTheHost(HostMemory):
-    """PyTorch's CPU tensors."""
-
-    def draw(self, shape, dtype, seed, *cache) -> Any:
-        import torch
-
-        return torch.from_numpy(super().draw(shape, dtype, seed, *cache))
-
-    def put(self, array: np.ndarray) -> Any:
-        import torch
-
-        return torch.from_numpy(array)
-
-    def fetch(self, tensor: Any) -> np.ndarray:
-        return np.asarray(tensor)
-
-    def head(self, tensor: Any, at: Any, head: int) -> np.ndarray:
-        return np.asarray(tensor[at][..., head, :])
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize("problem", [FULL, CAUSAL])
 def test_pytorchs_own_function_gives_its_output_in_our_layout(problem: Problem) -> None:
@@ -228,17 +199,6 @@ def test_pytorchs_own_function_gives_its_output_in_our_layout(problem: Problem) 
     error = np.abs(np.asarray(implementation.output(), np.float32) - right_answer_of(w)).max()
     assert error < 5e-3
     assert peer.version().startswith("torch ")
-
-
-def exact_attention(q: Any, k: Any, v: Any, *, return_lse: bool, causal: bool) -> Any:
-    """o and lse of PyTorch's tensors."""
-    import torch
-
-    arrays = [np.asarray(tensor) for tensor in (q, k, v)]
-    found = compute_references(*arrays, scale=default_scale(q.shape[-1]), causal=causal)
-    return torch.from_numpy(found.o.astype(arrays[0].dtype)), torch.from_numpy(
-        found.lse.astype(np.float32)
-    )
 
 
 @pytest.mark.torch
@@ -316,85 +276,19 @@ def test_a_gradient_that_nobody_wrote_shows(monkeypatch) -> None:
 
 def test_a_backward_problem_has_the_peers_whose_names_are_asked_for() -> None:
     problem = replace(FULL, operation="backward")
-    of_gradients = [name for name in PEERS if name not in ("flex", "flashinfer")]
+    of_gradients = [name for name in PEERS if not name.startswith("flashinfer")]
     assert [peer.name for peer in BACKWARD_PEERS] == of_gradients
-    for asked in ("fa2,cudnn", "flash_attn_4"):
+    for asked in ("fa2,cudnn", "flex", "flash_attn_4"):
         found = BenchPlan((problem,), peers=get_peers(asked)).peers_of(problem)
         assert ",".join(peer.name for peer in found) == asked
         assert all(isinstance(peer, GradientPeer) for peer in found)
     assert BenchPlan((problem,), ours=True).peers_of(problem) == ()
-
-
-@pytest.mark.torch
-@pytest.mark.torch
-def test_the_functions_of_flex_attention_can_be_compiled() -> None:
-    """PyTorch traces their Python; they keep fp32, as a user's own functions would."""
-    import torch
-
-    change, sees = peers_module._changed(CAPPED), peers_module._visible(WINDOW)
-    scores, at = torch.linspace(-90, 90, 61), torch.arange(0, 256, 5)
-    compiled = torch.compile(change, backend="eager", fullgraph=True)
-    cap = CAPPED.numbers["softcap"]
-    found = compiled(scores, 0, 0, 0, 0)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, cap * torch.tanh(scores / cap))
-    compiled = torch.compile(sees, backend="eager", fullgraph=True)
-    row, key = at[:, None], at
-    left, right = WINDOW.window
-    distance = key - (row + WINDOW.seq_k - WINDOW.seq_q)
-    assert torch.equal(compiled(0, 0, row, key), (-left <= distance) & (distance <= right))
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("problem", [FULL, CAUSAL, UNEQUAL, WINDOW, CAPPED], ids=str)
-def test_flex_attention_computes_the_same_problem(problem: Problem, monkeypatch) -> None:
-    """Uncompiled, on the CPU: which keys it sees, what it caps, how heads are grouped."""
-    import torch
-
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    w = Workload(problem, memory=TorchOnTheHost())
-    output = peers_module.FlexPeer().prepare(w).output()
-    assert output.shape == w.q.shape
-    assert np.abs(np.asarray(output, np.float32) - right_answer_of(w)).max() < 5e-3
-
-
-def right_answer_of(w: Workload) -> np.ndarray:
-    q, k, v = (np.asarray(tensor) for tensor in (w.q, w.k, w.v))
-    p = w.problem
-    return compute_references(
-        q,
-        k,
-        v,
-        default_scale(p.d),
-        causal=w.causal,
-        window=p.window or NO_WINDOW,
-        softcap=p.softcap,
-    ).o
+    assert BenchPlan((problem,), peers=get_peers("flashinfer")).peers_of(problem) == ()
 
 
 # --- over a cache --------------------------------------------------------------------------------
 
-DENSE = Problem.parse("b2 s1:70 h8:2 d64 fp16 decode")
-PAGED = replace(DENSE, page=16)
-SEVERAL = Problem.parse("b2 s3:70 h8:2 d64 fp16 causal decode")
 OVER_CACHES = {peer.name: peer for peer in DECODE_PEERS}
-
-
-def over_cache(problem: Problem, memory: Any = None) -> DecodeWorkload:
-    made = workload_of(problem, 0, memory or HostMemory())
-    assert isinstance(made, DecodeWorkload)
-    return made
-
-
-def right_over_cache(w: DecodeWorkload) -> np.ndarray:
-    """Of a dense cache or pages, in q's layout."""
-    caches = [np.asarray(cache) for cache in (w.k_cache, w.v_cache)]
-    if w.problem.page:
-        pages = np.asarray(w.page_table)
-        caches = [cache[pages].reshape(len(pages), -1, *cache.shape[2:]) for cache in caches]
-    k, v = (cache[:, : w.problem.seq_k] for cache in caches)
-    scale = default_scale(w.problem.d)
-    return compute_references(np.asarray(w.q), k, v, scale, causal=w.causal).same_precision
 
 
 @pytest.mark.usefixtures("torch_is_there")
@@ -417,10 +311,11 @@ def test_what_pytorch_cannot_do_over_a_cache_is_said(text: str, absent: dict[str
 
 
 def test_a_problem_over_a_cache_has_peers_of_its_own() -> None:
-    everybody = [name for name in PEERS if name != "flex"]
     plan = BenchPlan((DENSE,), peers=get_peers("all"))
-    assert [peer.name for peer in plan.peers_of(DENSE)] == everybody == list(OVER_CACHES)
-    assert [peer.name for peer in plan.peers_of(FULL)] == [*PEERS][:-1]
+    assert [peer.name for peer in plan.peers_of(DENSE)] == [*PEERS] == list(OVER_CACHES)
+    only_over_caches = [*PEERS][-2:]
+    assert only_over_caches == ["flashinfer_cuda_cores", "flashinfer_xqa"]
+    assert plan.peers_of(FULL) == FORWARD_PEERS == tuple(PEERS.values())[:-2]
     (found,) = BenchPlan((DENSE,), peers=get_peers("flash-attn-3")).peers_of(DENSE)
     assert found is OVER_CACHES["flash_attn_3"]
 
@@ -479,6 +374,36 @@ def test_flash_attention_gets_a_cache_by_its_own_names(problem, theirs: str, mod
 
 
 @pytest.mark.usefixtures("torch_is_there")
+@pytest.mark.parametrize("problem", [DENSE, PAGED, SEVERAL], ids=str)
+def test_flash_attention_4_reads_a_cache_by_its_packed_function(problem, modules) -> None:
+    w = over_cache(problem)
+    given = {}
+
+    def packed(q, k, v, cu_seqlens_q=None, seqused_k=None, page_table=None, causal=False):
+        given.update(lens=seqused_k, pages=page_table, causal=causal)
+        return right_over_cache(w), None
+
+    modules("flash_attn", __path__=[])
+    modules("flash_attn.cute", flash_attn_varlen_func=packed)
+    peer = OVER_CACHES["flash_attn_4"]
+    assert peer.absence(problem) is None
+    assert w.check(peer.prepare(w).output()).ok
+    assert given["lens"].tolist() == [70, 70]
+    assert given["causal"] == (problem is SEVERAL)
+    assert (given["pages"] is None) == (problem is not PAGED)
+
+
+@pytest.mark.usefixtures("torch_is_there")
+def test_flash_attention_3_is_found_in_its_forward_wheel(modules) -> None:
+    modules("fa3_fwd_interface", flash_attn_func=lambda q, k, v, causal=False: q)
+    assert PEERS["flash_attn_3"].absence(FULL) is None
+    assert PEERS["flash_attn_3"].absence(PACKED) == (
+        "flash_attn_interface is not installed; flash_attn_3 is not installed; "
+        "fa3_fwd_interface has no flash_attn_varlen_func"
+    )
+
+
+@pytest.mark.usefixtures("torch_is_there")
 def test_flash_attention_without_what_a_cache_needs_refuses(modules) -> None:
     modules("flash_attn", __path__=[], flash_attn_func=lambda q, k, v: q)
     peer = OVER_CACHES["flash_attn_2"]
@@ -491,64 +416,6 @@ def test_flash_attention_without_what_a_cache_needs_refuses(modules) -> None:
     assert peer.absence(PAGED) is None
     with pytest.raises(ArgumentError, match="oldest has no block_table"):
         peer.prepare(over_cache(PAGED))
-
-
-class FlashInferStandIn:
-    """Reads pages by lists, as FlashInfer does: a plan of them, then runs."""
-
-    def __init__(self, workspace: Any, layout: str, use_tensor_cores: bool) -> None:
-        assert (layout, use_tensor_cores) == ("NHD", True)
-
-    def plan(self, indptr, indices, last, heads_q, heads_k, d, page, *, q_data_type, kv_data_type,
-             q_len_per_req=1, logits_soft_cap=None):  # fmt: skip
-        self.lists = [x.tolist() for x in (indptr, indices, last)]
-        self.page, self.queries = page, q_len_per_req
-
-    def run(self, q: Any, caches: Any) -> Any:
-        import torch
-
-        indptr, indices, last = self.lists
-        rows = []
-        for i, short in enumerate(last):
-            pages = indices[indptr[i] : indptr[i + 1]]
-            length = (len(pages) - 1) * self.page + short
-            k, v = (np.asarray(x)[pages].reshape(-1, *x.shape[2:])[None, :length] for x in caches)
-            of_sequence = np.asarray(q)[None, i * self.queries : (i + 1) * self.queries]
-            scale = default_scale(q.shape[-1])
-            found = compute_references(of_sequence, k, v, scale, causal=self.queries > 1)
-            rows.append(found.same_precision[0])
-        return torch.from_numpy(np.concatenate(rows))
-
-
-@pytest.mark.torch
-@pytest.mark.usefixtures("torch_is_there")
-@pytest.mark.parametrize("problem", [DENSE, PAGED, SEVERAL], ids=str)
-def test_flashinfer_gets_lists_of_pages(problem: Problem, monkeypatch) -> None:
-    module = ModuleType("flashinfer")
-    module.BatchDecodeWithPagedKVCacheWrapper = FlashInferStandIn  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "flashinfer", module)
-    peer = OVER_CACHES["flashinfer"]
-    assert peer.absence(problem) is None
-    w = over_cache(problem, TorchOnTheHost())
-    output = peer.prepare(w).output()
-    assert output.shape == w.q.shape
-    assert w.check(output).ok
-
-
-@pytest.mark.torch
-@pytest.mark.usefixtures("torch_is_there")
-def test_flashinfer_says_what_it_lacks(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "flashinfer", None)
-    peer = OVER_CACHES["flashinfer"]
-    assert "not installed" in str(peer.absence(DENSE))
-    assert "causal" in str(peer.absence(replace(SEVERAL, semantics=FULL.semantics)))
-    assert "over a cache" in str(peer.absence(FULL))
-    module = ModuleType("flashinfer")
-    module.BatchDecodeWithPagedKVCacheWrapper = FlashInferStandIn  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "flashinfer", module)
-    window = Problem.parse("b2 s1:70 h2 d64 fp16 window decode")
-    with pytest.raises(ArgumentError, match="plan has no window_left"):
-        peer.prepare(over_cache(window, TorchOnTheHost()))
 
 
 @pytest.mark.torch
@@ -580,7 +447,7 @@ def test_ours_over_a_cache_takes_what_a_workload_holds(words: str, load_tool) ->
 # What a peer says when it does not serve a problem: of PyTorch's backends, which problems these are
 # depends on its version; of packages, pages of 16 keys or grouped heads. CUDA's errors are others.
 REFUSAL = re.compile(
-    "No available kernel|must be divisible by|[Uu]nsupported|not support|only support"
+    "No available kernel|No valid|must be divisible by|[Uu]nsupported|not support|only support"
 )
 
 
@@ -607,7 +474,7 @@ def test_on_a_gpu_whoever_is_there_is_right(peer: Peer, problem: Problem) -> Non
     w = workload_of(problem)
     try:
         output = peer.prepare(w).output()
-    except RuntimeError as error:
+    except Exception as error:
         if peer.name == "fa2" or not REFUSAL.search(str(error)):
             raise
         return

@@ -20,6 +20,7 @@ from flashsmith.benchmark.rounds import Contender
 from flashsmith.families import device_spec
 
 H200 = device_spec("H200")
+_MASKS = ("none", "causal")
 
 
 @pytest.fixture
@@ -190,3 +191,39 @@ def test_contenders_are_right_and_a_wrong_output_shows(
     found = race.contenders[0].launch()
     bad = found * 1.1 if name == "programs" else tuple(it * 1.1 for it in found)
     assert "relative L2 error" in timed.why_wrong(bad, with_function=True)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("name", ["programs", "program_gradients"])
+@pytest.mark.parametrize(
+    ("function", "mask", "plain"),
+    [
+        *((function, mask, "plain") for function in ("alibi", "table") for mask in _MASKS),
+        ("squared", "causal", "plain"),
+        ("t5", "none", "plain"),
+        ("softcap", "causal", "softcap"),
+        ("documents", "causal", "packed"),
+    ],
+)
+def test_flex_attention_is_given_the_same_functions(
+    tools: dict[str, ModuleType],
+    on_the_host: None,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    function: str,
+    mask: str,
+    plain: str,
+) -> None:
+    """Uncompiled, on the CPU, which has no other backend for gradients than PyTorch's own."""
+    import torch
+    from torch.nn.attention import flex_attention
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    cases, tool = tools["program_cases"], tools[name]
+    case = cases.Case(function, cases.Kind(function, 64, mask=mask), 1, 160, 4, 2, plain)
+    timed = (tool.ForwardCase if name == "programs" else tool.BackwardCase)(case)
+    found = timed.flex("TRITON")()
+    assert timed.why_wrong(found, with_function=True) == ""
+    assert timed.why_wrong(found, with_function=False) or plain != "plain"

@@ -67,6 +67,26 @@ def test_listed_kernels_are_timed_next_to_the_chosen_one(tool: ModuleType, tmp_p
     assert "canonical_1" in chosen
 
 
+def test_kernels_of_a_larger_d_head_are_timed_if_wanted(tool: ModuleType, tmp_path: Path) -> None:
+    forms, table = tmp_path / "forms.txt", tmp_path / "table.json"
+    wide = "(BF16, 96, 192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+    forms.write_text(f"{wide}\n{wide.replace('96', '64')}\n")
+    for wider, timed in (((), set()), (("--wider",), {wide})):
+        out = tmp_path / "rows.csv"
+        ask = [str(out), "b4 s1024 h16 d72 bf16", "--kernels", str(forms), "--rounds", "2", *wider]
+        assert tool.main(ask) == 0
+        rows = list(csv.DictReader(out.open()))
+        assert {row["config"] for row in rows if row["chosen"] == "False"} == timed
+    with out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], "gpu", "arch"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows({**row, "gpu": "H200", "arch": "90"} for row in rows)
+    assert tool.main([str(out), "--table", str(table)]) == 0
+    (entry,) = WinnersTable.load(table)
+    assert len(entry.ranked) == 1
+    assert entry.best.config.startswith("(BF16, 72,")
+
+
 def test_it_fails_where_an_output_is_wrong(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """Rows with score and mask functions have the same bits whichever way they are computed.
 
-Decode kernels compute every tile, forward kernels only those of lists: equal bits show that what a
-mask hides changes none.
+Decode kernels compute the tiles that a few rows see, forward kernels those that many do: equal bits
+show that what a mask hides changes none.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rounding import unrounded_of
 from sequence import Sequence, differing
 
 import flashsmith
+from flashsmith import masks
 from flashsmith.families import KernelConfig, Problem, Semantics, device_spec
 from flashsmith.semantics.program_cuda import program_struct
 from flashsmith.tracing import trace
@@ -65,6 +66,30 @@ def test_over_a_cache(count: int, keys: int, omits_chunk: bool) -> None:
         found = cached(functions, q[:, rows], k[:, :length], v[:, :length])
         assert differing(found[0], o[:, rows]) == 0
         assert differing(found[1], lse[..., rows]) == 0
+
+
+@pytest.mark.parametrize("shown", ["few", "in the second chunk", "none"])
+def test_tiles_without_a_visible_key_are_not_read(shown: str) -> None:
+    """They may hold NaN."""
+    keys, tile = CHUNK + 330, KERNELS.decode.B_c
+    functions, (q, k, v) = Functions.draw(keys), tensors(keys)
+    table = np.random.default_rng(3).random((1, HEADS, -(-keys // 32), -(-keys // 48))) < 0.04
+    table[..., : CHUNK // 48 + 1] &= shown == "few"
+    table &= shown != "none"
+    ids = (np.arange(keys) // 11 % 3).astype(np.int32)
+    functions = functions._replace(mask=masks.blocks(table, 32, 48) & masks.documents(ids))
+    rows, columns = keys - 2 + np.arange(2)[:, None], np.arange(keys)
+    seen = np.any([functions.mask(0, h, rows, columns) for h in range(HEADS)], axis=(0, 1))
+    seen_tiles = [seen[first : first + tile].any() for first in range(0, keys, tile)]
+    hidden = ~np.repeat(seen_tiles, tile)[:keys]
+    assert hidden.any()
+    assert hidden.all() == (shown == "none")
+    o, lse = forward(FORWARD[0], functions, q, k, v)
+    caches = [np.where(hidden[:, None, None], np.float16(np.nan), it) for it in (k, v)]
+    found = cached(functions, q[:, -2:], *caches)
+    for got, wanted in zip(found, (o[:, -2:], lse[..., -2:]), strict=True):
+        assert not np.isnan(wanted).any()
+        assert differing(got, wanted) == 0
 
 
 @pytest.mark.parametrize("cfg", [KERNELS.mma_sync, KERNELS.wgmma], ids=["mma_sync", "wgmma"])

@@ -45,7 +45,7 @@ class ModestConfig(KernelConfig):
     LEADING_WORD: ClassVar[str] = "modest"
 
     dtype: DType = knob("element type", values=tuple(DType))
-    d_head: int = knob("head dimension", values=(64, 80, 1024))
+    d_head: int = knob("head dimension", values=(64, 104, 1024))
 
     @property
     def n_threads(self) -> int:
@@ -69,7 +69,7 @@ class Modest(Family):
     )
 
     def search_space(self, dtype: DType, d_head: int, masked: bool) -> Sequence[ModestConfig]:
-        return [ModestConfig(dtype, d_head)] if d_head in (64, 80) else []
+        return [ModestConfig(dtype, d_head)] if d_head in (64, 104) else []
 
 
 @pytest.fixture
@@ -123,8 +123,8 @@ def test_its_sources_count_once_it_is_here(csrc: Path) -> None:
 
 
 def test_its_head_dimensions_take_no_problem_from_those_with_a_model(modest: Family) -> None:
-    assert compiled_d_head(72) == 96
-    assert choose("b2 s512 h4 d72 fp16", A100, table=EMPTY).config.d_head == 96
+    assert compiled_d_head(104) == 128
+    assert choose("b2 s512 h4 d104 fp16", A100, table=EMPTY).config.d_head == 128
     with pytest.raises(
         ArgumentError, match="d=1024: kernels exist for multiples of 8 from 8 to 512"
     ):
@@ -136,8 +136,8 @@ def test_a_head_dimension_that_has_candidates_elsewhere_only(
 ) -> None:
     monkeypatch.setattr(Modest, "has_cost_model", True)
     register_family(Modest(), csrc)
-    assert compiled_d_head(72) == 80
-    assert choose("b2 s512 h4 d72 fp16", A100, table=EMPTY).config.d_head == 96
+    assert compiled_d_head(104) == 104
+    assert choose("b2 s512 h4 d104 fp16", A100, table=EMPTY).config.d_head == 128
     with pytest.raises(ArgumentError, match="no kernel of d_head 1024 is offered for A100"):
         choose("b2 s512 h4 d1024 fp16", A100, table=EMPTY)
 
@@ -185,7 +185,7 @@ def test_candidates_follow_the_registry(csrc: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("device", [A100, H200], ids=lambda device: device.name)
 def test_a_sweep_of_all_families_takes_its_space(modest: Family, device: DeviceSpec) -> None:
     runs = {"modest", "mma_sync"} | ({"wgmma"} if device is H200 else set())
-    for d, found in ((64, runs), (128, runs - {"modest"}), (72, runs - {"modest"})):
+    for d, found in ((64, runs), (128, runs - {"modest"}), (112, runs - {"modest"})):
         tried = search_space(Problem.parse(f"b2 s512 h4 d{d} fp16"), device)
         assert {cfg.FAMILY for cfg in tried} == found
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -16,8 +16,10 @@ from flashsmith.benchmark.bench import BenchPlan
 from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.measurement import Measurement, problem_columns
 from flashsmith.benchmark.measurement_files import COLUMNS, read_rows
+from flashsmith.benchmark.peers import PEERS
 from flashsmith.benchmark.problems import default_problem
 from flashsmith.cli import main
+from flashsmith.cli.benchmarks import bench as command
 from flashsmith.families import DType, Problem, get_kernel_configs
 from flashsmith.runtime import driver
 
@@ -82,7 +84,7 @@ def test_without_options_attention_meets_every_peer(bench: Bench, monkeypatch) -
     assert start(monkeypatch) == 0
     assert bench.plan.ours
     assert bench.plan.configs == ()
-    assert len(bench.plan.peers) == 8
+    assert [peer.name for peer in bench.plan.peers] == list(PEERS)
     sizes = [(p.batch, p.seq_q, p.heads_q, p.d, p.dtype.name) for p in bench.plan.problems]
     assert sizes == [
         (batch, seq, 16, 128, dtype)
@@ -90,6 +92,11 @@ def test_without_options_attention_meets_every_peer(bench: Bench, monkeypatch) -
         for seq, batch in ((512, 16), (1024, 16), (2048, 16), (4096, 16), (8192, 8), (16384, 4))
     ]
     assert {str(problem.semantics) for problem in bench.plan.problems} == {"plain"}
+
+
+def test_the_help_names_every_peer() -> None:
+    _, option = get_args(get_type_hints(command, include_extras=True)["peers"])
+    assert option.help == f"{', '.join(PEERS)}, separated by commas, or all, or none."
 
 
 @pytest.mark.parametrize(

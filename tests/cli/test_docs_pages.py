@@ -11,11 +11,14 @@ from types import ModuleType
 
 import pytest
 from documents import LOGS, PAGES, ROOT, RUNNABLE, name_of
+from typer.testing import CliRunner
 
 import flashsmith
+from flashsmith.cli import app
 from flashsmith.families import Problem, device_spec
 from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.runtime import arguments
+from flashsmith.tuning.space import KNOWN, check_space, space_keys
 
 README = (ROOT / "README.md").read_text()
 LIMITS = (ROOT / "docs" / "limits.md").read_text()
@@ -89,6 +92,20 @@ def test_every_argument_of_flash_attn_is_on_its_page() -> None:
     for function in (flashsmith.flash_attn_func, flashsmith.flash_attn_varlen_func):
         for name in inspect.signature(function).parameters:
             assert name in ("q", "k", "v") or re.search(rf"`{name}\b", page), name
+
+
+def test_the_page_on_tuning_and_the_help_name_every_space() -> None:
+    table = section((ROOT / "docs" / "tuning.md").read_text(), "The space")
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    on_page = {key.strip("'") for row in rows[1:] for key in re.findall(r"`([^`]+)`", row)}
+    keys = {*space_keys(), KNOWN}
+    assert keys <= on_page
+    for key in on_page:
+        check_space(key)
+    shown = CliRunner().invoke(app, ["tune", "--help"], env={"COLUMNS": "400"})
+    assert shown.exit_code == 0
+    words = set(re.findall(r"[\w-]+", shown.stdout.split("--space")[1].split("--problems")[0]))
+    assert keys <= words
 
 
 def test_the_page_on_deployment_names_every_extra() -> None:

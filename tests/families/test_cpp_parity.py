@@ -83,7 +83,7 @@ def test_both_sides_order_configs_in_the_same_way(table: ctypes.CDLL) -> None:
 
 # What the kernel takes for granted, and a change of a legal config that breaks it.
 ASSUMPTIONS = {
-    "d_head": {"d_head": 80},
+    "d_head": {"d_head": 84},
     "B_r": {"n_warps": 8},
     "B_c": {"B_c": 40},
     "n_warps": {"B_r": 1024, "n_warps": 64},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashsmith.integrations import captured_gradients as ours
-from flashsmith.integrations.captured_by_kernels import axis_of
+from flashsmith.integrations.captured_by_kernels import ScoreSums, axis_of
 from flashsmith.integrations.captured_gradients import Saved, captured_gradients
 from flashsmith.semantics.signature import ForwardOptions
 from flashsmith.tracing import trace
@@ -40,6 +40,10 @@ FUNCTIONS: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "a number": (lambda s, b, h, q, k: FACTOR * torch.tanh(s / 3), (FACTOR,)),
     "buckets": (lambda s, b, h, q, k: s + EMBEDDING[BUCKETS[q], h], (EMBEDDING,)),
     "read twice": (lambda s, b, h, q, k: s + KEYS[k] * KEYS[q], (KEYS,)),
+    "gates": (
+        lambda s, b, h, q, k: s + SLOPES[h] * KEYS[k] + 0.5 * ROWS[q] + 0.3 * SHARED[q, k],
+        (SLOPES, KEYS, ROWS, SHARED),
+    ),
     "with a mask's": (
         lambda s, b, h, q, k: torch.where(q % 5 == 0, s * SLOPES[h], s + SLOPES[0]),
         (SLOPES,),
@@ -142,7 +146,7 @@ def in_fp16(at: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     "name",
     [
         pytest.param(it, marks=[pytest.mark.full] * (it not in BY_DEFAULT))
-        for it in (*SERVED, "clamped distances", "buckets", "with a mask's")
+        for it in (*SERVED, "clamped distances", "buckets", "gates", "with a mask's")
     ],
 )
 def test_gradients_by_kernels(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -207,6 +211,31 @@ def test_axes(name: str, axes: list[str]) -> None:
     assert score is not None
     reads = [it for it in score.parts() if it.function == "read" and it.operands[1] == "float32"]
     assert sorted(axis_of(it) or "" for it in reads) == sorted(axes)
+
+
+@pytest.mark.parametrize(
+    ("function", "kernels"),
+    [
+        # Those by row, key and element have a derivative that does not vary within a sum.
+        (FUNCTIONS["gates"][0], 2),
+        (lambda s, b, h, q, k: s + SLOPES[h] * TABLE[k - q + SEQ_K] - TABLE[q - k + SEQ_K], 2),
+        (lambda s, b, h, q, k: s * ROWS[q] + KEYS[k], 2),
+        (lambda s, b, h, q, k: s + SLOPES[h] * (ROWS[q] - EMBEDDING[2, h]), 1),
+    ],
+)
+def test_reads_of_equal_sums_share_a_kernel(function: Function, kernels: int) -> None:
+    program = trace(function, visible)
+    zero = torch.zeros(BATCH, HEADS, SEQ_Q)
+    saved = Saved(**inputs(), o=None, lse=zero, cu_seqlens_q=None, cu_seqlens_k=None)
+    sums = ScoreSums(saved, ForwardOptions(), program, True)
+    score = program.program.score
+    assert score is not None
+    found = set()
+    for node in score.parts():
+        axis = axis_of(node) if node.function == "read" else None
+        if axis is not None:
+            found.add(sums.summed_by(sums.slope(node, axis).at_element).program)
+    assert len(found) == kernels
 
 
 def test_reads_that_kernels_do_not_sum() -> None:

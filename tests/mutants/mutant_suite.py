@@ -1,10 +1,15 @@
-"""What is run of the mutants of an operation's kernels, and which of them need not be noticed."""
+"""What is run of the mutants of an operation's kernels, and which of them need not be noticed; and
+the tests that do it.
+
+A file of tests makes a MutantSuite with the name SUITE, and imports those tests from here that it
+wants to have; conftest.py gives them their parameters.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -44,13 +49,18 @@ class MutantSuite:
     mistakes in their sources, since each of them has some of the code alone."""
 
     victims: Mapping[str, OperationVictim]
-    parts: Mapping[str, Mapping[str, int]]
-    mistakes: Mapping[str, tuple[SourcePatch, ...]]
-    equivalent: tuple[Equivalent, ...]
+    parts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    mistakes: Mapping[str, tuple[SourcePatch, ...]] = field(default_factory=dict)
+    equivalent: tuple[Equivalent, ...] = ()
     #: Of a victim's kernel in a role.
-    operators: Callable[[str, str], tuple[Operator, ...]]
+    operators: Callable[[str, str], tuple[Operator, ...]] = lambda name, role: ()
     #: How many of each operator that does not synchronise, by victim.
-    sampled: Mapping[str, int]
+    sampled: Mapping[str, int] = field(default_factory=dict)
+    #: Mistakes that need not be noticed, and why.
+    harmless: Mapping[str, str] = field(default_factory=dict)
+    #: Wrong plans that need not be noticed, and why; those of single victims by their names.
+    harmless_plans: Mapping[str, str] = field(default_factory=dict)
+    harmless_plans_of: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     # --- PTX -------------------------------------------------------------------------------------
 
@@ -131,6 +141,11 @@ class MutantSuite:
         every = [mistake for group in self.mistakes.values() for mistake in group]
         return [str(mistake) for mistake in every if mistake.times() != 1]
 
+    def void_harmless(self) -> set[str]:
+        """Names of mistakes that need not be noticed, and that nobody makes."""
+        every = {str(mistake) for group in self.mistakes.values() for mistake in group}
+        return set(self.harmless) - every
+
     def plans(self, name: str) -> dict[str, ChangedPlan]:
         """Wrong ones, by what is wrong."""
         victim = self.victims[name]
@@ -158,3 +173,53 @@ class MutantSuite:
             for name, group in self.mistakes.items()
             for first in range(0, len(group), MISTAKES_A_TEST)
         ]
+
+    def parameters_of(self, test: str) -> tuple[tuple[str, ...], list[ParameterSet]] | None:
+        """The parameters of one of the tests below, with their names; None if it has none."""
+        if test == "test_mutants_are_caught":
+            return ("name", "role", "part"), self.part_params()
+        if test == "test_mistakes_are_caught":
+            return ("name", "chosen"), self.mistake_params()
+        if test in ("test_the_kernels_themselves_are_right", "test_wrong_plans_are_caught"):
+            return ("name",), [pytest.param(name) for name in self.victims]
+        return None
+
+
+# --- tests ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_the_kernels_themselves_are_right(suite: MutantSuite, name: str) -> None:
+    """Their every problem: else all mutants and mistakes were caught."""
+    assert not suite.victims[name].run().caught
+
+
+@pytest.mark.full
+def test_wrong_plans_are_caught(suite: MutantSuite, name: str) -> None:
+    harmless = {*suite.harmless_plans, *suite.harmless_plans_of.get(name, ())}
+    assert suite.unnoticed_plans(name, suite.plans(name)) <= harmless
+
+
+@pytest.mark.full
+def test_mutants_are_caught(suite: MutantSuite, name: str, role: str, part: int) -> None:
+    chosen = suite.part(name, role, part)
+    assert chosen
+    assert suite.survivors(name, role, chosen) <= suite.uncaught(name, role, chosen)
+
+
+@pytest.mark.full
+def test_exceptions_name_mutants(suite: MutantSuite) -> None:
+    """A change of the kernels' source has not made them void."""
+    assert suite.void_exceptions() == []
+    assert suite.void_harmless() == set()
+
+
+def test_mistakes_are_in_the_sources(suite: MutantSuite) -> None:
+    """Each once: a mistake that is nowhere would be one that is never made."""
+    assert suite.mistakes
+    assert suite.void_mistakes() == []
+
+
+@pytest.mark.full
+def test_mistakes_are_caught(suite: MutantSuite, name: str, chosen: slice) -> None:
+    assert suite.unnoticed_mistakes(name, chosen) <= set(suite.harmless)

@@ -12,7 +12,15 @@ import pytest
 import shared_kernels
 from backward_cases import Asked
 from backward_mistakes import MISTAKES
-from mutant_suite import Equivalent, MutantSuite
+from mutant_suite import (  # noqa: F401 - the tests are tests of this file
+    Equivalent,
+    MutantSuite,
+    test_exceptions_name_mutants,
+    test_mistakes_are_caught,
+    test_mistakes_are_in_the_sources,
+    test_mutants_are_caught,
+    test_the_kernels_themselves_are_right,
+)
 from mutants import Operator, operators
 from mutants_hopper import SUM_OPERATORS, hopper_operators
 from operation_victims import OperationVictim
@@ -551,14 +559,7 @@ def operators_of(name: str, role: str) -> tuple[Operator, ...]:
     return HOPPER_OPERATORS if hopper else OPERATORS
 
 
-SUITE = MutantSuite(VICTIMS, PARTS, MISTAKES, EQUIVALENT, operators_of, SAMPLED)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", VICTIMS)
-def test_the_kernels_themselves_are_right(name: str) -> None:
-    """Their every problem: else all mutants were caught."""
-    assert not VICTIMS[name].run().caught
+SUITE = MutantSuite(VICTIMS, PARTS, MISTAKES, EQUIVALENT, operators_of, SAMPLED, HARMLESS)
 
 
 PLANS = ["half of dq_sums", "without finish", "finish first", "queries first", "half of D"]
@@ -589,34 +590,8 @@ def test_what_synchronises_is_missed(every: bool) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "role", "part"), SUITE.part_params())
-def test_mutants_are_caught(name: str, role: str, part: int) -> None:
-    chosen = SUITE.part(name, role, part)
-    assert chosen
-    assert SUITE.survivors(name, role, chosen) <= SUITE.uncaught(name, role, chosen)
-
-
-@pytest.mark.full
 def test_there_are_enough() -> None:
     sampled = SUITE.whole_sample()
     assert len(sampled) >= 300
     assert {mutant.operator for mutant in sampled} >= {operator.name for operator in OPERATORS}
     assert sum(map(len, MISTAKES.values())) >= 60
-
-
-@pytest.mark.full
-def test_exceptions_name_mutants() -> None:
-    """A change of the kernels' source has not made them void."""
-    assert SUITE.void_exceptions() == []
-    assert set(HARMLESS) <= {str(mistake) for group in MISTAKES.values() for mistake in group}
-
-
-def test_mistakes_are_in_the_sources() -> None:
-    """A change of the kernels' source has not made them void."""
-    assert SUITE.void_mistakes() == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
-def test_mistakes_are_caught(name: str, chosen: slice) -> None:
-    assert SUITE.unnoticed_mistakes(name, chosen) <= set(HARMLESS)

@@ -18,14 +18,18 @@ from cache_calls import (
     Cache,
     Emulation,
     Function,
+    ScaledCache,
+    curved_in_documents,
     in_documents,
     listed,
 )
 from operation_victims import SourcePatch, StopAtFinding, patched_modules
 
 from flashsmith.errors import EmulatorError
-from flashsmith.families import KernelConfig
+from flashsmith.families import KernelConfig, device_spec
+from flashsmith.families.mma_sync_decode.sets import over_cache
 from flashsmith.runtime.libraries import LoadedKernel
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.tracing.captures import Constant
 from ptxlab.checks import all_checks
 
@@ -46,15 +50,19 @@ def more_to_the_first_row(cache: Cache) -> Function:
 
 
 class Victim:
-    """A config's kernel of ALiBi in documents, or of blocks that a table shows: few, or to the
-    first row more than to others, or many, in long runs."""
+    """A config's kernel of ALiBi in documents, or of a curved score over 8-bit floats with scales,
+    or of blocks that a table shows: few, or to the first row more than to others, or many, in long
+    runs."""
 
     def __init__(self, cfg: KernelConfig, arch: int, queries: int, shows: str) -> None:
         # The queries of the third sequence are in two steps of a warp.
         self.lens = (queries, 300, 290, 255)
-        self.cache = Cache(self.lens, (queries,) * 4, seed=queries, dropped=(0, 7, 40, 16))
+        made = ScaledCache if shows == "curved" else Cache
+        self.cache = made(self.lens, (queries,) * 4, seed=queries, dropped=(0, 7, 40, 16))
         score: Function | None
-        if shows == "documents":
+        if shows == "curved":
+            score, mask = curved_in_documents(self.cache)
+        elif shows == "documents":
             score, mask = in_documents(self.cache)
         elif shows == "many":
             score, mask = None, listed(self.cache, 0.7)[1]
@@ -95,13 +103,14 @@ def victim(name: str) -> Victim:
         "long runs": (ROWS, 90, 20, "many"),
         "documents": (CHUNKS, 80, 3, "documents"),
         "chunks in documents": (CHUNKS, 80, 70, "documents"),
+        "scales": (over_cache(CHUNKS, CacheFormat.E4M3, device_spec(80)), 80, 3, "curved"),
     }
     return Victim(*made[name])
 
 
 _TILE, _COPIES = "mma_sync_decode/program_tile.cuh", "mma_sync_decode/run_copies.cuh"
 _RUN, _INFO = "mma_sync_decode/decode_run.cuh", "mma_sync_decode/run_info.cuh"
-_MERGE = "mma_sync_decode/part_merge.cuh"
+_MERGE, _SCORES = "mma_sync_decode/part_merge.cuh", "mma_sync_decode/run_tile.cuh"
 MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
     "blocks": (
         SourcePatch("the step after a visited one", _TILE,
@@ -110,7 +119,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("a block's first key alone", _TILE,
                     "seen |= sees(row, key, of) | sees(row, key + kVisitedKeys - 1, of);",
                     "seen |= sees(row, key, of);"),
-        SourcePatch("the keys of warp 0", _TILE, "(Kernel::own_rows ? 0 : warp * kVisitedKeys)",
+        SourcePatch("the keys of warp 0", _TILE, "(kSharesStages ? 0 : warp * kVisitedKeys)",
                     "0"),
         SourcePatch("positions in the cache", _TILE,
                     "seen |= sees(row, key, of) | sees(row, key + kVisitedKeys - 1, of);",
@@ -157,6 +166,16 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "return __syncthreads_or(seen) != 0;",
                     "return __syncthreads_or(seen && warp == 0) != 0;"),
     ),
+    "scales": (
+        SourcePatch("the scale of no head", _TILE,
+                    "scaled.scale = scaled_by_k(args, given.scale, item.head_k);", ""),
+        SourcePatch("the scale of the first head", _TILE,
+                    "scaled_by_k(args, given.scale, item.head_k)",
+                    "scaled_by_k(args, given.scale, 0)"),
+        SourcePatch("the scale once more behind the function", _SCORES,
+                    "!SEMANTICS.changes_scores && !SEMANTICS.program_scores)",
+                    "!SEMANTICS.changes_scores)"),
+    ),
 }  # fmt: skip
 
 
@@ -166,7 +185,10 @@ def _is_right(name: str) -> str:
 
 
 # Of each kind one mistake is enough for a plain run.
-QUICK = ("the sums of the reader's stage", "what the first warp's rows see")
+QUICK = (
+    *("the sums of the reader's stage", "what the first warp's rows see"),
+    "the scale once more behind the function",
+)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from flashsmith.runtime.libraries import loaded_kernels
 COUNT, LENGTHS = 7, ((330, False), (CHUNK + 330, True))
 _LOOPS, _CONSUMER = "mma_sync/main_loops.cuh", "sm90_forward/consumer.cuh"
 _PRODUCER, _RUN = "wgmma/producer.cuh", "mma_sync_decode/canonical_run.cuh"
+_TILE = "mma_sync_decode/program_tile.cuh"
 
 #: The kernel, and a mistake in it.
 MISTAKES = (
@@ -42,6 +43,13 @@ MISTAKES = (
                            "                key, [&](const auto&... at) { change",
                            "this->with_program(\n"
                            "                key + 1, [&](const auto&... at) { change")),
+    ("decode", SourcePatch("scores of the step behind", _RUN, "multiply_keys(next_step, next,",
+                           "multiply_keys(step + 1, next,")),
+    ("decode", SourcePatch("the steps that follow", _RUN, "start_step(copied, ",
+                           "start_step(step + kStages - 1, ")),
+    ("decode", SourcePatch("steps of each warp's own keys", _TILE,
+                           "kSharesStages = Kernel::own_rows || Kernel::canonical",
+                           "kSharesStages = Kernel::own_rows")),
 )  # fmt: skip
 
 

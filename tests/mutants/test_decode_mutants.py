@@ -19,7 +19,16 @@ import shared_kernels
 from decode_mistakes import MISTAKES, AskedDecode
 from guessed_lengths import GUESS, asked_by_loads, guessing, wrong_in_warp
 from hopper_mutant_runs import Noticed
-from mutant_suite import Equivalent, MutantSuite
+from mutant_suite import (  # noqa: F401 - the tests are tests of this file
+    Equivalent,
+    MutantSuite,
+    test_exceptions_name_mutants,
+    test_mistakes_are_caught,
+    test_mistakes_are_in_the_sources,
+    test_mutants_are_caught,
+    test_the_kernels_themselves_are_right,
+    test_wrong_plans_are_caught,
+)
 from mutants import operators
 from operation_victims import ChangedPlan, OperationVictim, SourcePatch, patched_modules
 
@@ -768,35 +777,15 @@ SUITE = MutantSuite(
         and (name != "chunks" or it.name != "shuffle nothing")
     ),
     {**dict.fromkeys(VICTIMS, 3), "chunks": 2},
+    harmless_plans=HARMLESS_PLANS,
+    harmless_plans_of=HARMLESS_PLANS_OF,
 )
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", VICTIMS)
-def test_the_kernels_themselves_are_right(name: str) -> None:
-    """Their every problem: else all mutants were caught."""
-    assert not VICTIMS[name].run().caught
 
 
 def test_a_merge_that_is_not_there_or_too_early_is_missed() -> None:
     plans = SUITE.plans("dense")
     wrong = {change: plans[change] for change in ("without merge_rows", "merge_rows first")}
     assert SUITE.unnoticed_plans("dense", wrong) == set()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", VICTIMS)
-def test_wrong_plans_are_caught(name: str) -> None:
-    harmless = {*HARMLESS_PLANS, *HARMLESS_PLANS_OF.get(name, ())}
-    assert SUITE.unnoticed_plans(name, SUITE.plans(name)) <= harmless
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "role", "part"), SUITE.part_params())
-def test_mutants_are_caught(name: str, role: str, part: int) -> None:
-    chosen = SUITE.part(name, role, part)
-    assert chosen
-    assert SUITE.survivors(name, role, chosen) <= SUITE.uncaught(name, role, chosen)
 
 
 _PREFETCHES = SourcePatch(
@@ -829,23 +818,6 @@ def test_there_are_enough() -> None:
     assert len(SUITE.whole_sample()) >= 200
     assert sum(map(len, MISTAKES.values())) >= 70
     assert set(MISTAKES) <= set(VICTIMS)
-
-
-@pytest.mark.full
-def test_exceptions_name_mutants() -> None:
-    """A change of the kernels' source has not made them void."""
-    assert SUITE.void_exceptions() == []
-
-
-def test_mistakes_are_in_the_sources() -> None:
-    """A change of the kernels' source has not made them void."""
-    assert SUITE.void_mistakes() == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
-def test_mistakes_are_caught(name: str, chosen: slice) -> None:
-    assert SUITE.unnoticed_mistakes(name, chosen) == set()
 
 
 # Stores a word, and lets the next launch begin before it has.

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from mutant_suite import MutantSuite
+from mutant_suite import (  # noqa: F401 - the tests are tests of this file
+    MutantSuite,
+    test_mistakes_are_caught,
+    test_mistakes_are_in_the_sources,
+    test_the_kernels_themselves_are_right,
+    test_wrong_plans_are_caught,
+)
 from operation_victims import OperationVictim, SourcePatch
 from test_latent_mutants import AskedLatent
 
@@ -134,30 +139,4 @@ MISTAKES = {
                     "*tile.lse(tile.first_row) = softmax.row_sum[0][r];"),
     ),
 }  # fmt: skip
-SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", VICTIMS)
-def test_the_kernels_themselves_are_right(name: str) -> None:
-    """Their every problem: else all mistakes were caught."""
-    assert not VICTIMS[name].run().caught
-
-
-def test_mistakes_are_in_the_sources() -> None:
-    """Each once: a mistake that is nowhere would be one that is never made."""
-    assert SUITE.void_mistakes() == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
-def test_mistakes_are_caught(name: str, chosen: slice) -> None:
-    assert SUITE.unnoticed_mistakes(name, chosen) == set()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", VICTIMS)
-def test_wrong_plans_are_caught(name: str) -> None:
-    plans = SUITE.plans(name)
-    plans.pop("append first", None)  # it is first
-    assert SUITE.unnoticed_plans(name, plans) == set()
+SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES, harmless_plans={"append first": "It is first."})

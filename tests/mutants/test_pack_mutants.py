@@ -9,7 +9,12 @@ from dataclasses import replace
 
 import pytest
 import shared_kernels
-from mutant_suite import MutantSuite
+from mutant_suite import (  # noqa: F401 - the tests are tests of this file
+    MutantSuite,
+    test_mistakes_are_caught,
+    test_mistakes_are_in_the_sources,
+    test_the_kernels_themselves_are_right,
+)
 from operation_victims import AskedForward, OperationVictim, SourcePatch
 
 from flashsmith.families import Semantics
@@ -148,27 +153,9 @@ MISTAKES = {
                     "return {0, head, kRowsOfMap - count + token, count};"),
     ),
 }  # fmt: skip
-SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
-
-
-def test_mistakes_are_in_the_sources() -> None:
-    """A change of the kernels' source has not made them void."""
-    assert SUITE.void_mistakes() == []
+SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES)
 
 
 @pytest.mark.parametrize("place", [0, 2, 6])
 def test_the_first_mistakes_are_caught(place: int) -> None:
     assert SUITE.unnoticed_mistakes("mma_sync", slice(place, place + 1)) == set()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", VICTIMS)
-def test_the_kernels_themselves_are_right(name: str) -> None:
-    """Their every problem: else all mistakes were caught."""
-    assert not VICTIMS[name].run().caught
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
-def test_mistakes_are_caught(name: str, chosen: slice) -> None:
-    assert SUITE.unnoticed_mistakes(name, chosen) == set()

@@ -5,8 +5,12 @@ Mutants of such kernels' PTX are those of test_wgmma_mutants.py.
 
 from __future__ import annotations
 
-import pytest
-from mutant_suite import MutantSuite
+from mutant_suite import (  # noqa: F401 - the tests are tests of this file
+    MutantSuite,
+    test_mistakes_are_caught,
+    test_mistakes_are_in_the_sources,
+    test_the_kernels_themselves_are_right,
+)
 from operation_victims import AskedForward, OperationVictim, SourcePatch
 
 from flashsmith.families import Semantics
@@ -77,22 +81,4 @@ MISTAKES = {
     ),
     "all": _OF_BOTH,
 }  # fmt: skip
-SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
-
-
-def test_mistakes_are_in_the_sources() -> None:
-    """A change of the kernels' source has not made them void."""
-    assert SUITE.void_mistakes() == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", VICTIMS)
-def test_the_kernels_themselves_are_right(name: str) -> None:
-    """Else all mistakes were caught."""
-    assert not VICTIMS[name].run().caught
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
-def test_mistakes_are_caught(name: str, chosen: slice) -> None:
-    assert SUITE.unnoticed_mistakes(name, chosen) == set()
+SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES)

@@ -3,9 +3,13 @@ batch between it and the other kernels over a cache. All must be caught."""
 
 from __future__ import annotations
 
-import pytest
 from decode_mistakes import AskedDecode
-from mutant_suite import MutantSuite
+from mutant_suite import (  # noqa: F401 - the tests are tests of this file
+    MutantSuite,
+    test_mistakes_are_caught,
+    test_mistakes_are_in_the_sources,
+    test_the_kernels_themselves_are_right,
+)
 from operation_victims import OperationVictim, SourcePatch
 
 from flashsmith.families import Semantics
@@ -173,22 +177,4 @@ MISTAKES = {
         SourcePatch("the first sequence's keys", _PRODUCER, "source = tile.batch;", "source = 0;"),
     ),
 }  # fmt: skip
-SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", VICTIMS)
-def test_the_kernels_themselves_are_right(name: str) -> None:
-    """Their every problem: else all mistakes were caught."""
-    assert not VICTIMS[name].run().caught
-
-
-def test_mistakes_are_in_the_sources() -> None:
-    """Each once: a mistake that is nowhere would be one that is never made."""
-    assert SUITE.void_mistakes() == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
-def test_mistakes_are_caught(name: str, chosen: slice) -> None:
-    assert SUITE.unnoticed_mistakes(name, chosen) == set()
+SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES)

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import shared_kernels
 from backward_cases import Asked
-from mutant_suite import MutantSuite
+from mutant_suite import (  # noqa: F401 - the tests are tests of this file
+    MutantSuite,
+    test_mistakes_are_caught,
+    test_mistakes_are_in_the_sources,
+    test_the_kernels_themselves_are_right,
+)
 from operation_victims import AskedForward, OperationVictim, SourcePatch
 
 from flashsmith.families import Semantics
@@ -114,26 +118,8 @@ MISTAKES = {
                     "row < q.count"),
     ),
 }  # fmt: skip
-SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
-
-
-def test_mistakes_are_in_the_sources() -> None:
-    """A change of the kernels' source has not made them void."""
-    assert SUITE.void_mistakes() == []
+SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES)
 
 
 def test_the_first_mistakes_are_caught() -> None:
     assert SUITE.unnoticed_mistakes("alone", slice(0, 2)) == set()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", VICTIMS)
-def test_the_kernels_themselves_are_right(name: str) -> None:
-    """Their every problem: else all mistakes were caught."""
-    assert not VICTIMS[name].run().caught
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
-def test_mistakes_are_caught(name: str, chosen: slice) -> None:
-    assert SUITE.unnoticed_mistakes(name, chosen) == set()

@@ -161,7 +161,7 @@ class HostMemory:
     """In the place of a GPU's, for ranks on one host: files in memory, in which they also tell each
     other what has come. What a GPU would wait for, the host waits for."""
 
-    waits = True
+    waits, main = True, None
 
     def __init__(self, device: Any, rank: int, size: int, nbytes: int) -> None:
         with tempfile.NamedTemporaryFile(delete=False) as file:
@@ -224,7 +224,7 @@ class HostMemory:
             assert time.monotonic() - begin < 60, "a rank waits for another"
             time.sleep(0)
 
-    tell_sent, wait_to_send = tell, wait
+    wait_to_send = wait
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.torch
 
 from flashsmith.parallel import calls  # noqa: E402
 from flashsmith.parallel.calls import CallOptions  # noqa: E402
+from flashsmith.parallel.schedules import GroupResults, GroupSchedule  # noqa: E402
 
 
 class Handle:
@@ -64,3 +65,30 @@ def test_calls_that_depend_on_more_are_not_remembered() -> None:
     with torch.autocast("cpu"):
         calls._remember_latest(members, *tensors(), CallOptions(), object())  # type: ignore[arg-type]
         assert calls._latest_like(members, *tensors(), CallOptions()) is None
+
+
+def test_a_schedule_gets_tensors_whose_views_need_no_gradient() -> None:
+    """Or else no call of attention() in it is found as one like the latest."""
+    seen: list[bool] = []
+
+    def forward(call: Any, q: Any, k: Any, v: Any, sinks: Any) -> Any:
+        seen.extend(it.requires_grad for it in (*q.chunk(2, 1), k, v, sinks))
+        return GroupResults(2 * q, None, None, (q, k, v))
+
+    def backward(call: Any, saved: Any, do: Any, dlse: Any, needs: Any) -> Any:
+        return 2 * do, *(torch.zeros_like(it) for it in saved[1:]), None
+
+    schedule, call = GroupSchedule(forward, backward), SimpleNamespace(return_lse=False)
+    q, k, v = (it.requires_grad_() for it in tensors())
+    sinks = torch.zeros(4, requires_grad=True)
+    for change in (False, True):
+        o, _, _ = calls._apply(q, k, v, sinks, schedule, call)
+        if not change:
+            o.sum().backward()
+            continue
+        with torch.no_grad():
+            k.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            o.sum().backward()
+    assert seen == [False] * 10
+    assert q.grad.unique().tolist() == [2]

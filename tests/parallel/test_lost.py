@@ -86,6 +86,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Survivor]:
     cases += [
         {"name": "asking", "how": "killed", "stuck": "asking"},
         {"name": "exit", "how": "killed", "stuck": "exit"},
+        {"name": "elsewhere", "how": "killed", "stuck": "elsewhere"},
     ]
     return survivors(tmp_path_factory.mktemp("lost"), cases)
 
@@ -117,6 +118,12 @@ def test_a_gpu_that_does_not_answer_holds_up_nothing(pairs: dict[str, Survivor])
     assert GPU["killed"] in found.written
 
 
+def test_a_process_that_waits_elsewhere_is_left_alone(pairs: dict[str, Survivor]) -> None:
+    """In a collective of the caller's, or for a file: no call is pending, so none is lost."""
+    found = pairs["elsewhere"]
+    assert (found.status, found.said, found.written) == (0, "", ""), found
+
+
 def test_an_interpreter_that_cannot_end_is_killed(pairs: dict[str, Survivor]) -> None:
     found = pairs["exit"]
     assert found.said.startswith(f"GroupError: {LOST}")
@@ -133,17 +140,21 @@ def test_a_rank_that_is_lost_within_a_call_of_each_schedule(tmp_path: Path) -> N
     rows = tmp_path / "rows.jsonl"
     options = {
         "--device": "cpu", "--heads": "4:2", "--d": "64", "--seqs": "32", "--timeout": "20",
-        "--slack": "100", "--ways": "killed,stopped",
+        "--slack": "100", "--ways": "killed,stopped,between",
     }  # fmt: skip
     done = run(TOOL, rows, *[part for pair in options.items() for part in pair])
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert len(found) == 6
+    assert len(found) == 9
     for row in found:
+        if row["way"] == "between":  # gloo's own error
+            assert (row["status"], row["raised"]) == (1, False), row
+            assert "Error" in row["said"]
+            continue
         assert row["raised"], row
         assert row["status"] in (1, -signal.SIGALRM)  # gloo may keep it from ending
         assert row["said"].startswith(f"GroupError: {LOST}")
-    assert done.stdout.count(" over after ") == 6
+    assert done.stdout.count(" over after ") == 9
 
 
 # --- the watch itself ----------------------------------------------------------------------------

@@ -46,6 +46,7 @@ PLAIN = {
     "prefixes again": Case("allgather", (80,), batch=2, causal=True, sinks=True, dlse=True),
     "prefixes of one": Case("allgather", (72,), batch=1, causal=True),
     "prefixes copied": Case("allgather", (80,), batch=2, causal=True, sinks=True, dlse=True),
+    "prefixes of one copied": Case("allgather", (72,), batch=1, causal=True),
     "ulysses": Case("ulysses", (53,), batch=1, causal=True, sinks=True, dlse=True),
     "ulysses packed window": Case("ulysses", (23, 40, 0), (61, 77, 9), window=(7, 3), softcap=5.0),
     "auto": Case("auto", (41,), batch=1, causal=True),
@@ -56,6 +57,9 @@ PLAIN = {
     "prefixes of a pair": Case("allgather", (80,), batch=2, dlse=True, **CAUSAL_PAIR),
     "prefixes of a pair copied": Case("allgather", (80,), batch=2, dlse=True, **CAUSAL_PAIR),
     "prefixes of one of a pair": Case("allgather", (72,), batch=1, sinks=True, **CAUSAL_PAIR),
+    "prefixes of one of a pair copied": Case(
+        "allgather", (72,), batch=1, sinks=True, **CAUSAL_PAIR
+    ),
     "ulysses of a pair": Case("ulysses", (53,), batch=1, sinks=True, dlse=True, **CAUSAL_PAIR),
     "auto of a pair": Case("auto", (41,), batch=1, **CAUSAL_PAIR),
 }
@@ -222,6 +226,9 @@ def test_the_error_is_that_of_one_kernel(pair: list[dict[str, Any]], name: str) 
         ("zigzag causal", "zigzag again"),
         ("prefixes", "prefixes again"),
         ("prefixes", "prefixes copied"),
+        ("prefixes of one", "prefixes of one copied"),
+        ("prefixes of a pair", "prefixes of a pair copied"),
+        ("prefixes of one of a pair", "prefixes of one of a pair copied"),
     ],
 )
 def test_a_call_repeats_its_bits(pair: list[dict[str, Any]], name: str, repeated: str) -> None:
@@ -396,9 +403,9 @@ def test_more_ranks(ranks: int, tmp_path: Path) -> None:
             )
     for batch in (1, 2):
         for name in ("prefixes", "prefixes copied"):
-            cases[f"{name} {batch}"] = Case(
-                "allgather", (even,), batch=batch, causal=True, sinks=True, dlse=True, **heads
-            )
+            some = {"batch": batch, "sinks": True, "dlse": True, **heads}
+            cases[f"{name} {batch}"] = Case("allgather", (even,), causal=True, **some)
+            cases[f"{name} {batch} of a pair"] = Case("allgather", (even,), **some, **CAUSAL_PAIR)
     found = run_ranks(ranks, tmp_path, cases)
     for name, case in cases.items():
         results = found_by(found, name)

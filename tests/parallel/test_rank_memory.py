@@ -88,6 +88,8 @@ class Gpus:
 class Memory:
     """As GpuMemory, of such a GPU; ``careless`` names what it leaves out."""
 
+    main = "main"
+
     def __init__(
         self, gpu: Gpu, gpus: Gpus, *, careless: str = "", one_queue: bool = False
     ) -> None:
@@ -130,18 +132,12 @@ class Memory:
                 self._gpu.ask(stream, work)
 
     def tell(self, rank: int, kind: int, value: int) -> None:
-        self._tell("main", rank, kind, value)
-
-    def tell_sent(self, rank: int, kind: int, value: int) -> None:
-        self._tell(self._side, rank, kind, value)
-
-    def _tell(self, stream: str, rank: int, kind: int, value: int) -> None:
         def work() -> None:
             words = self._gpus.memories[rank].words
             assert words[self._gpu.rank, kind] < value
             words[self._gpu.rank, kind] = value
 
-        self._gpu.ask(stream, work)
+        self._gpu.ask(self._side, work)
 
     def wait(self, rank: int, kind: int, value: int) -> None:
         if self._careless != "here":
@@ -157,12 +153,19 @@ def is_same(word: int) -> bool:
 
 
 def wrong_reads(
-    ranks: int, seed: int, careless: str = "", *, one_queue: bool = False, kept: bool = False
+    ranks: int,
+    seed: int,
+    careless: str = "",
+    *,
+    one_queue: bool = False,
+    kept: bool = False,
+    beside: bool = False,
 ) -> int:
     """Transfers of numbers that each rank's kernels write and read; how many they read wrong.
 
     A message has the number of its rank, its turn, and its group. The memory from which it is sent
     is used again once the stream has been told to wait until it is sent, or never if it is kept.
+    Its own data come by the stream of transfers if ``beside`` is given.
     """
     gpus, wrong = Gpus(ranks, seed), list[int]()
     memories = [Memory(gpu, gpus, careless=careless, one_queue=one_queue) for gpu in gpus.gpus]
@@ -202,19 +205,28 @@ def wrong_reads(
                 for group, to in enumerate(groups)
             ]
             come = groups[::-1]
-            waits = peers.send(slot, sent, come, kept=[source] if kept else ())
-            peers.put(slot, [Place(source.data_ptr(), rank * SIZE, MESSAGE)])
+            own = [Place(source.data_ptr(), rank * SIZE, MESSAGE)]
+            *waits, has_sent = peers.send(
+                *(slot, sent, come), kept=[source] if kept else (), own=own if beside else ()
+            )
+            if not beside:
+                peers.put(slot, own)
             # What came by the transfer before may be needed while this one is under way.
             if turn % 2:
                 finish()
 
             def finish(
-                found: Any = found, turn: int = turn, waits: Any = waits, come: Any = come
+                found: Any = found,
+                turn: int = turn,
+                waits: Any = waits,
+                come: Any = come,
+                has_sent: Any = has_sent,
             ) -> None:
                 for group, wait in enumerate(waits):
                     wait()
                     of = come[group]
                     gpu.ask("main", lambda group=group, of=of: check(found, turn, group, of))
+                has_sent()
                 gpu.ask("main", lambda: check(found, turn, 0, [rank]))
 
             if turn % 2:
@@ -230,17 +242,20 @@ def wrong_reads(
     return len(wrong)
 
 
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("how", [{}, {"kept": True}, {"beside": True}])
 @pytest.mark.parametrize("one_queue", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_gpus_in_any_order_read_what_was_sent(ranks: int, one_queue: bool, kept: bool) -> None:
-    found = [wrong_reads(ranks, seed, one_queue=one_queue, kept=kept) for seed in range(4)]
+def test_gpus_in_any_order_read_what_was_sent(
+    ranks: int, one_queue: bool, how: dict[str, bool]
+) -> None:
+    found = [wrong_reads(ranks, seed, one_queue=one_queue, **how) for seed in range(4)]
     assert sum(found) == 0
 
 
 @pytest.mark.parametrize("careless", ["sources", "sent", "free", "here"])
-def test_a_missing_wait_is_seen(careless: str) -> None:
-    assert any(wrong_reads(2, seed, careless) for seed in range(40))
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_missing_wait_is_seen(careless: str, beside: bool) -> None:
+    assert any(wrong_reads(2, seed, careless, beside=beside) for seed in range(40))
 
 
 def test_every_wait_of_a_stream_for_the_others_is_marked() -> None:
@@ -248,26 +263,30 @@ def test_every_wait_of_a_stream_for_the_others_is_marked() -> None:
     gpu = gpus.gpus[0]
 
     def mark(stream: Any) -> None:
-        marks.append((stream, len(gpu.streams[stream or "main"])))
+        marks.append((stream, len(gpu.streams[stream])))
 
     peers = RankMemory(HostSync(0, 2, is_same, mark), Memory(gpu, gpus), SLOT)
     source = torch.zeros(SIZE, dtype=torch.uint8)
     some = [(1, [Place(source.data_ptr(), 0, MESSAGE)])]
-    for sent, come, kept, marked in (
-        ([some, []], [[], []], (), [False, True]),
-        ([[], []], [[1], [1]], (), [True, True]),
-        ([[], []], [[1], []], (), [True, False]),
-        ([some], [[]], (source,), [False]),
-        ([some], [[1]], (source,), [True]),
+    kept: dict[str, Any] = {"kept": (source,)}
+    own: dict[str, Any] = {"own": some[0][1]}
+    for sent, come, how, marked in (
+        ([some, []], [[], []], {}, [False, False, True]),
+        ([[], []], [[1], [1]], {}, [True, True, False]),
+        ([[], []], [[1], []], {}, [True, False, False]),
+        ([some], [[]], kept, [False, False]),
+        ([some], [[1]], kept, [True, False]),
+        ([some, []], [[], []], own, [False, True, False]),
+        ([[], some], [[], [1]], own, [False, True, False]),
     ):
         marks.clear()
-        waits = peers.send(peers.begin(), sent, come, kept=kept)
+        waits = peers.send(peers.begin(), sent, come, **how)
         # When the stream of transfers has been told to wait, if no other stream waits for it.
-        assert marks == [("side", len(gpu.streams["side"]))] * len(kept)
+        assert marks == [("side", len(gpu.streams["side"]))] * (how is kept)
         for wait, is_marked in zip(waits, marked, strict=True):
             marks.clear()
             wait()
-            assert marks == [(None, len(gpu.streams["main"]))] * is_marked
+            assert marks == [("main", len(gpu.streams["main"]))] * is_marked
 
 
 class Tried(Memory):
@@ -342,11 +361,12 @@ def test_memory_that_does_not_work_on_all_ranks_is_not_used(
     assert list(steps) == (["leave"] if found is not None else [])
 
 
-def test_copies_of_keys_are_kept_until_they_are_sent() -> None:
+@pytest.mark.parametrize("of", [0, 1])
+def test_copies_of_keys_are_kept_until_they_are_sent(of: int) -> None:
     """The allocator may give the memory of a copy to the next kernel as soon as nobody holds it."""
 
     class Peers:
-        size, rank = 2, 0
+        size, rank = 2, of
         sent: ClassVar[list[int]] = []
 
         def begin(self) -> int:
@@ -355,9 +375,9 @@ def test_copies_of_keys_are_kept_until_they_are_sent() -> None:
         def view(self, slot: int, key: Any, make: Callable[..., Any]) -> Any:
             return make(lambda offset, shape, dtype: torch.empty(shape, dtype=dtype))
 
-        def send(self, slot: int, sent: Any, come: Any) -> list[Callable[[], None]]:
+        def send(self, slot: int, sent: Any, come: Any, own: Any = ()) -> list[Callable[[], None]]:
             self.sent += [address for group in sent for _, its in group for address, *_ in its]
-            return [lambda: None, lambda: None]
+            return [lambda: None] * 3
 
         def put(self, slot: int, places: Any) -> None: ...
 

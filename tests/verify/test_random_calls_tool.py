@@ -6,6 +6,7 @@ import csv
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +22,11 @@ SMALL = 40
 FORWARD = Kind("forward", "float16", 64, 64, "causal")
 GRADIENTS = replace(FORWARD, call="gradients", function="alibi")
 CACHE = replace(FORWARD, call="cache", cache="float8_e4m3fn", scattered=True)
+OF_CODES = replace(CACHE, function="alibi")
 LATENT = Kind("latent", "bfloat16", 576, 512, "causal", scattered=True)
 
 
-@pytest.mark.parametrize("kind", [FORWARD, GRADIENTS, CACHE, LATENT], ids=str)
+@pytest.mark.parametrize("kind", [FORWARD, GRADIENTS, CACHE, OF_CODES, LATENT], ids=str)
 def test_calls_are_right(kind: Kind) -> None:
     row = checked(Task(kind, (3,), 0, SMALL, "cpu"), 3)
     assert (row["ok"], row["reasons"]) == ("True", "")
@@ -55,7 +57,7 @@ def test_kinds_hold_every_call_and_no_kind_twice() -> None:
     every = kinds()
     assert len(set(every)) == len(every)
     assert {it.call for it in every} == set(CLASSES)
-    assert {it.d_v for it in every} >= {64, 96, 128, 256, 512}
+    assert {it.d_v for it in every} >= {64, 72, 80, 96, 128, 256, 512}
 
 
 def test_each_problem_has_one_task() -> None:
@@ -94,3 +96,19 @@ def test_build_collects_the_kernels_of_the_problems(
     assert asked[0][0].family.name == "wgmma"
     assert asked[0][1] == 90
     assert capsys.readouterr().out == ""
+
+
+def test_build_finds_the_kernels_of_every_kind(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = SimpleNamespace(spill_bytes=0, beside=())
+    library = SimpleNamespace(entry=lambda config: entry)
+    monkeypatch.setattr(random_calls, "library_for", lambda configs, **keywords: library)
+    every = len(kinds())
+    monkeypatch.setattr(
+        sys, "argv", ["random_calls.py", "build", "--problems", f"{every}", "--longest", "80"]
+    )
+    assert main() == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) + 1 > every
+    assert last.startswith(f"{len(lines) + 1} of {len(lines) + 1}: ")

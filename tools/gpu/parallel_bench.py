@@ -203,9 +203,10 @@ class Bench:
         # In two rows, since so batches are sent.
         rows = RowShape(MESSAGE // 2, 2, MESSAGE // 2, MESSAGE // 2)
         place = Place(mine.data_ptr(), self.rank * MESSAGE, rows)
-        (wait,) = peers.send(slot, [[(it, [place]) for it in others]], [others])
+        waits = peers.send(slot, [[(it, [place]) for it in others]], [others])
         peers.put(slot, [place])
-        wait()
+        for wait in waits:
+            wait()
         return found
 
     # --- proofs -----------------------------------------------------------------------------------

@@ -14,13 +14,16 @@ its fourth call, the last rank
     raised    raises an exception and ends
     silent    catches the exception, keeps running, and makes no more calls
     among     is killed, and every call is followed by an all_reduce of the caller's
-    between   as 'among', but it is killed after the fourth call, before the all_reduce, which may
-              then raise PyTorch's own error
+    between   as 'among', but it is killed after the fourth call, before the all_reduce. All GPUs
+              have completed the call by then, so the others wait in the all_reduce alone
 
 The other ranks continue with calls, and synchronise with their GPU after every --flight calls. Rank
 0 must fail within the --timeout of the group plus --slack (5 s). Its caller gets a GroupError. If
 it waits in CUDA, the text of a GroupError must be on standard error instead, and the exit status
 must not be zero. The process of rank 0 must end at most ten seconds after the error.
+
+In 'between' no call of flashsmith is pending, and PyTorch must end rank 0, by an error or by its
+watchdog, which takes up to a minute longer. Nothing of flashsmith may have ended it.
 
 Several cases (--at-once) run at a time, since they mostly wait; one of 65,536 rows or more counts
 as three. The dtype is bf16; the defaults are heads 32:8 and d 128. Rows are JSON lines with
@@ -55,6 +58,8 @@ WAYS = ("killed", "stopped", "raised", "silent", "among", "between")
 WITH_COLLECTIVES = ("among", "between")
 # The call in which a rank is lost, and the seconds in which a process must end after its error.
 LAST, ENDING = 4, 10.0
+# Seconds that PyTorch's watchdog may take beyond the timeout: first it writes what it knows.
+WATCHDOG = 60.0
 # Seconds until a rank is lost, for starting, connecting and the first calls.
 STARTING = 300.0
 
@@ -125,11 +130,14 @@ def work(case: Case, rank: int, folder: Path, options: Any) -> None:
     try:
         for counted[0] in itertools.count(1):
             calls.call(case.schedule)
-            if case.way in WITH_COLLECTIVES:
-                if is_last and case.way == "between" and counted[0] == LAST:
+            is_between = case.way == "between" and counted[0] == LAST
+            if is_between:
+                calls.synchronize()
+                if is_last:
                     get_lost(case.way, folder)
+            if case.way in WITH_COLLECTIVES:
                 calls.reduce()
-            if counted[0] % options.flight == 0:
+            if is_between or counted[0] % options.flight == 0:
                 calls.synchronize()
     except GroupError as error:
         (folder / f"said-{rank}").write_text(f"{type(error).__name__}: {error}")
@@ -180,13 +188,15 @@ class Running:
         """
         assert self.case is not None
         zero, now, options = self.processes[0], time.monotonic(), self._options
+        by_pytorch = self.case.way == "between"
+        most = options.limit + WATCHDOG * by_pytorch
         said, lost = self.folder / "said-0", self.folder / "lost"
         has_ended = zero.poll() is not None
         if not self._lost and lost.exists():
             self._lost = now
         if not self._over and (said.exists() or has_ended):
             self._over = now
-        begins, limit = (self._began, STARTING) if not self._lost else (self._lost, options.limit)
+        begins, limit = (self._began, STARTING) if not self._lost else (self._lost, most)
         if self._over:
             begins, limit = self._over, ENDING
         if not has_ended and now < begins + limit:
@@ -199,8 +209,8 @@ class Running:
             "ended": now - self._lost if has_ended and self._lost else None,
             "status": zero.returncode, "raised": said.exists(), "said": text,
             "ok": bool(
-                seconds is not None and seconds <= options.limit and zero.returncode
-                and ("GroupError" in text or (self.case.way == "between" and "Error" in text))
+                seconds is not None and seconds <= most and zero.returncode
+                and ("GroupError" in text) != by_pytorch
             ),
         }  # fmt: skip
         self.end()

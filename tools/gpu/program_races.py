@@ -225,7 +225,7 @@ class TimedCase:
         import torch
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        mask, seq = self.functions.mask, self.case.seq
+        mask, seq, device = self.functions.mask, self.case.seq, self.tensors["q"].device
 
         def sees(b: Any, h: Any, q: Any, k: Any) -> Any:
             seen = q >= k
@@ -234,7 +234,7 @@ class TimedCase:
         mask_mod, block_mask = sees if self.is_causal else mask, None
         if mask_mod is not None:
             made = torch.compile(create_block_mask)
-            block_mask = made(mask_mod, None, None, seq, seq, device="cuda")
+            block_mask = made(mask_mod, None, None, seq, seq, device=device)
         return partial(
             torch.compile(flex_attention, mode="max-autotune-no-cudagraphs", dynamic=False),
             score_mod=self.functions.score,

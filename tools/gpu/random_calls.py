@@ -76,7 +76,10 @@ class Kind:
         return " ".join(filter(None, words))
 
 
-WIDTHS = ((128, 128), (192, 128), (64, 64), (128, 64), (64, 128), (256, 128), (256, 256), (96, 96))
+WIDTHS = (
+    (128, 128), (192, 128), (64, 64), (128, 64), (64, 128), (256, 128), (256, 256), (96, 96),
+    (72, 72), (80, 80),
+)  # fmt: skip
 DTYPES = ("bfloat16", "float16")
 MASKS = ("causal", "full", "window")
 
@@ -102,6 +105,12 @@ def kinds() -> list[Kind]:
         one = Kind("cache", DTYPES[turn % 2], (128, 64)[turn // 2], (128, 64)[turn // 2], "causal")
         cache = (FP8[0], "", FP8[1], "")[turn]
         found.append(replace(one, cache=cache, scattered=turn % 2 == 0, bits="canonical"))
+    # As many scores as masks, and one canonical kernel.
+    for turn, name in enumerate(("squared", "documents", "alibi_in_documents", "table")):
+        d = (128, 64, 128, 256)[turn]
+        one = Kind("cache", DTYPES[turn % 2], d, d, MASKS[turn % 3], name, FP8[turn // 2])
+        more = {"scattered": turn % 2 == 1, "softcap": turn == 0}
+        found.append(replace(one, **more, bits="canonical" if turn == 2 else "free"))
     for turn in range(4):
         one = Kind("latent", DTYPES[turn // 2], LATENT, VALUES, "causal")
         found.append(replace(one, scattered=turn % 2 == 1))
@@ -352,9 +361,10 @@ class CacheCall(Problem):
     @cached_property
     def scales(self) -> dict[str, Any]:
         """k_scale and v_scale, as numbers or per head."""
-        if self.kind.call == "latent" or self.kind.function:
+        kind = self.kind
+        if kind.call == "latent" or (kind.function and not kind.cache):
             return {}
-        if not self.kind.cache and self.draw.random() < 0.5:
+        if not kind.cache and self.draw.random() < 0.5:
             return {}
         if self.draw.random() < 0.5:
             return {name: float(self.draw.uniform(0.5, 2)) for name in ("k_scale", "v_scale")}

@@ -21,7 +21,9 @@ the rows that are in the file.
     python tools/gpu/windows_in_turns.py rows.csv 'b4 s8192 h32 d64 bf16 causal' --kernels list.txt
 
 times the listed short forms instead, one per line, on complete problems. For a problem, these are
-the short forms with its dtype and d, and the kernel that is chosen for it.
+the short forms with its dtype and d, and the kernel that is chosen for it. With --wider they are
+also those of a larger d_head: the kernels that a problem of d 72 had before there were any of this
+width. With --build-only H200 the kernels for this GPU are built, and nothing is timed.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from flashsmith.benchmark.implementations import kernel_implementation
 from flashsmith.benchmark.rounds import AlternatingRounds, Contender, ratios_to
 from flashsmith.benchmark.timing import Protocol
 from flashsmith.benchmark.workload import workload_of
+from flashsmith.builder import library_for
 from flashsmith.chooser import choose
 from flashsmith.chooser.winners.entry import RankedConfig
 from flashsmith.chooser.winners.table import record_winners
@@ -49,6 +52,7 @@ from flashsmith.families import (
     DeviceSpec,
     KernelConfig,
     Problem,
+    d_head_for,
     device_spec,
     parse_kernel_name_into_config,
 )
@@ -68,12 +72,18 @@ def choices(
     return {one: choose(one, device).config for one in with_windows}
 
 
-def listed(problem: str, forms: Path, device: DeviceSpec) -> dict[Problem, list[KernelConfig]]:
-    """The problem, with the kernel that is chosen for it and those in the list."""
+def listed(
+    problem: str, forms: Path, device: DeviceSpec, wider: bool = False
+) -> dict[Problem, list[KernelConfig]]:
+    """The problem, with the kernel that is chosen for it and those in the list; with ``wider`` also
+    those of a larger d_head."""
     one = Problem.parse(problem)
     chosen = choose(one, device).config
     others = map(parse_kernel_name_into_config, forms.read_text().split("\n")[:-1])
-    fitting = (it for it in others if (it.dtype, it.d_head) == (chosen.dtype, chosen.d_head))
+    same_type = (it for it in others if it.dtype == chosen.dtype)
+    fitting = (
+        it for it in same_type if it.d_head == chosen.d_head or (wider and it.d_head > one.d)
+    )
     return {one: list(dict.fromkeys([chosen, *fitting]))}
 
 
@@ -105,8 +115,10 @@ def enter(rows: Path, table: Path) -> None:
         problem, environment = Problem.parse(text), environments[text]
         ranked = []
         for config, of_rounds in by_config.items():
-            ms = statistics.median(of_rounds)
-            family = parse_kernel_name_into_config(config).family.name
+            kernel, ms = parse_kernel_name_into_config(config), statistics.median(of_rounds)
+            if kernel.head_dims != d_head_for(problem):  # of --wider
+                continue
+            family = kernel.family.name
             tflops = round(problem.attn_flop() / ms / 1e9, 3)
             of_gpu = {"time": now} | environment | {"arch": int(environment["arch"])}
             ranked.append(RankedConfig(family, config, ms, tflops, of_gpu))
@@ -124,9 +136,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--windows", nargs="+", type=int, default=WINDOWS, help="powers of two")
     parser.add_argument("--kernels", type=Path, help="a file of short forms to time instead")
+    parser.add_argument("--wider", action="store_true", help="also --kernels of a larger d_head")
+    parser.add_argument("--build-only", metavar="GPU", help="build the kernels for this GPU only")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--table", type=Path, help="the autotune table that gets the rankings")
     options = parser.parse_args(arguments)
+    if options.build_only:
+        return build(options)
     wrong = measure(options) if options.problems else 0
     if options.table is not None:
         enter(options.csv, options.table)
@@ -135,22 +151,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
+def kernels_for(
+    text: str, options: argparse.Namespace, device: DeviceSpec
+) -> dict[Problem, list[KernelConfig]]:
+    """Problems, and the kernels to time on each, the chosen one first."""
+    if options.kernels is not None:
+        return listed(text, options.kernels, device, options.wider)
+    chosen = choices(text, options.windows, device)
+    return {
+        problem: list(dict.fromkeys([config, *chosen.values()]))
+        for problem, config in chosen.items()
+    }
+
+
+def build(options: argparse.Namespace) -> int:
+    """Builds all kernels, unless the cache has them."""
+    device = device_spec(options.build_only)
+    for text in options.problems:
+        for problem, kernels in kernels_for(text, options, device).items():
+            for config in kernels:
+                semantics = problem.required_semantics(config)
+                library = library_for([config], arch=device.arch, semantics=semantics)
+                entry = library.entry(config)
+                spilled = entry.spill_store_bytes + entry.spill_load_bytes
+                print(f"{problem}: {config}, {entry.registers} registers, {spilled} spilled")
+    return 0
+
+
 def measure(options: argparse.Namespace) -> int:
     """Writes the rows of all problems. Returns how many outputs were wrong."""
     environment, wrong = asdict(Environment.collect(0)), 0
     with options.csv.open("w", newline="") as file:
         writer = None
         for text in options.problems:
-            if options.kernels is not None:
-                kernels_of = listed(text, options.kernels, query_gpu(0))
-            else:
-                chosen = choices(text, options.windows, query_gpu(0))
-                others = list(dict.fromkeys(chosen.values()))
-                kernels_of = {
-                    problem: list(dict.fromkeys([config, *others]))
-                    for problem, config in chosen.items()
-                }
-            for problem, kernels in kernels_of.items():
+            for problem, kernels in kernels_for(text, options, query_gpu(0)).items():
                 config = kernels[0]
                 found: list[dict[str, float]] = []
                 try:

@@ -10,13 +10,19 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.metadata
-import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
+from flashsmith.benchmark.cudnn_peers import CudnnGradientPeer, CudnnPeer
+from flashsmith.benchmark.flashinfer_peers import (
+    FlashInferDecodePeer,
+    FlashInferPrefillPeer,
+    FlashInferXqaPeer,
+)
+from flashsmith.benchmark.flex_peers import FlexPeer
+from flashsmith.benchmark.peer import NO_OTHER_DTYPE, Peer, PeerImplementation, torch_absence
 from flashsmith.benchmark.workload import (
     BackwardWorkload,
     DecodeWorkload,
@@ -26,52 +32,6 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, Semantics
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT
 from flashsmith.operations.operation import load_attribute
-from flashsmith.semantics import UNLIMITED
-
-
-class Peer(Protocol):
-    """The attention of another library."""
-
-    @property
-    def name(self) -> str:
-        """The name of the peer in --peers and in tables."""
-
-    def absence(self, problem: Problem) -> str | None:
-        """Why the peer cannot take part; None if this is unknown before it is tried."""
-
-    def version(self) -> str:
-        """The version of the library that computes; valid only if the peer is not absent."""
-
-    def prepare(self, workload: Any) -> PeerImplementation:
-        """The implementation for a workload, whose tensors are PyTorch's.
-
-        If this raises an exception, the peer is absent.
-        """
-
-
-@dataclass(frozen=True)
-class PeerImplementation:
-    """A peer with the tensors of one workload.
-
-    ``in_q_layout`` converts what ``call`` returns: to q's layout, or to gradients by name.
-    """
-
-    name: str
-    call: Callable[[], Any]
-    in_q_layout: Callable[[Any], Any]
-
-    def launch(self) -> Any:
-        """Enqueues one call."""
-        return self.call()
-
-    def output(self) -> Any:
-        """Runs one call and returns its output in q's layout."""
-        return self.result(self.call())
-
-    def result(self, returned: Any) -> Any:
-        """The result of a call in q's layout."""
-        return self.in_q_layout(returned)
-
 
 # A peer's error against the reference may be at most this many times flashsmith's error. Kernels
 # that round more often stay far below this factor, for example if they merge partial results in 16
@@ -92,17 +52,6 @@ def why_wrong(theirs: Mapping[str, float], ours: Mapping[str, float]) -> str:
         for name, error in ours.items()
         if not theirs[name] <= MOST_OVER_OURS * error
     )
-
-
-def torch_absence() -> str | None:
-    """Why PyTorch cannot use a GPU here; None if it can."""
-    if importlib.util.find_spec("torch") is None:
-        return "PyTorch is not installed"
-    import torch
-
-    if not torch.cuda.is_available():
-        return f"PyTorch {torch.__version__} sees no GPU"
-    return None
 
 
 # --- PyTorch ---
@@ -185,89 +134,13 @@ def _direct_call(workload: Workload) -> Callable[[], Any]:
     return call
 
 
-@dataclass(frozen=True)
-class FlexPeer:
-    """FlexAttention.
-
-    PyTorch's FlexAttention. Masks become block masks, so that tiles without visible keys are
-    skipped.
-
-    ``mode`` is that of torch.compile. The default mode takes seconds per problem; max-autotune
-    takes half a minute, because it tries a dozen tiles.
-    """
-
-    name: str = "flex"
-    mode: str = "default"
-
-    def absence(self, problem: Problem) -> str | None:
-        if problem.semantics.packed:
-            return "FlexAttention has no packed batches"
-        return torch_absence()
-
-    def version(self) -> str:
-        import torch
-
-        return f"torch {torch.__version__}"
-
-    def prepare(self, workload: Workload) -> PeerImplementation:
-        import torch
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        # Otherwise torch.compile gives up after a few shapes and runs the function uncompiled.
-        torch._dynamo.reset()
-        compiled = torch.compile(flex_attention, dynamic=False, mode=self.mode)
-        p = workload.problem
-        q, k, v = (tensor.transpose(1, 2) for tensor in (workload.q, workload.k, workload.v))
-        sees = _visible(p)
-        mask = None
-        if sees is not None:
-            mask = create_block_mask(sees, None, None, p.seq_q, p.seq_k, device=q.device)
-        grouped = p.heads_q != p.heads_k
-        changed = _changed(p)
-
-        def call() -> Any:
-            return compiled(q, k, v, score_mod=changed, block_mask=mask, enable_gqa=grouped)
-
-        return PeerImplementation(self.name, call, lambda returned: returned.transpose(1, 2))
-
-
-def _visible(problem: Problem) -> Callable[..., Any] | None:
-    """The mask as FlexAttention's function, aligned to the bottom right; None if all keys are
-    visible."""
-    mask, offset = problem.semantics.key_mask, problem.seq_k - problem.seq_q
-    if not mask.hides:
-        return None
-    left, right = problem.window or (UNLIMITED, UNLIMITED)
-    import torch
-
-    def sees(batch: Any, head: Any, row: Any, key: Any) -> Any:
-        return mask.sees(row + offset, key, left, right, torch)
-
-    return sees
-
-
-def _changed(problem: Problem) -> Callable[..., Any] | None:
-    """FlexAttention's function that changes scores; None if scores do not change."""
-    score, numbers = problem.semantics.score, problem.numbers
-    if score.is_plain:
-        return None
-    import torch
-
-    changed = score.value
-
-    def change(value: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
-        return changed.evaluate({"score": value, **numbers}, xp=torch, exact=False)
-
-    return change
-
-
 # --- packages ---
 
-# Names of options that packages call differently: flashsmith's name -> theirs.
+# Names of options that packages call differently: flashsmith's name -> theirs, the usual one first.
 _THEIR_NAMES = {
-    "window": "window_size",
-    "cache_lens": "cache_seqlens",
-    "page_table": "block_table",
+    "window": ("window_size",),
+    "cache_lens": ("cache_seqlens", "seqused_k"),
+    "page_table": ("block_table",),
 }
 # If a function does not have one of these keywords, it would compute something else.
 _NEEDED = {"causal", "window_size", "softcap", "cache_seqlens", "block_table", "cu_seqlens_q"}
@@ -278,11 +151,15 @@ _CACHED = "flash_attn_with_kvcache"
 @dataclass(frozen=True)
 class FlashAttnPeer:
     """One generation of FlashAttention: the modules in which its functions may be, and the
-    distributions that contain it."""
+    distributions that contain it.
+
+    ``cached``: the function for a KV cache.
+    """
 
     name: str
     modules: tuple[str, ...]
     distributions: tuple[str, ...]
+    cached: str = _CACHED
 
     def absence(self, problem: Problem) -> str | None:
         return self.absence_of(_PACKED if problem.semantics.packed else _DENSE)
@@ -315,10 +192,7 @@ class FlashAttnPeer:
         function = self._function(name)
         # Which keywords exist depends on the version of the package.
         known = inspect.signature(function).parameters
-        options = {
-            name if name in known else _THEIR_NAMES.get(name, name): value
-            for name, value in options.items()
-        }
+        options = {_their_name(name, known): value for name, value in options.items()}
         if lacking := sorted(_NEEDED & options.keys() - known.keys()):
             raise ArgumentError(f"{function.__name__} has no {' and no '.join(lacking)}")
         options = {name: value for name, value in options.items() if name in known}
@@ -349,6 +223,12 @@ class FlashAttnPeer:
         return "; ".join(reasons)
 
 
+def _their_name(name: str, known: Collection[str]) -> str:
+    """What a function with these keywords calls an option of flashsmith's."""
+    theirs = _THEIR_NAMES.get(name, (name,))
+    return next((it for it in (name, *theirs) if it in known), theirs[0])
+
+
 def _output(returned: Any) -> Any:
     """o, from functions of which some versions also return the LSE."""
     return returned[0] if isinstance(returned, tuple) else returned
@@ -364,7 +244,7 @@ class GradientPeer:
     This measures only the kernels, not the accumulation into .grad.
     """
 
-    of: SdpaPeer | FlashAttnPeer
+    of: SdpaPeer | FlexPeer | FlashAttnPeer
 
     @property
     def name(self) -> str:
@@ -407,7 +287,7 @@ class DenseCachePeer:
         if problem.page:
             return "PyTorch's SDPA has no page tables"
         if problem.cache:
-            return _NO_OTHER_DTYPE
+            return NO_OTHER_DTYPE
         if problem.semantics.packed:
             return "PyTorch's SDPA has no packed queries over a cache"
         if _sees_all(problem):
@@ -430,9 +310,6 @@ class DenseCachePeer:
         return PeerImplementation(self.name, _direct_call(workload), _output)
 
 
-_NO_OTHER_DTYPE = "it takes no cache with scales or of another dtype than 16-bit queries"
-
-
 def _sees_all(problem: Problem) -> bool:
     """Whether every query sees every key in the cache."""
     mask = problem.semantics.key_mask
@@ -450,95 +327,21 @@ class CachePeer:
         return self.of.name
 
     def absence(self, problem: Problem) -> str | None:
-        return _NO_OTHER_DTYPE if problem.cache else self.of.absence_of(_CACHED)
+        return NO_OTHER_DTYPE if problem.cache else self.of.absence_of(self.of.cached)
 
     def version(self) -> str:
         return self.of.version()
 
     def prepare(self, workload: DecodeWorkload) -> PeerImplementation:
         w = workload
-        return self.of.prepare_call(_CACHED, (w.q, w.k_cache, w.v_cache), w.options)
+        return self.of.prepare_call(self.of.cached, (w.q, w.k_cache, w.v_cache), w.options)
 
 
-# This is twice the size that FlashInfer's documentation recommends.
-_WORKSPACE_BYTES = 256 << 20
-
-
-@dataclass(frozen=True)
-class FlashInferPeer:
-    """FlashInfer's decode attention over pages; a dense cache is one page per sequence.
-
-    FlashInfer's plan waits for the GPU; it is made once, and only the run is timed.
-    """
-
-    name: str = "flashinfer"
-
-    def absence(self, problem: Problem) -> str | None:
-        if absent := torch_absence():
-            return absent
-        if problem.operation != DECODE.name:
-            return "FlashInfer is compared only over a cache"
-        if problem.seq_q > 1 and not problem.semantics.key_mask.hides:
-            return "FlashInfer always masks several queries of a sequence causally"
-        try:
-            importlib.import_module("flashinfer")
-        except ModuleNotFoundError as error:
-            return f"{error.name or 'flashinfer'} is not installed"
-        except Exception as error:  # wheels for another PyTorch fail in many ways
-            return f"flashinfer cannot be imported: {str(error).splitlines()[0]}"
-        return None
-
-    def version(self) -> str:
-        return f"flashinfer {importlib.metadata.version('flashinfer-python')}"
-
-    def prepare(self, workload: DecodeWorkload) -> PeerImplementation:
-        import torch
-
-        flashinfer = importlib.import_module("flashinfer")
-        w, p = workload, workload.problem
-        page = p.page or p.seq_k
-        pages = -(-p.seq_k // page)
-
-        def whole(array: Any) -> Any:
-            return torch.as_tensor(array, dtype=torch.int32, device=w.q.device)
-
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            _workspace(w.q.device), "NHD", use_tensor_cores=True
-        )
-        options: dict[str, Any] = {"q_data_type": w.q.dtype, "kv_data_type": w.k_cache.dtype}
-        if p.window is not None:
-            options["window_left"] = p.window[0]
-        if not p.semantics.score.is_plain:
-            options["logits_soft_cap"] = p.softcap
-        if p.seq_q > 1:
-            options["q_len_per_req"] = p.seq_q
-        known = inspect.signature(wrapper.plan).parameters
-        if lacking := sorted(options.keys() - known.keys()):
-            raise ArgumentError(f"BatchDecodeWithPagedKVCacheWrapper.plan has no {lacking[0]}")
-        wrapper.plan(
-            whole(range(0, (p.batch + 1) * pages, pages)),
-            whole(range(p.batch)) if w.page_table is None else w.page_table.flatten(),
-            whole([p.seq_k - (pages - 1) * page] * p.batch),
-            *(p.heads_q, p.heads_k, p.d, page),
-            **options,
-        )
-        q, caches = w.q.reshape(-1, p.heads_q, p.d), (w.k_cache, w.v_cache)
-
-        def call() -> Any:
-            return wrapper.run(q, caches)
-
-        return PeerImplementation(self.name, call, lambda returned: returned.reshape(w.q.shape))
-
-
-@cache
-def _workspace(device: Any) -> Any:
-    """FlashInfer's scratch memory.
-
-    One is enough, because FlashInfer's calls run one after the other on one stream.
-    """
-    import torch
-
-    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+def _over_cache(peer: SdpaPeer | FlexPeer | FlashAttnPeer) -> Peer:
+    """A peer's attention over a cache."""
+    if isinstance(peer, SdpaPeer):
+        return DenseCachePeer(peer)
+    return CachePeer(peer) if isinstance(peer, FlashAttnPeer) else peer
 
 
 # --- by name ---
@@ -550,23 +353,28 @@ _ALL: tuple[SdpaPeer | FlexPeer | FlashAttnPeer, ...] = (
     SdpaPeer("cudnn", "CUDNN_ATTENTION"),
     SdpaPeer("mem_efficient", "EFFICIENT_ATTENTION"),
     FlexPeer(),
+    FlexPeer("flex_flash", backend="FLASH"),
     FlashAttnPeer("flash_attn_2", ("flash_attn",), ("flash-attn",)),
     FlashAttnPeer(
         "flash_attn_3",
-        ("flash_attn_interface", "flash_attn_3.flash_attn_interface"),
-        ("flash-attn-3", "flash_attn_3"),
+        ("flash_attn_interface", "flash_attn_3.flash_attn_interface", "fa3_fwd_interface"),
+        ("flash-attn-3", "flash_attn_3", "fa3-fwd"),
     ),
-    FlashAttnPeer("flash_attn_4", ("flash_attn.cute",), ("flash-attn-4",)),
+    FlashAttnPeer("flash_attn_4", ("flash_attn.cute",), ("flash-attn-4",), cached=_PACKED),
 )
-_FLASHINFER = FlashInferPeer()
-PEERS: dict[str, Peer] = {peer.name: peer for peer in (*_ALL, _FLASHINFER)}
-BACKWARD_PEERS = tuple(GradientPeer(peer) for peer in _ALL if not isinstance(peer, FlexPeer))
+FORWARD_PEERS: tuple[Peer, ...] = (*_ALL, CudnnPeer(), FlashInferPrefillPeer())
+BACKWARD_PEERS: tuple[Peer, ...] = (*map(GradientPeer, _ALL), CudnnGradientPeer())
 DECODE_PEERS: tuple[Peer, ...] = (
-    *(DenseCachePeer(peer) for peer in _ALL if isinstance(peer, SdpaPeer)),
-    *(CachePeer(peer) for peer in _ALL if isinstance(peer, FlashAttnPeer)),
-    _FLASHINFER,
+    *(_over_cache(peer) for peer in _ALL),
+    CudnnPeer(),
+    FlashInferDecodePeer("flashinfer", tensor_cores=True),
+    FlashInferDecodePeer("flashinfer_cuda_cores", tensor_cores=False),
+    FlashInferXqaPeer(),
 )
 _OWN: dict[str, Sequence[Peer]] = {BACKWARD.name: BACKWARD_PEERS, DECODE.name: DECODE_PEERS}
+# By name: the peers of the forward pass, and those that are compared only over a cache.
+PEERS: dict[str, Peer] = {peer.name: peer for peer in (*DECODE_PEERS, *FORWARD_PEERS)}
+_ONLY_OVER_CACHE = PEERS.keys() - {peer.name for peer in FORWARD_PEERS}
 
 
 def get_peers(names: str) -> tuple[Peer, ...]:
@@ -592,15 +400,16 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
     """Those peers in ``asked`` that can be compared on a problem.
 
-    FlashInfer can be only over a KV cache. Operations other than attention bring their own peers.
-    Of these, the ones with names in ``asked`` are returned, or all if no name matches.
+    Gradients and caches have peers of their own; those with names in ``asked`` are returned.
+    Operations from other packages bring their peers: those with names in ``asked``, or all of them
+    if no name matches.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """
     if problem.operation == DEFAULT or not asked:
-        return tuple(peer for peer in asked if peer is not _FLASHINFER)
-    own = _OWN.get(problem.operation, ())
-    if problem.computed.peers:
-        own = load_attribute(problem.computed.peers, f"peers of {problem.operation}")
+        return tuple(peer for peer in asked if peer.name not in _ONLY_OVER_CACHE)
     names = {peer.name for peer in asked}
+    if not problem.computed.peers:
+        return tuple(it for it in _OWN.get(problem.operation, ()) if it.name in names)
+    own = load_attribute(problem.computed.peers, f"peers of {problem.operation}")
     return tuple(peer for peer in own if peer.name in names) or tuple(own)

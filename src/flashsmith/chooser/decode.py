@@ -151,8 +151,8 @@ def attention_with_cache(
             given, also with a mask.
         k_scale, v_scale: what the cache's keys and values are multiplied by, numbers or fp32
             tensors of one number or one for each K/V head; None is 1. They are applied in fp32 to
-            the scores' scale, and to o before it is rounded. Appended k and v are divided by them;
-            8-bit floats are rounded to nearest even and saturate.
+            the scores' scale, before score_mod, and to o before it is rounded. Appended k and v are
+            divided by them; 8-bit floats are rounded to nearest even and saturate.
         split: 'invariant' splits the keys of a sequence by its own length alone; 'free' may take
             the batch into account and may be faster.
         bits: 'canonical' gives each row the bits that attention(bits='canonical') gives it, in any

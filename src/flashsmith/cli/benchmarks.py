@@ -77,8 +77,9 @@ def bench(
     peers: Annotated[
         str,
         typer.Option(
-            help="fa2, cudnn, mem_efficient, flex, flash_attn_2, flash_attn_3, flash_attn_4, "
-            "flashinfer, separated by commas, or all, or none."
+            help="fa2, cudnn, mem_efficient, flex, flex_flash, flash_attn_2, flash_attn_3, "
+            "flash_attn_4, cudnn_frontend, flashinfer, flashinfer_cuda_cores, flashinfer_xqa, "
+            "separated by commas, or all, or none."
         ),
     ] = "all",
     num_warmups: Annotated[

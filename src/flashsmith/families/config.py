@@ -217,6 +217,12 @@ class ForwardConfig(KernelConfig):
     They have d_head and B_c, the keys of a loop step.
     """
 
+    @property
+    def QK_steps(self) -> int:
+        """Steps of 16 columns in which Q K^T is computed. The last one of d_head 72 has 8
+        columns of zeros."""
+        return -(-self.d_head // 16)
+
     def attn_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
     ) -> int:

@@ -36,6 +36,14 @@ PAIRS = (
 )
 
 
+def tile_columns(columns: int) -> int:
+    """How many columns of shared memory a tile of ``columns`` takes: whole panels of 32.
+
+    The last ones of tiles of 72 and 80 columns are filled with zeros.
+    """
+    return -(-columns // 32) * 32
+
+
 def fitting_dims(problem: Problem, known: Iterable[HeadDims]) -> list[HeadDims]:
     """The widths that can compute a problem, those with the fewest columns first.
 

@@ -2,31 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from flashsmith.families.device import DeviceSpec
-from flashsmith.families.head_dims import HeadPair
+from flashsmith.families.config import KernelConfig
+from flashsmith.families.device import DeviceSpec, device_spec
+from flashsmith.families.family import Family
+from flashsmith.families.head_dims import HeadDims, HeadPair
+from flashsmith.families.knob import knob
+from flashsmith.families.order import FIRST_TILE, Order, outgrown
+from flashsmith.families.rule import Rule
+from flashsmith.families.search_steps import with_neighbours
 from flashsmith.families.tile_work import CallWork, rates_of
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.dtype import DType
 
 # The widths of a row of the cache and of its values.
 PAIRS = (HeadPair(320, 256), HeadPair(576, 512))
 
+# --- knobs ---------------------------------------------------------------------------------------
+
+
+def dtype_knob(static_config: str) -> Any:
+    """The field for the dtype; `static_config` is the C++ struct that contains it."""
+    return knob(
+        "element type of q, the cache and o",
+        values=tuple(DType),
+        effect=lambda cfg: "element type of q, the cache and o; sums are fp32",
+        where=static_config,
+    )
+
+
+def d_head_knob(static_config: str, effect: Callable[[Any], str]) -> Any:
+    """The field for the columns of q; `effect` describes how the kernels multiply them."""
+    return knob(
+        "columns of q and of the cache",
+        values=tuple(pair.d_head for pair in PAIRS),
+        effect=effect,
+        where=static_config,
+    )
+
+
+def d_v_knob(static_config: str, effect: Callable[[Any], str]) -> Any:
+    """The field for the columns of v; `effect` describes how the kernels sum them."""
+    return knob(
+        "columns of v and o, the first ones of a row of the cache",
+        values=tuple(pair.d_v for pair in PAIRS),
+        default=0,
+        lowest=0,
+        effect=effect,
+        where=static_config,
+    )
+
+
+def min_keys_knob(values: tuple[int, ...]) -> Any:
+    """The field for the fewest keys of a part."""
+    return knob(
+        "minimum keys in a part of a sequence",
+        values=values,
+        word="least",
+        default=512,
+        always=True,
+        effect=lambda cfg: f"sequences of {2 * cfg.min_keys} or more keys are split",
+        where="MlaTile",
+    )
+
+
+def most_parts_knob() -> Any:
+    """The field for the most parts of a sequence."""
+    return knob(
+        "maximum parts of a sequence; each needs workspace for its rows of o",
+        values=(1, 2, 4, 8, 16, 32, 64),
+        word="parts",
+        default=16,
+        always=True,
+        effect=lambda cfg: f"up to {cfg.most_parts} CTAs share the keys of {cfg.B_r} rows",
+        where="MlaTile",
+    )
+
+
+@dataclass(frozen=True, order=True)
+class LatentConfig(KernelConfig):
+    """The base class of their configs, whose knobs the functions above declare."""
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """Any lengths may occur, so one kernel serves all sizes."""
+        return True
+
+
+# --- rules ---------------------------------------------------------------------------------------
+
+WIDTHS_SUPPORTED = Rule(
+    "widths_supported",
+    f"d_head and d_v must be {' or '.join(map(str, PAIRS))}: there are kernels for these only",
+    lambda cfg, device: (cfg.d_head, cfg.d_v) in PAIRS,
+    ("d_head", "d_v"),
+)
+
+
+def smem_rule(what: str, knobs: tuple[str, ...]) -> Rule:
+    """The rule that `what` a CTA keeps in shared memory must fit; its size depends on `knobs`."""
+    return Rule(
+        "smem_within_limit",
+        f"{what} must fit in the shared memory that the device gives one CTA",
+        lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
+        knobs,
+        lambda cfg, device: (
+            f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
+        ),
+    )
+
+
+# --- descriptions --------------------------------------------------------------------------------
+
+
+def order_of_rows(cfg: Any, arch: int, log2_growth: int, **own: str) -> Order:
+    """The order of operations in which a row is computed.
+
+    log2_growth: log2 of how far a row's maximum grows before its sums are rescaled; 0: they are
+    rescaled at once. own: further fields of the Order.
+    """
+    if log2_growth:
+        own["offset"] = outgrown(log2_growth)
+    return Order.own(
+        arch,
+        cfg.B_c,
+        direction=FIRST_TILE,
+        chunks=f"up to {cfg.most_parts}, each at least {cfg.min_keys} keys of the row's tile",
+        merge="from the first part on, by natural log-sum-exps",
+        **own,
+    )
+
+
+# --- costs ---------------------------------------------------------------------------------------
+
+# How long any config takes to compile, relative to those of other families; 1,000 is about 1.4 s.
+COMPILE_COST = 3000.0
+# Seconds that the emulator takes to translate a kernel, on one core.
+TRANSLATION_SECONDS = 0.5
 # Cycles from a load to its data while all SMs read; of a launch in a graph; and of a CTA outside
 # its loop. These are those of mma_sync_decode; nothing was measured for these families.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 _FLOAT_BYTES = 4
-
-
-def unsupported_reason(problem: Problem) -> str | None:
-    """Why these families have no kernel for a problem on any device; None if they have."""
-    if (problem.d, problem.d_v) not in PAIRS:
-        served = " and ".join(map(str, PAIRS))
-        return f"it has kernels of d {served}, and the problem's is {problem.d}:{problem.d_v}"
-    if problem.heads_k != 1:
-        return f"all query heads share one head of the cache, and it has {problem.heads_k}"
-    return None
 
 
 class LatentRates(NamedTuple):
@@ -75,3 +193,42 @@ def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates
         merged = states / (per_sm.l2 * device.sm_count) + _LAUNCH + 2 * _LATENCY
     ms = (max(read, computed / rates.clock) + (merged + _LAUNCH) / per_sm.clock) / 1e6
     return CallWork(ms, ctas, rates.resident, cfg.B_r, heads=problem.heads_q)
+
+
+# --- the families --------------------------------------------------------------------------------
+
+
+class LatentFamily(Family):
+    """A family of attention over a latent cache, which has kernels for PAIRS."""
+
+    operation = "latent_decode"
+    must_not_spill = True
+    has_cost_model = True
+    pairs = PAIRS
+    translation_seconds = TRANSLATION_SECONDS
+
+    @property
+    def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
+        # Every kernel has a d_v.
+        return self.knob_values
+
+    def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
+        return {"main": self.cpp.kernel, "merge": "mla_merge_kernel", "append": "mla_append_kernel"}
+
+    def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
+        if reason := super().unsupported_reason(problem, device):
+            return reason
+        if (problem.d, problem.d_v) not in PAIRS:
+            served = " and ".join(map(str, PAIRS))
+            return f"it has kernels of d {served}, and the problem's is {problem.d}:{problem.d_v}"
+        if problem.heads_k != 1:
+            return f"all query heads share one head of the cache, and it has {problem.heads_k}"
+        return None
+
+    def search_space(self, dtype: DType, d_head: HeadDims, masked: bool) -> Sequence[Any]:
+        device = device_spec("H200")
+        first = self.candidates(dtype, d_head, device, masked)
+        return with_neighbours(first, self.moves, device)
+
+    def compile_cost(self, cfg: Any) -> float:
+        return COMPILE_COST

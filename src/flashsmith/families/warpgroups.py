@@ -13,7 +13,7 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family
 from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.knob import KnobGroup, knob
-from flashsmith.families.legality import compiled_d_head, d_head_for
+from flashsmith.families.legality import d_head_for
 from flashsmith.families.rule import Rule
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
@@ -160,7 +160,7 @@ class WarpgroupBackwardFamily(WarpgroupFamily):
             if d_head_for(problem) in self.pairs:
                 return None
             return f"it has no kernels for d = {problem.d} with another d of v, {problem.d_v}"
-        d_head = compiled_d_head(problem.d)
+        d_head = d_head_for(problem)
         if arch is None and d_head not in self.d_heads:
             served = ", ".join(map(str, self.d_heads))
             return f"it has kernels of d_head {served}, and d = {problem.d} runs on {d_head}"

@@ -2,8 +2,9 @@
 
 A kernel sums what all elements of the same coordinate give to a read: of the same query, the same
 key, the same distance between both, or of the same query and key in several sequences or heads.
-PyTorch adds these sums to the gradient where the read's indices say. Reads with other indices are
-left to captured_gradients.py.
+PyTorch adds these sums to the gradient where the read's indices say. A derivative that all these
+elements share multiplies their sum there, so that the reads of a function need fewer kernels. Reads
+with other indices are left to captured_gradients.py.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import torch
 from flashsmith.operations.score_sums import TILE, sums_shape
 from flashsmith.runtime.score_sums import run_score_sums
 from flashsmith.semantics.derivatives import derivative
-from flashsmith.semantics.program import SCORE, B, BoundProgram, H, K, Q, program_of
+from flashsmith.semantics.program import SCORE, B, BoundProgram, H, K, Q, is_uniform, program_of
 from flashsmith.semantics.ranges import factors_of_indices
 from flashsmith.semantics.signature import ForwardOptions
-from flashsmith.semantics.typed import Typed
+from flashsmith.semantics.typed import Typed, typed_constant
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -70,6 +71,29 @@ def _is_of_distance(it: Typed) -> bool:
     return bool(it.arguments) and all(map(_is_of_distance, it.arguments))
 
 
+# What differs between elements of one sum.
+_SUMMED = {"rows": {K, SCORE}, "keys": {Q, SCORE}, "distances": {Q, K, SCORE}}
+ONE = typed_constant(1.0)
+
+
+class Slope(NamedTuple):
+    """The derivative of a score function with respect to a read: a kernel's value at each element,
+    times the factor of a sum."""
+
+    at_element: Typed
+    of_sum: Typed
+
+    @classmethod
+    def of(cls, score: Typed, node: Typed, axis: str) -> Slope:
+        """The slope for a read that is summed along an axis."""
+        slope = derivative(score, node)
+        if axis == "elements":
+            is_shared = is_uniform(slope)
+        else:
+            is_shared = _SUMMED[axis].isdisjoint(slope.parts())
+        return cls(ONE, slope) if is_shared else cls(slope, ONE)
+
+
 class ScoreSums:
     """The sums of one backward pass. ``saved`` are captured_gradients.Saved."""
 
@@ -101,19 +125,28 @@ class ScoreSums:
         longest = (Q, self.lengths.longest_q), (K, self.lengths.longest_k)
         return all(shape[indices.index(it)] >= length for it, length in longest)
 
-    def of(self, node: Typed, axis: str) -> torch.Tensor:
-        """The sums along the axis for a read, by the kernel; see operations/score_sums.py."""
+    def slope(self, node: Typed, axis: str) -> Slope:
+        """The slope of a read that is summed along an axis."""
+        score = self.program.program.score
+        assert score is not None
+        return Slope.of(score, node, axis)
+
+    def summed_by(self, slope: Typed) -> BoundProgram:
+        """The program of a kernel that sums with this value at each element."""
         its = self.program.program
-        assert its.score is not None
-        found = program_of(its.score, its.mask, derivative(its.score, node))
+        found = program_of(its.score, its.mask, slope)
         tensors = dict(zip((it.name for it in its.reads), self.program.tensors, strict=True))
         numbers = dict(zip((it.name for it in its.numbers), self.program.numbers, strict=True))
-        bound = BoundProgram(
+        return BoundProgram(
             found.program,
             tuple(tensors[name].detach() for name in found.reads),
             tuple(numbers[name] for name in found.numbers),
         )
-        saved = self.saved
+
+    def of(self, node: Typed, axis: str) -> torch.Tensor:
+        """The sums along the axis for a read, by the kernel, without the slope's factor; see
+        operations/score_sums.py."""
+        bound, saved = self.summed_by(self.slope(node, axis).at_element), self.saved
         dlse = None if saved.dlse is None else saved.dlse.contiguous()
         sums = torch.empty(self._shape(node, axis), dtype=torch.float32, device=saved.q.device)
         run_score_sums(

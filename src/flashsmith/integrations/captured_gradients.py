@@ -18,6 +18,7 @@ import torch
 
 from flashsmith.errors import KernelNotBuiltError, UnservedError
 from flashsmith.integrations.captured_by_kernels import (
+    ONE,
     ScoreSums,
     add_elements,
     axis_of,
@@ -122,12 +123,15 @@ def _add_by_kernel(totals: _Totals, place: int, kernels: ScoreSums, node: Typed)
         sums = kernels.of(node, axis)
     except (UnservedError, KernelNotBuiltError):
         return False
+    factor = kernels.slope(node, axis).of_sum
     if axis == "elements":
+        if factor is not ONE:
+            sums *= factor.evaluate(others, tensors, torch)
         if not (is_whole(node, sums, shape) and totals.put(place, sums.reshape(shape))):
             add_elements(totals.of(place), sums, node, index_at)
         return True
     for parts, values in kernels.coordinates(sums, axis):
-        _add_parts(totals.of(place), parts, _Block(parts, {**others, **values}, tensors), node)
+        _add(totals.of(place), _Block(parts, {**others, **values}, tensors), node, factor)
     return True
 
 
@@ -144,8 +148,8 @@ def _deterministic() -> Iterator[None]:
 
 
 class _Block(NamedTuple):
-    """dS of some rows and all keys of a sequence, (heads, rows, keys), and what expressions read
-    there."""
+    """dS of some rows and all keys of a sequence, (heads, rows, keys), or its sums, and what
+    expressions read there."""
 
     d_scores: torch.Tensor
     values: Mapping[str, Any]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from flashsmith import chooser
 from flashsmith.errors import ArgumentError
+from flashsmith.runtime import cached_calls
 from flashsmith.runtime.backward_pass import Gradients
 from flashsmith.runtime.cached_calls import run_repeated
 from flashsmith.runtime.option_values import in_dtype, is_16_bits, plain_options
@@ -283,6 +284,29 @@ def _requires_grad(q: Any, k: Any, v: Any, sinks: Any) -> bool:
         return False  # an argument is not a tensor: the checks raise the error
 
 
+# What run_repeated runs for a call, and the tensors that it gives to it.
+Repeated = tuple[cached_calls.Run, tuple[Any, ...]]
+
+
+def repeated_attention(*tensors: Any, **keywords: Any) -> Repeated | None:
+    """How run_repeated would serve a call of attention() with these arguments."""
+    return _repeated((*tensors, *keywords.values()), tuple(keywords))
+
+
+def repeated_backward(*tensors: Any, **keywords: Any) -> Repeated | None:
+    """How run_repeated would serve a call of backward() with these arguments."""
+    return _repeated((*tensors, *keywords.values()), _backward_names(keywords))
+
+
+def _repeated(arguments: tuple[Any, ...], names: Any) -> Repeated | None:
+    found = cached_calls.find_repeated(cached_calls.repeated, arguments, names)
+    return None if found is None else (found.run, found.tensors_of(arguments))
+
+
+def _backward_names(keywords: dict[str, Any]) -> tuple[Any, ...]:
+    return "backward by arguments", _torch.is_grad_enabled(), *keywords
+
+
 @_documented_as(chooser.backward)
 def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Any:
     if is_tracing() or _is_looked_at(q):
@@ -294,7 +318,7 @@ def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any)
         arguments: Any = None
         if torch is not None and isinstance(q, torch.Tensor):
             arguments = do, q, k, v, o, lse, *keywords.values()
-            names = "backward by arguments", torch.is_grad_enabled(), *keywords
+            names = _backward_names(keywords)
             outputs = run_repeated(arguments, names)
             if outputs is not None:
                 return Gradients(*outputs)

@@ -112,8 +112,10 @@ def _attend(
     call = agreed.call._replace(group=group, confirm=confirm)
     if group.size == 1:
         return _alone(q, k, v, call, asked)
-    if call.has_gradients or torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active():
         o, lse, row_max = _Parallel.apply(q, k, v, asked.sinks, agreed.schedule, call)
+    elif call.has_gradients:
+        o, lse, row_max = _apply(q, k, v, asked.sinks, agreed.schedule, call)
     else:
         o, lse, row_max, _ = agreed.schedule.forward(call, q, k, v, asked.sinks)
     if asked.out is not None:
@@ -184,7 +186,7 @@ def _remember(group: Group, signature: Any, agreed: _Agreed) -> None:
     if len(calls) >= _MOST_BEFORE:
         calls.clear()
     # The group is not stored here, because the entry would keep it alive.
-    without: Any = agreed.call._asdict() | {"group": None, "confirm": None}
+    without: Any = agreed.call._asdict() | {"group": None, "confirm": None, "launches": {}}
     calls[signature] = agreed._replace(call=GroupCall(**without))
 
 
@@ -276,7 +278,10 @@ class _Parallel(torch.autograd.Function):
     def forward(
         ctx: Any, q: Any, k: Any, v: Any, sinks: Any, schedule: GroupSchedule, call: GroupCall
     ) -> tuple[Any, Any, Any]:
-        found = schedule.forward(call, q, k, v, sinks)
+        # A view of a tensor that requires grad requires grad too, even here. A call on such tensors
+        # is checked in full each time.
+        q, k, v = q.detach(), k.detach(), v.detach()
+        found = schedule.forward(call, q, k, v, None if sinks is None else sinks.detach())
         ctx.set_materialize_grads(False)
         if found.row_max is not None:
             ctx.mark_non_differentiable(found.row_max)
@@ -297,6 +302,11 @@ class _Parallel(torch.autograd.Function):
             dlse = do.new_zeros((*leading, heads, rows), dtype=torch.float32)
         needs = ctx.needs_input_grad[:4]
         return (*ctx.schedule.backward(call, saved, do, dlse, needs), None, None)
+
+
+# Function.apply binds arguments first, and the engine's apply() looks up backward() in every call.
+_apply = super(torch.autograd.Function, _Parallel).apply
+_Parallel._backward_cls.apply = _Parallel.backward
 
 
 def _alone(q: Any, k: Any, v: Any, call: GroupCall, asked: CallOptions) -> Any:

@@ -15,7 +15,9 @@ of the ranks 0 to r. While the earlier chunk is computed, the later chunks arriv
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +34,11 @@ from flashsmith.parallel.schedules import (
     Needs,
     as_needed,
 )
+from flashsmith.runtime import cached_calls
+from flashsmith.runtime.backward_pass import Gradients
+from flashsmith.runtime.cached_calls import CachedCall
+from flashsmith.runtime.frameworks import framework_of
+from flashsmith.runtime.frameworks.base import RepeatableFramework
 from flashsmith.semantics.sizes import FREE
 
 
@@ -53,13 +60,18 @@ def serves(call: GroupCall) -> bool:
 _Pair = Sequence[Any]
 
 
+def _nothing_to_wait_for() -> None: ...
+
+
 class _Keys(NamedTuple):
-    """The K and V that this rank's chunks see, with functions that wait until they have arrived."""
+    """The K and V that this rank's chunks see, with functions that wait until they have arrived,
+    and one that waits until this rank's own are sent."""
 
     earlier: Sequence[Any]
     later: Sequence[Any]
     wait_for_earlier: Callable[[], None]
     wait_for_later: Callable[[], None]
+    wait_until_sent: Callable[[], None] = _nothing_to_wait_for
     # Copies of this rank's own K and V: their memory must not be used again before the last wait.
     sent: tuple[Any, ...] = ()
 
@@ -143,11 +155,17 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     def at(places: list[tuple[int, Place]]) -> list[Place]:
         return [Place(addresses[side] + first, to, rows) for side, (first, to, rows) in places]
 
-    wait_for_earlier, wait_for_later = peers.send(
-        slot, [[(rank, at(its)) for rank, its in group] for group in it.sent], it.come
-    )
+    sent = [[(rank, at(its)) for rank, its in group] for group in it.sent]
+    if peers.rank == 0:
+        # Its earlier chunk sees no other keys, so it is computed while all keys are copied.
+        earlier, later, all_sent = peers.send(slot, sent, it.come, own=at(it.own))
+        chunk = k.shape[1] // 2
+        own = k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)
+        return _Keys(own, it.later, earlier, later, all_sent, (k, v))
+    # The other ranks copy theirs while the keys of others are on the way.
+    earlier, later, all_sent = peers.send(slot, sent, it.come)
     peers.put(slot, at(it.own))
-    return _Keys(it.earlier, it.later, wait_for_earlier, wait_for_later, (k, v))
+    return _Keys(it.earlier, it.later, earlier, later, all_sent, (k, v))
 
 
 def _places_of_keys(
@@ -184,9 +202,16 @@ def _places_of_keys(
     # Each rank begins with the next rank, so that all links are used.
     others = [(rank + step) % ranks for step in range(1, ranks)]
     own_earlier, own_later = copies(0, ranks + rank), copies(1, rank)
+    own = own_earlier + copies(1, 2 * ranks)
+    if batch == 1:
+        # Both chunks of a tensor in one copy.
+        own = [
+            (side, it._replace(rows=RowShape(size, 2, size, (ranks - rank) * size)))
+            for (side, it), size in zip(own_earlier, sizes, strict=True)
+        ]
     return _Places(
         *_prefixes(both, ranks, rank, chunk),
-        own_earlier + copies(1, 2 * ranks),
+        own,
         [
             [(it, own_earlier) for it in others if it > rank],
             [(it, own_later + own_earlier) for it in others if it < rank],
@@ -211,24 +236,32 @@ def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Cal
     return wait_and_place
 
 
-def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) -> tuple[Any, Any]:
-    """Computes one chunk and writes it to ``out``.
+def _attend(
+    call: GroupCall, half: int, q: Any, kv: Sequence[Any], o: Any, sinks: Any
+) -> tuple[Any, Any]:
+    """Computes one of a rank's two chunks and writes it to ``o``.
 
     Returns its lse and row maximum; None if not requested.
     """
     keeps_lse = call.return_lse or call.has_gradients
-    found = traceable.attention(
-        q,
-        *kv,
-        causal=True,
-        sinks=sinks,
-        out=out,
-        return_lse=keeps_lse,
-        return_row_max=call.return_row_max,
-        bits=FREE,
-        config=call.config,
-        **call.options,
-    )
+    halved, whole = (q, o), (*kv, sinks)
+    found = _launched(call, half, half, halved, whole)
+    if found is None:
+        its_q, its_o = (it.chunk(2, 1)[half] for it in halved)
+        keywords = {
+            "causal": True,
+            "sinks": sinks,
+            "out": its_o,
+            "return_lse": keeps_lse,
+            "return_row_max": call.return_row_max,
+            "bits": FREE,
+            "config": call.config,
+            **call.options,
+        }
+        found = traceable.attention(its_q, *kv, **keywords)
+        if call.launches is not None:
+            repeated = traceable.repeated_attention(its_q, *kv, **keywords)
+            _remember(call, half, repeated, (its_q, its_o), halved, whole)
     if not (keeps_lse or call.return_row_max):
         return None, None
     _, *statistics = found
@@ -236,15 +269,78 @@ def _attend(call: GroupCall, q: Any, kv: Sequence[Any], out: Any, sinks: Any) ->
     return statistics[0] if statistics else None, row_max
 
 
+class _Launch(NamedTuple):
+    """A kernel of an earlier call, which can be launched with addresses.
+
+    groups: cached_calls.repeated, which is replaced where the choice of kernels may change. steps:
+    the bytes from the first to the second chunk of tensors with both. in_order: picks the addresses
+    that ``run`` takes.
+    """
+
+    groups: Any
+    has_layout: Callable[..., bool]
+    steps: list[int]
+    in_order: Callable[[list[int]], tuple[int, ...]]
+    run: Callable[[tuple[int, ...]], tuple[Any, ...] | None]
+
+
+def _launched(
+    call: GroupCall, key: Any, half: int, halved: Sequence[Any], whole: Sequence[Any]
+) -> Any:
+    """Launches a kernel on one chunk of the tensors ``halved``, and on the tensors ``whole``, as
+    an earlier call did.
+
+    Returns the results, with None for tensors that are given. None if there was no such call, or if
+    it has to be checked.
+    """
+    launch: _Launch | None = call.launches.get(key) if call.launches else None
+    if (
+        launch is None
+        or launch.groups is not cached_calls.repeated
+        or not traceable.may_repeat()
+        or not launch.has_layout(*halved, *(it for it in whole if it is not None))
+    ):
+        return None
+    at = [it.data_ptr() + half * step for it, step in zip(halved, launch.steps, strict=True)]
+    at += [0 if it is None else it.data_ptr() for it in whole]
+    return launch.run(launch.in_order(at))
+
+
+def _remember(
+    call: GroupCall,
+    key: Any,
+    repeated: traceable.Repeated | None,
+    chunks: Sequence[Any],
+    halved: Sequence[Any],
+    whole: Sequence[Any],
+) -> None:
+    """Lets _launched() do what ``repeated`` does for ``whole`` and for ``chunks``, one of each of
+    ``halved``."""
+    framework = framework_of(torch.Tensor)
+    if repeated is None or not isinstance(framework, RepeatableFramework):
+        return
+    run, tensors = repeated
+    cached = getattr(run, "__self__", None)
+    if isinstance(cached, CachedCall) and call.launches is not None:
+        places = {id(it): at for at, it in enumerate((*chunks, *whole)) if it is not None}
+        call.launches[key] = _Launch(
+            cached_calls.repeated,
+            framework.layout_check((*halved, *(it for it in whole if it is not None))),
+            [it.shape[1] // 2 * it.stride(1) * it.element_size() for it in halved],
+            itemgetter(*(places[id(it)] for it in tensors)),
+            cached.run_from,
+        )
+
+
 def forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults:
     o = q.new_empty((*q.shape[:-1], call.d_v))
-    (q_earlier, q_later), (o_earlier, o_later) = q.chunk(2, 1), o.chunk(2, 1)
     call.confirm()
     keys = _gather(call, _peers(call, k, v), k, v)
     keys.wait_for_earlier()
-    earlier = _attend(call, q_earlier, keys.earlier, o_earlier, sinks)
+    earlier = _attend(call, 0, q, keys.earlier, o, sinks)
     keys.wait_for_later()
-    later = _attend(call, q_later, keys.later, o_later, sinks)
+    later = _attend(call, 1, q, keys.later, o, sinks)
+    keys.wait_until_sent()
     lse, row_max = (
         torch.cat(both, -1) if wish else None
         for wish, both in zip(
@@ -260,32 +356,32 @@ def backward(
     q, k, v, o, sinks, *lses = saved
     ranks, rank = call.group.size, call.group.rank
     chunk = q.shape[1] // 2
-    of_chunks = [it.chunk(2, 1) for it in (do, q, o)]
     dlses = (None, None) if dlse is None else [it.contiguous() for it in dlse.chunk(2, -1)]
     needs_kv = needs[1] or needs[2]
 
     def differentiate(half: int, kv: Sequence[Any]) -> Any:
-        do, q, o = (both[half] for both in of_chunks)
-        return traceable.backward(
-            do,
-            q,
-            kv[0],
-            kv[1],
-            o,
-            lses[half],
-            dlse=dlses[half],
-            causal=True,
-            sinks=sinks,
-            deterministic=call.deterministic,
-            needs=(needs[0], needs_kv, needs_kv, needs[3]),
-            grad_dtype="float32",
-            config=call.backward_config,
+        halved, whole = (do, q, o), (*kv, lses[half], dlses[half], sinks)
+        key = half, needs, dlse is None
+        found = _launched(call, key, half, halved, whole)
+        if found is not None:
+            return Gradients(*found)
+        chunks = [it.chunk(2, 1)[half] for it in halved]
+        tensors = *chunks[:2], *kv, chunks[2], lses[half]
+        keywords = {
+            "dlse": dlses[half],
+            "causal": True,
+            "sinks": sinks,
+            "deterministic": call.deterministic,
+            "needs": (needs[0], needs_kv, needs_kv, needs[3]),
+            "grad_dtype": "float32",
+            "config": call.backward_config,
             **call.options,
-        )
-
-    def by_chunk(gradients: Any) -> list[_Pair]:
-        """For each chunk, dk and dv: (batch, rows, heads, d)."""
-        return list(zip(*(it.split(chunk, 1) for it in gradients), strict=True))
+        }
+        gradients = traceable.backward(*tensors, **keywords)
+        if call.launches is not None:
+            repeated = traceable.repeated_backward(*tensors, **keywords)
+            _remember(call, key, repeated, chunks, halved, whole)
+        return gradients
 
     peers = _peers(call, k, v)
     keys = _gather(call, peers, k, v)
@@ -293,23 +389,22 @@ def backward(
     keys.wait_for_later()
     later = differentiate(1, keys.later)
     if needs_kv:
-        of_keys = [it.contiguous() for it in later[1:3]]
-        of_later = by_chunk(of_keys)
-        of_earlier, own = of_later[ranks - 1 - rank : -1], of_later[-1]
+        # dk and dv of what the later chunk sees, chunk by chunk: later chunks of the ranks after
+        # this one, the earlier chunks of all ranks, and the later chunk itself.
+        gradients = _Chunks([it.contiguous() for it in later[1:3]], chunk)
+        first, own = ranks - 1 - rank, 2 * ranks - 1 - rank
         # The earlier chunk sees no keys of the ranks after this one, so their gradients are
         # complete. They are sent while it is computed.
-        sent = {it: [of_later[it - rank - 1], of_earlier[it]] for it in range(rank + 1, ranks)}
-        come_from_before = _exchange(call, peers, of_keys, sent, range(rank), 2)
+        sent = {it: [it - rank - 1, first + it] for it in range(rank + 1, ranks)}
+        come_from_before = _exchange(call, peers, gradients, sent, range(rank), 2)
     earlier = differentiate(0, keys.earlier)
+    keys.wait_until_sent()
     del keys
     dq = dk = dv = None
     if needs_kv:
-        torch._foreach_add_(
-            [it for both in of_earlier[: rank + 1] for it in both],
-            [it for both in by_chunk(earlier[1:3]) for it in both],
-        )
-        sent = {it: [of_earlier[it]] for it in range(rank)}
-        come_from_after = _exchange(call, peers, of_keys, sent, range(rank + 1, ranks), 1)
+        torch._foreach_add_(gradients.at(first, rank + 1), list(earlier[1:3]))
+        sent = {it: [first + it] for it in range(rank)}
+        come_from_after = _exchange(call, peers, gradients, sent, range(rank + 1, ranks), 1)
     if needs[0]:
         dq = torch.empty_like(q)
         torch._foreach_copy_(dq.chunk(2, 1), [earlier.dq, later.dq])
@@ -318,59 +413,69 @@ def backward(
         dkv_earlier, dkv_later = zip(dk.chunk(2, 1), dv.chunk(2, 1), strict=True)
         # Added in the order of ranks. The owner of a later chunk is the last rank that sees it.
         before = come_from_before()
-        _add_into(dkv_later, [*(its[0] for its in before.values()), own])
-        of_ranks = [its[1] for its in before.values()] + [of_earlier[rank]]
+        _add_into(dkv_later, [*(its[0] for its in before.values()), gradients.at(own)])
+        of_ranks = [its[1] for its in before.values()] + [gradients.at(first + rank)]
         of_ranks += [its[0] for its in come_from_after().values()]
         _add_into(dkv_earlier, of_ranks)
     dsinks = earlier.dsinks + later.dsinks if needs[3] else None
     return as_needed(needs, dq, dk, dv, dsinks)
 
 
+class _Chunks(NamedTuple):
+    """Dense dk and dv, (batch, chunks * rows, heads, d); their d may differ."""
+
+    both: list[Any]
+    rows: int
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of dk and dv of a chunk."""
+        return [(it.shape[0], self.rows, *it.shape[2:]) for it in self.both]
+
+    def at(self, chunk: int, count: int = 1) -> list[Any]:
+        """dk and dv of some chunks."""
+        return [it.narrow(1, chunk * self.rows, count * self.rows) for it in self.both]
+
+
 def _exchange(
     call: GroupCall,
     peers: RankMemory | None,
-    gradients: Sequence[Any],
-    sent: dict[int, list[_Pair]],
+    gradients: _Chunks,
+    sent: dict[int, list[int]],
     owners: Sequence[int],
     count: int,
 ) -> Callable[[], dict[int, list[_Pair]]]:
-    """Starts to send ``count`` pairs of chunks to some ranks, and to receive as many from each of
-    the ranks ``owners``.
+    """Starts to send ``count`` chunks of the gradients to some ranks, and to receive as many from
+    each of the ranks ``owners``.
 
-    They are parts of the dense tensors ``gradients``, dk and dv, and must not be overwritten. The
-    returned function waits for the received pairs, by owner. All ranks must call this, even those
-    that send nothing.
+    What is sent must not be overwritten. The returned function waits for the received pairs of dk
+    and dv, by owner. All ranks must call this, even those that send nothing.
     """
-    like = [it.narrow(1, 0, call.shape[1] // 2) for it in gradients]
     if peers is None:
-        return _exchange_by_message(call.group, like, sent, owners, count)
-    arrived, received = _copy_gradients(peers, like, sent, owners, count, gradients)
-
-    def wait() -> dict[int, list[_Pair]]:
-        arrived()
-        return received
-
-    return wait
+        return _exchange_by_message(call.group, gradients, sent, owners, count)
+    return _exchange_by_copy(peers, gradients, sent, owners, count)
 
 
-def _pairs(flat: Any, like: Sequence[Any]) -> list[_Pair]:
+def _pairs(flat: Any, shapes: Sequence[Sequence[int]]) -> list[_Pair]:
     """The pairs in a tensor (pairs, elements), in which dv follows dk."""
-    parts = flat.split([it.numel() for it in like], 1)
-    both = (part.unflatten(1, it.shape).unbind() for part, it in zip(parts, like, strict=True))
+    parts = flat.split([math.prod(it) for it in shapes], 1)
+    both = (part.unflatten(1, it).unbind() for part, it in zip(parts, shapes, strict=True))
     return list(zip(*both, strict=True))
 
 
 def _exchange_by_message(
     group: Group,
-    like: Sequence[Any],
-    sent: dict[int, list[_Pair]],
+    gradients: _Chunks,
+    sent: dict[int, list[int]],
     owners: Sequence[int],
     count: int,
 ) -> Callable[[], dict[int, list[_Pair]]]:
-    parts = [it for pairs in sent.values() for pair in pairs for it in pair]
-    mine = like[0].new_empty((len(parts) // 2, sum(it.numel() for it in like)))
+    shapes = gradients.shapes
+    parts = [it for its in sent.values() for at in its for it in gradients.at(at)]
+    elements = sum(math.prod(it) for it in shapes)
+    mine = gradients.both[0].new_empty((len(parts) // 2, elements))
     if parts:
-        torch._foreach_copy_([it for pair in _pairs(mine, like) for it in pair], parts)
+        torch._foreach_copy_([it for pair in _pairs(mine, shapes) for it in pair], parts)
     arrived = group.exchange_parts(
         mine,
         sent=[count * (it in sent) for it in range(group.size)],
@@ -378,53 +483,57 @@ def _exchange_by_message(
     )
 
     def wait() -> dict[int, list[_Pair]]:
-        found = _pairs(arrived(), like)
+        found = _pairs(arrived(), shapes)
         return {owner: found[n * count : (n + 1) * count] for n, owner in enumerate(owners)}
 
     return wait
 
 
-def _copy_gradients(
+def _exchange_by_copy(
     peers: RankMemory,
-    like: Sequence[Any],
-    sent: dict[int, list[_Pair]],
+    gradients: _Chunks,
+    sent: dict[int, list[int]],
     owners: Sequence[int],
     count: int,
-    kept: Sequence[Any],
-) -> tuple[Callable[[], None], dict[int, list[_Pair]]]:
-    """Starts to copy pairs to the memory of other ranks.
-
-    Returns a function that waits for those from other ranks, and where these arrive.
-    """
-    ranks, rank = peers.size, peers.rank
-    shape = (ranks - 1, count, sum(it.numel() for it in like))
+) -> Callable[[], dict[int, list[_Pair]]]:
+    ranks, rank, shapes = peers.size, peers.rank, gradients.shapes
+    dtype = gradients.both[0].dtype
 
     def make(tensor: Callable[..., Any]) -> list[list[_Pair]]:
-        return [_pairs(it, like) for it in tensor(0, shape, like[0].dtype).unbind()]
+        whole = tensor(0, (ranks - 1, count, sum(math.prod(it) for it in shapes)), dtype)
+        return [_pairs(it, shapes) for it in whole.unbind()]
 
     def index(rank: int, of: int) -> int:
         """The index of the rank ``of`` among all ranks except ``rank``."""
         return of - (of > rank)
 
     slot = peers.begin()
-    pairs = peers.view(slot, ("gradients", *(it.shape for it in like), count), make)
-    sizes = [it.numel() * it.element_size() for it in like]
-    rows = []
-    for it, size in zip(like, sizes, strict=True):
-        batch = it.shape[0]
-        row = size // max(batch, 1)
-        rows.append(RowShape(row, batch, it.stride(0) * it.element_size(), row))
+    pairs = peers.view(slot, ("gradients", *shapes, count), make)
+    # The bytes of a chunk of each sequence, of dk and of dv.
+    sizes = [math.prod(shape[1:]) * dtype.itemsize for shape in shapes]
+    batch, pair_bytes = shapes[0][0], shapes[0][0] * sum(sizes)
+    of_both = [
+        (it.data_ptr(), size, first, RowShape(size, batch, it.stride(0) * dtype.itemsize, size))
+        for it, size, first in zip(gradients.both, sizes, (0, batch * sizes[0]), strict=True)
+    ]
     # Each rank begins with the next rank, so that all links are used.
     mine = []
     for to in sorted(sent, key=lambda it: (it - rank) % ranks):
-        places, offset = [], count * index(to, rank) * sum(sizes)
-        for pair in sent[to]:
-            for it, size, shape_of_rows in zip(pair, sizes, rows, strict=True):
-                places.append(Place(it.data_ptr(), offset, shape_of_rows))
-                offset += size
+        first = count * index(to, rank)
+        places = [
+            Place(address + at * size, (first + n) * pair_bytes + offset, rows)
+            for n, at in enumerate(sent[to])
+            for address, size, offset, rows in of_both
+        ]
         mine.append((to, places))
-    (arrived,) = peers.send(slot, [mine], [owners], kept=kept if mine else ())
-    return arrived, {owner: pairs[index(rank, owner)] for owner in owners}
+    kept = gradients.both if mine else ()
+    arrived, _ = peers.send(slot, [mine], [owners], kept=kept)
+
+    def wait() -> dict[int, list[_Pair]]:
+        arrived()
+        return {owner: pairs[index(rank, owner)] for owner in owners}
+
+    return wait
 
 
 def _add_into(into: _Pair, pairs: Sequence[_Pair]) -> None:

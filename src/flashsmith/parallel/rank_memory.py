@@ -5,14 +5,14 @@ A rank copies its data to a slot in the memory of another rank, and then writes 
 there, for which the other GPU waits. A rank has two slots, which alternate. A transfer has these
 steps:
 
-    begin      The current stream writes to the others that its slot is free: what it does with the
-               transfer before last is complete then.
-    send       The transfer stream waits until the current stream has written the data and, for each
-               other rank, until its slot is free. It copies the data to that slot, and then writes
-               to that rank that they are there.
-    wait       The current stream waits for the data of the others. After the last data it also
-               waits until this rank has sent its own, so that the memory they came from may be used
-               again. Or else PyTorch's allocator keeps that memory.
+    send       The transfer stream waits until the current stream has written the data. It writes to
+               the others that the slot of this rank is free: what the current stream did with the
+               transfer before last is complete then. For each other rank it waits until that rank's
+               slot is free, copies the data there, and then writes to that rank that they are
+               there. It may also copy to this rank's own slot.
+    wait       The current stream waits for the data of the others. Later it waits until this rank
+               has copied its own, so that the memory they came from may be used again. Or else
+               PyTorch's allocator keeps that memory.
 
 The numbers only grow, and a GPU waits until a word of its own memory is large enough. So the hosts
 need not meet. No two GPUs wait for each other: a transfer waits only for what the ranks do before
@@ -50,7 +50,7 @@ class HostSync(NamedTuple):
     rank: int
     size: int
     same: Callable[[int], bool]  # whether all ranks have this number; raises GroupError
-    mark: Callable[[Any], None]  # marks a stream, None for the current one: see Watch.mark()
+    mark: Callable[[Any], None]  # marks a stream: see Watch.mark()
 
 
 class RowShape(NamedTuple):
@@ -135,8 +135,6 @@ class RankMemory:
         """
         self.number += 1
         self._memory.begin()
-        for rank in self._others:
-            self._memory.tell(rank, FREE, self.number)
         return self.number % 2
 
     def view(self, slot: int, key: Hashable, make: Callable[[Callable[..., Any]], Any]) -> Any:
@@ -170,45 +168,55 @@ class RankMemory:
         sent: Sequence[Sent],
         come: Sequence[Sequence[int]],
         kept: Sequence[Any] = (),
+        own: Sequence[Place] = (),
     ) -> list[Callable[[], None]]:
         """Sends groups of data, one group after the other.
 
         It must be called once for each transfer.
 
         ``sent`` has what this rank sends in each group, ``come`` the ranks from which each group
-        comes. Returns for each group a function that makes the current stream wait for it. The last
-        of them also waits until everything is sent. It does not if ``kept`` has the tensors that
-        are sent: the allocator keeps their memory so long, and they must not be overwritten.
+        comes, and ``own`` what this rank then copies to its own slot. Returns for each group a
+        function that makes the current stream wait for it, and another one until everything is
+        sent. With ``own`` the last group is waited for until everything is copied. If ``kept`` has
+        the tensors that are sent, nothing waits for that: the allocator keeps their memory so long,
+        and they must not be overwritten.
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
+        for rank in self._others:
+            memory.tell(rank, FREE, self.number)
         for group, of_ranks in enumerate(sent):
             for rank, places in of_ranks:
                 if rank not in is_free:
                     memory.wait_to_send(rank, FREE, self.number)
                     is_free.add(rank)
                 memory.send(rank, first, places)
-                memory.tell_sent(rank, HERE, self._word(group))
-        has_sent = _nothing_to_wait_for
+                memory.tell(rank, HERE, self._word(group))
+        if own:
+            memory.send(self.rank, first, own)
+        last = has_sent = _nothing_to_wait_for
         if kept:
             self._host.mark(memory.keep(kept))
+        elif own:
+            last = memory.end_sending()
         elif is_free:
-            has_sent = memory.end_sending()
-        ends = [_nothing_to_wait_for] * (len(come) - 1) + [has_sent]
-        return [
+            has_sent = functools.partial(self._wait, (), 0, memory.end_sending())
+        ends = [_nothing_to_wait_for] * (len(come) - 1) + [last]
+        waits = [
             functools.partial(self._wait, ranks, self._word(group), end)
             for group, (ranks, end) in enumerate(zip(come, ends, strict=True))
         ]
+        return [*waits, has_sent]
 
     def _word(self, group: int) -> int:
         return 2 * self.number + group
 
-    def _wait(self, ranks: Sequence[int], word: int, has_sent: Callable[[], None]) -> None:
+    def _wait(self, ranks: Sequence[int], word: int, also: Callable[[], None]) -> None:
         for rank in ranks:
             self._memory.wait(rank, HERE, word)
-        has_sent()
-        if ranks or has_sent is not _nothing_to_wait_for:
-            self._host.mark(None)
+        also()
+        if ranks or also is not _nothing_to_wait_for:
+            self._host.mark(self._memory.main)
 
 
 def _nothing_to_wait_for() -> None: ...
@@ -264,7 +272,8 @@ def _tensor_at(address: int, nbytes: int, device: Any) -> Any:
 class GpuMemory:
     """Memory of this rank's GPU and, by CUDA's IPC handles, of the GPUs of the other ranks.
 
-    ``memory`` has ``nbytes`` bytes for slots. The words are behind them.
+    ``memory`` has ``nbytes`` bytes for slots. The words are behind them. ``main`` is the stream
+    that was current when the last transfer began.
     """
 
     def __init__(self, device: Any, rank: int, size: int, nbytes: int) -> None:
@@ -285,7 +294,7 @@ class GpuMemory:
         torch.cuda.synchronize(device)  # Before another rank writes there
         self._bases: list[int] = []
         self._side = transfer_stream(device)
-        self._main = torch.cuda.current_stream(device)
+        self.main = torch.cuda.current_stream(device)
         self._ready, self._sent = torch.cuda.Event(), torch.cuda.Event()
 
     def _handle(self) -> bytes:
@@ -314,7 +323,7 @@ class GpuMemory:
         for rank in range(self._size):
             place = Place(data.data_ptr(), 64 * self._rank, RowShape(16, 2, 32, 48))
             self.send(rank, 0, [place])
-            self.tell_sent(rank, HERE, 1)
+            self.tell(rank, HERE, 1)
         self.wait(self._rank, HERE, 1)
         torch.cuda.synchronize(self._device)
 
@@ -340,19 +349,19 @@ class GpuMemory:
 
     def begin(self) -> None:
         main = torch.cuda.current_stream(self._device)
-        if main != self._main:
+        if main != self.main:
             # Kernels on the previous stream use the slots too.
-            main.wait_stream(self._main)
-            self._main = main
+            main.wait_stream(self.main)
+            self.main = main
 
     def begin_sending(self) -> None:
-        self._ready.record(self._main)
+        self._ready.record(self.main)
         self._side.wait_event(self._ready)
 
     def end_sending(self) -> Callable[[], None]:
         """A function that makes the current stream wait until everything is sent."""
         self._sent.record(self._side)
-        return functools.partial(self._main.wait_event, self._sent)
+        return functools.partial(self.main.wait_event, self._sent)
 
     def keep(self, tensors: Sequence[Any]) -> Any:
         """Has the allocator keep the memory of tensors until everything is sent; the stream of
@@ -362,7 +371,7 @@ class GpuMemory:
         return self._side
 
     def put(self, first: int, places: Sequence[Place]) -> None:
-        self._copy(self._rank, first, places, self._main)
+        self._copy(self._rank, first, places, self.main)
 
     def send(self, rank: int, first: int, places: Sequence[Place]) -> None:
         self._copy(rank, first, places, self._side)
@@ -375,17 +384,11 @@ class GpuMemory:
             )
 
     def tell(self, rank: int, kind: int, value: int) -> None:
-        self._tell(rank, kind, value, self._main)
-
-    def tell_sent(self, rank: int, kind: int, value: int) -> None:
-        self._tell(rank, kind, value, self._side)
-
-    def _tell(self, rank: int, kind: int, value: int, on: Any) -> None:
         address = self._bases[rank] + self._words + (2 * self._rank + kind) * _WORD
-        driver.write_word(address, value, self._ordinal, on.cuda_stream)
+        driver.write_word(address, value, self._ordinal, self._side.cuda_stream)
 
     def wait(self, rank: int, kind: int, value: int) -> None:
-        self._wait(rank, kind, value, self._main)
+        self._wait(rank, kind, value, self.main)
 
     def wait_to_send(self, rank: int, kind: int, value: int) -> None:
         self._wait(rank, kind, value, self._side)

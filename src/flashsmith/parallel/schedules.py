@@ -64,6 +64,9 @@ class GroupCall(NamedTuple):
     confirm: Callable[[], None]
     devices: tuple[str, ...] = ()  # The devices of all ranks
     bits: str = ""  # 'canonical', or '' for free bits
+    # Launches of earlier calls like this one, by what they are for; None for a call that is not
+    # remembered.
+    launches: dict[Any, Any] | None = None
 
     @property
     def dim(self) -> int:

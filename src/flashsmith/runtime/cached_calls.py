@@ -114,6 +114,7 @@ class CachedCall:
         self._absent = (None,) if None in returned else ()
         at = [len(addressed) if name is None else addressed[name] for name in returned]
         self._returned = itemgetter(*at) if at else tuple
+        self._new_returned = [new.index(name) if name in new else None for name in returned]
         self.returned = tuple(returned)
 
     def with_launch(
@@ -209,6 +210,19 @@ class CachedCall:
             return False
         self._launch_at(at)
         return True
+
+    def run_from(self, at: tuple[int, ...]) -> tuple[Any, ...] | None:
+        """``run`` for tensors at these addresses. Returns the outputs in their order, with None for
+        those that are given or absent; None if it launched nothing."""
+        if self._copied or (at not in self._known and not self._is_usable(at)):
+            return None
+        made = []
+        for allocate in self._new_filled if self._fills() else self._new:
+            tensor = allocate()
+            made.append(tensor)
+            at += (tensor.data_ptr(),)
+        self._launch_at(at)
+        return tuple([None if place is None else made[place] for place in self._new_returned])
 
     def _launch_at(self, at: tuple[int, ...]) -> None:
         stream = self._stream_of(self._ordinal)

@@ -51,7 +51,7 @@ from flashsmith.runtime.tensors import (
     view_tensor,
     view_vector,
 )
-from flashsmith.semantics.cache_format import DTYPES_OF_8BIT, CacheFormat
+from flashsmith.semantics.cache_format import DTYPES_OF_8BIT
 from flashsmith.semantics.signature import (
     NO_WINDOW,
     ForwardOptions,
@@ -248,7 +248,8 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     if longest > LONGEST:
         raise ArgumentError(f"k_cache: {capacity} keys; kernels count up to {LONGEST}")
     bound = asked.program
-    _check_cache(its_format, bound, (d, d_v))
+    check_d(its_format, "k_cache", d)
+    check_d(its_format, "v_cache", d_v)
     check_k_scale(scale_numbers.get("k_scale_value", 1.0), scale, softcap)
     semantics = Semantics(
         *(mask.kind, softcap > 0, packed),
@@ -346,17 +347,6 @@ def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
         raise ArgumentError(
             f"{view.name}: rank {len(view.shape)} (shape {view.shape}); must be {rank}: {meaning}"
         )
-
-
-def _check_cache(cache: CacheFormat, bound: Any, widths: tuple[int, int]) -> None:
-    """Raises ArgumentError for what kernels for a format of the cache do not compute."""
-    if cache and bound is not None:
-        raise ArgumentError(
-            "score_mod, mask_mod, mask: not over a cache of 8-bit floats or with scales; convert "
-            "the cache to q's dtype, multiplied by the scales"
-        )
-    for name, d in zip(("k_cache", "v_cache"), widths, strict=True):
-        check_d(cache, name, d)
 
 
 def _like_q(name: str, tensor: Any, q: TensorView, others: tuple[str, ...] = ()) -> TensorView:

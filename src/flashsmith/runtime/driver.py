@@ -6,6 +6,7 @@ The calls go through ctypes, so they need neither PyTorch nor a compiled library
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -92,7 +93,9 @@ def fill(address: int, byte: int, nbytes: int, ordinal: int, stream: int) -> Non
 
 def copy(to: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
     """Copies memory between GPU ``ordinal`` and itself or another GPU, in stream order."""
-    _on_stream("cuMemcpyAsync", ordinal, to, source, nbytes, stream)
+    # In each such function: another one in between would take as long as the call itself.
+    if status := _function_on_stream("cuMemcpyAsync")(to, source, nbytes, stream):
+        _again(status, "cuMemcpyAsync", ordinal, to, source, nbytes, stream)
 
 
 def copy_rows(
@@ -104,20 +107,25 @@ def copy_rows(
         if rows and width:
             copy(to, source, width, ordinal, stream)
         return
-    here, there = ((0, 0, _UNIFIED, 0, *it) for it in ((source, 0, step), (to, 0, to_step)))
-    described = _Rows(*here, *there, width, rows)
-    _on_stream("cuMemcpy2DAsync_v2", ordinal, ctypes.addressof(described), stream)
+    place, other = (0, 0, _UNIFIED, 0, source, 0, step), (0, 0, _UNIFIED, 0, to, 0, to_step)
+    described = _ROWS.pack(*place, *other, width, rows)
+    if status := _function_on_stream("cuMemcpy2DAsync_v2")(described, stream):
+        _again(status, "cuMemcpy2DAsync_v2", ordinal, described, stream)
 
 
 def write_word(address: int, value: int, ordinal: int, stream: int) -> None:
     """Writes a 32-bit word of this or another GPU, after the work before it in the stream."""
-    _on_stream("cuStreamWriteValue32_v2", ordinal, stream, address, value & _WORD, 0)
+    word = value & _WORD
+    if status := _function_on_stream("cuStreamWriteValue32_v2")(stream, address, word, 0):
+        _again(status, "cuStreamWriteValue32_v2", ordinal, stream, address, word, 0)
 
 
 def wait_for_word(address: int, value: int, ordinal: int, stream: int) -> None:
     """Makes a stream wait until a 32-bit word of GPU ``ordinal`` is at least ``value``, as numbers
     that continue with 0 after the largest one."""
-    _on_stream("cuStreamWaitValue32_v2", ordinal, stream, address, value & _WORD, _AT_LEAST)
+    word = value & _WORD
+    if status := _function_on_stream("cuStreamWaitValue32_v2")(stream, address, word, _AT_LEAST):
+        _again(status, "cuStreamWaitValue32_v2", ordinal, stream, address, word, _AT_LEAST)
 
 
 def is_reached(event: int, ordinal: int) -> bool:
@@ -135,21 +143,9 @@ def is_reached(event: int, ordinal: int) -> bool:
     return status == 0
 
 
-class _Rows(ctypes.Structure):
-    """CUDA_MEMCPY2D of cuda.h."""
-
-    _fields_ = tuple(
-        (f"{side}_{name}", kind)
-        for side in ("source", "to")
-        for name, kind in (
-            *((it, ctypes.c_size_t) for it in ("x", "y")),
-            ("memory_type", ctypes.c_int),
-            *((it, ctypes.c_uint64) for it in ("host", "address", "array")),
-            ("step", ctypes.c_size_t),
-        )
-    ) + tuple((it, ctypes.c_size_t) for it in ("width", "rows"))
-
-
+# CUDA_MEMCPY2D of cuda.h: of the source and then of the target x, y, the kind of memory, its
+# address on host and GPU, an array, and the step; then the width and the number of rows.
+_ROWS = struct.Struct(2 * "NNiPPPN" + "NN")
 _SIZE, _STREAM, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint32
 _ADDRESS = ctypes.c_uint64
 # Functions that are called with a stream, by name: the types of their arguments.
@@ -161,12 +157,11 @@ _ON_STREAM: dict[str, tuple[type, ...]] = {
 }
 
 
-def _on_stream(what: str, ordinal: int, *arguments: int) -> None:
-    function = _function_on_stream(what)
-    status = function(*arguments)
+def _again(status: int, what: str, ordinal: int, *arguments: int | bytes) -> None:
+    """Repeats a call where the thread has no context yet; raises the error of any other status."""
     if status == _NO_CONTEXT:
         with current_gpu(ordinal):
-            status = function(*arguments)
+            status = _function_on_stream(what)(*arguments)
     if status:
         library = _load()
         assert library is not None

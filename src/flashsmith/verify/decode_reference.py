@@ -78,6 +78,8 @@ class DecodeReference(OperationReference):
         "random", "large_scores", "constant", "one_hot", "far_scores", "nonfinite", "lost_keys",
         "huge",
     )  # fmt: skip
+    # The tensors to which calls append.
+    caches: tuple[str, ...] = ("k_cache", "v_cache")
 
     def options(
         self,
@@ -180,13 +182,29 @@ class DecodeReference(OperationReference):
         """
         lens_k = (problem.seq_k,) * problem.batch
         options = self.options(problem, seed=seed, lens_k=lens_k)
+        return self.draw_inputs(problem, kind, seed, options)
+
+    def draw_inputs(
+        self, problem: Problem, kind: str, seed: int, options: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
+        """The inputs of a kind for all ``options``."""
         return draw_decode_inputs(problem, kind, seed, options)
+
+    def expected_rows(
+        self,
+        problem: Problem,
+        inputs: Mapping[str, np.ndarray],
+        options: Mapping[str, Any],
+        on_gpu: bool = False,
+    ) -> ExpectedDecode:
+        """The expected rows of all sequences, and the caches."""
+        return expected_of(problem, inputs, options, on_gpu)
 
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
         """o, LSE and the caches, with the shapes that the operation's tensors have."""
-        found = expected_of(problem, inputs, options)
+        found = self.expected_rows(problem, inputs, options)
         o, lse = found.references.o, found.references.lse
         same = found.references.same_precision
         if not problem.semantics.packed:
@@ -196,7 +214,7 @@ class DecodeReference(OperationReference):
         exact = {"o": o, "lse": lse}
         rounded = {"o": same, "lse": lse}
         if options.get("append"):
-            for name in ("k_cache", "v_cache"):
+            for name in self.caches:
                 rounded[name] = getattr(found, name)
                 exact[name] = rounded[name].astype(np.float64)
         return ExpectedOutputs(exact, rounded)
@@ -214,23 +232,21 @@ class DecodeReference(OperationReference):
         """The case for a proof of ``cfg``'s kernel: the problem for which the kernel is compiled,
         with groups of heads repeated until there are enough outputs."""
         options = self.options(problem, seed=seed, **options)
-        problem = repeated_over_heads(problem, queries_of(problem, options))
+        problem = self.with_more_heads(problem, queries_of(problem, options))
         frozen = tuple(sorted(options.items()))
-        inputs, expected = _drawn_case(problem, kind, seed, frozen, on_gpu)
+        inputs, expected = _drawn_case(self, problem, kind, seed, frozen, on_gpu)
         problem = replace(problem, semantics=problem.required_semantics(cfg))
         return ProofCase(problem, inputs, options, expected)
+
+    def with_more_heads(self, problem: Problem, lens_q: Lens) -> Problem:
+        """The problem with as many heads as it takes for MIN_OUTPUTS outputs."""
+        return repeated_over_heads(problem, lens_q)
 
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
         """Runs the kernel on copies of the caches, because it may append to them."""
-        inputs = dict(case.inputs)
-        layout = case.options.get("layout", LAYOUTS[0])
-        inputs["k_cache"], inputs["v_cache"] = laid_out(
-            inputs["k_cache"], inputs["v_cache"], layout
-        )
-        if layout == "heads first" and "k" in inputs:
-            inputs["k"], inputs["v"] = _apart(inputs["k"], 2), _apart(inputs["v"], 1)
+        inputs = self.writable_inputs(case)
         return run_operation(
             cfg,
             case.problem,
@@ -240,6 +256,17 @@ class DecodeReference(OperationReference):
             poisoned=True,
             **how,
         )
+
+    def writable_inputs(self, case: ProofCase) -> dict[str, np.ndarray]:
+        """The inputs with copies of the caches in the layout of the case."""
+        inputs = dict(case.inputs)
+        layout = case.options.get("layout", LAYOUTS[0])
+        inputs["k_cache"], inputs["v_cache"] = laid_out(
+            inputs["k_cache"], inputs["v_cache"], layout
+        )
+        if layout == "heads first" and "k" in inputs:
+            inputs["k"], inputs["v"] = _apart(inputs["k"], 2), _apart(inputs["v"], 1)
+        return inputs
 
     def compare(
         self, kernel: KernelConfig | DType, case: ProofCase, outputs: Mapping[str, np.ndarray]
@@ -261,7 +288,7 @@ class DecodeReference(OperationReference):
         reasons, first = list(found.reasons), None
         if reasons:
             first = _first_wrong(o, references.o, found.bound)
-        for name in ("k_cache", "v_cache"):
+        for name in self.caches:
             if not case.options.get("append") or name not in outputs:
                 continue
             got, wanted = outputs[name], getattr(expected, name)
@@ -589,11 +616,16 @@ class _Found:
 
 @lru_cache(maxsize=4)
 def _drawn_case(
-    problem: Problem, kind: str, seed: int, options: tuple[tuple[str, Any], ...], on_gpu: bool
+    reference: DecodeReference,
+    problem: Problem,
+    kind: str,
+    seed: int,
+    options: tuple[tuple[str, Any], ...],
+    on_gpu: bool,
 ) -> tuple[dict[str, np.ndarray], ExpectedDecode]:
     """Inputs and expected outputs. They are cached, because the configs of a set share them."""
     said = dict(options)
-    inputs = draw_decode_inputs(problem, kind, seed, said)
+    inputs = reference.draw_inputs(problem, kind, seed, said)
     for array in inputs.values():
         array.flags.writeable = False
-    return inputs, expected_of(problem, inputs, said, on_gpu)
+    return inputs, reference.expected_rows(problem, inputs, said, on_gpu)

@@ -81,7 +81,7 @@ def test_both_sides_order_configs_in_the_same_way(table: ctypes.CDLL) -> None:
 
 # What the kernel takes for granted, and a change of a legal config that breaks it.
 ASSUMPTIONS = {
-    "d_head": {"d_head": 80},
+    "d_head": {"d_head": 84},
     "B_r": {"B_r": 128},
     "B_c": {"B_c": 72},
     "q_buffers": {"q_buffers": 3, "B_c": 32},

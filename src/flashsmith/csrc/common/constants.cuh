@@ -19,6 +19,12 @@ constexpr int kWarpgroupThreads = kWarpsPerWarpgroup * kWarpSize;
 constexpr int kWarpRows = 16;  // rows of a wgmma result per warp
 constexpr int kWarpgroupRows = kWarpsPerWarpgroup * kWarpRows;
 
+// Columns of shared memory for a tile of `columns`: whole panels of 32. The last ones of tiles of
+// 72 and 80 columns are filled with zeros.
+constexpr int tile_columns(int columns) {
+    return (columns + 31) / 32 * 32;
+}
+
 // CTAs that fit on an SM with `max_smem_bytes` of shared memory. `registers` is the compiler's
 // count per thread; 0 ignores the register file.
 constexpr int ctas_that_fit(int64_t smem_bytes, int threads, int max_smem_bytes, int registers) {

@@ -47,8 +47,8 @@ struct FlashForwardKernelConfig {
 
     // Bytes of shared memory for a Q tile and the K and V tiles. O reuses Q's.
     constexpr int tile_bytes(int elem_size = kElementBytes) const {
-        const int of_q = B_r * (d_head > d_head_v() ? d_head : d_head_v());
-        return (of_q + B_c * kv_tiles() * (d_head + d_head_v())) * elem_size;
+        const int d = tile_columns(d_head), d_v = tile_columns(d_head_v());
+        return (B_r * (d > d_v ? d : d_v) + B_c * kv_tiles() * (d + d_v)) * elem_size;
     }
     // Dynamic shared memory of one CTA: the tiles and, if canonical, the state of all rows over the
     // chunks that are done. Each thread stores its own state, in groups of four floats.

@@ -24,7 +24,7 @@ struct ForwardKernelTileShapes {
     static constexpr int rows_per_warp = CFG.B_r / CFG.n_warps;
     static constexpr int m_tiles = rows_per_warp / 16;
     static constexpr int QK_n_tiles = CFG.B_c / 8;
-    static constexpr int QK_k_steps = CFG.d_head / 16;
+    static constexpr int QK_k_steps = (CFG.d_head + 15) / 16;  // with 72, 8 columns are zeros
     static constexpr int PV_n_tiles = CFG.d_head_v() / 8;
     static constexpr int PV_k_steps = CFG.B_c / 16;
 };
@@ -61,10 +61,10 @@ struct StaticForwardKernelConfig {
 
     // Shared-memory layout in bytes: Q (later O), the K tiles, the V tiles. With d_v, each K tile
     // is followed by its V tile, so that one distance leads to the next stage of both.
-    using QLayout = SmemLayout<B_r, d_head, CFG.swizzled>;
-    using OLayout = SmemLayout<B_r, d_v, CFG.swizzled>;
-    using KLayout = SmemLayout<B_c, d_head, CFG.swizzled>;
-    using VLayout = SmemLayout<B_c, d_v, CFG.swizzled>;
+    using QLayout = SmemLayout<B_r, tile_columns(d_head), CFG.swizzled>;
+    using OLayout = SmemLayout<B_r, tile_columns(d_v), CFG.swizzled>;
+    using KLayout = SmemLayout<B_c, tile_columns(d_head), CFG.swizzled>;
+    using VLayout = SmemLayout<B_c, tile_columns(d_v), CFG.swizzled>;
     static constexpr int stage_bytes = KLayout::kBytes + (CFG.d_v > 0 ? VLayout::kBytes : 0);
     static constexpr int Q_offset = 0;
     static constexpr int K_offset = Q_offset + (d_head > d_v ? QLayout::kBytes : OLayout::kBytes);
@@ -75,10 +75,11 @@ struct StaticForwardKernelConfig {
     static_assert(state_offset == CFG.tile_bytes());
 
     // All threads copy a Q, K or V tile; each warp writes its own rows of O.
-    using CopyQ = TileCopy<QLayout, B_r, n_threads, SEMANTICS.uneven>;
-    using CopyK = TileCopy<KLayout, B_c, n_threads, SEMANTICS.uneven>;
-    using CopyV = TileCopy<VLayout, B_c, n_threads, SEMANTICS.uneven>;
-    using CopyO = TileCopy<OLayout, N::rows_per_warp, kWarpSize, SEMANTICS.uneven>;
+    static constexpr bool has_extent = SEMANTICS.uneven || tile_columns(d_head) > d_head;
+    using CopyQ = TileCopy<QLayout, B_r, n_threads, has_extent>;
+    using CopyK = TileCopy<KLayout, B_c, n_threads, has_extent>;
+    using CopyV = TileCopy<VLayout, B_c, n_threads, has_extent>;
+    using CopyO = TileCopy<OLayout, N::rows_per_warp, kWarpSize, has_extent>;
 
     using S_accum_t = accum_t[N::m_tiles][N::QK_n_tiles][4];
     using O_accum_t = accum_t[N::m_tiles][N::PV_n_tiles][4];
@@ -107,8 +108,8 @@ struct StaticForwardKernelConfig {
     // The assumptions of the types above and of the kernel. `flashsmith explain` lists all rules
     // and their reasons.
     static constexpr bool valid_config() {
-        static_assert(CFG.d_head % 32 == 0 && CFG.d_head <= 256,
-                      "d_head: a row is panels of 32 or 64 columns, and O is kept in registers");
+        static_assert(CFG.d_head % 8 == 0 && CFG.d_head <= 256,
+                      "d_head: a tile of O has 8 columns, and O is kept in registers");
         static_assert(CFG.d_v == 0 || (d_v % 64 == 0 && d_head % 64 == 0 && d_v <= 256),
                       "d_v: O's panels are those of Q");
         static_assert(CFG.B_r % (16 * CFG.n_warps) == 0, "B_r: an mma has 16 rows");
@@ -116,9 +117,9 @@ struct StaticForwardKernelConfig {
         static_assert(n_threads <= 1024, "n_warps: a CTA has at most 1,024 threads");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,
                       "the tiles need more shared memory than a CTA may have");
-        static_assert(is_load_count(CFG.Q_mma_load_K_tiles, d_head),
+        static_assert(is_load_count(CFG.Q_mma_load_K_tiles, 16 * N::QK_k_steps),
                       "Q_mma_load_K_tiles: 0, 2, 4, 8 or 16, and whole steps of d_head");
-        static_assert(is_load_count(CFG.K_mma_load_K_tiles, d_head),
+        static_assert(is_load_count(CFG.K_mma_load_K_tiles, 16 * N::QK_k_steps),
                       "K_mma_load_K_tiles: 0, 2, 4, 8 or 16, and whole steps of d_head");
         static_assert(is_load_count(CFG.V_mma_load_K_tiles, B_c),
                       "V_mma_load_K_tiles: 0, 2, 4, 8 or 16, and whole steps of B_c");

@@ -1,7 +1,8 @@
 // A run of canonical kernels: whole chunks of a sequence's keys, which are its parts
 // (docs/bits.md).
 //
-// A stage is a tile of the canonical order. Each warp multiplies the queries by its own keys, and P
+// A stage is a tile of the canonical order. Tiles and chunks that a program hides from all rows are
+// left out: they would change no bit. Each warp multiplies the queries by its own keys, and P
 // by its own columns of all values. Warps exchange the rows' maxima, P and its sums through shared
 // memory, with two barriers per tile. Every warp knows the statistics of all rows.
 #pragma once
@@ -20,9 +21,9 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
     using value_t = typename Kernel::value_t;
     using Base::args, Base::first_key, Base::full_begin, Base::full_end, Base::item,
         Base::keys_of_row, Base::kStages, Base::K_tile, Base::lane, Base::page_of, Base::rows,
-        Base::smem, Base::start_step, Base::states, Base::warp;
+        Base::kSkips, Base::next_visited, Base::smem, Base::start_step, Base::states, Base::warp;
     using typename Base::Copies, typename Base::KeysLayout, typename Base::NextRows,
-        typename Base::ValuesLayout;
+        typename Base::ValuesLayout, typename Base::Visits;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kMTiles = Kernel::row_tiles;
     // Groups of 16 columns; warp i of n has groups i, i + n ...
@@ -51,6 +52,12 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
         const RowsA<typename Kernel::QueriesLayout, kMTiles> queries(smem + Kernel::queries_offset,
                                                                      lane, 0);
         int step = first_step, stage = 0, steps_until = 0;
+        [[maybe_unused]] Visits visits;
+        if constexpr (kSkips) {
+            visits = copies.visits;
+            step = visits.steps[0];
+            next_entry = visits.entry;
+        }
         const int steps_of_chunk = item.sequence.chunk / Kernel::B_c;
         Rows all(this->scale_log2());  // over all chunks so far; empty before the first with keys
         Sums all_o;
@@ -62,14 +69,18 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             Sums o;
             zero(o);
             steps_until += steps_of_chunk;
-            for (; step < min(steps, steps_until); ++step) {
+            while (step < min(steps, steps_until)) {
                 store_maxima(scores);
                 __syncthreads();  // maxima and the stage are complete; the last stage has been read
-                if (step + kStages - 1 < steps) {
-                    start_step(step + kStages - 1, stage_before(stage), next_entry, next_rows);
-                    next_entry = page_of(step + kStages);
+                const int copied = kSkips ? visits.steps[kStages - 1] : step + kStages - 1;
+                int after = copied + 1;
+                if (copied < steps) {
+                    start_step(copied, stage_before(stage), next_entry, next_rows);
+                    if constexpr (kSkips) after = next_visited(after, steps, visits.known);
+                    if (!kSkips || after < steps) next_entry = page_of(after);
                 }
                 cp_async_commit();
+                const int next_step = kSkips ? visits.advance(min(after, steps)) : step + 1;
                 raise(chunk, o);
                 store_probabilities(chunk, scores);
                 // The next tile's scores are computed before this tile's P V: they need only this
@@ -77,11 +88,12 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                 const int next = stage == kStages - 1 ? 0 : stage + 1;
                 cp_async_wait<kStages - 2>();
                 __syncwarp();
-                if (step + 1 < steps) multiply_keys(step + 1, next, queries, scores);
+                if (next_step < steps) multiply_keys(next_step, next, queries, scores);
                 __syncthreads();  // P and its sums are complete
                 add_sums(chunk);
                 multiply_values(stage, o);
                 stage = next;
+                step = next_step;
             }
             chunk.finish_chunk();
             merge(all, all_o, chunk, o);

@@ -317,9 +317,12 @@ struct DecodeProgramArgs : DecodeKernelArgs {
     ProgramArgs program;
 };
 
-// The arguments of kernels whose cache has scales.
+// The arguments of kernels whose cache has scales, and of those that have a program, too.
 struct DecodeCacheArgs : DecodeKernelArgs {
     CacheScales scales;
+};
+struct DecodeScaledProgramArgs : DecodeCacheArgs {
+    ProgramArgs program;
 };
 
 using decode_kernel_fn = void (*)(const DecodeKernelArgs);

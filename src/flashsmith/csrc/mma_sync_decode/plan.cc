@@ -31,12 +31,10 @@ enum Kernel : size_t {
     merge_arriving = chunk,  // in configs that have it, all of them without chunks
 };
 
-// Where the arguments of a program begin, in bytes.
-constexpr size_t kProgramOffset = sizeof(DecodeKernelArgs);
-static_assert(sizeof(DecodeProgramArgs) == kProgramOffset + sizeof(ProgramArgs));
-// Where the scales of a cache begin, in kernels without a program.
-constexpr size_t kScalesOffset = sizeof(DecodeKernelArgs);
-static_assert(sizeof(DecodeCacheArgs) == kScalesOffset + sizeof(CacheScales));
+// A launch's arguments are followed by the scales of a cache, then by the arguments of a program.
+static_assert(sizeof(DecodeProgramArgs) == sizeof(DecodeKernelArgs) + sizeof(ProgramArgs));
+static_assert(sizeof(DecodeCacheArgs) == sizeof(DecodeKernelArgs) + sizeof(CacheScales));
+static_assert(sizeof(DecodeScaledProgramArgs) == sizeof(DecodeCacheArgs) + sizeof(ProgramArgs));
 
 // The operation's tensors, in order. Those that a program reads come last.
 enum DecodeTensor : size_t {
@@ -147,17 +145,15 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
     return {p, blocks, slots, free_split, scales};
 }
 
-// Checks that the config's kernels can apply a call's scales, and multiplies the scores' factor by
-// a scale of the keys that is a number.
+// Checks that the config's kernels can apply a call's scales, and multiplies `factor`, that of the
+// product of Q and K, by a scale of the keys that is a number.
 void apply_scales(const FlashDecodeKernelConfig& config, Tensors tensors, const CacheScales& scales,
-                  DecodeKernelArgs& args) {
+                  float& factor) {
     const bool has_tensor = tensors[k_scale] != 0 || tensors[v_scale] != 0;
     require(
         config.has_scales() || (!has_tensor && scales.k_value == 1.0f && scales.v_value == 1.0f),
         "k_scale, v_scale: the config's kernels have no scales; use one with cache_scaled");
-    if (tensors[k_scale] != 0) return;
-    float& factor = args.score_argument > 0.0f ? args.score_argument : args.scale_log2;
-    factor *= scales.k_value;
+    if (tensors[k_scale] == 0) factor *= scales.k_value;
 }
 
 // The most parts of a sequence. An invariant split depends only on the device and the number of K/V
@@ -359,12 +355,24 @@ std::vector<AddressPatch> addresses_of(Tensors tensors, bool has_states) {
     return patches;
 }
 
-// Adds the scales of a cache to a launch's arguments.
+// Appends to a launch's arguments, and returns the offset.
+template <class More>
+size_t append_argument(Launch& launch, const More& more) {
+    const size_t offset = launch.argument_bytes.size();
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&more);
+    launch.argument_bytes.insert(launch.argument_bytes.end(), bytes, bytes + sizeof more);
+    return offset;
+}
+
 void add_scales(Launch& launch, const CacheScales& scales) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(&scales);
-    launch.argument_bytes.insert(launch.argument_bytes.end(), bytes, bytes + sizeof scales);
-    launch.addresses.push_back({kScalesOffset + offsetof(CacheScales, k), in_tensor(k_scale)});
-    launch.addresses.push_back({kScalesOffset + offsetof(CacheScales, v), in_tensor(v_scale)});
+    const size_t offset = append_argument(launch, scales);
+    launch.addresses.push_back({offset + offsetof(CacheScales, k), in_tensor(k_scale)});
+    launch.addresses.push_back({offset + offsetof(CacheScales, v), in_tensor(v_scale)});
+}
+
+void add_program(Launch& launch, const ProgramArgs& program) {
+    const size_t offset = append_argument(launch, program);
+    add_program_addresses(launch.addresses, first_read, offset);
 }
 
 }  // namespace
@@ -379,14 +387,13 @@ extern "C" __attribute__((visibility("default"))) bool flashsmith_set_plan_costs
 Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
                  const DeviceSpec& device, const Semantics& semantics) {
     require(run_costs.one_turn > 0.0, "plan: no costs are set for its GPU");
-    DecodeProgramArgs args;
+    DecodeKernelArgs args;
     std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     const DecodeProblem problem = read_problem(numbers, tensors, args);
-    if (semantics.has_program()) args.program = read_program(numbers);
+    ProgramArgs program;
+    if (semantics.has_program()) program = read_program(numbers);
     numbers.end();
     const ForwardProblem& p = problem.forward;
-    require(!config.has_scales() || !semantics.has_program(),
-            "cache: kernels with scales have no program; use a config without cache");
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     check_smem(std::max(config.smem_bytes(), config.chunk_smem_bytes()), device);
     check_problem(p, semantics, config.d_head, config.B_r, config.d_v);
@@ -405,11 +412,14 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     args.window_right = static_cast<int32_t>(std::min(p.window_right, int64_t{kUnlimited}));
     args.scale_log2 = (p.softcap > 0 ? p.softcap : p.scale) * kLog2E;
     args.score_argument = p.softcap > 0 ? 2 * kLog2E * (p.scale / p.softcap) : 0.0f;
-    apply_scales(config, tensors, problem.scales, args);
     if (semantics.program_scores) {
-        args.program.scale = p.softcap > 0 ? p.softcap : p.scale;
+        program.scale = p.softcap > 0 ? p.softcap : p.scale;
         args.scale_log2 = kLog2E;
     }
+    apply_scales(config, tensors, problem.scales,
+                 args.score_argument > 0.0f ? args.score_argument
+                 : semantics.program_scores ? program.scale
+                                            : args.scale_log2);
     const bool turns = tensors[cos_table] != 0;
     if (turns) args.q_strides = {p.packed ? 0 : p.seq_q * p.heads_q * p.d, p.heads_q * p.d, p.d};
 
@@ -671,7 +681,6 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // of this call.
     const bool programmatic = device.arch >= 90;
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
-    const size_t argument_bytes = semantics.has_program() ? sizeof args : kProgramOffset;
     const auto add = [&](Kernel kernel, int64_t blocks, int threads, int smem_bytes,
                          int64_t of_cluster = 1) {
         require(blocks <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
@@ -681,14 +690,13 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             .cluster = {static_cast<uint32_t>(of_cluster), 1, 1},
             .block = {static_cast<uint32_t>(threads), 1, 1},
             .smem_bytes = smem_bytes,
-            .argument_bytes = {argument, argument + argument_bytes},
+            .argument_bytes = {argument, argument + sizeof args},
             .addresses = addresses_of(tensors, has_states),
             .tensor_maps = {},
             .programmatic = programmatic && (config.early || !plan.launches.empty()),
         });
-        if (semantics.has_program())
-            add_program_addresses(plan.launches.back().addresses, first_read, kProgramOffset);
         if (config.has_scales()) add_scales(plan.launches.back(), problem.scales);
+        if (semantics.has_program()) add_program(plan.launches.back(), program);
         if (counts)
             plan.launches.back().addresses.push_back(
                 {offsetof(DecodeKernelArgs, run_counter), in_workspace(counter)});

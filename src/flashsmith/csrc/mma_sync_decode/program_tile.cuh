@@ -24,11 +24,11 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     using Tile::args, Tile::first_row, Tile::item, Tile::lane, Tile::rows, Tile::run_begin,
         Tile::warp, Tile::warp_row;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    // Canonical kernels compute all tiles: hidden ones change no bit.
-    static constexpr bool kSkips = SEMANTICS.program_masks && !Kernel::canonical;
-    // The keys of a step that are copied or left out together: a warp's own, or all if warps share
-    // the stages.
-    static constexpr int kVisitedKeys = Kernel::own_rows ? Kernel::B_c : Kernel::warp_keys;
+    static constexpr bool kSkips = SEMANTICS.program_masks;
+    // Whether warps read each other's keys or values in a stage. They then visit the same steps.
+    static constexpr bool kSharesStages = Kernel::own_rows || Kernel::canonical;
+    // The keys of a step that are copied or left out together: all of them, or a warp's own.
+    static constexpr int kVisitedKeys = kSharesStages ? Kernel::B_c : Kernel::warp_keys;
     // Whether these keys have at most one limit of the mask among them. Their first and last key
     // then tell whether any is seen, and each lane finds this out for another step.
     static constexpr bool kAlike = kKeysAlike<SEMANTICS> >= kVisitedKeys;
@@ -43,7 +43,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         const auto row = [&](int m, int r) { return warp_row() + 16 * m + 8 * r + lane / 4; };
         const int dropped = dropped_keys(args, item.batch);
         function(
-            static_cast<const DecodeProgramArgs&>(args).program, sequence(dropped), lane,
+            program(), sequence(dropped), lane,
             [&](int m, int r) { return this->query_of_row(row(m, r)); },
             [&](int m, int r) { return head_of_row(row(m, r)); }, key + dropped);
     }
@@ -55,7 +55,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     }
 
     FS_DEVICE int first_visited_key(int step) const {
-        return run_begin + step * Kernel::B_c + (Kernel::own_rows ? 0 : warp * kVisitedKeys);
+        return run_begin + step * Kernel::B_c + (kSharesStages ? 0 : warp * kVisitedKeys);
     }
 
     // Which of the steps from `first` on are visited, one bit each, as far as known.
@@ -83,6 +83,17 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     }
 
   private:
+    // The program's arguments. Their scale is that of this K/V head if the cache has scales.
+    FS_DEVICE decltype(auto) program() const {
+        const auto& given = static_cast<const typename Kernel::Args&>(args).program;
+        if constexpr (Kernel::has_scales && SEMANTICS.program_scores && !SEMANTICS.changes_scores) {
+            ProgramArgs scaled = given;
+            scaled.scale = scaled_by_k(args, given.scale, item.head_k);
+            return scaled;
+        } else {
+            return (given);
+        }
+    }
     FS_DEVICE ProgramSequence sequence(int dropped) const {
         return {item.batch, item.sequence.queries, item.sequence.keys + dropped};
     }
@@ -101,7 +112,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         return false;
     }
     FS_DEVICE bool sees(int row, int key, const ProgramSequence& of) const {
-        return ProgramOf<SEMANTICS>::sees(static_cast<const DecodeProgramArgs&>(args).program,
+        return ProgramOf<SEMANTICS>::sees(static_cast<const typename Kernel::Args&>(args).program,
                                           of.batch, head_of_row(row), this->query_of_row(row), key,
                                           of.seq_q, of.seq_k);
     }
@@ -118,7 +129,8 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         return seen;
     }
 
-    // The same by a whole warp, or by all warps, each for its own rows.
+    // The same by a whole warp, or by all warps, each for its own rows. Warps with the same rows
+    // find the same.
     FS_DEVICE bool any_warp_sees(int step) const {
         const int dropped = dropped_keys(args, item.batch), key = first_visited_key(step) + dropped;
         const ProgramSequence of = sequence(dropped);

@@ -34,10 +34,11 @@ struct StaticDecodeKernelConfig {
     static constexpr FlashDecodeKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool has_scales = CFG.has_scales();
-    static_assert(!has_scales || !SEMANTICS.has_program(), "cache: a program has no scales");
     // Of kernels that read scales, but compute no scores.
     using ScaledArgs = std::conditional_t<has_scales, DecodeCacheArgs, DecodeKernelArgs>;
-    using Args = std::conditional_t<SEMANTICS.has_program(), DecodeProgramArgs, ScaledArgs>;
+    using Args = std::conditional_t<
+        !SEMANTICS.has_program(), ScaledArgs,
+        std::conditional_t<has_scales, DecodeScaledProgramArgs, DecodeProgramArgs>>;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
 

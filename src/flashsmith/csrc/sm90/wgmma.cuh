@@ -79,7 +79,8 @@ FS_DEVICE void wgmma_wait(Registers&... registers) {
 
 // ---- the instruction ----------------------------------------------------------------------------
 
-// Inline PTX needs a list of all operands: eight accumulator registers per 16 columns.
+// Inline PTX needs a list of all operands: eight accumulator registers per 16 columns, and four for
+// the last 8 of 72 columns (4_5).
 #define FS_WGMMA_TEXT_0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define FS_WGMMA_TEXT_1 "%8, %9, %10, %11, %12, %13, %14, %15"
 #define FS_WGMMA_TEXT_2 "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -113,11 +114,14 @@ FS_DEVICE void wgmma_wait(Registers&... registers) {
 #define FS_WGMMA_TEXT_TO_15 FS_WGMMA_TEXT_TO_14 ", " FS_WGMMA_TEXT_14
 #define FS_WGMMA_TEXT_TO_16 FS_WGMMA_TEXT_TO_15 ", " FS_WGMMA_TEXT_15
 
+#define FS_WGMMA_TEXT_TO_4_5 FS_WGMMA_TEXT_TO_4 ", %32, %33, %34, %35"
+
 #define FS_WGMMA_TILE(n) "+f"(d[0][n][0]), "+f"(d[0][n][1]), "+f"(d[0][n][2]), "+f"(d[0][n][3])
 #define FS_WGMMA_D_1 FS_WGMMA_TILE(0), FS_WGMMA_TILE(1)
 #define FS_WGMMA_D_2 FS_WGMMA_D_1, FS_WGMMA_TILE(2), FS_WGMMA_TILE(3)
 #define FS_WGMMA_D_3 FS_WGMMA_D_2, FS_WGMMA_TILE(4), FS_WGMMA_TILE(5)
 #define FS_WGMMA_D_4 FS_WGMMA_D_3, FS_WGMMA_TILE(6), FS_WGMMA_TILE(7)
+#define FS_WGMMA_D_4_5 FS_WGMMA_D_4, FS_WGMMA_TILE(8)
 #define FS_WGMMA_D_5 FS_WGMMA_D_4, FS_WGMMA_TILE(8), FS_WGMMA_TILE(9)
 #define FS_WGMMA_D_6 FS_WGMMA_D_5, FS_WGMMA_TILE(10), FS_WGMMA_TILE(11)
 #define FS_WGMMA_D_7 FS_WGMMA_D_6, FS_WGMMA_TILE(12), FS_WGMMA_TILE(13)
@@ -180,6 +184,7 @@ FS_WGMMA_SHAPE(1, 16, 8, 9, 10, 11, 12, 13, 14)
 FS_WGMMA_SHAPE(2, 32, 16, 17, 18, 19, 20, 21, 22)
 FS_WGMMA_SHAPE(3, 48, 24, 25, 26, 27, 28, 29, 30)
 FS_WGMMA_SHAPE(4, 64, 32, 33, 34, 35, 36, 37, 38)
+FS_WGMMA_SHAPE(4_5, 72, 36, 37, 38, 39, 40, 41, 42)
 FS_WGMMA_SHAPE(5, 80, 40, 41, 42, 43, 44, 45, 46)
 FS_WGMMA_SHAPE(6, 96, 48, 49, 50, 51, 52, 53, 54)
 FS_WGMMA_SHAPE(7, 112, 56, 57, 58, 59, 60, 61, 62)

@@ -70,7 +70,7 @@ struct WgmmaForwardKernelConfig {
     constexpr int64_t tile_bytes() const {
         const int64_t of_qk = int64_t{B_r} * q_buffers + int64_t{kv_stages} * B_c;
         const int64_t of_v = int64_t{B_r} * (separate_O ? 1 : 0) + int64_t{kv_stages} * B_c;
-        return (of_qk * d_head + of_v * d_head_v()) * kElementBytes;
+        return (of_qk * tile_columns(d_head) + of_v * tile_columns(d_head_v())) * kElementBytes;
     }
     // Dynamic shared memory of one CTA: the tiles, a page for barriers and tile infos, and P for a
     // partner.

@@ -65,9 +65,9 @@ struct OutputStore {
             const bool exists = row + 8 * r < info.row_end;
 #pragma unroll
             for (int n = 0; n < kTiles; n += 2) {
-                const uint32_t left = packed(O, n, r), right = packed(O, n + 1, r);
+                const uint32_t left = packed(O, n, r), right = packed_or_zero(O, n + 1, r);
                 const uint32_t swapped = __shfl_xor_sync(0xffffffffu, odd ? left : right, 1);
-                if (exists &&
+                if (exists && (n + 1 < kTiles || !odd) &&
                     (!Kernel::SEMANTICS.uneven || kFirstColumn + 8 * (n + odd) < problem.d))
                     store_global_8B(o + 8 * n, odd ? uint2{swapped, right} : uint2{left, swapped});
             }
@@ -145,6 +145,11 @@ struct OutputStore {
         return pack_16bit<typename Kernel::value_t>(O[0][n][2 * r], O[0][n][2 * r + 1]);
     }
 
+    // The same; 0 for the tile after an odd number of tiles.
+    FS_DEVICE static uint32_t packed_or_zero(const typename Kernel::O_t& O, int n, int r) {
+        return n < kTiles ? packed(O, n, r) : 0;
+    }
+
     // Two 16x8 accumulator tiles are four 8x8 matrices: lanes 0-15 address the left tile's rows,
     // lanes 16-31 the right tile's.
     FS_DEVICE void write_rows(const typename Kernel::O_t& O, uint32_t tile) const {
@@ -155,7 +160,7 @@ struct OutputStore {
         for (int n = 0; n < kTiles; n += 2) {
             uint32_t rows[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) rows[i] = packed(O, n + i / 2, i % 2);
+            for (int i = 0; i < 4; ++i) rows[i] = packed_or_zero(O, n + i / 2, i % 2);
             const uint32_t panel = n / Panel::kChunks * Kernel::Q_panel_bytes;
             const int chunk = n % Panel::kChunks + lane / 16;
             stmatrix_x4(tile + panel + Panel::offset(lane % 16, chunk), rows);

@@ -49,10 +49,12 @@ struct StaticHopperKernelConfig {
     // finish the preceding tile.
     static constexpr bool last_rows_first = kHidesKeys<SEMANTICS> && d_head < 128;
 
-    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64.
+    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64. Of the
+    // last panel of d_head 72 and 80, GEMMs use only the columns that exist. With 72, the last step
+    // of Q K^T also multiplies 8 columns that TMA has filled with zeros.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
-    static constexpr int n_panels = d_head / Panel::kColumns;
-    static constexpr int V_panels = d_v / Panel::kColumns;
+    static constexpr int n_panels = tile_columns(d_head) / Panel::kColumns;
+    static constexpr int V_panels = tile_columns(d_v) / Panel::kColumns;
     static constexpr int Q_panel_bytes = kWarpgroupRows * Panel::kRowBytes;
     static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // per warpgroup
     static constexpr int O_tile_bytes = V_panels * Q_panel_bytes;
@@ -66,7 +68,7 @@ struct StaticHopperKernelConfig {
     static constexpr bool halves_O = CFG.halves_O();
     static constexpr int O_columns = halves_O ? d_v / 2 : d_v;  // of one warpgroup
     using GEMM_PV = Wgmma<value_t, O_columns, true>;
-    static constexpr int QK_steps = d_head / 16;
+    static constexpr int QK_steps = (d_head + 15) / 16;
     static constexpr int PV_steps = B_c / 16;
     // Whether a warpgroup's last block is computed only as far as its rows see it, in units of
     // short_steps steps of 16 keys. In whole blocks that no mask cuts, every key is visible.
@@ -116,8 +118,8 @@ struct StaticHopperKernelConfig {
     // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
     // rules and their reasons.
     static constexpr bool valid_config() {
-        static_assert(d_head % 32 == 0 && O_columns <= CFG.kMostColumnsOfO,
-                      "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
+        static_assert(d_head % 8 == 0 && O_columns <= CFG.kMostColumnsOfO,
+                      "d_head: the columns of a wgmma are a multiple of 8, up to 256");
         static_assert(!halves_O || (n_warpgroups == 1 && CFG.direct_O && !canonical &&
                                     CFG.short_block == 0 && d_v % 128 == 0),
                       "d_head: two warpgroups compute O of the same 64 rows");

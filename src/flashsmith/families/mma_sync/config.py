@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from flashsmith.families.canonical import canonical_knob
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
-from flashsmith.families.head_dims import d_v_knob
+from flashsmith.families.head_dims import d_v_knob, tile_columns
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.mma_sync import describe
 from flashsmith.families.pack_gqa import pack_gqa_knob
@@ -52,9 +52,9 @@ class FlashForwardKernelConfig(ForwardConfig):
     )
     d_head: int = knob(
         "head dimension, elements",
-        values=(32, 64, 96, 128, 192, 256),
+        values=(32, 64, 72, 80, 96, 128, 192, 256),
         effect=lambda cfg: (
-            f"S = Q K^T takes {cfg.d_head // 16} k16-steps; O has {cfg.d_head_v // 8} tiles"
+            f"S = Q K^T takes {cfg.QK_steps} k16-steps; O has {cfg.d_head_v // 8} tiles"
         ),
         where="ForwardKernelTileShapes",
     )
@@ -239,8 +239,8 @@ class FlashForwardKernelConfig(ForwardConfig):
         """Bytes of dynamic shared memory of a CTA: a Q tile, in whose place O is stored later, and
         the tiles of K and V. Canonical configs also keep the state of the rows over the chunks that
         are finished."""
-        of_q = self.B_r * max(self.d_head, self.d_head_v)
-        of_kv = self.B_c * self.kv_tiles * (self.d_head + self.d_head_v)
+        d, d_v = tile_columns(self.d_head), tile_columns(self.d_head_v)
+        of_q, of_kv = self.B_r * max(d, d_v), self.B_c * self.kv_tiles * (d + d_v)
         tiles = (of_q + of_kv) * elem_size
         return tiles + (self.B_r * (self.d_head_v + 8) * 4 if self.canonical else 0)
 

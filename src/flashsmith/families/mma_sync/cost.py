@@ -75,7 +75,8 @@ def _step_cycles(
     element = cfg.dtype.element_size
     scores = cfg.rows_per_warp * cfg.B_c / _WARP  # Of a lane
     columns = cfg.d_head + cfg.d_head_v
-    products = cfg.rows_per_warp * cfg.B_c * columns * 2 / _MMA_FLOP
+    multiplied = 16 * cfg.QK_steps + cfg.d_head_v
+    products = cfg.rows_per_warp * cfg.B_c * multiplied * 2 / _MMA_FLOP
     tile_bytes = cfg.B_c * columns * element  # For K and V
 
     mma = products * _MMA_FLOP * QUARTERS / rates.mma

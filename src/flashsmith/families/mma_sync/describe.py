@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.head_dims import tile_columns
 from flashsmith.families.order import DIFFERENCE_OF_PRODUCTS, Order, outgrown
 from flashsmith.families.split_keys import order_of_parts
 
@@ -22,7 +23,7 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     """The layout of a CTA's dynamic shared memory; O replaces Q."""
-    d, d_v = cfg.d_head, cfg.d_head_v
+    d, d_v = tile_columns(cfg.d_head), tile_columns(cfg.d_head_v)
     first = ("Q, then O", 1, cfg.B_r, max(d, d_v))
     if not cfg.d_v:
         rows = (("K", cfg.kv_tiles, cfg.B_c, d), ("V", cfg.kv_tiles, cfg.B_c, d))

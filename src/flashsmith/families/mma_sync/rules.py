@@ -38,7 +38,12 @@ _supported = partial(
 def _is_load_count(count: int, extent: int) -> bool:
     """Whether an operand of depth `extent` can be loaded in equal steps of `count` K-tiles."""
     power_of_two = 2 <= count <= MAX_LOAD_COUNT and count & (count - 1) == 0
-    return count == 0 or (power_of_two and extent % (K_TILE_COLUMNS * count) == 0)
+    return count == 0 or (power_of_two and _whole_steps(extent) % (K_TILE_COLUMNS * count) == 0)
+
+
+def _whole_steps(extent: int) -> int:
+    """`extent` in whole steps of a GEMM: those of d_head 72 have 80 columns."""
+    return -(-extent // MMA_ROWS) * MMA_ROWS
 
 
 def _load_count(operand: str, depth: str) -> Rule:
@@ -46,7 +51,7 @@ def _load_count(operand: str, depth: str) -> Rule:
     return Rule(
         f"{operand}_load_count",
         f"{knob} must be 0 (the whole block in registers) or a power of two from 2 (one m16n8k16 "
-        f"step) to {MAX_LOAD_COUNT} that divides the {depth} / 8 K-tiles of {operand}",
+        f"step) to {MAX_LOAD_COUNT} that divides the {depth} / 8 K-tiles of {operand} (10 for 72)",
         lambda cfg, device: _is_load_count(getattr(cfg, knob), getattr(cfg, depth)),
         (knob, depth),
     )
@@ -60,7 +65,7 @@ def _buffered_load_count(operand: str, depth: str) -> Rule:
         f"{operand}: while one half is multiplied, another is loaded",
         lambda cfg, device: (
             not cfg.mma_double_buffer_loads
-            or getattr(cfg, knob) * 2 * K_TILE_COLUMNS <= getattr(cfg, depth)
+            or getattr(cfg, knob) * 2 * K_TILE_COLUMNS <= _whole_steps(getattr(cfg, depth))
         ),
         (knob, depth, "mma_double_buffer_loads"),
     )
@@ -73,8 +78,8 @@ RULES: tuple[Rule, ...] = (
     _supported("n_warps"),
     Rule(
         "d_head_in_mma_steps",
-        "d_head must be a multiple of 16: a QK GEMM takes 16 columns a step",
-        lambda cfg, device: cfg.d_head % MMA_ROWS == 0,
+        "d_head must be a multiple of 8: a tile of a PV GEMM has 8 columns",
+        lambda cfg, device: cfg.d_head % K_TILE_COLUMNS == 0,
         ("d_head",),
     ),
     Rule(
@@ -98,8 +103,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "smem_within_limit",
         "the Q, K and V tiles, 2 (B_r max(d_head, d_v) + B_c max(1, kv_stages) (d_head + d_v)) "
-        "bytes, where a d_v of 0 is d_head, and with canonical 4 B_r (d_v + 8) more, must fit "
-        "in the shared memory that the device gives one CTA",
+        "bytes, where a d_v of 0 is d_head and 72 and 80 are 96, and with canonical 4 B_r (d_v + "
+        "8) more, must fit in the shared memory that the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
         ("B_r", "B_c", "d_head", "d_v", "kv_stages", "canonical"),
         lambda cfg, device: (

@@ -127,7 +127,7 @@ _PROOF_CONFIGS = (
     "({dtype}, {d_head}, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
     "({dtype}, {d_head}, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+stages_3"
     "+lazy_rescale+ping_pong",
-    "({dtype}, {d_head}, 64, 32, 4): load_4_4_2_tiles+opt_softmax+lazy_rescale+trim+split_2",
+    "({dtype}, {d_head}, 64, 32, 4): load_{QK}_{QK}_2_tiles+opt_softmax+lazy_rescale+trim+split_2",
     "({dtype}, {d_head}, 128, {B_c}, 4): async+eager+swizzled+load_2_2_4_tiles+opt_softmax"
     "+stages_2+trim+l2_16",
 )
@@ -139,9 +139,10 @@ def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
     d_head = d if isinstance(d, HeadPair) else compiled_d_head(d)
     narrower, d_v = (d_head, d_head) if isinstance(d_head, int) else (min(d_head), d_head.d_v)
     B_c = 128 if narrower <= 64 and d_v <= 64 else 64
+    QK = 2 if d_head in (72, 80) else 4  # K-tiles that divide the steps of Q K^T
     texts = _PROOF_CONFIGS if d_v <= 128 else _PROOF_CONFIGS[:-1]
     return tuple(
-        parse_kernel_name_into_config(text.format(dtype=dtype.name, d_head=d_head, B_c=B_c))
+        parse_kernel_name_into_config(text.format(dtype=dtype.name, d_head=d_head, B_c=B_c, QK=QK))
         for text in texts
     )
 

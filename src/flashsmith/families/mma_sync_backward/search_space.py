@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 
 from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.families.head_dims import HeadDims, split_dims
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
+from flashsmith.families.search_steps import change_one_knob
 from flashsmith.semantics.dtype import DType
 
 # The search begins with the larger tiles that are legal, for both ways to sum dq.
@@ -39,9 +40,6 @@ def search_space(dtype: DType, d_head: HeadDims) -> list[FlashBackwardKernelConf
 
 def moves(cfg: FlashBackwardKernelConfig) -> Iterator[FlashBackwardKernelConfig]:
     """The configs in which one knob, or B_c together with n_warps, has another value."""
-    for knob in fields(cfg):
-        if knob.name not in _FIXED:
-            for value in knob.metadata["values"]:
-                yield replace(cfg, **{knob.name: value})
+    yield from change_one_knob(cfg, _FIXED)
     for B_c, n_warps in ((64, 4), (64, 8), (128, 8)):
         yield replace(cfg, B_c=B_c, n_warps=n_warps)

@@ -18,7 +18,6 @@ from flashsmith.families.order import Order
 from flashsmith.families.tile_work import CallWork
 from flashsmith.families.warpgroups import HOPPER_ARCH
 from flashsmith.operations.problem import Problem
-from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 
@@ -110,10 +109,8 @@ class MmaSyncDecodeFamily(Family):
     def adapt_to_program(
         self, cfg: FlashDecodeKernelConfig, semantics: Semantics
     ) -> FlashDecodeKernelConfig:
-        # Kernels of whole clusters and of warpgroups have their own code for scores, and those with
-        # scales have arguments of their own.
-        plain = replace(cfg, cache=CacheFormat.PLAIN)
-        plain = replace(plain, chunk_cluster=0, chunk_warpgroups=0, keys_first=False)
+        # Kernels of whole clusters and of warpgroups have their own code for scores.
+        plain = replace(cfg, chunk_cluster=0, chunk_warpgroups=0, keys_first=False)
         if not cfg.canonical:
             return plain
         return replace(plain, n_warps=min(cfg.n_warps, rules.MOST_CANONICAL_WARPS))

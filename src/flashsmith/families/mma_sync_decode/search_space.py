@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -11,6 +11,7 @@ from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.families.head_dims import HeadDims, split_dims
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
+from flashsmith.families.search_steps import change_one_knob
 from flashsmith.semantics.dtype import DType
 
 # The search begins here. A tile of 16 rows can hold the heads of a group for one query, up to 16.
@@ -41,10 +42,7 @@ def search_space(dtype: DType, d_head: HeadDims) -> list[FlashDecodeKernelConfig
 def moves(cfg: FlashDecodeKernelConfig) -> Iterator[FlashDecodeKernelConfig]:
     """The configs in which one knob, or keys together with warps, has another value, and the config
     with own_rows."""
-    for knob in fields(cfg):
-        if knob.name not in _FIXED:
-            for value in knob.metadata["values"]:
-                yield replace(cfg, **{knob.name: value})
+    yield from change_one_knob(cfg, _FIXED)
     if not cfg.own_rows:
         for keys in (32, 64):
             yield replace(cfg, B_r=32, B_c=keys, n_warps=2, full_tiles=False, own_rows=True)

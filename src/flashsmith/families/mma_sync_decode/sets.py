@@ -102,6 +102,8 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
 # more CTAs, one CTA is as fast. A cluster has at most as many CTAs as a sequence has tiles. See
 # docs/log/bits.md.
 _CLUSTERS, _CLUSTER_ROWS = (8, 4, 2), 8
+# Where keys_first was measured, and shortened every call: d 128, and clusters of this many CTAs.
+_KEYS_FIRST_D, _KEYS_FIRST_CTAS = 128, 4
 _LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS = 512, 64
 
 
@@ -114,7 +116,14 @@ def _in_clusters(
         return None
     chunks = problem.batch * problem.heads_k * -(-problem.seq_k // CHUNK)
     made = (
-        replace(cfg, B_r=MMA_ROWS, stages=stages, early=True, chunk_cluster=ctas)
+        replace(
+            cfg,
+            B_r=MMA_ROWS,
+            stages=stages,
+            early=True,
+            chunk_cluster=ctas,
+            keys_first=cfg.d_head == _KEYS_FIRST_D and ctas >= _KEYS_FIRST_CTAS,
+        )
         for ctas in _CLUSTERS
         if chunks * ctas <= _MOST_CLUSTER_CTAS and ctas * cfg.B_c <= problem.seq_k
         for stages in _CANONICAL_STAGES

@@ -9,8 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
+from flashsmith.families.config import THREADS_PER_WARP
 from flashsmith.families.knob import knob
+from flashsmith.families.latent import (
+    LatentConfig,
+    d_head_knob,
+    d_v_knob,
+    dtype_knob,
+    min_keys_knob,
+    most_parts_knob,
+)
 from flashsmith.semantics.dtype import DType
 
 ROWS, WARPS = 16, 4
@@ -18,7 +26,7 @@ _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, order=True)
-class MmaSyncMlaKernelConfig(KernelConfig):
+class MmaSyncMlaKernelConfig(LatentConfig):
     """Attention over a latent cache, by the mma_sync_mla family (sm_80 and later).
 
     Raises:
@@ -31,19 +39,12 @@ class MmaSyncMlaKernelConfig(KernelConfig):
     SHAPE: ClassVar[tuple[str, ...]] = ("dtype", "d_head", "B_c")
     LEADING_WORD: ClassVar[str] = "latent_mma"
 
-    dtype: DType = knob(
-        "element type of q, the cache and o",
-        values=tuple(DType),
-        effect=lambda cfg: "element type of q, the cache and o; sums are fp32",
-        where="StaticMmaSyncMlaConfig",
-    )
-    d_head: int = knob(
-        "columns of q and of the cache",
-        values=(320, 576),
-        effect=lambda cfg: (
+    dtype: DType = dtype_knob("StaticMmaSyncMlaConfig")
+    d_head: int = d_head_knob(
+        "StaticMmaSyncMlaConfig",
+        lambda cfg: (
             f"a warp multiplies {cfg.d_head // 2} columns of q with those of {cfg.B_c // 2} keys"
         ),
-        where="StaticMmaSyncMlaConfig",
     )
     B_c: int = knob(
         "keys of a block",
@@ -60,24 +61,8 @@ class MmaSyncMlaKernelConfig(KernelConfig):
         effect=lambda cfg: f"{cfg.stages - 1} blocks are copied while one is multiplied",
         where="MlaBlockCopies",
     )
-    min_keys: int = knob(
-        "minimum keys in a part of a sequence",
-        values=(64, 128, 256, 512, 1024, 2048),
-        word="least",
-        default=512,
-        always=True,
-        effect=lambda cfg: f"sequences of {2 * cfg.min_keys} or more keys are split",
-        where="MlaTile",
-    )
-    most_parts: int = knob(
-        "maximum parts of a sequence; each needs workspace for its rows of o",
-        values=(1, 2, 4, 8, 16, 32, 64),
-        word="parts",
-        default=16,
-        always=True,
-        effect=lambda cfg: f"up to {cfg.most_parts} CTAs share the keys of {ROWS} rows",
-        where="MlaTile",
-    )
+    min_keys: int = min_keys_knob((64, 128, 256, 512, 1024, 2048))
+    most_parts: int = most_parts_knob()
     lazy_rescale: bool = knob(
         "O is rescaled only if the new maximum has enough weight",
         word="lazy",
@@ -90,13 +75,9 @@ class MmaSyncMlaKernelConfig(KernelConfig):
         ),
         where="OnlineSoftmax",
     )
-    d_v: int = knob(
-        "columns of v and o, the first ones of a row of the cache",
-        values=(256, 512),
-        default=0,
-        lowest=0,
-        effect=lambda cfg: f"each of {WARPS} warps sums {cfg.d_v // WARPS} columns of o",
-        where="StaticMmaSyncMlaConfig",
+    d_v: int = d_v_knob(
+        "StaticMmaSyncMlaConfig",
+        lambda cfg: f"each of {WARPS} warps sums {cfg.d_v // WARPS} columns of o",
     )
 
     @property
@@ -120,7 +101,3 @@ class MmaSyncMlaKernelConfig(KernelConfig):
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         return self.stages * self.B_c * self.d_head * elem_size + self.share_bytes
-
-    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Any lengths may occur, so one kernel serves all sizes."""
-        return True

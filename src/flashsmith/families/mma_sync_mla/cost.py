@@ -9,10 +9,6 @@ from flashsmith.families.mma_sync_mla.config import WARPS, MmaSyncMlaKernelConfi
 from flashsmith.families.tile_work import EXP2, SMEM_BYTES, CallWork, rates_of
 from flashsmith.operations.problem import Problem
 
-# How long any config takes to compile, relative to those of other families; 1,000 is about 1.4 s.
-COMPILE_COST = 3000.0
-# Seconds that the emulator takes to translate a kernel, on one core.
-TRANSLATION_SECONDS = 0.5
 # Cycles from one block of 32 keys to the next if a CTA runs alone: two barriers, the MMAs of each
 # product one after another, the scores' way through shared memory, and the softmax.
 _ALONE = 900.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.latent import order_of_rows
 from flashsmith.families.mma_sync_mla.config import WARPS, MmaSyncMlaKernelConfig
-from flashsmith.families.order import FIRST_TILE, Order, outgrown
+from flashsmith.families.order import Order
 
 # For each use of shared memory in the kernels, the kinds of access that the emulator counts for it.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
@@ -37,11 +38,4 @@ def intensity(cfg: MmaSyncMlaKernelConfig) -> Intensity:
 
 def order(cfg: MmaSyncMlaKernelConfig, arch: int) -> Order:
     """The order of operations in which a row is computed."""
-    own = {
-        "direction": FIRST_TILE,
-        "chunks": f"up to {cfg.most_parts}, each at least {cfg.min_keys} keys of the row's tile",
-        "merge": "from the first part on, by natural log-sum-exps",
-    }
-    if cfg.lazy_rescale:
-        own["offset"] = outgrown(_LOG2_GROWTH)
-    return Order.own(arch, cfg.B_c, **own)
+    return order_of_rows(cfg, arch, _LOG2_GROWTH if cfg.lazy_rescale else 0)

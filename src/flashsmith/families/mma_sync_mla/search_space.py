@@ -1,32 +1,16 @@
-"""The search space of `flashsmith tune` for the mma_sync_mla family."""
+"""The steps of `flashsmith tune` in the mma_sync_mla family."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
 
-from flashsmith.families.device import device_spec
-from flashsmith.families.head_dims import HeadDims
-from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_mla.config import MmaSyncMlaKernelConfig
-from flashsmith.families.mma_sync_mla.sets import candidates
-from flashsmith.semantics.dtype import DType
+from flashsmith.families.search_steps import change_one_knob
 
-# Knobs that the search changes.
-_SEARCHED = ("B_c", "stages", "min_keys", "most_parts", "lazy_rescale")
-
-
-def search_space(dtype: DType, widths: HeadDims) -> list[MmaSyncMlaKernelConfig]:
-    """Where the search begins: the candidates, and all configs that are one step away from them."""
-    device = device_spec("H200")
-    first = candidates(dtype, widths, device)
-    found = dict.fromkeys([*first, *(other for cfg in first for other in moves(cfg))])
-    return [cfg for cfg in found if is_legal(cfg, device)]
+# Knobs that the search does not change, because the problem determines them.
+_FIXED = ("dtype", "d_head", "d_v")
 
 
 def moves(cfg: MmaSyncMlaKernelConfig) -> Iterator[MmaSyncMlaKernelConfig]:
     """The configs in which one knob has another value."""
-    for knob in fields(cfg):
-        if knob.name in _SEARCHED:
-            for value in knob.metadata["values"]:
-                yield replace(cfg, **{knob.name: value})
+    return change_one_knob(cfg, _FIXED)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from flashsmith.families.canonical import canonical_knob
 from flashsmith.families.config import THREADS_PER_WARP, ForwardConfig
 from flashsmith.families.earlier_names import getter
-from flashsmith.families.head_dims import d_v_knob
+from flashsmith.families.head_dims import d_v_knob, tile_columns
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.pack_gqa import pack_gqa_knob
 from flashsmith.families.split_keys import split_keys_knob
@@ -58,7 +58,7 @@ class TileOrder(IntEnum):
 
 
 # For a wgmma, M is 64. In S = Q K^T, N is B_c, which must be a multiple of 16 here.
-D_HEADS = (32, 64, 96, 128, 192, 256, 512)
+D_HEADS = (32, 64, 72, 80, 96, 128, 192, 256, 512)
 # A warpgroup holds this many columns of O; two warpgroups halve a wider O.
 MOST_COLUMNS_OF_O = 256
 MAX_WARPGROUPS = 4
@@ -103,7 +103,7 @@ class WgmmaForwardKernelConfig(ForwardConfig):
         "head dimension, elements",
         values=D_HEADS,
         effect=lambda cfg: (
-            f"S = Q K^T takes {cfg.d_head // 16} k16-steps; O has {cfg.O_columns // 2} "
+            f"S = Q K^T takes {cfg.QK_steps} k16-steps; O has {cfg.O_columns // 2} "
             "registers a thread" + describe.halves(cfg)
         ),
         where="StaticHopperKernelConfig",
@@ -315,7 +315,8 @@ class WgmmaForwardKernelConfig(ForwardConfig):
         tile."""
         of_qk = self.B_r * self.q_buffers + self.kv_stages * self.B_c
         of_v = self.B_r * self.separate_O + self.kv_stages * self.B_c
-        return (of_qk * self.d_head + of_v * self.d_head_v) * elem_size
+        columns = of_qk * tile_columns(self.d_head) + of_v * tile_columns(self.d_head_v)
+        return columns * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: the tiles, a page for barriers, and P for a

@@ -76,7 +76,7 @@ def tile_work(
 
 def _step_cycles(cfg: WgmmaForwardKernelConfig, flop_per_cycle: float, resident: int) -> float:
     """Cycles of the SM for one loop step, if it holds ``resident`` CTAs and each does one step."""
-    columns = cfg.d_head + cfg.d_head_v
+    columns = 16 * cfg.QK_steps + cfg.d_head_v
     products = 2 * WARPGROUP_ROWS * cfg.B_c * columns / flop_per_cycle  # Of one warpgroup
     softmax = WARPGROUP_ROWS * cfg.B_c / EXP2 * (1 - cfg.exp2_fma_share / 100)
     warpgroups = resident * cfg.n_warpgroups

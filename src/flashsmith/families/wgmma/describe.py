@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.head_dims import tile_columns
 from flashsmith.families.order import EX2, Order, outgrown
 from flashsmith.families.split_keys import order_of_parts
 
@@ -15,7 +16,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     O is stored in the place of Q, unless separate_O or direct_O.
     """
     shared = not (cfg.separate_O or cfg.direct_O)
-    d, d_v = cfg.d_head, cfg.d_head_v
+    d, d_v = tile_columns(cfg.d_head), tile_columns(cfg.d_head_v)
     tiles = [
         ("Q, then O" if shared else "Q", cfg.q_buffers, cfg.B_r, d),
         ("O", int(cfg.separate_O), cfg.B_r, d_v),
@@ -191,6 +192,6 @@ def register_Q(cfg: Any) -> str:
     if cfg.register_Q == 0:
         return "every QK GEMM reads all of Q from shared memory"
     return (
-        f"{cfg.register_Q} of the {cfg.d_head // 16} steps of a QK GEMM read Q from registers, "
+        f"{cfg.register_Q} of the {cfg.QK_steps} steps of a QK GEMM read Q from registers, "
         f"{4 * cfg.register_Q} per thread, the others from shared memory"
     )

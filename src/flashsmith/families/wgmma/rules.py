@@ -68,7 +68,7 @@ HOPPER_RULES: tuple[Rule, ...] = (
     arch_rule(WgmmaForwardKernelConfig.FAMILY),
     _supported(
         "d_head",
-        "32, 64, 96, 128, 192, 256 or 512: the wgmma family has kernels for these only",
+        "32, 64, 72, 80, 96, 128, 192, 256 or 512: the wgmma family has kernels for these only",
     ),
     _supported(
         "n_warpgroups",
@@ -97,8 +97,9 @@ HOPPER_RULES: tuple[Rule, ...] = (
     Rule(
         "smem_within_limit",
         "the tiles, 2 d_head (B_r q_buffers + kv_stages B_c) + 2 d_v (B_r separate_O + kv_stages "
-        f"B_c) bytes, where a d_v of 0 is d_head, {BARRIER_PAGE} bytes of barriers and with d_head "
-        "512 also 128 (B_c + 8) bytes must fit in the shared memory that the device gives one CTA",
+        f"B_c) bytes, where a d_v of 0 is d_head and 72 and 80 are 96, {BARRIER_PAGE} bytes of "
+        "barriers and with d_head 512 also 128 (B_c + 8) bytes must fit in the shared memory that "
+        "the device gives one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
         ("d_head", "d_v", "B_r", "B_c", "kv_stages", "q_buffers", "separate_O"),
         _smem_figures,
@@ -222,8 +223,9 @@ HOPPER_RULES: tuple[Rule, ...] = (
     _supported("register_Q", "0, 4 or 8 steps of 16 columns"),
     Rule(
         "register_Q_divides_steps",
-        "register_Q must divide d_head / 16: steps with Q in registers are evenly spread",
-        lambda cfg, device: not cfg.register_Q or cfg.d_head // 16 % cfg.register_Q == 0,
+        "register_Q must divide d_head / 16, rounded up: steps with Q in registers are evenly "
+        "spread",
+        lambda cfg, device: not cfg.register_Q or cfg.QK_steps % cfg.register_Q == 0,
         ("register_Q", "d_head"),
     ),
     Rule(

@@ -24,11 +24,7 @@ from flashsmith.families.wgmma.config import (
     TileOrder,
     WgmmaForwardKernelConfig,
 )
-from flashsmith.families.wgmma.sets import (
-    get_hopper_configs,
-    get_pair_configs,
-    get_wide_configs,
-)
+from flashsmith.families.wgmma.sets import get_hopper_configs, unmeasured_configs
 from flashsmith.semantics.dtype import DType
 
 
@@ -54,6 +50,17 @@ REGISTERS = {
 # warpgroup is for problems with few rows, or for two or three CTAs per SM with a small d_head.
 # Registers limit the length of key tiles for three warpgroups; shared memory does for d_head 192
 # and 256, and for several CTAs.
+_VISION_SHAPES = (
+    TileShape(3, 128),
+    TileShape(3, 144),
+    TileShape(3, 160),
+    TileShape(3, 112, overlap=True),
+    TileShape(4, 80),
+    TileShape(2, 128, overlap=True),
+    TileShape(2, 160, overlap=True),
+    TileShape(1, 128, overlap=True),
+    TileShape(1, 112, overlap=True, ctas_per_sm=2),
+)
 SHAPES: dict[HeadDims, tuple[TileShape, ...]] = {
     32: (
         TileShape(4, 128),
@@ -80,6 +87,8 @@ SHAPES: dict[HeadDims, tuple[TileShape, ...]] = {
         TileShape(1, 192, overlap=True, ctas_per_sm=2),
         TileShape(1, 96, overlap=True, ctas_per_sm=3),
     ),
+    72: _VISION_SHAPES,
+    80: _VISION_SHAPES,
     96: (
         TileShape(3, 128),
         TileShape(3, 144),
@@ -198,9 +207,7 @@ def get_hopper_space_configs(
         for shape in SHAPES.get(d_head, ())
         for cfg in _of_shape(dtype, d_head, shape, orders)
     )
-    others = (
-        cfg for dtype in dtypes for cfg in (*get_pair_configs(dtype), *get_wide_configs(dtype))
-    )
+    others = (cfg for dtype in dtypes for cfg in unmeasured_configs(dtype))
     shipped = (cfg for cfg in (*get_hopper_configs(dtypes), *others) if cfg.tile_order in orders)
     found.update(dict.fromkeys(cfg for cfg in shipped if cfg.head_dims in d_heads))
     return list(found)

@@ -87,6 +87,25 @@ def get_pair_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
     ]
 
 
+def get_vision_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
+    """For d_head 72 and 80, configs for full and for causal attention, not yet measured.
+
+    They are those that were the fastest at d_head 96: long tiles without maxima from some thousand
+    keys on, and others for fewer keys. 128 rows are for images of some 200 patches.
+    """
+    return [
+        cfg
+        for d_head in (72, 80)
+        for order in TileOrder
+        for cfg in (
+            _three_warpgroups(dtype, d_head, 144, order, stale_max=True),
+            _three_warpgroups(dtype, d_head, 128, order),
+            _three_warpgroups(dtype, d_head, 128, order, stale_max=True),
+            _two_warpgroups(dtype, d_head, 128, order, pingpong=PingPong.GEMM),
+        )
+    ]
+
+
 def get_wide_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
     """For d_head 512, configs for full and for causal attention, not yet measured.
 
@@ -114,6 +133,11 @@ def get_wide_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
         for cluster_size in (1, 2)
         for order in TileOrder
     ]
+
+
+def unmeasured_configs(dtype: DType) -> tuple[WgmmaForwardKernelConfig, ...]:
+    """The configs for widths of which no kernels are shipped."""
+    return (*get_vision_configs(dtype), *get_pair_configs(dtype), *get_wide_configs(dtype))
 
 
 def _one_buffer(cfg: WgmmaForwardKernelConfig) -> WgmmaForwardKernelConfig:
@@ -258,6 +282,20 @@ _PROOF_CONFIGS = {
         "128, 176, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm+dynamic"
         "+rescale_4+stale_max",
     ),
+    72: (
+        "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+        "+longest_first+rescale_8+stale_max",
+        "128, 96, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_gemm"
+        "+static_persistent+separate_O",
+        "64, 32, 1wg): tma+stages_4+q_buffers_1+regs_24_240+overlap+dynamic+direct_O+split_4",
+    ),
+    80: (
+        "192, 144, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
+        "+longest_first+rescale_8+stale_max",
+        "128, 112, 2wg): tma+stages_2+q_buffers_1+regs_24_240+overlap+pingpong_exp"
+        "+static_persistent+separate_O",
+        "64, 48, 1wg): tma+stages_2+q_buffers_2+regs_24_240+longest_first+direct_O+split_2",
+    ),
     96: (
         "192, 112, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_exp+dynamic"
         "+longest_first+rescale_8+stale_max",
@@ -314,15 +352,15 @@ def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
 def candidates(
     dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
 ) -> tuple[WgmmaForwardKernelConfig, ...]:
-    """The shipped configs, or those of a pair or of d_head 512; none for a device or widths without
-    kernels.
+    """The shipped configs, or those of a pair or of d_head 72, 80 or 512; none for a device or
+    widths without kernels.
 
     Configs with the right order of tiles come first, followed by the others with their order
     changed to it. With a mask, the longest first is right: causal 607 and not 585 TFLOP/s, but
     without a mask 637 and not 687 (d 128, H200).
     """
     order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
-    known = (*get_hopper_configs((dtype,)), *get_pair_configs(dtype), *get_wide_configs(dtype))
+    known = (*get_hopper_configs((dtype,)), *unmeasured_configs(dtype))
     shipped = [config for config in known if config.head_dims == d_head]
     ordered = sorted(shipped, key=lambda config: config.tile_order != order)
     found = (

@@ -34,6 +34,8 @@ _CHAIN_LATENCY = 920.0
 _OVERHEAD = 1.1
 # What ordered_dq costs: 2 to 12% of a step, mostly for waiting for the previous block of keys.
 _ORDER_LATENCY = 300.0
+# The same with split roles, relative to a step: 1.13 at d 192, and 1.15 to 1.17 at d 192:128.
+_ORDER_OF_SPLIT_ROLES = 1.13
 
 
 @lru_cache(maxsize=4096)
@@ -80,4 +82,7 @@ def _step_cycles(
     smem = ((read + written) * element + 2 * sums) / SMEM_BYTES
     chain = products / warpgroups + exp2 / cfg.key_groups + _CHAIN_LATENCY
     chain += cfg.ordered_dq * _ORDER_LATENCY
-    return _OVERHEAD * joined([products, smem, exp2, sums / reduced_per_clock(device), chain])
+    overhead = _OVERHEAD
+    if cfg.ordered_dq and cfg.split_roles:
+        overhead *= _ORDER_OF_SPLIT_ROLES
+    return overhead * joined([products, smem, exp2, sums / reduced_per_clock(device), chain])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from flashsmith.families.device import device_spec
 from flashsmith.families.head_dims import HeadDims
-from flashsmith.families.legality import is_legal
+from flashsmith.families.search_steps import change_one_knob, with_neighbours
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import WgmmaBackwardKernelConfig
 from flashsmith.families.wgmma_backward.sets import candidates
@@ -20,18 +20,13 @@ _FIXED = ("dtype", "d_head", "d_v", "B_c", "n_warpgroups")
 def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
     """Where the search begins: the candidates, and all configs that are one step away from them."""
     device = device_spec("H200")
-    first = candidates(dtype, d_head, device)
-    found = dict.fromkeys([*first, *(other for cfg in first for other in moves(cfg))])
-    return [cfg for cfg in found if is_legal(cfg, device)]
+    return with_neighbours(candidates(dtype, d_head, device), moves, device)
 
 
 def moves(cfg: WgmmaBackwardKernelConfig) -> Iterator[WgmmaBackwardKernelConfig]:
     """The configs in which one knob has another value, and those with another number of
     warpgroups."""
-    for knob in fields(cfg):
-        if knob.name not in _FIXED:
-            for value in knob.metadata["values"]:
-                yield replace(cfg, **{knob.name: value})
+    yield from change_one_knob(cfg, _FIXED)
     for count, consumer_registers in ((1, 240), (2, 240), (3, 160)):
         yield replace(
             cfg,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from flashsmith.families.device import device_spec
-from flashsmith.families.legality import is_legal
+from flashsmith.families.search_steps import change_one_knob, with_neighbours
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_dq.config import WgmmaDqKernelConfig
 from flashsmith.families.wgmma_dq.sets import candidates, registers
@@ -19,18 +19,13 @@ _FIXED = ("dtype", "d_head", "B_r", "n_warpgroups")
 def search_space(dtype: DType, d_head: int) -> list[WgmmaDqKernelConfig]:
     """Where the search begins: the candidates, and all configs that are one step away from them."""
     device = device_spec("H200")
-    first = candidates(dtype, d_head, device)
-    found = dict.fromkeys([*first, *(other for cfg in first for other in moves(cfg))])
-    return [cfg for cfg in found if is_legal(cfg, device)]
+    return with_neighbours(candidates(dtype, d_head, device), moves, device)
 
 
 def moves(cfg: WgmmaDqKernelConfig) -> Iterator[WgmmaDqKernelConfig]:
     """The configs in which one knob has another value, and those with another number of
     warpgroups."""
-    for knob in fields(cfg):
-        if knob.name not in _FIXED:
-            for value in knob.metadata["values"]:
-                yield replace(cfg, **{knob.name: value})
+    yield from change_one_knob(cfg, _FIXED)
     for count in (1, 2, 3):
         producer, consumer = registers(count)
         yield replace(

@@ -8,8 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flashsmith.families.config import KernelConfig
 from flashsmith.families.knob import knob
+from flashsmith.families.latent import (
+    LatentConfig,
+    d_head_knob,
+    d_v_knob,
+    dtype_knob,
+    min_keys_knob,
+    most_parts_knob,
+)
 from flashsmith.families.warpgroups import (
     REGISTERS_WORD,
     WARPGROUP_ROWS,
@@ -25,7 +32,7 @@ PAGE_BYTES = 3072
 
 
 @dataclass(frozen=True, order=True)
-class WgmmaMlaKernelConfig(KernelConfig):
+class WgmmaMlaKernelConfig(LatentConfig):
     """Attention over a latent cache, by the wgmma_mla family (sm_90a).
 
     Raises:
@@ -39,39 +46,16 @@ class WgmmaMlaKernelConfig(KernelConfig):
     LEADING_WORD: ClassVar[str] = "latent"
     GROUPS: ClassVar = (REGISTERS_WORD,)
 
-    dtype: DType = knob(
-        "element type of q, the cache and o",
-        values=tuple(DType),
-        effect=lambda cfg: "element type of q, the cache and o; sums are fp32",
-        where="StaticMlaConfig",
-    )
-    d_head: int = knob(
-        "columns of q and of the cache",
-        values=(320, 576),
-        effect=lambda cfg: (
+    dtype: DType = dtype_knob("StaticMlaConfig")
+    d_head: int = d_head_knob(
+        "StaticMlaConfig",
+        lambda cfg: (
             f"scores take {cfg.d_head // 16} k16-steps, of which {(cfg.d_head - cfg.d_v) // 16} "
             "are of columns that are no values"
         ),
-        where="StaticMlaConfig",
     )
-    min_keys: int = knob(
-        "minimum keys in a part of a sequence",
-        values=(128, 256, 512, 1024, 2048),
-        word="least",
-        default=512,
-        always=True,
-        effect=lambda cfg: f"sequences of {2 * cfg.min_keys} or more keys are split",
-        where="MlaTile",
-    )
-    most_parts: int = knob(
-        "maximum parts of a sequence; each needs workspace for its rows of o",
-        values=(1, 2, 4, 8, 16, 32, 64),
-        word="parts",
-        default=16,
-        always=True,
-        effect=lambda cfg: f"up to {cfg.most_parts} CTAs share the keys of 64 rows",
-        where="MlaTile",
-    )
+    min_keys: int = min_keys_knob((128, 256, 512, 1024, 2048))
+    most_parts: int = most_parts_knob()
     producer_registers: int = registers_knob("producer", 24, "mla_kernel")
     consumer_registers: int = registers_knob("consumer", 240, "mla_kernel")
     rescale_threshold: int = knob(
@@ -88,13 +72,9 @@ class WgmmaMlaKernelConfig(KernelConfig):
         ),
         where="MlaConsumer",
     )
-    d_v: int = knob(
-        "columns of v and o, the first ones of a row of the cache",
-        values=(256, 512),
-        default=0,
-        lowest=0,
-        effect=lambda cfg: f"each of two warpgroups sums {cfg.d_v // 2} columns of o",
-        where="StaticMlaConfig",
+    d_v: int = d_v_knob(
+        "StaticMlaConfig",
+        lambda cfg: f"each of two warpgroups sums {cfg.d_v // 2} columns of o",
     )
 
     @property
@@ -125,7 +105,3 @@ class WgmmaMlaKernelConfig(KernelConfig):
     def smem_bytes(self, elem_size: int = 2) -> int:
         rows = self.B_r + STAGES * self.B_c
         return (rows * self.d_head + self.B_r * self.B_c) * elem_size + PAGE_BYTES
-
-    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Any lengths may occur, so one kernel serves all sizes."""
-        return True

@@ -9,10 +9,6 @@ from flashsmith.families.latent import LatentRates, call_work
 from flashsmith.families.tile_work import CallWork, rates_of
 from flashsmith.operations.problem import Problem
 
-# How long any config takes to compile, relative to those of other families; 1,000 is about 1.4 s.
-COMPILE_COST = 3000.0
-# Seconds that the emulator takes to translate a kernel, on one core.
-TRANSLATION_SECONDS = 0.5
 # The kernels are assumed to reach this share of the rate of wgmma: nothing was measured.
 _SHARE_OF_WGMMA = 0.6
 

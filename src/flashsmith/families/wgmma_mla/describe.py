@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion
-from flashsmith.families.order import FIRST_TILE, Order, outgrown
+from flashsmith.families.latent import order_of_rows
+from flashsmith.families.order import Order
 from flashsmith.families.wgmma_mla.config import STAGES
 
 
@@ -38,12 +39,9 @@ def intensity(cfg: Any) -> Intensity:
 
 def order(cfg: Any, arch: int) -> Order:
     """The order of operations in which a row is computed."""
-    own = {
-        "direction": FIRST_TILE,
-        "row_sums": "in 2 chains of keys, and separately for every second tile",
-        "chunks": f"up to {cfg.most_parts}, each at least {cfg.min_keys} keys of the row's tile",
-        "merge": "from the first part on, by natural log-sum-exps",
-    }
-    if cfg.rescale_threshold:
-        own["offset"] = outgrown(cfg.rescale_threshold)
-    return Order.own(arch, cfg.B_c, **own)
+    return order_of_rows(
+        cfg,
+        arch,
+        cfg.rescale_threshold,
+        row_sums="in 2 chains of keys, and separately for every second tile",
+    )

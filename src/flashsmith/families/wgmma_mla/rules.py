@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsmith.families.latent import PAIRS
+from flashsmith.families.latent import WIDTHS_SUPPORTED, smem_rule
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import (
     REGISTERS_BESIDE_TILES,
@@ -14,12 +14,7 @@ from flashsmith.families.wgmma_mla.config import STAGES, WgmmaMlaKernelConfig
 
 RULES: tuple[Rule, ...] = (
     arch_rule(WgmmaMlaKernelConfig.FAMILY),
-    Rule(
-        "widths_supported",
-        f"d_head and d_v must be {' or '.join(map(str, PAIRS))}: there are kernels for these only",
-        lambda cfg, device: (cfg.d_head, cfg.d_v) in PAIRS,
-        ("d_head", "d_v"),
-    ),
+    WIDTHS_SUPPORTED,
     *(
         supported(WgmmaMlaKernelConfig, name)
         for name in ("min_keys", "most_parts", "rescale_threshold")
@@ -43,13 +38,5 @@ RULES: tuple[Rule, ...] = (
         ("d_v", "consumer_registers"),
         lambda cfg, device: f"the tiles take {cfg.accumulators}",
     ),
-    Rule(
-        "smem_within_limit",
-        "Q, two blocks of keys and P must fit in the shared memory that the device gives one CTA",
-        lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("d_head",),
-        lambda cfg, device: (
-            f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
-        ),
-    ),
+    smem_rule("Q, two blocks of keys and P", ("d_head",)),
 )

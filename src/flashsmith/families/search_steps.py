@@ -1,0 +1,30 @@
+"""The steps of a search: configs that differ from another one in a single knob."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from flashsmith.families.config import KernelConfig
+from flashsmith.families.device import DeviceSpec
+from flashsmith.families.legality import is_legal
+
+Config = TypeVar("Config", bound=KernelConfig)
+
+
+def change_one_knob(cfg: Config, fixed: Sequence[str]) -> Iterator[Config]:
+    """The configs in which one knob has another of its values; knobs in `fixed` keep theirs."""
+    for name, values in cfg.family.knob_values.items():
+        if name not in fixed:
+            for value in values:
+                yield replace(cfg, **{name: value})
+
+
+def with_neighbours(
+    candidates: Sequence[Config], moves: Callable[[Config], Iterable[Config]], device: DeviceSpec
+) -> list[Config]:
+    """The candidates, and the configs that are one of `moves` away from them, as far as they are
+    legal on a device."""
+    steps = (other for cfg in candidates for other in moves(cfg))
+    return [cfg for cfg in dict.fromkeys([*candidates, *steps]) if is_legal(cfg, device)]
