@@ -122,7 +122,7 @@ def _loaded(name: str) -> Any:
         with paused_collection():
             value = getattr(import_module(_HOME[name]), name)
     elif not name[:1].isupper():
-        # Such as a module, which an import statement looks for here first. Earlier names are those
+        # For example a module: an import statement looks for it here first. Earlier names are names
         # of classes.
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:

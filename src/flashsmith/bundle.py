@@ -11,12 +11,12 @@ from pathlib import Path
 
 # The copy's version; None in an installed flashsmith, whose metadata has it.
 VERSION: str | None = None
-# The namespace of PyTorch's operators; two copies in one process need two.
+# The namespace of PyTorch's operators; each copy in a process needs its own.
 OPERATORS = "flashsmith"
 # The hashes of the sources that the copy's kernels were made from, by family.
 SOURCES: dict[str, str] = {}
 
-# Where a copy has its kernels, in the layout of an installed package of kernels.
+# The folder of a copy's kernels, in the layout of an installed package of kernels.
 KERNELS = Path(__file__).with_name("kernels")
 
 

@@ -227,7 +227,7 @@ def keep_ray_quiet() -> None:
 
 
 def environment_of_gpu(ordinal: int) -> dict[str, str]:
-    """The environment of a process that sees only one of the visible GPUs, number ``ordinal``."""
+    """The environment of a process that sees only GPU ``ordinal`` of the visible GPUs."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = listed.split(",")[ordinal] if listed else str(ordinal)
     return {**os.environ, "CUDA_VISIBLE_DEVICES": visible}

@@ -1,9 +1,9 @@
 """Masks as values: documents, prefixes, trees, chunks, images, intervals, blocks, and their unions.
 
 A value is a mask function (b, h, q_idx, kv_idx) for ``attention(mask=...)`` and ``flex_attention``,
-and also for PyTorch's create_block_mask. ``a & b`` shows the keys that both show, ``a | b`` those
-that one shows, and ``~a`` the others. Tensors may be PyTorch's, NumPy's or JAX's, like the call's,
-and are data: new values, lengths and numbers never compile.
+and also for PyTorch's create_block_mask. ``a & b`` shows the keys that both show, ``a | b`` the
+keys that at least one shows, and ``~a`` the keys that ``a`` hides. Tensors may be PyTorch's,
+NumPy's or JAX's, like the call's, and are data: new values, lengths and numbers never compile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MaskValue:
     """A mask: a function (b, h, q_idx, kv_idx) that gives whether the query sees the key.
 
     The function gets ``parts``, its tensors, numbers and other masks, before the indices. PyTorch's
-    compiler finds them there in a value that compiled code makes.
+    compiler finds them there if compiled code makes the value.
     """
 
     def __init__(self, function: Callable[..., Any], *parts: Any) -> None:
@@ -155,8 +155,8 @@ def prefix_tree(starts: Any, ends: Any) -> MaskValue:
 
     Args:
         starts: (seq,) or (batch, seq) of ints: a number for each token. Tokens are numbered in the
-            order of a walk through the tree that visits a token before what follows it.
-        ends: the same shape: one more than the largest number of a token that follows this one.
+            order of a walk through the tree that visits a token before its descendants.
+        ends: the same shape: one more than the largest number in the token's subtree.
 
     Raises ArgumentError for tensors of another rank.
     """
@@ -169,7 +169,7 @@ def _follows(start: Any, starts: Any, end: Any, ends: Any, b: Any, h: Any, q: An
 
 
 def chunks(size: int) -> MaskValue:
-    """A query sees the keys of its own chunk of ``size`` indices; with ``& causal()`` those up to
+    """A query sees the keys of its own chunk of ``size`` indices; with ``& causal()`` only up to
     itself."""
     return MaskValue(_same_chunk, size)
 
@@ -205,7 +205,7 @@ def _before_or_same_image(image: Any, ids: Any, b: Any, h: Any, q: Any, k: Any) 
 
 
 def intervals(bounds: Any) -> MaskValue:
-    """A query sees the keys of up to n intervals, each from a first key to before an end.
+    """A query sees the keys of up to n half-open intervals [first, end).
 
     Args:
         bounds: (batch or 1, heads or 1, seq_q, 2 n) of ints, (heads or 1, seq_q, 2 n) or
@@ -256,7 +256,7 @@ def blocks(
         block_q, block_k: the rows and keys of a block; block_k is block_q unless given. They are
             compiled in. With block_q=None all queries share the table's only row of blocks, such
             as the blocks of keys that a step of decoding selects.
-        group: the query heads that share a head of the table, such as those of a K/V head.
+        group: the query heads that share a head of the table, such as a K/V head's.
 
     Raises ArgumentError for another shape, or sizes below 1.
     """

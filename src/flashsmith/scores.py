@@ -79,7 +79,8 @@ def _of_distance_and_head(
 
 
 def _within(index: Any, last: Any) -> Any:
-    """The index clamped to 0 and last, in the order that shows it not to be negative."""
+    """The index clamped to 0..last, in the order from which its sign follows: it is not
+    negative."""
     return index.clip(max=last).clip(min=0)
 
 
@@ -96,7 +97,7 @@ def t5(table: Any, *, bidirectional: bool, max_distance: int = 128) -> ScoreValu
     _rank("table", table, (2,), "(buckets, heads)")
     distances = np.arange(-max_distance, max_distance + 1)
     buckets = _t5_buckets(distances, int(table.shape[0]), bidirectional, max_distance)
-    # Kernels read a table quickly whose distances are neighbours.
+    # Kernels read a table faster if neighbouring distances are neighbours in it.
     return relative(table.T[:, buckets], max_distance)
 
 

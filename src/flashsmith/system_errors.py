@@ -8,9 +8,9 @@ def is_from_system(error: Exception) -> bool:
 
     True for every exception that is not an OSError.
 
-    To limit the time of a call, a program may use a signal handler that raises TimeoutError, which
-    is an OSError, at any point of the call. Such exceptions, and OSErrors of other packages, have
-    no errno. Without an errno, only a plain OSError (raised by dlopen()) or an exception class of
+    A program may limit the time of a call by a signal handler that raises TimeoutError, an OSError,
+    at any point of the call. Such exceptions, and OSErrors of other packages, have no errno.
+    Without an errno, only a plain OSError (raised by dlopen()) or an exception class of
     shutil (which collects several errors) counts as the system's.
     """
     if not isinstance(error, OSError):

@@ -56,7 +56,7 @@ def emulate(
     - ``argument_bytes``: the packed kernel arguments, holding real host pointers into ``memory``.
     - ``tensor_maps``: the tensor maps that the arguments contain. The argument bytes at the maps'
       offsets are ignored.
-    - ``variables``: by name, arrays that replace variables of the module. Other variables begin
+    - ``variables``: arrays that replace variables of the module, by name. Other variables begin
       with their initial values.
     - ``observers``: they receive every event; without observers, events cost nothing.
     - ``seed``: None selects the fixed schedule, in which asynchronous work happens as late as

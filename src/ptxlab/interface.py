@@ -5,7 +5,7 @@ Terms that all events use:
 - cta: its flat number in the grid, ``x + grid_x * (y + grid_y * z)``.
 - tid: a thread's flat number within its CTA; 32 consecutive tids are a warp.
 - clock: a count that grows with every event of a launch. Events of one thread are in program order.
-  The order of events of different threads shows only in which order the emulator ran them.
+  The order of events of different threads only shows the order in which the emulator ran them.
 - site: the instruction, with its PTX line and CUDA source line.
 """
 
@@ -116,7 +116,7 @@ class AsyncGroupEvent:
 
 @dataclass(frozen=True, slots=True)
 class AsyncLanding:
-    """The data of cp.async became visible to the issuing threads; ``issued`` is the site of the
+    """The data of a cp.async became visible to the issuing threads; ``issued`` is the site of the
     copy."""
 
     site: Site
@@ -156,7 +156,7 @@ class WarpSync:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A unit that works asynchronously to the threads, in the asynchronous proxy.
+    """A unit that works asynchronously to the threads, in the async proxy.
 
     ``kind`` and ``number`` identify it within ``cta`` (flat):
     - ``mbarrier`` and its address: bulk copies that complete on it.
@@ -295,7 +295,7 @@ class GridAllow:
 
 @dataclass(frozen=True, slots=True)
 class Misuse:
-    """An instruction is used against a rule of PTX; ``kind`` is the kind of the finding."""
+    """An instruction breaks a rule of PTX; ``kind`` is the kind of the finding."""
 
     kind: str
     site: Site
@@ -386,7 +386,7 @@ class MemoryRange:
 
 
 class GlobalMemoryView(ABC):
-    """The ranges of global memory, which is the part of it that observers can read."""
+    """The ranges of global memory, the only part of it that observers can read."""
 
     @abstractmethod
     def ranges(self) -> Sequence[MemoryRange]:

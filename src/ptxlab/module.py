@@ -112,8 +112,8 @@ class Module:
                 up to three, x first.
             cluster: the CTAs of a cluster, as an int or a tuple, for kernels of sm_90 and later.
             shared_bytes: bytes of dynamic shared memory per CTA.
-            variables: by their names in the PTX, arrays that replace ``__device__`` and
-                ``__constant__`` variables of the module. An array has the size of its variable in
+            variables: arrays that replace ``__device__`` and ``__constant__`` variables of the
+                module, by their names in the PTX. An array has the size of its variable in
                 bytes and is used in place. Other variables begin each launch with their initial
                 values.
             checks: whether to look for races, out-of-bounds accesses, reads of memory that was
@@ -127,8 +127,8 @@ class Module:
                 cores (sm_80 and later). By default they give float32 sums in any order. A kernel
                 that mainly multiplies then takes two to four times as long.
 
-        Returns: The result. Its ``findings`` are those of the checks, and its ``instructions``
-        count how many warps executed each instruction.
+        Returns: The result. Its ``findings`` come from the checks, and its ``instructions`` count
+        how many warps executed each instruction.
 
         Raises:
             PtxlabError: an argument is wrong and nothing was run. The error is also a ValueError.

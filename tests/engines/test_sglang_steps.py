@@ -270,7 +270,7 @@ def test_context_parallelism_is_refused() -> None:
     [
         ("is_cross_attention", True, "cross attention"),
         ("v_head_dim", 32, "values of d 32 with keys of d 64"),
-        ("head_dim", 512, "d 512"),
+        ("head_dim", 520, "d 520"),
         ("xai_temperature_len", 8, "a temperature by position"),
     ],
 )

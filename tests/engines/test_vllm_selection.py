@@ -91,7 +91,8 @@ def test_what_is_served_is_taken(
 @pytest.mark.parametrize(
     "case",
     [
-        Unserved({"head_size": 512}, "head_size not supported"),
+        Unserved({"head_size": 520}, "head_size not supported"),
+        Unserved({"head_size": 512}, "head_size 512 on L4 not supported", (8, 9)),
         Unserved({"head_size": 100}, "head_size not supported"),
         Unserved({"dtype": torch.float32}, "dtype not supported"),
         Unserved({"kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype not supported"),

@@ -45,6 +45,7 @@ def generate(
         Layer(layout="HND", dtype=torch.float16),
         Layer(window=20, sinks=True),
         Layer(d=128, softcap=3.0, heads=8),
+        pytest.param(Layer(d=512, heads=8, kv_heads=1), marks=pytest.mark.full),
     ],
     ids=lambda layer: f"d{layer.d} {layer.layout} {layer.window} {layer.softcap}",
 )

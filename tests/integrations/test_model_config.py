@@ -148,8 +148,15 @@ def test_what_was_assumed_is_said(tmp_path: Path) -> None:
     assert "linear_attention have no kernels" in model(tmp_path, linear).notes[0]
     assert model(tmp_path, LLAMA).notes == ()
     # Some layers have no kernels, others do.
-    large = GEMMA2 | {"global_head_dim": 512, "num_global_key_value_heads": 2}
-    assert "8 query heads over 2 KV heads of d 512" in model(tmp_path, large).notes[0]
+    large = GEMMA2 | {"global_head_dim": 520, "num_global_key_value_heads": 2}
+    assert "8 query heads over 2 KV heads of d 520" in model(tmp_path, large).notes[0]
+
+
+def test_global_layers_have_a_width_of_their_own(tmp_path: Path) -> None:
+    found = model(tmp_path, GEMMA2 | {"global_head_dim": 512, "num_global_key_value_heads": 1})
+    assert found.notes == ()
+    assert "h8:1 d512 fp16 causal softcap packed" in found.problems
+    assert "h8:1 d512 fp16 decode causal softcap packed" in found.problems
 
 
 def test_of_real_configs_of_transformers(tmp_path: Path) -> None:

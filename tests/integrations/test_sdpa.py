@@ -136,7 +136,7 @@ def test_dropout_is_left_to_pytorch() -> None:
     [
         ([drawn(1, 2, 20, 32, dtype=torch.float32)] * 3, "query: dtype float32"),
         ([drawn(1, 2, 20, 59)] * 3, "query: d 59"),
-        ([drawn(1, 2, 20, 264)] * 3, "query: d 264"),
+        ([drawn(1, 2, 20, 520)] * 3, "query: d 520"),
         ([drawn(2, 1, 2, 20, 32)] * 3, "query: shape"),
         ([drawn(1, 2, 32, 20).transpose(2, 3)] * 3, "query: stride 20 of the last"),
         ([drawn(1, 2, 20, 36)[..., 2:34]] * 3, "query: address"),
@@ -379,8 +379,8 @@ def test_architectures(
     from flashsmith.integrations import pytorch_state
     from flashsmith.integrations import sdpa as module
 
-    def as_on_a_gpu(device: Any, emulate: bool | None) -> Any:
-        return pytorch_state.why_not_on(torch.device("cuda", 0), emulate)
+    def as_on_a_gpu(device: Any, *arguments: Any, **keywords: Any) -> Any:
+        return pytorch_state.why_not_on(torch.device("cuda", 0), *arguments, **keywords)
 
     device = replace(device_spec("H100"), arch=arch)
     monkeypatch.setattr(pytorch_state, "query_gpu", lambda ordinal: device)
@@ -407,7 +407,7 @@ def test_a_program_may_be_exported_for_a_gpu_that_is_not_here(
         raise ArgumentError(f"device: GPU {ordinal} does not exist")
 
     monkeypatch.setattr(pytorch_state, "query_gpu", query_gpu)
-    assert pytorch_state.why_not_on(torch.device("cuda", 7), None) is None
+    assert pytorch_state.why_not_on(torch.device("cuda", 7), None, 512, with_gradients=True) is None
 
 
 def test_in_the_place_of_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,8 +316,8 @@ def test_an_architecture_without_measurements_is_left_to_pytorch(
     from flashsmith.integrations import pytorch_state
     from flashsmith.integrations import transformers as ours
 
-    def as_on_a_gpu(device: Any, emulate: bool | None) -> Any:
-        return pytorch_state.why_not_on(torch.device("cuda", 0), emulate)
+    def as_on_a_gpu(device: Any, *arguments: Any, **keywords: Any) -> Any:
+        return pytorch_state.why_not_on(torch.device("cuda", 0), *arguments, **keywords)
 
     monkeypatch.setattr(pytorch_state, "query_gpu", lambda ordinal: device_spec("B200"))
     monkeypatch.setattr(ours, "why_not_on", as_on_a_gpu)

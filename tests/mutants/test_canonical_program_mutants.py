@@ -48,8 +48,8 @@ MISTAKES = (
     ("decode", SourcePatch("the steps that follow", _RUN, "start_step(copied, ",
                            "start_step(step + kStages - 1, ")),
     ("decode", SourcePatch("steps of each warp's own keys", _TILE,
-                           "kSharesStages = Kernel::own_rows || Kernel::canonical",
-                           "kSharesStages = Kernel::own_rows")),
+                           "kSharesStages = Kernel::shares_stages || Kernel::canonical",
+                           "kSharesStages = Kernel::shares_stages")),
 )  # fmt: skip
 
 

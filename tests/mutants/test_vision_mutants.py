@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import pytest
 import shared_kernels
-from mutant_suite import MutantSuite
+from mutant_suite import (  # noqa: F401 - the tests are tests of this file
+    MutantSuite,
+    test_mistakes_are_caught,
+    test_mistakes_are_in_the_sources,
+    test_the_kernels_themselves_are_right,
+)
 from operation_victims import AskedForward, OperationVictim, SourcePatch
 
 from flashsmith.families import Problem, Semantics
@@ -74,27 +79,9 @@ MISTAKES = {
                     "int64_t{info.part_row + row} * tile_columns(Kernel::d_v)"),
     ),
 }  # fmt: skip
-SUITE = MutantSuite(VICTIMS, {}, MISTAKES, (), lambda name, role: (), {})
-
-
-def test_mistakes_are_in_the_sources() -> None:
-    """A change of the kernels' source has not made them void."""
-    assert SUITE.void_mistakes() == []
+SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES)
 
 
 @pytest.mark.parametrize("name", ["mma_sync", "wgmma"])
 def test_the_first_mistake_is_caught(name: str) -> None:
     assert SUITE.unnoticed_mistakes(name, slice(0, 1)) == set()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", VICTIMS)
-def test_the_kernels_themselves_are_right(name: str) -> None:
-    """Their every problem: else all mistakes were caught."""
-    assert not VICTIMS[name].run().caught
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "chosen"), SUITE.mistake_params())
-def test_mistakes_are_caught(name: str, chosen: slice) -> None:
-    assert SUITE.unnoticed_mistakes(name, chosen) == set()

@@ -1,7 +1,7 @@
-"""Mistakes in kernels of a d above 256: in those whose O two warpgroups halve, and in those of the
-gradients. All must be caught.
+"""Mistakes in kernels of a d above 256: in those whose O two warpgroups halve, in those of the
+gradients, and in those over caches. All must be caught.
 
-The default run takes two mistakes; ``-m full`` takes all.
+The default run takes two mistakes, and one over caches; ``-m full`` takes all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import shared_kernels
 from backward_cases import Asked
+from decode_mistakes import AskedDecode
 from mutant_suite import (  # noqa: F401 - the tests are tests of this file
     MutantSuite,
     test_mistakes_are_caught,
@@ -29,6 +30,7 @@ ASKED = (
     AskedForward("b1 s70:130 h2 d456 causal", options={"sinks": True}),
     AskedForward("b1 s70:130 h2 d264 causal", "nonfinite"),
 )
+APPENDED = {"append": True, "layout": "heads first"}
 VICTIMS = {
     "alone": OperationVictim(
         config(f"(FP16, 512, 64, 32, 1wg): {WAYS}+dynamic+direct_O"), CAUSAL, ASKED, sm_count=2
@@ -53,12 +55,36 @@ VICTIMS = {
         (Asked("b1 s100:70 h2:1 d456 causal", "nonfinite"),),
         arch=90,
     ),
+    "cache": OperationVictim(
+        config("(FP16, 512, 16, 32, 4): decode+stages_2+least_64+parts_2"),
+        CAUSAL,
+        (
+            AskedDecode("b2 s2:300 h4:2 d456 causal", options=APPENDED),
+            AskedDecode(
+                "b2 s2:300 h4:2 d504 causal page24",
+                options={**APPENDED, "rotary": "halves", "rotary_half": 30},
+            ),
+            AskedDecode("b1 s1:2400 h2:1 d480 causal", options={"lens_k": (2400,)}),
+        ),
+    ),
+    "cluster over a cache": OperationVictim(
+        config("(FP16, 512, 16, 32, 4): decode+stages_2+least_64+parts_2+early+cluster_8"),
+        CAUSAL,
+        (
+            AskedDecode("b1 s1:900 h3:1 d480 causal", options={"lens_k": (900,)}),
+            AskedDecode("b1 s1:300 h3:1 d264 causal", options={"lens_k": (300,)}),
+        ),
+        arch=90,
+    ),
 }
 shared_kernels.want([VICTIMS["alone"].config], CAUSAL)
+shared_kernels.want([VICTIMS["cache"].config], CAUSAL)
 
 _PARTNER = "sm90_forward/partner.cuh"
 _MESSAGES = "sm90_forward/partner_messages.cuh"
 _STORE = "sm90_forward/output.cuh"
+_COLUMNS = "mma_sync_decode/own_columns.cuh"
+_RUN, _MERGE = "mma_sync_decode/decode_run.cuh", "mma_sync_decode/merge_kernel.cuh"
 MISTAKES = {
     "alone": (
         SourcePatch("the partner multiplies the left half of V", _PARTNER,
@@ -117,9 +143,52 @@ MISTAKES = {
                     "row < q.count && first + chunk < d_of_v<Kernel>(args) / kChunkElements",
                     "row < q.count"),
     ),
+    "cache": (
+        SourcePatch("the first half of the keys twice", _COLUMNS,
+                    "key_half() * 8 * kShareTiles * Panel::kRowBytes", "0"),
+        SourcePatch("the left half of the keys' columns twice", _COLUMNS,
+                    "column_half() * KeysLayout::kBytes / 2", "0"),
+        SourcePatch("the left half of the queries' columns twice", _RUN,
+                    "this->column_half() * Kernel::QueriesLayout::kBytes / 2", "0"),
+        SourcePatch("even steps are all of a score", _COLUMNS,
+                    "shares[0][n][e] + shares[1][n][e]", "shares[0][n][e]"),
+        SourcePatch("the left share is all of a score", _COLUMNS,
+                    "left.o[e] + right.o[e]", "left.o[e]"),
+        SourcePatch("shares are read early", _COLUMNS,
+                    "__syncthreads();  // all shares", "// all shares"),
+        SourcePatch("all warps have the first columns", _RUN,
+                    "Kernel::own_columns ? this->warp : 0", "0"),
+        SourcePatch("neighbouring columns are of one warp", _COLUMNS,
+                    "16 * (warp + n / 2 * Kernel::n_warps)",
+                    "16 * (warp * (Kernel::column_tiles / 2) + n / 2)"),
+        SourcePatch("statistics of some rows", _COLUMNS,
+                    "warp == 0 && lane % 4 == 0", "warp == 0 && lane == 0"),
+        SourcePatch("columns are read before they are there", _COLUMNS,
+                    "__syncthreads();\n        const RunInfo", "const RunInfo"),
+        SourcePatch("copies overwrite a part's columns", _COLUMNS,
+                    "__syncthreads();  // copies", "// copies"),
+        SourcePatch("every group merges the first columns", _MERGE,
+                    "Leaves(*this, begin, first)", "Leaves(*this, begin)"),
+        SourcePatch("other subtrees have the first columns", _MERGE,
+                    "Leaves(*this, first, column)", "Leaves(*this, first)"),
+        SourcePatch("the second group is stored over the first", _MERGE,
+                    "const int column = first + 128 * c", "const int column = 128 * c"),
+        SourcePatch("groups do not wait for each other", _MERGE,
+                    "if (!alone) __syncthreads();  // the preceding", "// the preceding"),
+    ),
+    "cluster over a cache": (
+        SourcePatch("pushes before the cluster has begun", _COLUMNS,
+                    "parts_left == 1) cluster_wait();", "parts_left == 0) cluster_wait();"),
+        SourcePatch("arrived columns are not reset", _MERGE,
+                    "const int column = first_column + 128 * c", "const int column = 128 * c"),
+    ),
 }  # fmt: skip
 SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES)
 
 
 def test_the_first_mistakes_are_caught() -> None:
     assert SUITE.unnoticed_mistakes("alone", slice(0, 2)) == set()
+
+
+def test_the_first_mistake_over_a_cache_is_caught() -> None:
+    assert SUITE.unnoticed_mistakes("cache", slice(0, 1)) == set()

@@ -105,6 +105,9 @@ def kinds() -> list[Kind]:
         one = Kind("cache", DTYPES[turn % 2], (128, 64)[turn // 2], (128, 64)[turn // 2], "causal")
         cache = (FP8[0], "", FP8[1], "")[turn]
         found.append(replace(one, cache=cache, scattered=turn % 2 == 0, bits="canonical"))
+    for turn, name in enumerate(("", FP8[0], "")):
+        one = Kind("cache", DTYPES[turn % 2], 512, 512, MASKS[turn % 3], cache=name)
+        found.append(replace(one, scattered=turn > 0))
     # As many scores as masks, and one canonical kernel.
     for turn, name in enumerate(("squared", "documents", "alibi_in_documents", "table")):
         d = (128, 64, 128, 256)[turn]

@@ -290,7 +290,7 @@ def _repeats_its_bits(one: RankedConfig) -> bool:
     return config.family.is_deterministic(config)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("csv", type=Path, help="the CSV file to write; overwritten")
     parser.add_argument("--table", type=Path, help="a table of this GPU")
@@ -304,20 +304,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("give --table or --replays")
     if options.settled is not None and options.table is None:
         parser.error("--settled needs --table")
-    end = time.monotonic() + options.seconds
-    device, table = query_gpu(0), WinnersTable()
-    if options.table is not None:
-        table = WinnersTable.load(options.table)
-        cells = cells_of(table, WinnersTable.shipped(), device)
-        same = len({entry.place for entry in table} - {c.entry.place for c in cells if c.entry})
-        print(
-            f"{pluralize(len(cells), 'choice')} changed; {same} of {len(table)} entries change "
-            "none",
-            flush=True,
-        )
-    else:
+    return options
+
+
+def _table_and_cells(options: argparse.Namespace) -> tuple[WinnersTable, list[Cell]]:
+    """The table to correct, which is empty with --replays, and the cells to measure."""
+    device = query_gpu(0)
+    if options.table is None:
         more = [text for text in options.more.split(";") if text.strip()]
         cells = [replayed(one, device, more) for one in read_problems(options.replays)]
+        return WinnersTable(), cells
+    table = WinnersTable.load(options.table)
+    cells = cells_of(table, WinnersTable.shipped(), device)
+    same = len({entry.place for entry in table} - {c.entry.place for c in cells if c.entry})
+    print(
+        f"{pluralize(len(cells), 'choice')} changed; {same} of {len(table)} entries change none",
+        flush=True,
+    )
+    return table, cells
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    end = time.monotonic() + options.seconds
+    table, cells = _table_and_cells(options)
     replays, wrong, below = options.table is None, 0, 0
     # Cells of batch-invariant entries that have not confirmed the winner yet, or that do not
     # confirm it.

@@ -111,10 +111,10 @@ class BenchEntry:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What a benchmark measures: ``configs``, ``peers`` and, if ``ours``, attention().
+    """The subjects of a benchmark: ``configs``, ``peers`` and, if ``ours``, attention().
 
     ``rotation`` is the index of the implementation that is measured first on each problem; the
-    others follow in their order, and then those before it.
+    implementations behind it follow in order, then the ones before it.
     """
 
     problems: tuple[Problem, ...]
@@ -176,8 +176,7 @@ def _choosers(problem: Problem) -> dict[str, Callable[[Problem, DeviceSpec], Ker
 
 
 def serves(cfg: KernelConfig, problem: Problem) -> bool:
-    """Whether a kernel computes the problem's operation and gradients with its dtype and head
-    dimension."""
+    """Whether a kernel has the problem's operation, gradients, dtype and head dimension."""
     if cfg.family.operation != problem.operation or cfg.dtype != problem.dtype:
         return False
     if not serves_gradients(cfg, problem):
@@ -407,7 +406,7 @@ class _Point:
         return made if proof.verdict == "pass" else None
 
     def _kernel(self, entry: BenchEntry) -> tuple[Mapping[str, Any] | Part | None, ...]:
-        """What a row says about the entry's kernel: its config, and its resources."""
+        """The columns of a row about the entry's kernel: its config, and its resources."""
         if entry.config is None:
             return ()
         named = {"family": entry.config.FAMILY, "config": str(entry.config)}

@@ -99,8 +99,8 @@ def _cuda_version() -> str:
 
 
 def _torch_version() -> str:
-    """PyTorch's version: that of the loaded module, which includes the CUDA version, or else that
-    of the installed package."""
+    """PyTorch's version: from the loaded module, with the CUDA version, or else from the installed
+    package."""
     loaded = sys.modules.get("torch")
     if loaded is not None:
         return str(loaded.__version__)

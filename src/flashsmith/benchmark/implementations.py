@@ -43,7 +43,7 @@ class ProvableImplementation(Implementation, Protocol):
 class KernelImplementation:
     """A kernel of flashsmith with the tensors of one workload; it writes the workload's output.
 
-    ``note`` says how the kernel is called if this is neither attention() nor forward().
+    ``note`` names the function that calls the kernel if it is neither attention() nor forward().
     """
 
     name: str
@@ -96,8 +96,8 @@ def attention_implementation(
 
     ``config`` is the config that they choose. The name OURS_FREE stands for split='free'.
 
-    It calls the function below `flashsmith.attention`, which takes 0.5 us more to find out whether
-    PyTorch is tracing.
+    It calls the function that `flashsmith.attention` wraps: the wrapper needs 0.5 us to find out
+    whether PyTorch is tracing.
     """
     w = workload
     split = "free" if name == OURS_FREE else "invariant"
@@ -137,7 +137,7 @@ def captured(
 
     Returns the graph and the output of one replay.
 
-    The output is that of the first set of tensors. It is filled with NaN before the replay.
+    The output belongs to the first set of tensors. It is filled with NaN before the replay.
 
     Raises any error that a call or the capture raises.
     """

@@ -66,7 +66,7 @@ class KernelFacts:
 
     @property
     def spill_bytes(self) -> int:
-        """The spilled bytes that are stored plus those that are loaded."""
+        """The spilled bytes that are stored plus the bytes that are loaded."""
         return self.spill_store_bytes + self.spill_load_bytes
 
     @property

@@ -46,7 +46,7 @@ def config_facts(
     """What is known about each config before it runs.
 
     ``cached`` are the libraries in the cache; 'built' says whether one of them contains the config.
-    Only libraries count that are current, plain and for this architecture.
+    Only current, plain libraries for this architecture count.
     """
     built = {
         kernel.config

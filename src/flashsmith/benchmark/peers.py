@@ -34,8 +34,8 @@ from flashsmith.operations import BACKWARD, DECODE, DEFAULT
 from flashsmith.operations.operation import load_attribute
 
 # A peer's error against the reference may be at most this many times flashsmith's error. Kernels
-# that round more often stay far below this factor, for example if they merge partial results in 16
-# bits. Kernels that compute a different function are far above it.
+# that round more often, for example because they merge partial results in 16 bits, stay far below
+# this factor. Kernels that compute a different function are far above it.
 MOST_OVER_OURS = 3.0
 
 
@@ -230,7 +230,7 @@ def _their_name(name: str, known: Collection[str]) -> str:
 
 
 def _output(returned: Any) -> Any:
-    """o, from functions of which some versions also return the LSE."""
+    """The output o of a function, some versions of which also return the LSE."""
     return returned[0] if isinstance(returned, tuple) else returned
 
 

@@ -58,8 +58,8 @@ def default_heads(d: int) -> int:
 class Shapes:
     """The shapes given to `flashsmith bench`.
 
-    ``gqa`` is the heads of k and v, such as '8', or the heads of q and those of k and v, such as
-    '32:8'.
+    ``gqa`` is the heads of k and v, such as '8', or the heads of q and the heads of k and v, such
+    as '32:8'.
     """
 
     d_heads: tuple[int, ...]
@@ -283,7 +283,7 @@ def _verdict() -> Iterator[Problem]:
 # verdict: all of the above.
 # public: problems for which the results of the best public kernel are known
 # (benchmarks/h200/best-public.csv).
-# canonical: those of public with bits='canonical'; peers compute in their own order.
+# canonical: the problems of public with bits='canonical'; peers compute in their own order.
 # backward: gradients of such problems (best-public-backward.csv).
 # decode: one token over a cache that is dense or has pages of 16 keys.
 # decode_wide: decode with other heads and head dimensions, and with eight tokens.

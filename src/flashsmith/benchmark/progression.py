@@ -1,6 +1,6 @@
 """`flashsmith progression`: an ablation, which compares each kernel with the one before it.
 
-Costs and instruction counts are those of `flashsmith run`, which come from the emulator. Times and
+Costs and instruction counts are the same as in `flashsmith run`, from the emulator. Times and
 shares of FlashAttention-2's speed are measured as by `flashsmith bench`, which needs a GPU. The
 ablation is stored as JSON.
 """

@@ -73,7 +73,7 @@ def save_picture(figure: Figure, path: Path) -> None:
     # Without this, the IDs in an SVG have a random salt.
     with rc_context({"svg.hashsalt": "flashsmith"}), warnings.catch_warnings():
         # Names from a file may be too long for the chart, and may have characters that the font
-        # lacks. These are drawn as boxes. No warning is needed for either.
+        # lacks. These are drawn as boxes. Neither case needs a warning.
         warnings.filterwarnings("ignore", r"Glyph \d+|constrained_layout not applied", UserWarning)
         figure.savefig(path, dpi=_DPI, format=kind, metadata=metadata)
 

@@ -77,7 +77,7 @@ class AlternatingRounds:
 
 
 def ratios_to(base: str, rounds: Sequence[Mapping[str, float]]) -> dict[str, PooledFigure]:
-    """The time of each other contender divided by that of ``base`` in the same round."""
+    """The time of each other contender divided by the time of ``base`` in the same round."""
     others = dict.fromkeys(name for times in rounds for name in times if name != base)
     return {
         name: PooledFigure.of([times[name] / times[base] for times in rounds]) for name in others
@@ -144,7 +144,7 @@ class PooledFigure:
 
 
 def left_out(count: int) -> int | None:
-    """Of ``count`` ordered values, how many are below the interval for the median (equally many are
+    """How many of ``count`` ordered values are below the interval for the median (equally many are
     above it). None if ``count`` is too small for an interval."""
     tail, outside = 0.0, None
     for place in range(count // 2):

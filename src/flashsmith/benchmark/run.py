@@ -305,7 +305,7 @@ def time_kernels(
     kernels.
 
     A kernel that is wrong or does not finish gets problems instead of times. Kernels of the same
-    problem are interleaved. If `clock` is None, it is that of GPU 0.
+    problem are interleaved. If `clock` is None, it is GPU 0's.
 
     Raises LaunchError if there is no GPU or a kernel has left it unusable to this process.
     """

@@ -39,7 +39,7 @@ from flashsmith.verify.problem_options import problem_options
 from flashsmith.verify.proof_inputs import InputSpec, default_scale, make_inputs
 from flashsmith.verify.reference import references_of
 
-# At how many elements of the scores functions are called.
+# The number of score elements at which functions are called.
 POINTS = 300
 
 
@@ -90,7 +90,8 @@ class FunctionReport:
 
 
 def read_functions(text: str, seed: int = 0) -> FunctionProblem:
-    """parse_with_functions() with drawn tensors of PyTorch, as functions expect, if it is there."""
+    """parse_with_functions(), whose drawn tensors are PyTorch's if it is installed, as functions
+    expect."""
     if not values.can_call():
         return parse_with_functions(text, seed=seed)
     return parse_with_functions(text, seed=seed, wrap=values.as_tensor)
@@ -105,7 +106,7 @@ def run_functions(
     reporter: ProgressReporter,
 ) -> FunctionReport:
     """Proves the functions of ``found``. ``configs`` are kernels of the forward and the backward
-    pass; None takes those that attention() chooses.
+    pass; None takes the kernels that attention() chooses.
 
     Raises ArgumentError if no selected kernel computes the problem, or the problem has other
     semantics than masks, softcap and packing; and any error of building.
@@ -139,7 +140,7 @@ def run_functions(
 def _kernels(
     problem: Problem, configs: Sequence[KernelConfig] | None, device: DeviceSpec
 ) -> tuple[list[tuple[KernelConfig, Problem]], dict[KernelConfig, str]]:
-    """The kernels to prove, with their problems; and why others are not."""
+    """The kernels to prove, with their problems; and why the others are skipped."""
     forward, backward = (problem.of_operation(it.name) for it in (FORWARD, BACKWARD))
     if configs is None:
         return [(choose(it, device).config, it) for it in (forward, backward)], {}
@@ -200,7 +201,7 @@ def _row(name: str, check: values.ValueCheck, note: str) -> FunctionCheck:
 
 
 def _within(causal: bool, window: Any, points: values.Points) -> np.ndarray:
-    """Whether causal and window show each point."""
+    """For each point, whether causal and window leave it visible."""
     at, limits = points.values, check_mask(causal, window)
     distance = at["k"] - (at["q"] + at["seq_k"] - at["seq_q"])
     inside: np.ndarray = (distance >= -limits.left) & (distance <= limits.right)
@@ -226,7 +227,7 @@ def _score_of(found: FunctionProblem, problem: Problem) -> Callable[..., Any] | 
 
 
 def _inside(q: Any, k: Any, table: Any) -> tuple[int, int]:
-    """Row and key in a tensor that may be broadcast along them."""
+    """The indices of row and key in a tensor that may be broadcast along either."""
     rows, keys = table.shape[-2:]
     return (int(q) if rows > 1 else 0), (int(k) if keys > 1 else 0)
 

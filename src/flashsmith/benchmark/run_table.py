@@ -12,7 +12,7 @@ from flashsmith.benchmark.tasks import describe_lengths
 from flashsmith.families import Semantics
 from flashsmith.pluralize import pluralize
 
-# The columns for costs, in this table and in that of an ablation.
+# The columns for costs, in this table and in the table of an ablation.
 COST_COLUMNS = make_columns("regs> | spilled\nbytes> | smem\nKiB> | CTAs\n/SM> | instr>")
 _COLUMNS = (
     Column("verdict"),
@@ -65,8 +65,8 @@ def header(report: Report) -> list[str]:
 
 def _print_rows(console: Console, report: Report) -> None:
     timed = any(row.times for row in report.rows)
-    # Kernels for one problem may be compiled for different semantics: only the tiles of some
-    # kernels divide its lengths.
+    # Kernels for one problem may be compiled for different semantics, since its lengths are
+    # multiples of only some kernels' tiles.
     meant = any(row.proven.semantics != Semantics() for row in report.rows)
     differ = len({row.emulated.seq_q for row in report.rows}) > 1
     columns = [

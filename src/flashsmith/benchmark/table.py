@@ -208,8 +208,8 @@ def _with_wrapped_prose(table: _Table, width: int) -> _Table:
     while (excess := _boxed_width(table) - width) > 0:
         lengths = {n: _column_width(table, n) for n in prose}
         for n in sorted(prose, key=lambda n: -lengths[n]):
-            # A column is not made narrower than the next one, so that all columns are wrapped
-            # alike.
+            # A column is not made narrower than the next one, so that all columns are wrapped to
+            # similar widths.
             next_one = max((other for other in lengths.values() if other < lengths[n]), default=0)
             target = max(lengths[n] - excess, next_one - 1, _LEAST_PROSE)
             folded = _with_column(table, n, [_fold(row[n], target) for row in table.rows])

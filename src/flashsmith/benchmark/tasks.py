@@ -232,8 +232,8 @@ def default_size(target: Target, semantics: Semantics = _PLAIN) -> Size:
 
 
 def size_for(size: Size, semantics: Semantics) -> Size:
-    """About the given size, for kernels with these semantics; packed problems get PACKED_SEQUENCES
-    sequences."""
+    """A task of about the given size, for kernels with these semantics; packed problems get
+    PACKED_SEQUENCES sequences."""
     return replace(
         size,
         batch=PACKED_SEQUENCES if semantics.packed else size.batch,

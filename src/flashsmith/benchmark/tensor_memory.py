@@ -21,7 +21,7 @@ from flashsmith.semantics.cache_format import DTYPES_OF_8BIT, CacheFormat
 from flashsmith.verify.proof_inputs import numpy_dtype
 
 Shape = tuple[int, ...]
-# The types that torch and NumPy cannot convert into each other: bits are passed as integers.
+# The types that torch and NumPy cannot convert into each other; their bits are passed as integers.
 _OF_ML_DTYPES = ("bfloat16", *DTYPES_OF_8BIT)
 
 
@@ -31,7 +31,7 @@ class TensorMemory(Protocol):
     def draw(
         self, shape: Shape, dtype: DType, seed: int, cache: CacheFormat = CacheFormat.PLAIN
     ) -> Any:
-        """A new tensor of random values, which are rounded to 8-bit floats for a cache of these."""
+        """A new tensor of random values, which are rounded to 8-bit floats for an fp8 cache."""
 
     def put(self, array: np.ndarray) -> Any:
         """A new tensor with the contents of a host array."""
@@ -98,8 +98,8 @@ class TorchMemory:
         import torch
 
         with _failures_as_launch_errors():
-            # If any element is NaN, both extremes are. isfinite() of the whole tensor would
-            # allocate a tensor of the same size; this does not.
+            # If any element is NaN, the minimum and the maximum are NaN. isfinite() of the whole
+            # tensor would allocate a tensor of the same size; this does not.
             ends = torch.stack(torch.aminmax(tensor))
             if torch.isfinite(ends).all():
                 return 0

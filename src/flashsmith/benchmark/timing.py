@@ -367,7 +367,7 @@ class Implementation(Interface):
 class Replay:
     """Several calls of one implementation, captured in a graph.
 
-    A launch runs all of them; the reported time is that of one call.
+    A launch runs all of them; the reported time is the time of one call.
     """
 
     name: str
@@ -398,7 +398,7 @@ class Replay:
 
 
 def num_sets(nbytes: int) -> int:
-    """Through how many sets of tensors, of ``nbytes`` each, the calls of a graph rotate."""
+    """The number of sets of tensors, of ``nbytes`` each, through which a graph's calls rotate."""
     return max(2, -(-SETS_BYTES // max(1, nbytes)))
 
 

@@ -35,7 +35,7 @@ _BLOCKS = 3
 # For a cache: at most this many groups of heads are checked, with at most this many keys together.
 # A verdict needs a minimum number of outputs, for which enough groups are always checked.
 MOST_GROUPS, MOST_KEYS = 64, 1 << 19
-# The seed of do is this much greater than the others, to be far from those of q, k, v and o.
+# The seed of do is greater by this number, which keeps it far from the seeds of q, k, v and o.
 _SEED_OF_DO = 1 << 31
 
 
@@ -57,8 +57,8 @@ class Workload:
 
     In a packed problem all sequences have the lengths of the problem, and tensors are (total,
     heads, d). The limits of a window and a softcap have the typical values of Problem. With partial
-    semantics, the part is all keys. ``memory`` holds the tensors: that of GPU 0, unless a test
-    gives another.
+    semantics, the part is all keys. ``memory`` holds the tensors; it is GPU 0's unless a test gives
+    another.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -147,14 +147,15 @@ class Workload:
         return self._if_finite(case.verdict({"o": np.concatenate(rows)}), [output])
 
     def _if_finite(self, found: Comparison, outputs: Iterable[Any]) -> Comparison:
-        """The verdict on a part of the outputs; a failure if others are NaN or infinite."""
+        """The verdict on a part of the outputs, or a failure if any other output is NaN or
+        infinite."""
         wrong = sum(map(self.memory.nonfinite, outputs)) if found.ok else 0
         if not wrong:
             return found
         return replace(found, reasons=(f"{wrong} outputs are NaN or infinite",))
 
     def _named(self, *names: str) -> dict[str, Any]:
-        """Those attributes of these names that are not None."""
+        """The attributes with these names, without the ones that are None."""
         return {name: it for name in names if (it := getattr(self, name)) is not None}
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -220,8 +221,8 @@ class Workload:
 class BackwardWorkload(Workload):
     """The tensors of a problem of the backward pass.
 
-    Those of Workload, ``do``, ``o`` and ``lse`` from attention(), and those gradients dq, dk and dv
-    that the problem needs.
+    The tensors of Workload, ``do``, ``o`` and ``lse`` from attention(), and the gradients among dq,
+    dk and dv that the problem needs.
     """
 
     def __post_init__(self) -> None:
@@ -266,7 +267,7 @@ class BackwardWorkload(Workload):
         return partial(torch.autograd.grad, o, leaves, self.do, retain_graph=True)
 
     def by_name(self, gradients: Sequence[Any]) -> dict[str, Any]:
-        """By name, the gradients that the function of ``differentiated`` returns."""
+        """The gradients that the function of ``differentiated`` returns, by name."""
         return dict(zip(self.gradients, gradients, strict=True))
 
     @property
@@ -495,7 +496,7 @@ class OperationWorkload:
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
     def poison(self) -> None:
-        """Fills the outputs with NaN, except those that the kernel also reads."""
+        """Fills the outputs with NaN, except the ones that the kernel also reads."""
         for tensor in self._poisonable:
             self.memory.poison(tensor)
 
@@ -532,7 +533,7 @@ _WORKLOADS: dict[str, Callable[..., AnyWorkload]] = {
 
 
 def workload_of(problem: Problem, seed: int = 0, memory: TensorMemory | None = None) -> AnyWorkload:
-    """The workload for a problem of any operation. If ``memory`` is None, it is that of GPU 0."""
+    """The workload for a problem of any operation. If ``memory`` is None, it is GPU 0's."""
     memory = memory or gpu_memory()
     return _WORKLOADS.get(problem.operation, OperationWorkload)(problem, seed, memory)
 

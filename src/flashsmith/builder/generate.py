@@ -40,8 +40,8 @@ def generate_kernel_instantiations(
     - ``semantics.cuh`` has functions that kernels call; they implement ``semantics`` (None: plain).
     - ``shard_<i>.cu`` instantiate the kernels. All shards take about the same time to compile.
     - ``flash_kernels.cuh`` has ``forward_kernels``, a map from configs to kernels.
-    - ``kernel_library.cc`` has what the host code needs: for each config its numbers, kernels and
-      planning function; and the semantics.
+    - ``kernel_library.cc`` has the data of the host code: the semantics, and for each config its
+      numbers, kernels and planning function.
 
     A file is not written if it already has the right text. Shards that remain from an earlier run
     with more shards are removed.
@@ -92,8 +92,8 @@ def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
 
 
 def _write_if_changed(path: Path, text: str) -> None:
-    """Writes ``text`` unless the file already has it, so that the time stamp is that of the last
-    change."""
+    """Writes ``text`` unless the file already has it, so that its time stamp is the time of the
+    last change."""
     try:
         if path.read_text() == text:
             return

@@ -11,8 +11,8 @@ A library's key is the hash of its specification; libraries are published atomic
 
 A process that is killed leaves at most a folder in tmp/, which the next build removes. A process
 that uses a library holds a shared lock on it, so that the library is not evicted. Files and folders
-with other names are neither used nor removed; nor are libraries whose folders contain other files.
-Links are never followed.
+with other names are neither used nor removed; the same holds for libraries whose folders contain
+other files. Links are never followed.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class RemovedLibraries:
-    """What ``prune`` or ``clear`` has removed, and how many libraries were kept because they are in
-    use."""
+    """The entries that ``prune`` or ``clear`` removed, and the number of libraries that were kept
+    because they are in use."""
 
     entries: int
     bytes: int
@@ -292,7 +292,7 @@ class Cache:
     # ---- room ----
 
     def prune(self, limit_mib: float) -> RemovedLibraries:
-        """Evicts what was used least recently, until at most ``limit_mib`` MiB are left.
+        """Evicts the least recently used files, until at most ``limit_mib`` MiB are left.
 
         Libraries that a process uses or builds are kept.
         """

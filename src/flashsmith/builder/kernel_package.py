@@ -2,7 +2,7 @@
 architecture.
 
     flashsmith_kernels/sm90/     in a folder of installed packages; flashsmith never writes there
-        kernels.json             what the package holds, and what it was made for and from
+        kernels.json the package's contents, target and sources
         <key>/                   manifest.json, library.so, perhaps ptx/*.ptx.xz
     flashsmith_kernels/sm90_decode/   a part of a package that is too large for one wheel
 
@@ -69,7 +69,7 @@ class PackedLibrary:
 
 @dataclass(frozen=True)
 class PackageIndex:
-    """What a package contains, what it was made for, and from what.
+    """The contents, the target and the sources of a package.
 
     ``sources`` maps families to the hashes of their sources. ``tvm_ffi`` is the ABI, such as '0.1'.
     """
@@ -156,7 +156,7 @@ class PackagePart:
 
     @cached_property
     def _named(self) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
-        """By the key of a library: the families and numbers of its configs."""
+        """The families and numbers of each library's configs, by the library's key."""
         return {one.key: {(one.family, it) for it in one.kernels} for one in self.index.libraries}
 
     def _is_usable(self, library: PackedLibrary) -> bool:
@@ -220,14 +220,14 @@ class KernelPackage:
         return tuple(kernel for part in self.parts for kernel in part.kernels)
 
     def forget(self, library: KernelLibrary) -> None:
-        """Uses a library no longer in this process, because it cannot be loaded."""
+        """Stops this process from using a library, because it cannot be loaded."""
         for part in self.parts:
             if part.folder == library.path.parent:
                 part.forget(library)
 
 
 def installed_package(arch: int) -> KernelPackage | None:
-    """The installed kernel package for an architecture; None if there is none that can be used."""
+    """The installed kernel package for an architecture; None if no usable one is installed."""
     return _installed(arch)
 
 
@@ -269,7 +269,8 @@ def forget_packages() -> None:
 
 
 def _folders() -> list[Path]:
-    """The folders of the namespace; nothing is imported. A copy has one, and no other's kernels."""
+    """The folders of the namespace; nothing is imported. A copy has exactly one, and uses no other
+    kernels."""
     if bundle.is_copy():
         return [bundle.KERNELS]
     importlib.invalidate_caches()

@@ -62,7 +62,7 @@ class KernelLibrary:
 
     @property
     def spilling(self) -> tuple[KernelEntry, ...]:
-        """The entries of those configs that have a kernel which spills registers."""
+        """The entries of the configs with a kernel that spills registers."""
         return tuple(kernel for kernel in self.manifest.kernels if kernel.spills)
 
     def entry(self, cfg: KernelConfig) -> KernelEntry:

@@ -43,10 +43,10 @@ def build_from(
     packaged: bool = False,
     cpu: str | None = None,
 ) -> KernelLibrary:
-    """library_lookup.build() with the C++ sources in ``csrc``.
+    """library_lookup.build(), from the C++ sources in ``csrc``.
 
-    A ``packaged`` library is made for a wheel, also for a processor unlike this machine's: ``cpu``
-    is x86_64 or aarch64.
+    A ``packaged`` library is made for a wheel. Its processor, ``cpu``, is x86_64 or aarch64 and
+    need not be this machine's.
     """
     unique = _checked_configs(configs, arch)
     jobs = env.jobs() if jobs is None else jobs
@@ -87,8 +87,7 @@ class _Build:
         # Read first, so that an error in it is raised before anything is built.
         self.limit_mib = env.cache_limit_mib()
         self.done, self.total = 0, len(spec.configs)
-        # Estimated seconds of wall time: for the steps that are finished, and for those that are
-        # left.
+        # Estimated seconds of wall time: for the finished steps, and for the remaining steps.
         self.estimate_done = 0.0
         self.time_left = TimeLeft(0.0)
 

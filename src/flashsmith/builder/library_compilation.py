@@ -55,7 +55,7 @@ class _HostObject:
 
 
 class _Shard(NamedTuple):
-    """What compiling one shard has given. The keys are mangled names of kernels.
+    """The results of compiling one shard. The keys are mangled names of kernels.
 
     ``names`` maps (config, role) to the mangled name.
     """
@@ -111,8 +111,7 @@ class Compilation:
         return -(-shards // self.jobs) * self.jobs
 
     def is_current(self) -> bool:
-        """Whether the sources that were compiled are those of the spec and have not changed
-        since."""
+        """Whether the compiled sources are the spec's and have not changed since."""
         spec = self.spec
         now = source_hash(spec.family, spec.csrc)
         return self._originals.hash() == spec.source_hash == now
@@ -197,7 +196,7 @@ class Compilation:
         return self.build / f"{name}.o"
 
     def _name(self, path: Path) -> str:
-        """The path of a file in the folder as compilers get it, which is relative."""
+        """The relative path by which compilers get a file in the folder."""
         return path.relative_to(self.folder).as_posix()
 
     def _compile(self, source: Path, name: str) -> tuple[str, ...]:
@@ -208,7 +207,7 @@ class Compilation:
         tools = self.spec.toolchain
         compiler: tuple[str, ...] = (str(tools.nvcc), f"-ccbin={tools.gxx}")
         if tools.crosses and (tools.nvcc.parents[1] / "targets").is_dir():
-            # The headers of CUDA do not depend on the processor, and those for the other one may be
+            # The headers of CUDA do not depend on the processor, and the other processor's may be
             # missing.
             compiler = (*compiler, f"--target-directory={TARGETS[this_cpu()]}")
         return Command(name, (*compiler, *flags, *self._compile(source, name)))
@@ -340,7 +339,7 @@ class Compilation:
 
     def link(self) -> None:
         """Links library.so; an undefined symbol is an error here rather than at load time. The
-        functions of libtvm_ffi are those of the copy that Python has loaded.
+        functions of libtvm_ffi come from the copy that Python has loaded.
 
         An undefined symbol is an error here, not only when the library is loaded.
 

@@ -21,8 +21,8 @@ from flashsmith.families import KernelConfig, Semantics, by_family
 def find_library(
     cfg: KernelConfig, *, arch: int = 80, semantics: Semantics | None = None
 ) -> KernelLibrary | None:
-    """A library that contains ``cfg``: that of an installed package, otherwise the most recently
-    used one in the cache, otherwise None. Needs no compiler.
+    """A library that contains ``cfg``, from an installed package, otherwise the most recently used
+    one in the cache, otherwise None. Needs no compiler.
 
     Only libraries that this version of flashsmith has built from the current sources are used.
     """
@@ -73,7 +73,7 @@ def build(
     installed, CompileError with the compiler's output, and CacheError when the cache cannot be
     written. Raises PlatformError on platforms that are not supported.
     """
-    # Most processes build nothing and need none of the modules that do.
+    # Most processes build nothing, and need none of the modules that build.
     from flashsmith.builder.library_build import build_from
 
     return build_from(
@@ -158,8 +158,8 @@ def is_current(manifest: Manifest) -> bool:
     """Whether a library was made from the current sources, by this version of flashsmith, for this
     tvm-ffi.
 
-    Its tvm-ffi may be any release with the ABI of the installed one, because serving engines
-    require releases of their own. The flags must be the same. The versions of compilers may differ,
+    Its tvm-ffi may be any release with the ABI of the installed one, because each serving engine
+    requires its own release. The flags must be the same. The versions of compilers may differ,
     since a library that is built needs no compiler. Libraries that are not current stay in the
     cache, without being used, until they are evicted.
     """
@@ -184,7 +184,7 @@ def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None)
 
 
 class _Origin:
-    """What a library that is built now is made from: the sources of its family and the versions of
+    """The inputs of a library that is built now: the sources of its family and the versions of
     packages."""
 
     def __init__(self, csrc: Path) -> None:

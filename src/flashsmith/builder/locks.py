@@ -34,8 +34,8 @@ class HeldLock:
     def release(self, *, everywhere: bool = False) -> None:
         """Releases the lock. A second call does nothing.
 
-        ``everywhere`` also releases it for processes that were forked since, unless this is such a
-        process.
+        ``everywhere`` also releases it for processes forked since it was taken, unless this process
+        is one of them.
         """
         if self._fd >= 0:
             if everywhere and os.getpid() == self._owner:

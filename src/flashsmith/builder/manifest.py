@@ -68,8 +68,8 @@ class KernelEntry:
     ``registers`` and the bytes of stack and spills are per thread, as ptxas reports them.
     ``compile_seconds`` is the time in ptxas, plus a share of the shard's other wall time (front
     end, optimiser, host code) in proportion to the bytes of PTX. ``ptx_bytes`` is the size of
-    ``ptx_file``, ``code_bytes`` that of the machine code. ``warnings`` has each warning of ptxas
-    once, in the form 'C7510: message'.
+    ``ptx_file``, ``code_bytes`` the size of the machine code. ``warnings`` has each warning of
+    ptxas once, in the form 'C7510: message'.
     """
 
     config: KernelConfig
@@ -217,7 +217,7 @@ class Manifest:
     def read(cls, folder: Path, check: Check = any_owner) -> Manifest:
         """Reads the manifest in the folder of a library; for ``check`` see read_below.
 
-        Raises OSError; raises ValueError if the manifest is damaged or is that of another library.
+        Raises OSError; raises ValueError if the manifest is damaged or belongs to another library.
         """
         text = read_below(folder, MANIFEST_NAME, most=_MOST_BYTES, check=check)
         manifest = cls.from_json(text.decode())

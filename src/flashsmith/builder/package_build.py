@@ -55,7 +55,7 @@ def build_package(
 
     Libraries that are finished are kept in the kernel cache, so that a build that was interrupted
     can be continued. ``cpu`` is the processor that will run the libraries, x86_64 or aarch64; None
-    is that of this machine. ``csrc`` replaces the sources in this package. Raises the errors of
+    is this machine's processor. ``csrc`` replaces the sources in this package. Raises the errors of
     ``build``, and CompileError if a library would need system libraries that are too new.
     """
     libraries: list[KernelLibrary] = []

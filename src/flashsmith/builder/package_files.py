@@ -55,7 +55,7 @@ def _files(library: KernelLibrary, ptx: bool) -> Iterator[tuple[str, bytes]]:
 
 
 def _manifest(manifest: Manifest, files: dict[str, bytes]) -> Manifest:
-    """The manifest without what differs from build to build: times and durations."""
+    """The manifest without times and durations, which differ from build to build."""
     return replace(
         manifest,
         created=date_of_files().isoformat(timespec="seconds"),

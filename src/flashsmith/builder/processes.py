@@ -102,7 +102,7 @@ def _watched(folder: Path) -> Iterator[None]:
     """Makes sure that the compilers in ``folder`` are killed when this process ends, even if it is
     killed itself."""
     try:
-        # If /proc is that of another PID namespace, this PID stands for another process there.
+        # If /proc belongs to another PID namespace, this PID stands for another process there.
         watchable = os.readlink("/proc/self") == str(os.getpid())
     except OSError:
         watchable = False

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class ResourceReport:
     """What the compiler reports about one kernel.
 
-    Bytes of stack and spills are per thread, those of shared memory per CTA.
+    Bytes of stack and spills are per thread, bytes of shared memory per CTA.
 
     ``warnings`` has each warning that names the kernel once, in the form 'C7510: message'.
     """

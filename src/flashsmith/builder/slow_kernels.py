@@ -2,8 +2,8 @@
 ways.
 
 Only the output of ptxas shows this. A call never fails because of a slow kernel. A build warns
-about it. The chooser looks up here which slow kernels this process knows. If there is another
-kernel, the chooser takes that one.
+about it. The chooser looks up here which slow kernels this process knows, and takes another kernel
+if there is one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | AdditionalKerne
 
 
 def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """Those kernels that have losses(), of families that must not spill."""
+    """The kernels with losses(), of families that must not spill."""
     return [one for one in kernels if one.config.family.must_not_spill and losses(one)]
 
 
@@ -58,7 +58,7 @@ def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
 
 
 def note_slow(library: KernelLibrary) -> list[KernelEntry]:
-    """Notes the slow kernels of a library. Returns those that were not noted before."""
+    """Notes the slow kernels of a library. Returns the ones that were not noted before."""
     arch, semantics = library.manifest.arch, library.manifest.semantics
     new = []
     for kernel in slow_kernels(library.manifest.kernels):

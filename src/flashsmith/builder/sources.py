@@ -61,7 +61,7 @@ class Sources:
 
     @property
     def host_files(self) -> list[str]:
-        """The names of those files that g++ compiles into every library."""
+        """The names of the files that g++ compiles into every library."""
         return [name for name in self.texts if name.endswith(".cc")]
 
     def hash(self, root: str | None = None) -> str:
@@ -157,8 +157,8 @@ def tree_hash(csrc: Path | None = None) -> str:
 
 
 def equivalent_sources() -> dict[str, dict[str, str]]:
-    """By family: maps hashes of older sources to hashes of newer sources that compile to the same
-    kernels.
+    """For each family, maps hashes of older sources to hashes of newer sources that compile to the
+    same kernels.
 
     tools/ci/same_ptx.py compares the kernels and then records these hashes.
     """

@@ -1,5 +1,4 @@
-"""The oldest system libraries with which a packaged kernel library runs, which are those of
-manylinux_2_28.
+"""The oldest system libraries with which a packaged kernel library runs: manylinux_2_28's.
 
 Compilers link against the glibc of their system, and its newest symbol versions do not exist on
 older systems. So a packaged library is linked against small libraries that are made here. They
@@ -17,8 +16,8 @@ from pathlib import Path
 from flashsmith.builder.processes import Command
 from flashsmith.errors import CompileError
 
-# The newest symbol versions that exist on every manylinux_2_28 system (PEP 600): those of glibc
-# 2.28 and of the libraries of GCC 8.
+# The newest symbol versions that exist on every manylinux_2_28 system (PEP 600): glibc 2.28's, and
+# the versions of GCC 8's libraries.
 FLOORS: Mapping[str, tuple[int, ...]] = {
     "GLIBC": (2, 28),
     "GLIBCXX": (3, 4, 24),
@@ -26,15 +25,15 @@ FLOORS: Mapping[str, tuple[int, ...]] = {
     "GCC": (7, 0, 0),
 }
 PLATFORM = "manylinux_2_28"
-# The libraries that a packaged library may need. libtvm_ffi is not among them, which no system has:
-# its functions are those of the copy that tvm_ffi has loaded for all, with RTLD_GLOBAL.
+# The libraries that a packaged library may need. libtvm_ffi is not among them, since no system has
+# it: its functions come from the copy that tvm_ffi has loaded with RTLD_GLOBAL.
 _LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 _NEEDED = {
     *("libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"),
     *("libstdc++.so.6", "libgcc_s.so.1", *_LOADERS.values()),
 }
 
-# By processor, the first symbol version of glibc.
+# The first symbol version of glibc, by processor.
 _FIRST_VERSION = {"x86_64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17"}
 # The functions that the CUDA runtime calls and that glibc 2.34 moved to libc.so.6.
 _MOVED: Mapping[str, tuple[str, ...]] = {
@@ -63,7 +62,8 @@ Versioned = Mapping[str, Sequence[str]]
 
 
 def older_glibc(cpu: str) -> dict[str, Versioned]:
-    """By library, the functions that newer glibc moved, with their versions in older glibc."""
+    """For each library, the functions that newer glibc moved, with their versions in older
+    glibc."""
     made: dict[str, Versioned] = {}
     for library, functions in _MOVED.items():
         by_version: dict[str, list[str]] = {}
@@ -102,8 +102,8 @@ def tvm_ffi_functions(library: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class SystemNeeds:
-    """What a shared object needs of the system: libraries, symbols with their versions, and symbols
-    of libraries without versions."""
+    """The parts of the system that a shared object needs: libraries, symbols with their versions,
+    and symbols of libraries without versions."""
 
     libraries: tuple[str, ...]
     symbols: Mapping[str, str]  # 'dlsym': 'GLIBC_2.2.5'
@@ -129,7 +129,7 @@ class SystemNeeds:
 
 
 def check_floors(shared_object: bytes, name: str, loaded: Iterable[str] = ()) -> SystemNeeds:
-    """What a shared object needs of the system.
+    """The needs of a shared object.
 
     Raises CompileError if a manylinux_2_28 system may lack some of it, or if it uses symbols
     without a version that are not ``loaded`` before it.
@@ -179,7 +179,7 @@ _WEAK = 2
 
 
 class _Elf:
-    """Those sections of an ELF file that dynamic linking uses."""
+    """The sections of an ELF file that dynamic linking uses."""
 
     def __init__(self, data: bytes) -> None:
         if data[:6] != b"\x7fELF\x02\x01":

@@ -71,7 +71,7 @@ def subfolders(folder: Path) -> list[Path]:
 class TemporaryFolders:
     """The temporary folders in ``folder``; their names are ``prefix`` and 16 hexadecimal digits.
 
-    Other folders and those of other users are not touched. Methods raise OSError.
+    Other folders, and folders of other users, are not touched. Methods raise OSError.
     """
 
     def __init__(self, folder: Path, prefix: str) -> None:

@@ -39,7 +39,7 @@ class Toolchain:
     gxx: Path
     gxx_version: str
     tvm_ffi_version: str
-    include_dirs: tuple[Path, ...]  # Those of CUDA, then those of tvm-ffi
+    include_dirs: tuple[Path, ...]  # CUDA's, then tvm-ffi's
     cuda_lib_dir: Path  # holds libcudart_static.a
     tvm_ffi_lib_dir: Path
     archs: frozenset[int]  # The architectures that nvcc supports, such as 80
@@ -66,7 +66,7 @@ class Toolchain:
 
 
 def known_cpu(name: str | None = None) -> str:
-    """The processor for which libraries are built, x86_64 or aarch64; None is that of this machine.
+    """The processor for which libraries are built, x86_64 or aarch64; None is this machine's.
 
     Raises ArgumentError for any other name.
     """
@@ -77,9 +77,8 @@ def known_cpu(name: str | None = None) -> str:
 
 
 def find_toolchain(cpu: str | None = None) -> Toolchain:
-    """The compilers to use. nvcc is that in CUDA_HOME if it is set, otherwise that of pip,
-    otherwise that on PATH. Libraries are built for the processor ``cpu``; None is that of this
-    machine.
+    """The compilers to use. nvcc comes from CUDA_HOME if it is set, otherwise from pip, otherwise
+    from PATH. Libraries are built for the processor ``cpu``; None is this machine's.
 
     Raises PlatformError on a platform that is not supported. Raises ToolchainError with advice on
     installation if something is missing or too old.

@@ -16,9 +16,9 @@ from flashsmith.errors import CacheError
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# By device and inode, a descriptor of libraries/ of each cache. They stay open, because the dynamic
-# linker takes equal paths for the same library. So a descriptor number must always stand for the
-# same folder.
+# For each cache, by device and inode: a descriptor of its folder libraries/. These stay open,
+# because the dynamic linker takes equal paths for the same library. So a descriptor number must
+# always stand for the same folder.
 _folders: dict[tuple[int, int], int] = {}
 
 
@@ -41,7 +41,8 @@ def check_owner(path: Path, status: os.stat_result) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """check_owner() for a folder. Its parents may be symbolic links, but not the folder itself."""
+    """check_owner() for a folder. The folder itself must not be a symbolic link, but its parents
+    may be."""
     fd = os.open(path, _FOLDER)
     try:
         check_owner(path, os.fstat(fd))
@@ -77,7 +78,7 @@ def checked_path(shared_object: Path) -> Iterator[str]:
 
 
 def _kept(fd: int) -> int:
-    """A descriptor of the same folder as ``fd``, which is the same in every call."""
+    """A descriptor of the same folder as ``fd``; every call returns the same one."""
     status = os.fstat(fd)
     key = status.st_dev, status.st_ino
     with contextlib.suppress(KeyError, OSError):

@@ -108,7 +108,7 @@ def verify() -> list[CacheEntry]:
 
 
 def verify_in_words() -> tuple[list[str], bool]:
-    """What verify() finds, as lines to print, and whether no entry is damaged."""
+    """The findings of verify(), as lines to print, and whether all entries are intact."""
     damaged = verify()
     lines = [f"{entry.path}: {entry.damage}; the next build replaces it" for entry in damaged]
     number = pluralize(len(cache_entries()), "library", "libraries")

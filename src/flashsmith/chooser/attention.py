@@ -176,7 +176,7 @@ def attention(
             cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked. The
             kernel clamps them, and does not write rows of the output that belong to no sequence.
         max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
-            sequences are cut off. None computes it, for which a call on a device waits once.
+            sequences are cut off. None computes it, and a call on a device waits once for that.
         out: where to write the result, q's shape (with v's d) and dtype; None allocates it.
         return_lse: also return the log-sum-exp of the scores and the sink: fp32, (batch, heads_q,
             seq_q) or (heads_q, total_q). It is -inf for a row without keys and sink.

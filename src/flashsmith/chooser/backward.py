@@ -47,8 +47,8 @@ def backward(
     """The gradients of ``attention(q, k, v, ...)``, which returned ``o`` and ``lse``.
 
     PyTorch's autograd differentiates attention() without this function; it is for loops over parts
-    of the keys. o and lse may be those of all keys while k and v hold only a part of the keys. The
-    result is then the gradients of that part. Gradients are dense, with their input's shape and
+    of the keys. o and lse may cover all keys while k and v hold only a part of the keys. The result
+    is then the gradients of that part. Gradients are dense, with their input's shape and
     dtype. Rows that belong to no sequence or lie beyond max_seqlen have gradients of zero.
 
     Args:
@@ -91,8 +91,8 @@ def backward(
 def remember_backward(arguments: tuple[Any, ...], names: tuple[Any, ...]) -> None:
     """Lets run_repeated serve calls like this one, which backward() has served.
 
-    ``arguments`` are the six tensors and the values of the keywords that ``names`` has after its
-    first two items, a word of its own for this use and whether gradients are enabled.
+    ``arguments`` are the six tensors and the values of keywords. ``names`` are a word for this use,
+    whether gradients are enabled, and then these keywords' names.
     """
     groups = cached_calls.repeated
     keywords = dict(zip(names[2:], arguments[6:], strict=True))
@@ -168,7 +168,7 @@ def check_deterministic_flag(deterministic: Any) -> None:
         )
 
 
-# By the value of `deterministic`: the function that chooses a kernel.
+# The function that chooses a kernel, by the value of `deterministic`.
 CHOOSERS: dict[bool, Chooser] = {
     False: choose_config,
     True: partial(choose_config, deterministic=True),

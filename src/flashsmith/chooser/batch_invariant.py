@@ -12,11 +12,11 @@ from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations import DECODE
 from flashsmith.operations.latent_decode import LATENT_DECODE
 
-# How many keys the typical sequence has for which a kernel is chosen, if the choice must not depend
-# on the number of keys.
+# The keys of the typical sequence for which a kernel is chosen if the choice must not depend on the
+# number of keys.
 TYPICAL_KEYS = 8192
-# How many sequences it is chosen for. One sequence over a latent cache would leave most SMs idle,
-# so that repeating work in parallel would seem free.
+# The number of sequences for which it is chosen. One sequence over a latent cache would leave most
+# SMs idle, so that repeating work in parallel would seem free.
 _TYPICAL_BATCH = {DECODE.name: 1, LATENT_DECODE.name: 32}
 
 
@@ -24,7 +24,7 @@ def without_batch(problem: Problem) -> Problem:
     """The problem for which a kernel is chosen, instead of the given one.
 
     Over a cache, the batch, the lengths, packing, the page size and the cache's format are replaced
-    by fixed values; with canonical bits only the page size and the format are. Other operations
+    by fixed values; with canonical bits only the page size and the format. Other operations
     keep their problem.
     """
     if problem.operation not in _TYPICAL_BATCH:
@@ -42,8 +42,8 @@ def without_batch(problem: Problem) -> Problem:
 def adapt_to_queries(config: KernelConfig, problem: Problem, device: DeviceSpec) -> KernelConfig:
     """The config that serves the problem.
 
-    ``config`` is the one that was chosen for any batch. It may add kernels for sequences with many
-    queries, which do not change the bits of other kernels.
+    ``config`` was chosen for any batch. The result may add kernels for sequences with many queries,
+    which do not change the bits of other kernels.
     """
     found: KernelConfig = config.family.adapt_to_queries(config, problem, device)
     return found

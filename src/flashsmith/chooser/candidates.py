@@ -9,7 +9,7 @@ from flashsmith.families.head_dims import HeadDims
 
 
 def by_preference(operation: str = "forward") -> tuple[Family, ...]:
-    """The families of an operation; those for the newest GPUs are first."""
+    """The families of an operation, the ones for the newest GPUs first."""
     return tuple(sorted(families(operation), key=lambda family: -family.oldest_arch))
 
 

@@ -62,7 +62,7 @@ class Choice:
     measured) or 'offered' (nothing was measured and there is no cost model). why: the evidence as a
     sentence. ms: the expected time; 0 if unknown. tflops: the problem's attn_flop() divided by ms;
     0 if there is no time.
-    repeatable: if the bits of the chosen config vary between runs, a config whose bits do not.
+    repeatable: a config with the same bits in every run, if the chosen config's bits vary.
     runners_up: the other configs, fastest first. passed_over: for each family that was not chosen,
     the reason. notes: why the kernel is slow on this problem, and which table entries were ignored.
     """
@@ -171,8 +171,9 @@ def choose(
     table: WinnersTable | None = None,
     deterministic: bool = False,
 ) -> Choice:
-    """Finds the kernel that attention() uses for a problem, why it does, and how long other kernels
-    would take. For a problem of another operation, finds that operation's kernel in the same way.
+    """Finds the kernel that attention() uses for a problem, the reason for it, and how long other
+    kernels would take. For a problem of another operation, finds that operation's kernel in the
+    same way.
 
     Args:
         problem: a Problem or its text, such as 'b16 s4096 h32:8 d128 bf16 causal'.
@@ -233,9 +234,9 @@ def choose_config(
 
     ``family``: consider only kernels of this family, because others cannot read the tensors of the
     call. ``among``: consider only these configs, because no others are built. Of these, the first
-    is chosen whose expected time exceeds the least by at most the share ``tolerance``. Times are
-    those of the evidence, otherwise estimates. Configs of families that have no cost model come
-    last.
+    whose expected time exceeds the shortest by at most the share ``tolerance`` is chosen. Times
+    come from the evidence, otherwise from estimates. Configs of families that have no cost model
+    come last.
     ``deterministic``: consider only kernels that give the same bits in every run.
 
     Warns once if nothing was measured for this machine's GPU, and once if a part of a table had to
@@ -291,11 +292,11 @@ class Expectation(NamedTuple):
         return self.evidence.expected[0]
 
     def ms(self, config: KernelConfig) -> float:
-        """The expected time of a config: that in the evidence, if it is there.
+        """The expected time of a config, from the evidence if it has one.
 
         Otherwise the model's estimate, scaled so that the estimate of the chosen config equals its
         time. It is at least the time of the chosen config, and infinite if the family has no cost
-        model. If a family is not in the evidence, its configs get a longer time, since an estimate
+        model. Configs of a family that is not in the evidence get a longer time, since an estimate
         is worth less than a measurement.
         """
         for one in self.evidence.expected:
@@ -367,17 +368,17 @@ def _winners(problem: Problem, device: DeviceSpec) -> WinnersTable:
 
 @lru_cache(maxsize=64)
 def _relevant_winners(arch: int, d_head: HeadDims) -> WinnersTable:
-    """The winners that WinnersTable.lookup() finds for problems of a d_head on an architecture. Of
-    shipped winners others are left out, since most processes have one d_head, and reading all
-    doubles the time of a first call. One for each architecture stays, since messages say whether
-    any is known."""
+    """The winners that WinnersTable.lookup() finds for problems of a d_head on an architecture.
+    Shipped winners for another d_head are left out, since most processes have one d_head, and
+    reading all doubles the time of a first call. One winner for each architecture stays, since
+    messages say whether any is known."""
     seen: set[int] = set()
     wanted = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
 
     def is_wanted(record: Any) -> bool:
         its_arch = record.get("arch") if isinstance(record, dict) else None
         if not isinstance(its_arch, int):
-            return True  # unusable, which a note will say
+            return True  # unusable; a note will say so
         is_first = its_arch not in seen
         seen.add(its_arch)
         widths = record.get("d_head"), record.get("d_v", 0)
@@ -407,7 +408,7 @@ def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None
 
 
 def _shortened(notes: Sequence[str]) -> list[str]:
-    """The first few notes on table entries that cannot be used, and how many more there are."""
+    """The first few notes on unusable table entries, and the number of further notes."""
     more = len(notes) - _NOTES
     if more <= 1:
         return list(notes)

@@ -112,10 +112,10 @@ def attention_with_cache(
         q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array;
             packed (total_q, heads_q, d) with cu_seqlens_q. Strides as for attention().
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
-            d), with strides as for attention(): both may be halves of one tensor. The d of v_cache
-            may be another, that of o. heads_q must be a multiple of heads_k. Rows beyond a
-            sequence's length may hold anything. Both may be float8_e4m3fn or float8_e5m2, with d a
-            multiple of 16: the result has the bits of the caches converted to q's dtype.
+            d), with strides as for attention(): both may be halves of one tensor. v_cache may have
+            another d, which is then the d of o. heads_q must be a multiple of heads_k. Rows beyond
+            a sequence's length may hold anything. Both may be float8_e4m3fn or float8_e5m2, with d
+            a multiple of 16: the result has the bits of the caches converted to q's dtype.
         v_width: for a latent cache (MLA, docs/serving.md): the first v_width columns of k_cache's
             one head are the values, and o has v_width columns. v_cache and v must be None, and
             scale must be given.
@@ -125,9 +125,9 @@ def attention_with_cache(
         page_table: (batch, maximum pages of a sequence) int32: key i of a sequence is in slot i %
             page of page page_table[., i // page]. Unused entries may be anything, such as -1. Other
             invalid entries are errors on the host, and are clamped on a device.
-        kv_offset: (batch,) int32, for rolling caches: how many keys before the cache's first one
-            the sequence has dropped, all outside every query's window. cache_lens does not count
-            them, positions of cos and sin do. With bits='canonical' rows then have the bits of the
+        kv_offset: (batch,) int32, for rolling caches: how many keys the sequence has dropped before
+            the cache's first key; all are outside every query's window. cache_lens does not count
+            them; positions of cos and sin do. With bits='canonical' rows then have the bits of the
             whole cache.
         k, v: q's shape with heads_k heads, and v with v_cache's d; they are appended at cache_lens
             before attention. None appends nothing. Sequences must not share the pages to which they
@@ -228,12 +228,12 @@ def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how
     among = how.pop("among", ())
     if not among:
         return adapt_to_queries(choose_config(alike, device, **how), problem, device)
-    # If only built configs may be chosen, the adapted config might not be built. They are compared
-    # as configs for a plain cache, for which ``alike`` is.
+    # If only built configs may be chosen, the adapted config might not be built. Configs are
+    # compared as configs for a plain cache, as ``alike`` is.
     built = {replace(config, cache=CacheFormat.PLAIN): config for config in among}
     legal = tuple(config for config in built if is_legal(config, device))
     return built[choose_config(alike, device, among=legal, **how)] if legal else among[0]
 
 
-# By the value of `split`: the function that chooses a kernel.
+# The function that chooses a kernel, by the value of `split`.
 CHOOSERS: dict[str, Chooser] = {INVARIANT: _choose_invariant, FREE: _choose_freely}

@@ -1,16 +1,16 @@
 """Evidence: the expected times of configs, from a problem, a device and the table of winners.
 
-The nearest entry of the table is used that has a config which this device can run. Its times are
-usually those of another problem, so each time is scaled:
+Uses the nearest entry of the table that has a config which this device can run. Its times were
+usually measured on another problem, so each time is scaled:
 
     ms here = ms measured x estimate(config, here) / estimate(config, there)
 
-Errors that are in both estimates cancel. What remains is what the cost model predicts well: the
-amount of work, and how many waves it takes. So a config that was fastest with thousands of CTAs is
+Errors that both estimates share cancel. The rest is what the cost model predicts well: the amount
+of work, and the number of waves. So a config that was fastest with thousands of CTAs is
 replaced if its large tiles would leave SMs idle here.
 
 The replacement need not be in the entry. It is then assumed to be as slow as the slowest config of
-the entry, or slower if the model estimates that, relative to the fastest config of the entry.
+the entry, or slower if the model estimates so relative to the fastest config of the entry.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from flashsmith.semantics.mask import CAUSAL
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
-# A config replaces a preferred config, or the one measured fastest, only if the predicted gain is
-# at least this share. A smaller gain is within the error of the estimate, and the new kernel must
-# be built.
+# A config replaces a preferred config, or the config measured fastest, only if the predicted gain
+# is at least this share. A smaller gain is within the error of the estimate, and the new kernel
+# must be built.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
 # The gain that is required to choose a config that splits keys or packs the heads of a group into a
@@ -91,8 +91,8 @@ class Evidence:
 
 
 class KernelFilter(NamedTuple):
-    """Selects kernels that compute the gradients of a problem; optionally only those of one family,
-    or only deterministic ones."""
+    """Selects kernels that compute the gradients of a problem; optionally only kernels of one
+    family, or only deterministic ones."""
 
     problem: Problem
     family: str | None = None
@@ -115,7 +115,7 @@ def gather(
 ) -> Evidence:
     """Gathers the evidence for a problem on a device.
 
-    ``family`` restricts it to the kernels of one family, ``deterministic`` to those that give the
+    ``family`` restricts it to the kernels of one family, ``deterministic`` to kernels that give the
     same bits in every run. For partial attention, measurements of whole attention over the same
     number of keys are used.
 
@@ -152,11 +152,11 @@ def _of_program(
     family: str | None,
     deterministic: bool,
 ) -> Evidence:
-    """The evidence for a problem with a score or mask function: that for the same problem without
-    one. Configs are adapted, for example to tiles that visit lists of K/V blocks."""
+    """The evidence for a problem with a score or mask function: the evidence without the function.
+    Its configs are adapted, for example to tiles that visit lists of K/V blocks."""
     semantics, program = problem.semantics, problem.semantics.caller_program
     hides = program is not None and program.mask is not None
-    # Tiles under the mask of a function differ in length, as under a causal one.
+    # Tiles under a function's mask differ in length, as under a causal mask.
     mask = CAUSAL if hides and not semantics.key_mask.hides else semantics.mask
     without = replace(semantics, program="", uneven=semantics.packed, mask=mask)
     plain = gather(replace(problem, semantics=without), device, table, family, deterministic)
@@ -185,8 +185,8 @@ def _of_program(
 
 
 def _with_program(config: Any, problem: Problem, device: DeviceSpec) -> Any:
-    """The config for a problem with a program in place of one that was measured without; None if
-    there is none."""
+    """The config that replaces, for a problem with a program, a config that was measured without;
+    None if there is none."""
     if problem.bits:
         config = config.family.canonical(config, device)
     elif version_of(config):
@@ -203,7 +203,7 @@ def _canonical(
     family: str | None,
     deterministic: bool,
 ) -> Evidence:
-    """The evidence for a problem with canonical bits, which is measurements of canonical kernels.
+    """The evidence for a problem with canonical bits: measurements of canonical kernels.
 
     If there are none, the configs chosen without canonical bits are replaced by their canonical
     counterparts.
@@ -350,10 +350,10 @@ def _soundly_built(
 ) -> Evidence:
     """The evidence after replacing a chosen kernel that is known to compile to slow code.
 
-    The replacement is the best config that is not known to. If the kernel was timed against others,
-    it is not replaced. If the wgmma of the slow kernel is serialised, the replacement may take any
-    time. If the slow kernel spills, the expected time of the replacement may be longer by
-    GAIN_OVER_MEASURED at most.
+    The replacement is the best config whose code is not known to be slow. A kernel that was timed
+    against others is not replaced. If the wgmma of the slow kernel is serialised, the replacement
+    may take any time. If the slow kernel spills, the expected time of the replacement may be longer
+    by GAIN_OVER_MEASURED at most.
     """
     chosen = evidence.expected[0]
     known = known_spill(chosen.config, problem, device)
@@ -416,7 +416,7 @@ def _repeatable_first(evidence: Evidence) -> Evidence:
 def _usable(
     entry: Entry, problem: Problem, device: DeviceSpec, notes: list[str]
 ) -> list[tuple[Any, RankedConfig]]:
-    """Those configs of the entry that this version knows and the device can run, with the dtype of
+    """The configs of the entry that this version knows and the device can run, with the dtype of
     the problem."""
     usable: list[tuple[Any, RankedConfig]] = []
     for one in entry.ranked:
@@ -537,7 +537,7 @@ def _growth(
     here: DeviceSpec,
     measured_config: Any = None,
 ) -> float:
-    """The estimated time of the problem divided by that of the measured problem.
+    """The estimated time of the problem divided by the estimated time of the measured problem.
 
     Without a cost model, their FLOP are divided instead. ``measured_config``: the config that was
     measured, if it is not ``config`` itself.
@@ -573,7 +573,8 @@ def _why(found: NearEntry, count: int, very_one: bool) -> str:
 def _by_preference(expected: Sequence[ExpectedTime], gain: float) -> tuple[list[ExpectedTime], str]:
     """Orders the configs: the chosen one first, then the others by time.
 
-    Chosen is the first config in ``expected`` that takes at most ``gain`` longer than the fastest.
+    The chosen config is the first in ``expected`` that takes at most ``gain`` longer than the
+    fastest.
 
     If that is not the fastest, the returned text explains it; otherwise the text is ''.
     """
@@ -622,8 +623,8 @@ def _estimated(
 
 
 def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """The candidates for the smallest widths that hold the problem's and have a candidate on the
-    device.
+    """The candidates for the smallest widths that are at least the problem's and have a candidate
+    on the device.
 
     For some d_head, only other devices have kernels.
     """

@@ -1,4 +1,5 @@
-"""What kernels make of score and mask functions: expressions, derivatives, C++ and intervals."""
+"""Explains how kernels compute score and mask functions: expressions, derivatives, C++ and
+intervals."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from flashsmith.tracing import BoundProgram
 
 @dataclass(frozen=True)
 class FunctionsExplained:
-    """What the functions of a call come to; str() is a text for people.
+    """The compiled form of a call's functions; str() is a text for people.
 
     bound: the program of the kernels with the call's tensors and numbers, or None if causal and
-    window express the functions. asked, limits: the keys that the caller's causal and window show,
-    and those that the kernel's show. has_mask: whether the call has another mask than causal and
+    window express the functions. asked: the keys that the caller's causal and window leave visible;
+    limits: the same for the kernel's. has_mask: whether the call has a mask other than causal and
     window.
     """
 
@@ -39,7 +40,8 @@ class FunctionsExplained:
 
     @property
     def score(self) -> str:
-        """The score that enters the softmax, as an expression of 'score'; '' if it is that."""
+        """The score that enters the softmax, as an expression of 'score'; '' if it is 'score'
+        itself."""
         return "" if self.program is None or self.program.score is None else str(self.program.score)
 
     @property
@@ -64,7 +66,7 @@ class FunctionsExplained:
 
     @property
     def intervals(self) -> str:
-        """What the analysis of the mask found, and so how kernels hide keys, as a sentence."""
+        """The result of analysing the mask, which decides how kernels hide keys, as a sentence."""
         parts = []
         if self.limits != self.asked:
             parts.append(f"the mask is {_band(self.limits)}: its kernels visit no hidden block")
@@ -146,7 +148,8 @@ def explain(
     positions: str = "start",
     lengths: tuple[int, int] | None = None,
 ) -> FunctionsExplained:
-    """What attention() makes of score and mask functions: ``print(flashsmith.explain(alibi))``.
+    """Explains how attention() computes score and mask functions:
+    ``print(flashsmith.explain(alibi))``.
 
     Shows the expression, its derivatives, the C++ and what is known of the mask. Builds nothing.
 

@@ -1,7 +1,7 @@
 """Problems with score and mask functions, as texts: 'b1 s512 h4 d64 bf16 score=alibi mask=causal'.
 
-What a call with such functions computes is found as attention() finds it, so that kernels which are
-built for a text are those that the call uses.
+Such a text is analysed as attention() analyses a call, so that the kernels built for the text are
+the ones that the call uses.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ANY_SIZES = (2, 256, 256)
 class FunctionProblem(NamedTuple):
     """A problem with the semantics that functions give it, and the functions.
 
-    program: what is left of the functions without causal and window, or None. causal, window: those
-    of the kernel. asked: causal and window of the text without its functions.
+    program: the rest of the functions without causal and window, or None. causal, window: the
+    kernel's. asked: causal and window in the text, without its functions.
     """
 
     problem: Problem
@@ -128,7 +128,7 @@ def with_functions(problem: Problem, functions: CallFunctions, sizes: Sizes) -> 
     mask = check_mask(causal, window)
     changes: dict[str, Any] = {"mask": mask.kind}
     if program is not None:
-        # Gradients of canonical outputs are computed by the same kernels as those of others.
+        # The same kernels compute the gradients of canonical outputs and of others.
         bits = "" if problem.operation == BACKWARD.name else problem.bits
         changes |= {"program": program_for(program, bits), "uneven": True}
     is_own = (causal, window) == limits

@@ -27,8 +27,8 @@ class CallFunctions(NamedTuple):
 
 
 class ScoreSizes(NamedTuple):
-    """The sizes of a call's scores, None where unknown. ``lengths`` are seq_q and seq_k where all
-    sequences of the call have them."""
+    """The sizes of a call's scores, None where unknown. ``lengths`` are seq_q and seq_k if all
+    sequences of the call share them."""
 
     batch: int | None
     heads: int | None
@@ -54,7 +54,8 @@ def bound_functions(
     """A call's program, causal and window. ``limits`` are the caller's causal and window, which
     hide keys as well.
 
-    Masks that are a causal mask or a window become one, so that its kernels serve them.
+    A mask that equals a causal mask or a window becomes one, so that the kernels of causal and
+    window serve it.
 
     Raises ArgumentError and TraceError as tracing.bind() does, and ArgumentError for a tensor that
     does not fit the sizes.
@@ -71,8 +72,9 @@ def bound_functions(
 
 
 class CacheSizes(NamedTuple):
-    """The sizes of a call over a cache: the number of queries of every sequence, None if they
-    differ, and how many keys the cache holds of each; ``is_rolling`` if it has dropped some."""
+    """The sizes of a call over a cache: the number of queries of each sequence (None if they
+    differ) and the keys of each that the cache has room for. ``is_rolling``: whether the cache has
+    dropped keys."""
 
     sizes: ScoreSizes | None = None
     seq_q: int | None = None
@@ -83,7 +85,7 @@ class CacheSizes(NamedTuple):
 def sizes_over_cache(
     q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, kv_offset: Any
 ) -> CacheSizes:
-    """The sizes for tensors of a call over a cache; those of tensors that are refused later are
+    """The sizes for tensors of a call over a cache; sizes of tensors that are refused later are
     unknown."""
     sizes, cache = sizes_of(q, k_cache, cu_seqlens_q), tuple(getattr(k_cache, "shape", ()))
     if sizes is None or len(cache) != 4:
@@ -94,13 +96,13 @@ def sizes_over_cache(
 
 
 def bound_over_cache(functions: CallFunctions, limits: tuple[Any, Any], over: CacheSizes) -> Bound:
-    """The same for attention over a cache, where indices of functions are positions in the whole
-    sequence. Rows of tensors are the queries of the call.
+    """The program, causal and window of a call over a cache, where indices of functions are
+    positions in the whole sequence. Rows of tensors are the queries of the call.
 
-    The rows of a BlockMask of as many queries as keys are positions, too. Others are the queries of
-    the call, which its function counts from 0.
+    The rows of a BlockMask with as many queries as keys are positions, too. The rows of any other
+    are the queries of the call, which its function counts from 0.
 
-    Raises ArgumentError also for a BlockMask that is neither, or over a rolling cache.
+    Raises ArgumentError also for a BlockMask of another size, or over a rolling cache.
     """
     own = [
         mask_over_cache(it, *lengths_for_blocks(over)) if is_block_mask(it) else it

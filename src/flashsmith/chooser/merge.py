@@ -56,7 +56,7 @@ def merge_attention(
         sinks: (heads_q,) fp32, fp16 or bf16: one logit per head, which joins the softmax of the
             rows of this head. None if there are no sinks, or if a part already includes them.
         dtype: the dtype of the output: 'float16', 'bfloat16' or 'float32', or such a dtype of
-            PyTorch or NumPy; None uses that of ``outs``.
+            PyTorch or NumPy; None uses the dtype of ``outs``.
         config: the kernel to use; None chooses one.
         emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 

@@ -1,9 +1,9 @@
-"""Score and mask functions by name, as commands and texts of problems have them.
+"""Score and mask functions by name, for commands and texts of problems.
 
 A name is a value of flashsmith.scores or flashsmith.masks, or 'module:function'. Values are
 combined as in Python: 'alibi+softcap', 'documents&causal', '~window(9)'. A value's arguments are
-numbers, and tensors by dtype and sizes: 'documents(int32[b,s])'. In sizes b, h, q, k stand for
-those of the problem, and s for k. Without arguments, a value has the usual ones. A tensor alone is
+numbers, and tensors by dtype and sizes: 'documents(int32[b,s])'. In sizes, b, h, q and k stand for
+the problem's sizes, and s for k. A value without arguments has the usual ones. A tensor alone is
 a bias, or a mask: 'float32[b,h,q,k]', 'bool[q,k]'.
 """
 
@@ -78,8 +78,8 @@ def score_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray)
 
     The tensors of values are drawn from ``seed``, and ``wrap`` makes them of NumPy's arrays.
 
-    Raises ArgumentError for another text, a module or function that cannot be loaded, and arguments
-    that the value refuses.
+    Raises ArgumentError for any other text, a module or function that cannot be loaded, and
+    arguments that the value refuses.
     """
     return _Text("score", text, sizes, seed, wrap).function()
 
@@ -107,7 +107,7 @@ def bias_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) 
 
 
 class _Text:
-    """A text and what its names mean."""
+    """A text and the meaning of its names."""
 
     def __init__(self, what: str, text: str, sizes: Sizes, seed: int, wrap: Wrap) -> None:
         self.what, self.text, self.wrap = what, text, wrap
@@ -222,7 +222,7 @@ class _Text:
         raise self._error(f"{quoted(ast.unparse(node))} is not a number or a tensor")
 
     def _array(self, dtype: str, shape: list[Any], most: int) -> np.ndarray:
-        """A drawn array: floats around 0, and whole numbers that do not fall along a row."""
+        """A drawn array: floats around 0; integers are non-decreasing along a row."""
         if dtype not in READABLE:
             raise self._error(
                 f"{quoted(dtype)} is no dtype of tensors, which are {', '.join(READABLE)}"

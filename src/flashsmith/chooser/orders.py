@@ -31,7 +31,7 @@ class OrderComparison:
 
     @property
     def difference(self) -> Difference | None:
-        """The first operation that the two order differently; None if both orders are equal."""
+        """The first operation in which the two orders differ; None if they are equal."""
         return self.orders[0].difference(self.orders[1])
 
     @property

@@ -162,7 +162,7 @@ def known_devices(arch: int) -> tuple[DeviceSpec, ...]:
 
 
 def _grid_devices(table: WinnersTable, arch: int) -> tuple[DeviceSpec, ...]:
-    """Those known GPUs of an architecture that were measured, or all of them if none was."""
+    """The known GPUs of an architecture that were measured, or all of them if none was."""
     known = known_devices(arch)
     gpus = {entry.key.gpu for entry in table if entry.key.arch == arch}
     return tuple(one for one in known if any(same_gpu(one.name, gpu) for gpu in gpus)) or known
@@ -228,7 +228,8 @@ def _chosen(
     grid: Sequence[tuple[Problem, DeviceSpec]],
     table: WinnersTable,
 ) -> Iterator[PackedKernel]:
-    """The kernels for problems of one kind: for measured problems all, for the grid a few."""
+    """The kernels for problems of one kind: all kernels for measured problems, a few for the
+    grid."""
     few: dict[KernelConfig, None] = {}
     for problem, device in measured:
         for deterministic in _determinisms(problem):
@@ -241,7 +242,7 @@ def _chosen(
             try:
                 yield _over_a_cache(problem, device, table)
             except ArgumentError:
-                continue  # There are forward kernels of this d_head only
+                continue  # Only forward kernels exist for this d_head
         return
     for deterministic in _determinisms(grid[0][0]):
         found = []

@@ -64,7 +64,7 @@ class AnyLength:
 
     problem: the problem; its batch and lengths mean nothing. count: how many problems were
     examined. chosen: how many different configs were chosen for them. configs: for each semantics,
-    those configs that must be compiled for it.
+    the configs that must be compiled for it.
     """
 
     problem: Problem
@@ -79,7 +79,7 @@ class AnyLength:
         return sum(map(len, self.configs.values()))
 
     def __str__(self) -> str:
-        """The numbers, as a sentence."""
+        """The counts, as a sentence."""
         every = set(itertools.chain.from_iterable(self.configs.values()))
         families = Counter(config.FAMILY for config in every)
         of_families = ", ".join(f"{number} {family}" for family, number in families.items())
@@ -203,9 +203,9 @@ def build_for_any_length(
 
 
 def cover(found: Sequence[Expectation], also: Iterable[KernelConfig] = ()) -> list[KernelConfig]:
-    """A small choice of the configs in ``found`` and ``also``: for each problem, one of them takes
-    at most TOLERANCE longer than the best. It is greedy: the next config is the one that serves the
-    most remaining problems. Of several, those in ``also`` come first."""
+    """A few of the configs in ``found`` and ``also``: for each problem, one of them takes at most
+    TOLERANCE longer than the best. It is greedy: the next config is the one that serves the
+    most remaining problems. Among equals, configs in ``also`` come first."""
     chosen = dict.fromkeys([*also, *(one.chosen.config for one in found)])
     served = {
         config: {

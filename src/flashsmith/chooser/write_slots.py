@@ -60,8 +60,8 @@ def write_slots(
             float8_e4m3fn or float8_e5m2: elements are rounded to nearest even and saturate.
         slot_mapping: (at most rows,) int64, contiguous: the slot of each row. A row with a negative
             slot is skipped. A slot beyond the cache is an error on the host; on a device its row is
-            skipped. If two rows have the same slot, one of them is written.
-        k_scale, v_scale: what k and v are divided by, as for attention_with_cache(); None is 1.
+            skipped. If several rows have the same slot, it gets one of them.
+        k_scale, v_scale: the divisors of k and v, as for attention_with_cache(); None is 1.
         config: the kernel to use; None chooses one.
         emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 

@@ -198,7 +198,7 @@ class _Work:
         self.reporter.build(event)
 
     def of_library(self, library: KernelLibrary) -> str:
-        """How long building a library took, or that it was built already."""
+        """The time that building a library took, or the remark that it was built already."""
         if self._compiled.isdisjoint(library.manifest.kernels):
             return "built already"
         return f"in {library.manifest.build_seconds:.1f} s"
@@ -215,9 +215,9 @@ class _Work:
 
 
 def _problems_of(model: Path, gradients: bool, reporter: ProgressReporter) -> list[str]:
-    """The problems that the attention of a model has.
+    """The attention problems of a model.
 
-    Reports the problems, and what was assumed.
+    Reports the problems and the assumptions.
     """
     from flashsmith.integrations.model_config import read_model
 

@@ -290,7 +290,7 @@ def explain_config(
 
 
 def _explain_functions(text: str, arch: str | None, as_json: bool) -> None:
-    """Prints what the functions of a problem come to, and which kernels compute them."""
+    """Prints the compiled form of a problem's functions, and the kernels that compute them."""
     from flashsmith.chooser import choose
     from flashsmith.chooser.explain import explain
     from flashsmith.chooser.function_problems import parse_with_functions

@@ -70,9 +70,9 @@ def build_wheels(
 ) -> None:
     """Write wheels with compiled kernels for GPUs; installations with them need no compiler.
 
-    A wheel has the fastest measured kernels and those that the cost model chooses. If it would be
-    larger than 100 MB, there is one for each operation. Compiled libraries are kept in the kernel
-    cache, so an interrupted command continues where it stopped.
+    A wheel has the fastest measured kernels and the kernels that the cost model chooses. If it
+    would be larger than 100 MB, there is one for each operation. Compiled libraries are kept in the
+    kernel cache, so an interrupted command continues where it stopped.
     """
     wanted = _Wanted.of(archs, cpu, only, jobs)
     with ProgressReporter() as reporter:

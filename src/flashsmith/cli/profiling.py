@@ -123,7 +123,7 @@ def ncu(
 ) -> None:
     """Profile kernels with Nsight Compute: pipes, occupancy, shared memory, traffic, waits.
 
-    Needs a GPU, and a selection by --kernels or KERNELS. The shapes are those of 'flashsmith
+    Needs a GPU, and a selection by --kernels or KERNELS. The shapes are the same as in 'flashsmith
     bench'. Exit status 1 if a kernel is wrong or cannot run here, 2 if the profiler fails.
     """
     from flashsmith.benchmark.ncu import (
@@ -140,7 +140,7 @@ def ncu(
     from flashsmith.benchmark.problems import make_shapes, parse_problems
     from flashsmith.runtime import gpu_count, query_gpu
 
-    # The GPU is checked first, because all other problems need not be fixed if there is none.
+    # The GPU is checked first: without one, no other error matters.
     if gpu_count() == 0:
         raise LaunchError(
             "ncu needs an NVIDIA GPU, and there is none here; 'flashsmith explain' counts "

@@ -1,4 +1,4 @@
-"""What the cost models of the backward families have in common."""
+"""The common parts of the backward families' cost models."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def reduced_per_clock(device: DeviceSpec) -> float:
 
 
 def joined(bounds: Sequence[float]) -> float:
-    """The cycles of several kinds of work that overlap on an SM: those of the longest, and a small
-    share of the others."""
+    """The cycles of several kinds of work that overlap on an SM: the cycles of the longest, and a
+    small share of the others."""
     return float(sum(bound**_NORM for bound in bounds) ** (1 / _NORM))
 
 
 def helpers_ms(problem: Problem, device: DeviceSpec, sums_dq: bool) -> float:
     """Milliseconds for the launches before and after the main kernel, with the gaps between
-    launches. These compute D for all rows and, if dq is summed in fp32, set it to zero before and
-    convert it after."""
+    launches. The launches before it compute D for all rows. If dq is summed in fp32, they also set
+    it to zero, and a launch after it converts it."""
     element = problem.dtype.element_size
     moved = 2 * element  # For do and o
     if sums_dq:

@@ -1,4 +1,4 @@
-"""Kernels that write lists of blocks for the mask of a program.
+"""The kernels that list, for the mask of a program, the blocks to visit.
 
 See csrc/common/block_lists.cuh.
 """
@@ -11,7 +11,7 @@ from flashsmith.semantics.compiled import Semantics
 
 
 def has_lists(semantics: Semantics) -> bool:
-    """Whether kernels of these semantics visit the blocks of lists."""
+    """Whether kernels of these semantics visit listed blocks."""
     program = semantics.caller_program
     return program is not None and program.mask is not None
 
@@ -27,12 +27,12 @@ def list_templates(semantics: Semantics, prefix: str) -> Mapping[str, str]:
 
 
 def query_list_templates(semantics: Semantics) -> Mapping[str, str]:
-    """Those of a backward pass, where blocks of keys visit blocks of queries."""
+    """The templates for a backward pass in which blocks of keys visit blocks of queries."""
     return _of_backward_pass(semantics, "queries")
 
 
 def key_list_templates(semantics: Semantics) -> Mapping[str, str]:
-    """Those of a backward pass, where blocks of queries visit blocks of keys."""
+    """The templates for a backward pass in which blocks of queries visit blocks of keys."""
     return _of_backward_pass(semantics, "keys")
 
 

@@ -17,17 +17,17 @@ from flashsmith.families.rule import Rule
 # The version of the order, and its name in errors, tables and `flashsmith choose`.
 VERSION = 1
 ORDER = f"canonical-{VERSION}"
-# How many keys a chunk has; csrc/common/canonical_sizes.cuh has the same value.
+# The number of keys in a chunk; csrc/common/canonical_sizes.cuh has the same value.
 CHUNK = 4096
 _HOPPER = 90
 
 
 def canonical_tile(d: int, arch: int, d_v: int = 0) -> int:
-    """How many keys a tile has, by the head dimension of the call, the architecture (90 for 9.0)
-    and the head dimension of v, of which 0 stands for d.
+    """The number of keys in a tile, by the call's head dimension d, the architecture (90 for 9.0)
+    and the head dimension of v (0: the same as d).
 
-    Calls whose widths differ have the tile of the kernels that serve them, so the narrower one
-    counts, too.
+    Calls whose widths differ have the tile of the kernels that serve them, so the narrower width
+    matters, too.
     """
     differ = d_v not in (0, d)
     tile = 64 if max(d, d_v) <= 128 and (not differ or min(d, d_v) <= 64) else 32

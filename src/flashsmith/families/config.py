@@ -38,7 +38,7 @@ class KernelConfig:
     Each family has a subclass, which adds knobs.
 
     Every config has a dtype (a DType) and a d_head, the largest head dimension that its kernel can
-    compute. A d_v, which some families have, is that of v and o. Any other field is a flag, a
+    compute. In some families d_v is the head dimension of v and o. Any other field is a flag, a
     number or a member of an enumeration. All fields are
     declared with `knob`. The subclass must define n_threads and smem_bytes; register_family()
     checks this.
@@ -51,8 +51,8 @@ class KernelConfig:
     # 8.0).
     FAMILY: ClassVar[str]
     OLDEST_ARCH: ClassVar[int]
-    # What a short form consists of: the knobs in the tuple, the text after them, the first feature,
-    # and the features that combine several knobs.
+    # The parts of a short form: the knobs in the tuple, the text after them, the first feature, and
+    # the features that combine several knobs.
     SHAPE: ClassVar[tuple[str, ...]] = ()
     SHAPE_SUFFIX: ClassVar[str] = ""
     LEADING_WORD: ClassVar[str] = ""
@@ -129,7 +129,7 @@ class KernelConfig:
         return self.short_form()
 
     def kernel_name(self) -> str:
-        """The short form as a C identifier, for files and functions.
+        """The short form as a unique C identifier, for files and functions.
 
         Each config has another one.
         """
@@ -189,7 +189,7 @@ class KernelConfig:
             max_smem_bytes: bytes of shared memory of an SM.
             registers: registers per thread as the compiler reports them; with None or 0, registers
                 are left out.
-            max_threads, max_ctas: what an SM allows.
+            max_threads, max_ctas: the limits of an SM.
         """
         limits = {
             "shared memory": max_smem_bytes // (self.smem_bytes() + RESERVED_SMEM_PER_CTA),
@@ -232,7 +232,7 @@ class ForwardConfig(KernelConfig):
     def total_flop(
         self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
     ) -> int:
-        """attn_flop plus the FLOP of the softmax, counted as if O were rescaled for each K/V tile.
+        """attn_flop plus the FLOP of the softmax, which assumes that every K/V tile rescales O.
 
         A score takes 5 FLOP: scaling, subtracting the maximum, exp2, running maximum, running sum.
         A K/V tile rescales the rows of O once, which is d_v FLOP for B_c scores. At the end, the

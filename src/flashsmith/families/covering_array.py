@@ -16,8 +16,8 @@ from flashsmith.families.legal_space import legal_completions
 # Two knobs with a value each.
 KnobPair = tuple[tuple[str, object], tuple[str, object]]
 
-# How many pairs that are not covered yet are tried as the beginning of the next config; with more,
-# the set hardly becomes smaller.
+# The number of uncovered pairs that are tried as the beginning of the next config; with more, the
+# set hardly becomes smaller.
 _SEEDS = 12
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CppNames:
-    """The names in a family's C++ by which generated code and host code call it; family.csrc has
-    the sources.
+    """The names by which generated code and host code call a family's C++; family.csrc has the
+    sources.
 
     Args:
         config_header: the include path of the header with the struct of the config, such as

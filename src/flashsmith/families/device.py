@@ -1,4 +1,4 @@
-"""DeviceSpec: those properties of a GPU that planning needs, and a list of known GPUs."""
+"""DeviceSpec: the properties of a GPU that planning needs, and a list of known GPUs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
 # Boards that have fewer SMs than others with the same name, from NVIDIA's data sheets.
 _SM_COUNT_OF_BOARD = {"h100pcie": ("H100 PCIe", 114)}
 
-# The device that is used for legality and planning if there is no GPU and none is named.
+# The device for legality and planning if there is no GPU and none is named.
 DEFAULT_DEVICE = KNOWN_DEVICES[0]
 
 
@@ -85,9 +85,9 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
     """Finds a known GPU by its architecture (80, '80', 'sm_80') or name: 'A100', 'rtx 4090', or as
     nvidia-smi prints it, 'NVIDIA A100-SXM4-80GB'.
 
-    Case, spaces, '-', '_' and words for maker, memory and board do not matter. For an architecture,
-    this is the first known GPU that has it. If none has (87, 121), the limits of another known GPU
-    are used: the newest older one of the same generation, whose kernels also run there.
+    Case, spaces, '-', '_' and words for maker, memory and board do not matter. An architecture
+    gives the first known GPU that has it. If none has it (87, 121), the limits of the newest older
+    GPU of the same generation are used, whose kernels also run there.
 
     Raises:
         ArgumentError: no known GPU has this name or architecture. The message lists the known GPUs,

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Renamed(NamedTuple):
-    """The module and name that a class has now, and the version that will remove the former
-    name."""
+    """The current module and name of a class, and the version that will remove the former name."""
 
     module: str
     name: str

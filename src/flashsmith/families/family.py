@@ -62,7 +62,7 @@ class SmemRegion:
 def smem_regions(
     cfg: Any, tiles: Iterable[tuple[Any, ...]], rest: str = ""
 ) -> tuple[SmemRegion, ...]:
-    """The regions of consecutive tiles, and one region for what follows the last tile.
+    """The regions of consecutive tiles, and one region for everything after the last tile.
 
     Args:
         cfg: a config that has d_head, dtype and smem_bytes().
@@ -114,8 +114,8 @@ class Family:
     rules: tuple[Rule, ...] = ()
     # When a partial config is completed, these knobs are chosen first; many rules depend on them.
     choose_first: tuple[str, ...] = ()
-    # For some knobs, the only values that are tried to correct an illegal config; for other knobs
-    # all values are.
+    # The only values of some knobs that are tried to correct an illegal config; of other knobs all
+    # values are tried.
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     # The folder with the C++ sources, which has the name of the family. Include paths begin with
     # this name. The .cc files in the folder are compiled into every library.
@@ -207,20 +207,20 @@ class Family:
         return None
 
     def gradients_of(self, cfg: Any) -> str:
-        """The word `gradients` that a problem must have for the kernels of a config; '' if these
+        """The value that a problem's `gradients` must have for the kernels of a config; '' if these
         can compute any gradients."""
         return ""
 
     def cache_of(self, cfg: Any) -> str:
-        """The format of a KV cache, as in Problem.cache, that a problem must have for the kernels
-        of a config; '' if the cache is plain."""
+        """The format of the KV cache, as in Problem.cache, that the kernels of a config require; ''
+        for a plain cache."""
         return ""
 
     def for_gradients(self, cfg: Any, gradients: str) -> Any:
         """The config for a problem that needs only these gradients.
 
-        `cfg` is for all gradients. It leaves out the work for other gradients; in most families it
-        is `cfg` itself.
+        `cfg` is for all gradients. The result leaves out the work for the others; in most families
+        it is `cfg` itself.
         """
         return cfg
 
@@ -247,17 +247,16 @@ class Family:
         return cfg
 
     def adapt_to_registers(self, cfg: Any, semantics: Semantics) -> Any:
-        """What replaces a config whose kernel has too few registers for these semantics, if nothing
-        was measured for them; mostly `cfg` itself."""
+        """The replacement of a config whose kernel has too few registers for these semantics, if
+        nothing was measured for them; mostly `cfg` itself."""
         return cfg
 
     def has_more_arguments(self, cfg: Any) -> bool:
-        """Whether the config's kernels take more arguments than the type of the family's functions
-        says."""
+        """Whether the config's kernels take more arguments than the family's function type has."""
         return False
 
     def adapt_to_program(self, cfg: Any, semantics: Semantics) -> Any:
-        """The config for semantics with a program in place of `cfg`, which was measured without
+        """The config that replaces `cfg`, which was measured without a program, for semantics with
         one. None if the family has no kernels for programs."""
         return None
 
@@ -292,7 +291,7 @@ class Family:
         return ()
 
     def moves(self, cfg: Any) -> Iterable[Any]:
-        """The configs that are one step of the search away from `cfg`, before any is left out."""
+        """The configs that are one step of the search away from `cfg`, without any filter."""
         return ()
 
     def worth_searching(self, cfg: Any) -> bool:
@@ -313,8 +312,8 @@ class Family:
         ]
 
     def adapt_to_heads(self, cfg: Any, problem: Problem) -> Any:
-        """The config for the problem's number of query heads per K/V head, if the tiles of `cfg`
-        are for another number; mostly `cfg` itself."""
+        """`cfg`, with its tiles changed if they are for another number of query heads per K/V head
+        than the problem has."""
         return cfg
 
     def pack_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
@@ -323,8 +322,8 @@ class Family:
         return ()
 
     def splits_keys(self, cfg: Any) -> bool:
-        """Whether a kernel may split tiles into parts of their keys, as those of split_variants()
-        do."""
+        """Whether a kernel may split tiles into parts of their keys, as the kernels of
+        split_variants() do."""
         return False
 
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
@@ -339,8 +338,8 @@ class Family:
         return max(served, key=lambda device: device.max_smem_per_block)
 
     def proof_configs(self, dtype: DType, d: Any) -> Sequence[Any]:
-        """A few configs for head dimension d, or for those of a HeadPair, that cover all features
-        that a proof should exercise."""
+        """A few configs for head dimension d, or for a HeadPair, that cover all features that a
+        proof should exercise."""
         return ()
 
     # --- costs -----------------------------------------------------------------------------------
@@ -351,8 +350,8 @@ class Family:
     translation_seconds: float = 0.1
 
     def plan_costs(self, gpu: str) -> Sequence[float]:
-        """The figures of the cost model for the GPU with this name, in the form that
-        flashsmith_set_plan_costs() takes. Calls are then planned in C++ with these figures. () if
+        """The figures of the cost model for the GPU with this name, as arguments of
+        flashsmith_set_plan_costs(), after which the C++ plans calls with them. () if
         planning does not use a cost model."""
         return ()
 
@@ -392,7 +391,8 @@ class Family:
     # --- descriptions ----------------------------------------------------------------------------
 
     def dividing_tiles(self, cfg: Any) -> dict[str, int]:
-        """By knob, the tile sizes; the numbers of queries and of keys must be multiples of them."""
+        """The tile sizes, by knob; whole tiles need numbers of queries and of keys that are
+        multiples of them."""
         return {}
 
     def smem_map(self, cfg: Any) -> Sequence[SmemRegion]:
@@ -450,8 +450,8 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
     Raises:
         ArgumentError: the argument is not a Family; its name is taken, or is not a C identifier in
             lower case; a class, a folder or the operation is missing; or no known GPU runs its
-            kernels. Also raised if its short forms leave out a knob or look like those of another
-            family, or if the name of its config class, of a set or of its search space is taken.
+            kernels. Also raised if its short forms leave out a knob or look like another family's,
+            or if the name of its config class, of a set or of its search space is taken.
     """
     if not isinstance(family, Family):
         raise ArgumentError(
@@ -512,7 +512,7 @@ def _check_knobs(config_class: Any) -> None:
             f"family: {', '.join(plain)} of {name} is not declared with knob(); declare every "
             "field with it"
         )
-    # This is checked here and not by an abstract base class, so that registering already fails.
+    # Checked here and not by an abstract base class, so that registering fails, not the first use.
     if silent := [
         member
         for member in ("n_threads", "smem_bytes")
@@ -553,7 +553,7 @@ def _check_knobs(config_class: Any) -> None:
 
 
 def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
-    """Raises ArgumentError if the short forms could be read as those of another family."""
+    """Raises ArgumentError if the short forms could be read as another family's."""
     name, word, suffix = config_class.__name__, config_class.LEADING_WORD, config_class.SHAPE_SUFFIX
     is_first = next(iter(FAMILIES), config_class.FAMILY) == config_class.FAMILY
     if not is_first and not word and not suffix:
@@ -650,7 +650,7 @@ find_more_with(load_installed_families)
 
 
 def families(operation: str | None = None) -> tuple[Family, ...]:
-    """All families, including those of installed packages; if `operation` is given, only its
+    """All families, including families of installed packages; if `operation` is given, only its
     families."""
     load_installed_families()
     return tuple(family for family in FAMILIES.values() if operation in (None, family.operation))

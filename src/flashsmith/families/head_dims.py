@@ -1,4 +1,4 @@
-"""Head dimensions of kernels: one width, or those of q and k and of v."""
+"""Head dimensions of kernels: one width, or one for q and k and one for v."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashsmith.operations.problem import Problem
 
 
 class HeadPair(NamedTuple):
-    """The tiles' columns of a kernel whose q and k may have another d than v and o.
+    """The widths of the tiles in a kernel whose q and k may have another d than v and o.
 
     ``d_head`` is for q and k, ``d_v`` for v and o. With equal numbers, as in 256:256, both are
     upper bounds for calls with different widths.
@@ -45,7 +45,7 @@ def tile_columns(columns: int) -> int:
 
 
 def fitting_dims(problem: Problem, known: Iterable[HeadDims]) -> list[HeadDims]:
-    """The widths that can compute a problem, those with the fewest columns first.
+    """The widths that can compute a problem, the narrowest first.
 
     They are pairs if d_v is not d, and single widths otherwise.
     """
@@ -57,14 +57,15 @@ def fitting_dims(problem: Problem, known: Iterable[HeadDims]) -> list[HeadDims]:
 
 
 def split_dims(knobs: dict[str, Any]) -> dict[str, Any]:
-    """Knobs whose `d_head` may be a HeadPair, with its numbers as `d_head` and `d_v`."""
+    """A copy of the knobs in which a HeadPair as `d_head` becomes the numbers `d_head` and
+    `d_v`."""
     widths = knobs["d_head"]
     return knobs | widths._asdict() if isinstance(widths, HeadPair) else knobs
 
 
 def d_v_knob() -> Any:
-    """The field `d_v` of a config. It must be the last one, which leaves the names of kernels
-    without it as they are."""
+    """The field `d_v` of a config. It must be the last field, so that kernels without it keep their
+    names."""
     return knob(
         "head dimension of v and o, elements; 0: d_head, for all calls",
         values=(0, *sorted({pair.d_v for pair in PAIRS})),

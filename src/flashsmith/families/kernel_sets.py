@@ -94,8 +94,8 @@ def _select(key: str) -> Sequence[KernelConfig] | None:
 
 
 def _why_unknown(key: str) -> str:
-    """Why `key` selects nothing, as far as this can be found out: it is a folder, a missing file,
-    the name of a family or a typo."""
+    """Why `key` selects nothing, if the reason can be found: a folder, a missing file, the name of
+    a family, or a typo."""
     if os.path.isdir(key):
         return "is a folder; give a file in it;"
     if os.sep in key or os.path.splitext(key)[1]:

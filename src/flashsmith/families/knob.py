@@ -43,7 +43,7 @@ def knob(
         always: whether short forms contain the knob even if it has its neutral value.
         effect: a function that takes a config and describes what the value of the knob does in it;
             None: ``meaning`` is shown.
-        where: the name in csrc/ of what implements the knob.
+        where: the name of the code in csrc/ that implements the knob.
     """
     metadata = {
         "meaning": meaning,

@@ -1,4 +1,4 @@
-"""What the families of attention over a latent cache have in common."""
+"""The common parts of the families for attention over a latent cache."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ COMPILE_COST = 3000.0
 # Seconds that the emulator takes to translate a kernel, on one core.
 TRANSLATION_SECONDS = 0.5
 # Cycles from a load to its data while all SMs read; of a launch in a graph; and of a CTA outside
-# its loop. These are those of mma_sync_decode; nothing was measured for these families.
+# its loop. They are mma_sync_decode's; nothing was measured for these families.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 _FLOAT_BYTES = 4
 
@@ -150,7 +150,7 @@ _FLOAT_BYTES = 4
 class LatentRates(NamedTuple):
     """The speed of a config on a device.
 
-    resident: how many CTAs an SM holds. step_cycles: a function of how many CTAs an SM has; returns
+    resident: how many CTAs an SM holds. step_cycles: takes the number of CTAs on an SM, and returns
     the cycles in which each of them computes a block of keys. clock: in GHz.
     """
 
@@ -160,7 +160,7 @@ class LatentRates(NamedTuple):
 
 
 def parts_of(cfg: Any, keys: int) -> int:
-    """In how many parts the keys of a tile are computed, in the invariant split."""
+    """The number of parts of a tile's keys in the invariant split."""
     return max(1, min(-(-keys // cfg.B_c) * cfg.B_c // cfg.min_keys, cfg.most_parts))
 
 

@@ -45,7 +45,7 @@ def compiled_d_head(d: int) -> int:
 
 def d_head_for(problem: Problem) -> HeadDims:
     """The smallest d_head that is at least the problem's d, of the kernels for its operation. If
-    d_v is another, the pair with the fewest columns.
+    d_v differs, the pair with the fewest columns.
 
     Raises:
         ArgumentError: there is no such kernel.
@@ -94,7 +94,7 @@ def serves_gradients(cfg: KernelConfig, problem: Problem) -> bool:
 
 
 def padding_advice(d: int) -> str:
-    """What to do if the head dimension `d` is not a multiple of D_STEP."""
+    """Advice for a head dimension `d` that is not a multiple of D_STEP."""
     padded = -(-max(d, 1) // D_STEP) * D_STEP
     return (
         f"pad q, k and v with zeros to d {padded}, pass scale=1/sqrt({d}) of the d before padding, "
@@ -103,7 +103,7 @@ def padding_advice(d: int) -> str:
 
 
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
-    """What to do if the keys, a tensor 'k' or 'k_cache', have another d than q.
+    """Advice for keys, a tensor 'k' or 'k_cache', that have another d than q.
 
     The advice mentions the scale, because its default depends on the d that the kernel gets.
     """

@@ -16,7 +16,7 @@ from flashsmith.families.legal_space import AnyConfig, rules_due, with_knob
 from flashsmith.families.legality import broken_rules
 from flashsmith.families.rule import LegalSpace
 
-# What is changed in a config: the knobs and their new values.
+# The changes of a config: the knobs and their new values.
 Changes = frozenset[tuple[str, object]]
 # The search stops after comparing this many configs, because a config that breaks many rules has
 # too many neighbours.
@@ -26,7 +26,7 @@ _MOST_COMPARED = 5000
 def nearest_legal(
     cfg: AnyConfig, device: DeviceSpec | None = None, count: int = 3
 ) -> list[AnyConfig]:
-    """Up to `count` legal configs of the family of `cfg`, those with the fewest changes first.
+    """Up to `count` legal configs of the family of `cfg`, the ones with the fewest changes first.
 
     If several have equally many changes, they are grouped by the knobs that change: the nearest of
     each group comes first, then the second nearest of each. If `cfg` is legal, the result is only
@@ -129,8 +129,7 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
 
 
 def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
-    """For the message: if the family of the config does not run on the device, a family that
-    does."""
+    """Advice for the message: a family that runs on the device, if the config's family does not."""
     if device.arch == cfg.OLDEST_ARCH:
         return ""
     others = [

@@ -1,7 +1,7 @@
 """pack_gqa: a knob of forward kernels. With it, the rows of a tile are the query heads of a group.
 
 The query heads of a group share a K/V head, so they attend to the same keys. As rows of one tile,
-token after token, they need only one read of K and V, and a few queries fill more of a tile.
+token after token, they read K and V only once, and a few queries fill more of the tile.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ class BrokenRule:
 class LegalSpace:
     """The rules of a family, and the values that its knobs have in legal configs.
 
-    first: the knobs that are settled first. repairs: for some knobs, the only values that are tried
-    to correct a config; for other knobs all values are.
+    first: the knobs that are settled first. repairs: the only values of some knobs that are tried
+    to correct a config; of other knobs all values are tried.
     """
 
     rules: tuple[Rule, ...]

@@ -1,4 +1,4 @@
-"""What all cost models need: the rates of an SM, and the work of one tile."""
+"""The common parts of all cost models: the rates of an SM, and the work of one tile."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _CONSUMER_MMA = 512.0
 def rates_of(device: DeviceSpec) -> Rates:
     """The rates of a GPU.
 
-    If its architecture is unknown, those of the newest known architecture before it.
+    If its architecture is unknown, the rates of the newest known architecture before it.
     """
     known = [arch for arch in _OF_ARCH if arch <= device.arch] or [min(_OF_ARCH)]
     rates = _OF_ARCH[max(known)]
@@ -59,7 +59,7 @@ def rates_of(device: DeviceSpec) -> Rates:
 
 
 class TileWork(NamedTuple):
-    """The work that one tile of a kernel is on one GPU.
+    """The work of one tile of a kernel on one GPU.
 
     A CTA computes ``rows`` rows of Q in steps of ``keys`` keys. With ``of_keys``, it computes
     ``rows`` rows of K in steps of ``keys`` queries, for all heads of q that share this K/V head. An

@@ -1,4 +1,4 @@
-"""What the families with warpgroups have in common.
+"""The common parts of the families with warpgroups.
 
 Their kernels multiply with wgmma. One warpgroup, the producer, copies by TMA. The others are
 consumers, which take over some of its registers (setmaxnreg).
@@ -26,7 +26,7 @@ REGISTER_COUNTS = tuple(range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT))
 # The registers that a thread needs besides its accumulators: addresses, row statistics, state of
 # the loop.
 REGISTERS_BESIDE_TILES = 24
-# 65,536 registers of the register file, divided by 128 threads of a warpgroup.
+# The 65,536 registers of the register file, divided by the 128 threads of a warpgroup.
 REGISTERS_TO_SHARE = 512
 
 # --- the knobs producer_registers and consumer_registers -----------------------------------------

@@ -35,15 +35,15 @@ class Lengths(NamedTuple):
 
 
 class Coordinates(NamedTuple):
-    """What a sequence gives to a read: parts that broadcast to (heads, queries, keys), and the
-    values of the expressions' symbols at them."""
+    """A sequence's contributions to a read, in parts that broadcast to (heads, queries, keys), and
+    the values of the expressions' symbols there."""
 
     parts: torch.Tensor
     values: Mapping[str, Any]
 
 
 def axis_of(node: Typed) -> str | None:
-    """The axis along which a kernel sums for a read; None if there is none."""
+    """The axis along which a kernel sums for a read; None if no kernel does."""
     indices: tuple[Typed, ...] = node.operands[2:]
     parts = {part for it in indices for part in it.parts()}
     if SCORE in parts:
@@ -62,7 +62,7 @@ def axis_of(node: Typed) -> str | None:
 
 
 def _is_of_distance(it: Typed) -> bool:
-    """Whether an index depends on q and k by their difference alone."""
+    """Whether an index depends on q and k only through their difference."""
     if not {Q, K} & set(it.parts()):
         return True
     factors = factors_of_indices(it)
@@ -119,8 +119,8 @@ class ScoreSums:
         return saved.q.dtype in _DTYPES and (saved.q.is_cuda or emulate) and saved.q.numel() > 0
 
     def fits(self, node: Typed, shape: tuple[int, ...]) -> bool:
-        """Whether each element that reads a tensor of this shape along 'elements' has a place of
-        its own there: indices beyond a tensor read its last element."""
+        """Whether all elements along 'elements' read different elements of a tensor of this shape:
+        indices beyond a tensor read its last element."""
         indices: tuple[Typed, ...] = node.operands[2:]
         longest = (Q, self.lengths.longest_q), (K, self.lengths.longest_k)
         return all(shape[indices.index(it)] >= length for it, length in longest)
@@ -220,8 +220,8 @@ def _lengths(saved: Any, options: ForwardOptions) -> Lengths:
 
 
 def is_whole(node: Typed, sums: torch.Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether sums of elements are the gradient of a tensor of this shape, but for dimensions of
-    size 1."""
+    """Whether sums of elements equal the gradient of a tensor of this shape, apart from dimensions
+    of size 1."""
     sizes = dict(zip((B, H, Q, K), sums.shape, strict=True))
     indices: tuple[Typed, ...] = node.operands[2:]
     read = [it for it in sizes if it in indices]

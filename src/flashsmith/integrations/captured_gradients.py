@@ -2,9 +2,10 @@
 
 They are sums of dS over all elements that read the same value: dS = P (dP - D), times the
 derivative of the new score with respect to the read. On a GPU, kernels compute the sums for indices
-by head, query, key or distance; see captured_by_kernels.py. For others PyTorch's operations compute
-dS for blocks of rows in fp32 and float64. All orders are fixed, so the bits repeat: dimensions that
-no index depends on are summed first, and the rest is added by index in PyTorch's deterministic way.
+by head, query, key or distance; see captured_by_kernels.py. For other indices PyTorch's operations
+compute dS for blocks of rows in fp32 and float64. All orders are fixed, so the bits repeat:
+dimensions that no index depends on are summed first, and the rest is added by index in PyTorch's
+deterministic way.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from flashsmith.semantics.program import BoundProgram
 from flashsmith.semantics.signature import ForwardOptions, check_mask
 from flashsmith.semantics.typed import Typed
 
-# The most elements of a block's scores. About ten float64 arrays of that size exist at once.
+# The most scores of a block. About ten float64 arrays of that size exist at once.
 MOST_SCORES = 2**24
 
 
@@ -100,14 +101,14 @@ class _Totals:
         return self._sums.setdefault(place, total) is total
 
     def gradient(self, place: int) -> torch.Tensor:
-        """In the dtype of the program's tensor."""
+        """The gradient in the dtype of the program's tensor."""
         tensor = self.tensors[place]
         found = self._sums.get(place)
         return torch.zeros_like(tensor) if found is None else found.to(tensor.dtype)
 
 
 def _add_by_kernel(totals: _Totals, place: int, kernels: ScoreSums, node: Typed) -> bool:
-    """Adds what a kernel computes for a read; False if none does."""
+    """Adds the sums that a kernel computes for a read; False if no kernel can."""
     axis, shape = axis_of(node), tuple(totals.tensors[place].shape)
     if axis is None or (axis == "elements" and not kernels.fits(node, shape)):
         return False
@@ -241,7 +242,8 @@ def _end(first: int, length: int | None) -> int:
 
 
 def _add(total: torch.Tensor, block: _Block, node: Typed, slope: Typed) -> None:
-    """Adds to ``total`` what a block's elements give the values that ``node`` reads."""
+    """Adds a block's contributions to the gradient of the values that ``node`` reads to
+    ``total``."""
     factor = slope.evaluate(block.values, block.tensors, torch)
     # A hidden element's derivative may be NaN.
     _add_parts(total, torch.where(block.d_scores == 0, 0, block.d_scores * factor), block, node)

@@ -383,7 +383,7 @@ def flash_attn_with_kvcache(
             larger numbers flashsmith chooses how to split keys (split='free').
         pack_gqa: has no effect: the heads of a group always share their keys.
         return_softmax_lse: return (out, lse).
-        block_table: FlashAttention 2's name of page_table; give only one of them.
+        block_table: FlashAttention 2's name of page_table; pass only one of them.
         s_aux: (heads,), FlashAttention 3's name of sinks.
         bits: as for attention_with_cache().
         qv: (..., d_v), for a latent cache (MLA) of PyTorch tensors: q, k_cache and k are its rotary
@@ -527,7 +527,7 @@ def _in_words(tensor: Any) -> str:
 
 
 def _alibi(slopes: Array | None) -> dict[str, Any]:
-    """attention()'s keywords for ALiBi, whose distances are those of the positions."""
+    """attention()'s keywords for ALiBi; distances are between positions."""
     if slopes is None:
         return {}
     shape = tuple(getattr(slopes, "shape", ()))
@@ -537,7 +537,7 @@ def _alibi(slopes: Array | None) -> dict[str, Any]:
 
 
 def _alibi_over_cache(slopes: Array | None) -> dict[str, Any]:
-    """The same for attention_with_cache(), whose indices are positions."""
+    """attention_with_cache()'s keywords for ALiBi; its indices are positions."""
     found = _alibi(slopes)
     found.pop("positions", None)
     return found
@@ -571,7 +571,7 @@ def _check_absent(**tensors: Any) -> None:
 
 
 def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """window_size with None in place of -1, which also means no limit.
+    """window_size with None in place of -1; both mean no limit.
 
     Raises ArgumentError unless it has two entries, each one None, -1 or a whole number from 0.
     """

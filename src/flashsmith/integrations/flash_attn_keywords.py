@@ -1,4 +1,4 @@
-"""Functions with FlashAttention's keywords, also those that flashsmith's functions lack.
+"""Functions with all of FlashAttention's keywords, even the ones that flashsmith's functions lack.
 
 Code written for FlashAttention often passes all keywords. A value without effect is accepted; for
 any other value, an error names the keyword.
@@ -35,7 +35,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def translates(function: F) -> F:
-    """Makes and returns the call that ``function``, with its arguments, translates a call into.
+    """Translates a call with ``function``, makes the translated call, and returns its results.
 
     Unknown keywords raise ArgumentError, not TypeError. Keywords of FlashAttention are dropped if
     their values have no effect.

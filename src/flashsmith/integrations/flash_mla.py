@@ -33,8 +33,8 @@ def flash_mla_with_kvcache(
 
     Args:
         q: (batch, seq_q, heads, d), d 576 or 320.
-        k_cache: (pages, page, 1, d) with block_table, of pages of a multiple of 8 keys, or (batch,
-            capacity, 1, d) without.
+        k_cache: (pages, page, 1, d) with block_table, where a page has a multiple of 8 keys;
+            without, (batch, capacity, 1, d).
         block_table: (batch, maximum pages of a sequence) int32.
         cache_seqlens: (batch,) int32, the keys of each sequence.
         head_dim_v: d - 64: the columns of a row that are its values, too.

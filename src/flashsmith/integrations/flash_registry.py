@@ -282,7 +282,10 @@ class _Activated:
         if reason is None and is_causal and query.shape[-2] != key.shape[-2]:
             # PyTorch's implementations align such masks to different corners.
             reason = Reason("is_causal", "with different lengths of query and key")
-        reason = reason or why_not_on(query.device, self._emulate)
+        # PyTorch asks for gradients by a separate operator, if at all.
+        reason = reason or why_not_on(
+            query.device, self._emulate, query.shape[-1], with_gradients=True
+        )
         if reason is not None:
             raise _LeftToPyTorch(reason)
 
@@ -371,7 +374,7 @@ def _limit(size: int | None) -> int | None:
 
 
 def _no_dropout(query: Any) -> tuple[Any, Any, Any]:
-    """The extra results of a call without dropout: the random numbers' state and offset, and the
+    """The extra results of a call without dropout: state and offset of the random numbers, and the
     debug mask."""
     state, offset = (
         torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ())

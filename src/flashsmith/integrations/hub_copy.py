@@ -1,8 +1,8 @@
 """A copy of the package's Python modules that runs under any name, together with an installed
 flashsmith.
 
-It has the modules that some modules import, directly or not, and the emulator's. Imports within the
-package become relative. The folders of flashsmith become those of the copy, and ptxlab one of them.
+It has some modules, everything that they import, and the emulator. Imports within the package
+become relative. The copy has the folders of flashsmith, and ptxlab as one more.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _is_ours(node: ast.ImportFrom) -> bool:
 
 
 def _in_copy(module: str) -> tuple[str, ...]:
-    """A module's names in the copy, from its root."""
+    """The names by which the copy contains a module, from the root on."""
     package, *names = module.split(".")
     return (*_PACKAGES[package], *names)
 

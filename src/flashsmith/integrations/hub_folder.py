@@ -1,6 +1,6 @@
 """Writes a folder of the kernels hub: compiled kernels, and the Python that calls them.
 
-    build/tvm-ffi01-cu130-x86_64-linux/     what the package kernels loads, by this name
+    build/tvm-ffi01-cu130-x86_64-linux/     the folder that the package kernels loads, by its name
         metadata.json                       its name, version, requirements, GPUs and checksums
         __init__.py                         FlashAttention's functions and attention()
         kernels/sm90/                       as in an installed package of kernels
@@ -72,7 +72,7 @@ _MODULES = (
 
 
 def variant_name(manifest: Manifest, cpu: str) -> str:
-    """The hub's name for what runs with a library's tvm-ffi and CUDA, such as
+    """The hub's name of the variant for a library's tvm-ffi and CUDA, such as
     'tvm-ffi01-cu130-x86_64-linux'."""
     tvm_ffi = tvm_ffi_abi(manifest.tvm_ffi_version).replace(".", "")
     cuda = "".join(manifest.nvcc_version.split(".")[:2])
@@ -158,7 +158,8 @@ def _capability(target: str) -> str:
 
 
 def _publish(files: Mapping[str, bytes], folder: Path) -> Path:
-    """Writes the files next to ``folder`` and renames, so that no interrupted write looks whole."""
+    """Writes the files next to ``folder`` and renames them, so that an interrupted write leaves no
+    folder that looks complete."""
     if folder.exists() and not (folder / METADATA_NAME).is_file():
         raise ArgumentError(f"{folder}: exists, and is no folder of the hub; name another place")
     folder.parent.mkdir(parents=True, exist_ok=True)

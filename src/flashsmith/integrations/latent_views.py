@@ -1,4 +1,4 @@
-"""The latent rows of which FlashAttention 3 takes the rotary columns as K and the others as V."""
+"""Latent rows, whose rotary columns FlashAttention 3 takes as K and whose other columns as V."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from flashsmith.errors import ArgumentError
 
 
 def whole_rows(k_cache: Any, v_cache: Any) -> Any:
-    """A view of the PyTorch tensor of which v_cache has the first columns and k_cache the next
-    ones; nothing is copied.
+    """A view of the PyTorch tensor whose first columns are v_cache and whose next columns are
+    k_cache; nothing is copied.
 
     Raises ArgumentError unless both are such views.
     """
@@ -35,9 +35,10 @@ def whole_rows(k_cache: Any, v_cache: Any) -> Any:
 
 
 def joined_rows(name: str, rotary: Any, value_name: str, values: Any) -> Any:
-    """Rows as in a latent cache: the columns of ``values``, then those of ``rotary``. Copies both.
+    """Rows as in a latent cache: the columns of ``values``, then the columns of ``rotary``. Copies
+    both.
 
-    Raises ArgumentError unless they are PyTorch tensors of equal shapes but for the columns.
+    Raises ArgumentError unless they are PyTorch tensors whose shapes differ only in the columns.
     """
     import torch
 

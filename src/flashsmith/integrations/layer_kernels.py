@@ -26,8 +26,10 @@ from flashsmith.runtime.libraries import loaded_kernels
 from flashsmith.runtime.tensors import DTYPES
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.compiled import Semantics
-from flashsmith.semantics.dtype import dtype_name
+from flashsmith.semantics.dtype import DType, dtype_name
 from flashsmith.semantics.signature import MaskLimits
+
+_ROOMIEST = device_spec(90)
 
 
 @dataclass
@@ -68,6 +70,21 @@ class LayerKernels:
         yield from found
 
 
+def unserved_head(d: int, device: DeviceSpec | None, *, canonical: bool) -> str:
+    """Why heads of d cannot be served over caches on a GPU, or ''; None: whichever it is."""
+    limits = device or _ROOMIEST
+    configs: list[KernelConfig] = []
+    for family in families(DECODE.name):
+        d_head = next((known for known in family.knob_values["d_head"] if d <= known), 0)
+        configs += family.candidates(DType.FP16, d_head, limits, masked=True)
+    if not configs:
+        where = "" if device is None else f" on {device.name}"
+        return f"head_size {d}{where} not supported: no kernel over caches fits"
+    if canonical and all(it.family.canonical(it, limits) is None for it in configs):
+        return f"head_size {d} with batch invariance not supported: no kernel has canonical bits"
+    return ""
+
+
 def cache_problem(
     *,
     heads: int,
@@ -82,7 +99,7 @@ def cache_problem(
     cache: CacheFormat = CacheFormat.PLAIN,
 ) -> Problem:
     """The problem of a layer over pages of ``page`` tokens, with room for ``keys`` keys a request.
-    ``dtype`` is a framework's and that of queries, ``bits`` as in ``attention_with_cache``."""
+    ``dtype`` is a framework's dtype, of the queries; ``bits`` as in ``attention_with_cache``."""
     semantics = Semantics(mask.kind, softcap > 0, packed=True, uneven=True)
     return Problem(
         *(1, 1, keys, heads, kv_heads, d),
@@ -129,8 +146,8 @@ def build_kernels(
     """Builds and loads all kernels that the layers can need, and returns their number.
 
     ``with_writes`` says whether the engine also writes its caches with ``write_slots``,
-    ``with_merges`` whether it merges the layers' outputs with ``merge_attention``. Of several
-    processes that start at a time, one builds each kernel and the others wait for it. Raises the
+    ``with_merges`` whether it merges the layers' outputs with ``merge_attention``. If several
+    processes start together, one builds each kernel and the others wait for it. Raises the
     builder's errors.
     """
     needed: dict[tuple[KernelConfig, int, Semantics], None] = {}
@@ -158,7 +175,7 @@ def build_kernels(
 
 
 def device_of(kind: str, ordinal: int) -> DeviceSpec:
-    """The GPU, or the emulated one of host tensors."""
+    """The GPU, or the GPU that is emulated for host tensors."""
     return query_gpu(ordinal) if kind == "cuda" else device_spec(DEFAULT_EMULATED_ARCH)
 
 
@@ -178,7 +195,7 @@ def _power_of_two(size: int) -> int:
 
 
 def _powers_to(most: int) -> Iterator[int]:
-    """The powers of two from 1 to the one that holds ``most``."""
+    """The powers of two from 1 to the first that is at least ``most``."""
     power = 1
     while power < 2 * most:
         yield power

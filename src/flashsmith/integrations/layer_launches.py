@@ -30,7 +30,8 @@ _WRITE = ("k", "v", "k_cache", "v_cache", "slot_mapping", *SCALES)
 
 class Launch(NamedTuple):
     """A launch for tensors of one layout. ``run_at`` takes addresses and returns whether it could
-    launch; see CachedCall. ``options`` are the caller's, which it compares before a launch."""
+    launch; see CachedCall. ``options`` are the caller's; the caller compares them before a
+    launch."""
 
     options: Any
     has_layout: Callable[..., bool]
@@ -38,8 +39,8 @@ class Launch(NamedTuple):
 
 
 class LayerLaunches:
-    """The launches of attention_with_cache() or write_slots() for the layers of one kind: of one
-    head count, mask, and the like."""
+    """The launches of attention_with_cache() or write_slots() for the layers of one kind, which
+    share head counts, mask and the like."""
 
     def __init__(self) -> None:
         self.latest: Launch | None = None
@@ -52,8 +53,9 @@ class LayerLaunches:
         tensors: tuple[Any, ...],
         prepare: Callable[[], CachedCall | None],
     ) -> Launch | None:
-        """The launch for these tensors and options, and from now on the latest. ``prepare`` makes
-        the call if there is none. None if calls must be checked, as those on host tensors."""
+        """The launch for these tensors and options, which becomes the latest launch. ``prepare``
+        makes the call if there is none. None if calls must be checked, such as calls on host
+        tensors."""
         key = options, *(tensor.shape for tensor in tensors)
         found = self._launches.get(key)
         if found is None or not found.has_layout(*tensors):
@@ -77,9 +79,9 @@ class LayerLaunches:
         config: KernelConfig,
         device: DeviceSpec,
     ) -> CachedCall | None:
-        """A call of attention_with_cache() over pages, on packed queries. Its addresses are those
-        of q, k_cache, v_cache, cache_lens, out, page_table, sinks if there are any, cu_seqlens_q,
-        and the tensors of scales if there are any.
+        """A call of attention_with_cache() over pages, on packed queries. It takes the addresses of
+        q, k_cache, v_cache, cache_lens, out, page_table, sinks if any, cu_seqlens_q, and the
+        tensors of scales if any.
 
         Raises ArgumentError as attention_with_cache() does. None if calls must be checked.
         """
@@ -107,8 +109,8 @@ class LayerLaunches:
         )
 
     def write(self, tensors: tuple[Any, ...], device: DeviceSpec) -> CachedCall | None:
-        """A call of write_slots(); its addresses are those of k, v, k_cache, v_cache, slot_mapping
-        and, if there are any, the tensors of scales, in this order. As ``attention``."""
+        """A call of write_slots(). It takes the addresses of k, v, k_cache, v_cache, slot_mapping
+        and, if any, the tensors of scales, in this order. As ``attention``."""
         k, _, k_cache, _, slots, *_ = tensors
         key = k.shape[1:], k_cache.shape, *((tensor.dtype, tensor.stride()) for tensor in tensors)
         checked = self._checked.get(key) if len(slots) else None

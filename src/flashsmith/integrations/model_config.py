@@ -30,7 +30,7 @@ _TOWERS = ("vision_config", "audio_config", "encoder_config")
 # Suffixes of architectures, and parts of model types, in which every query sees all keys.
 _SEES_ALL = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "ForTokenClassification")
 _SEES_ALL_TYPES = ("bert", "electra", "mpnet", "vit", "siglip", "dino")
-_LONGEST_HEAD = 256
+_LONGEST_HEAD = 512
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Packing:
         return padded
 
     def to_front(self, padded: Any) -> Any:
-        """(batch, length, ...) with each batch row's real tokens first, and zeros behind them."""
+        """(batch, length, ...) with each batch row's real tokens first, and zeros after them."""
         batch, position = self.rows
         slot = torch.arange(batch.numel(), device=batch.device) - self.cu_seqlens[batch]
         moved = torch.zeros_like(padded)

@@ -55,7 +55,8 @@ def _with_program(
     opts: CallOptions, q: Any, k: Any, cu_q: Any, reads: Any, program: str, ints: Any, floats: Any,
     positions: str,
 ) -> CallOptions:  # fmt: skip
-    """The options with the program as the kernels for tensors of these lengths take it."""
+    """The options, with the program in the form that the kernels take for tensors of these
+    lengths."""
     bound = program_of_text(program, tuple(reads), tuple(ints), tuple(floats))
     sizes = sizes_of(q, k, cu_q)
     found = limited(bound, None if sizes is None else sizes.lengths, positions)

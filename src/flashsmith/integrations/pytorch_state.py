@@ -16,7 +16,9 @@ from torch.autograd import forward_ad
 
 from flashsmith import env
 from flashsmith.errors import ArgumentError
+from flashsmith.families.warpgroups import HOPPER_ARCH
 from flashsmith.integrations.fallbacks import Reason
+from flashsmith.integrations.sdpa_problem import MAX_D_OF_ALL_GPUS
 from flashsmith.printable import quoted
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import OLDEST_ARCH
@@ -220,24 +222,36 @@ def reads_environment(device: Any) -> bool:
     return is_on_host(device) or query_gpu(device.index).arch >= FIRST_UNTUNED_ARCH
 
 
-def why_not_on(device: Any, emulate: bool | None) -> Reason | None:
-    """The reason why calls on a torch.device ('cpu' or 'cuda') are left to PyTorch, or None."""
+def why_not_on(device: Any, emulate: bool | None, d: int, *, with_gradients: bool) -> Reason | None:
+    """The reason why calls of head dimension ``d`` on a torch.device ('cpu' or 'cuda') are left to
+    PyTorch, or None."""
+    is_wide = d > MAX_D_OF_ALL_GPUS
+    if is_wide and with_gradients and torch.are_deterministic_algorithms_enabled():
+        said = f"d {d} under torch.use_deterministic_algorithms; the kernels' dq of d above "
+        return Reason("query", f"{said}{MAX_D_OF_ALL_GPUS} is not bitwise repeatable")
     if is_on_host(device):
         runs = _emulation_enabled() if emulate is None else emulate
         return None if runs else _ON_THE_HOST
-    facts = _why_not_on_gpu(device.index)
+    facts = _why_not_on_gpu(device.index, is_wide)
     return None if facts is None else Reason("query", facts)
 
 
+def needs_gradients(*tensors: Any) -> bool:
+    """Whether autograd will ask for gradients of a tensor; None is no tensor."""
+    return torch.is_grad_enabled() and any(it is not None and it.requires_grad for it in tensors)
+
+
 @assume_constant_result
-def _why_not_on_gpu(ordinal: int) -> str | None:
+def _why_not_on_gpu(ordinal: int, is_wide: bool) -> str | None:
     try:
         arch = query_gpu(ordinal).arch
     except ArgumentError:
         return None  # this machine has no such GPU: the program is exported for another
+    where = f"on cuda:{ordinal}, an sm_{arch}"
+    if is_wide and arch != HOPPER_ARCH:
+        return f"{where}; kernels of d above {MAX_D_OF_ALL_GPUS} need sm_{HOPPER_ARCH}"
     if OLDEST_ARCH <= arch < FIRST_UNTUNED_ARCH:
         return None
-    where = f"on cuda:{ordinal}, an sm_{arch}"
     if arch < OLDEST_ARCH:
         return f"{where}; the kernels need sm_{OLDEST_ARCH}"
     if env.untuned_enabled():

@@ -1,4 +1,4 @@
-"""Kernels of PyTorch custom ops that look a repeated call up before all else.
+"""Kernels of PyTorch custom ops that first look up whether a call is repeated.
 
 A compiled program calls the same ops at every step. Reading an op's arguments, finding its cached
 call and, with autograd's kernel, calling the op a second time take longer than the cached call.
@@ -24,7 +24,7 @@ _transforms = torch._C._are_functorch_transforms_active
 
 
 def repeated_op(name: str, kernel: Kernel, asked: Callable[..., Asked]) -> Kernel:
-    """``kernel`` of an op, but it runs only for calls unlike those before.
+    """``kernel`` of an op, changed so that it runs only for calls that are not repeated.
 
     ``name`` is the kernel's own, and ``asked`` takes the op's arguments. Calls that may need
     gradients are not repeated.

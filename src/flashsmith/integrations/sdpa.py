@@ -16,6 +16,7 @@ from flashsmith.integrations.pytorch_state import (
     check_emulate,
     is_direct,
     is_on_host,
+    needs_gradients,
     reads_environment,
     under_autocast,
     why_not_now,
@@ -75,8 +76,8 @@ def sdpa(
 
     flashsmith's kernels also compute the gradients. Calls that they cannot serve fall back to
     PyTorch, with one FallbackWarning per reason. Examples are calls with dropout, a dtype other
-    than fp16 and bf16, a d that is above 256 or not a multiple of 8, and a mask tensor that
-    requires grad, or any under torch.compile.
+    than fp16 and bf16, a d that is not a multiple of 8 or is above 512 (256 except on sm_90), and a
+    mask tensor that requires grad, or any under torch.compile.
 
     Some calls fall back with any arguments. These are calls on the host without the emulator, and
     calls on sm_100 and later unless FLASHSMITH_UNTUNED is 1. Calls inside torch.jit.trace,
@@ -129,7 +130,8 @@ def sdpa(
         if reason is None and attn_mask is not None:
             reason = _why_not_mask(attn_mask, problem)
     if reason is None:
-        reason = why_not_on(query.device, emulate)
+        with_gradients = needs_gradients(query, key, value)
+        reason = why_not_on(query.device, emulate, query.shape[-1], with_gradients=with_gradients)
     if reason is None:
         try:
             output, called = _by_kernel(query, key, value, attn_mask, is_causal, scale, bits)
@@ -195,8 +197,8 @@ def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
 def _added(mask: Any) -> Callable[..., Any]:
     """score + mask, where masks may hold the lowest number of their dtype.
 
-    Such scores are all one number, which fp32 differences do not lose: a row of nothing else is the
-    mean of v, as in PyTorch. -inf stays, and hides the key.
+    All such scores become the same number: a row of only such scores is the mean of v, as in
+    PyTorch. -inf stays, and hides the key.
     """
     at = table_function(mask)
     infinity = float("inf")
@@ -253,7 +255,7 @@ def _by_kernel(
 def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: Any) -> None:
     """Makes run_repeated serve calls of sdpa() with such arguments.
 
-    ``tensors`` and ``keywords`` are those of attention(), which computed this call. Not remembered
+    ``tensors`` and ``keywords`` are attention()'s, which computed this call. Not remembered
     are calls without a batch, and calls that depend on the environment.
     """
     groups, given = cached_calls.repeated, arguments[:3]
@@ -262,8 +264,8 @@ def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: An
     if reads_environment(given[0].device):
         return
     if any(tensor.requires_grad for tensor in given):
-        # Without grad mode it is not remembered, since later calls may have grad mode; and a sliced
-        # or expanded tensor needs the gradients of these steps, too.
+        # Other calls are not remembered: if grad mode is off, later calls may enable it, and a
+        # sliced or expanded tensor needs the gradients of these steps, too.
         if torch.is_grad_enabled() and all(map(_is_swapped, given, tensors)):
             from flashsmith.integrations.torch_ops import remember_swapped
 

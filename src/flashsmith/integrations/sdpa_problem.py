@@ -8,12 +8,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flashsmith.families import SUPPORTED_D_HEADS
+from flashsmith.families.legality import supported_d_heads
 from flashsmith.integrations.fallbacks import Reason
 from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 from flashsmith.semantics.signature import MAX_UNCAPPED_SCALE, MIN_SCALE
 
 DTYPES = ("float16", "bfloat16")
-_MAX_D = max(SUPPORTED_D_HEADS)
+_MAX_D = max(supported_d_heads())
+# Wider heads have kernels on sm_90 only, in which v is as wide as q and k.
+MAX_D_OF_ALL_GPUS = max(SUPPORTED_D_HEADS)
 _ALIGNMENT = ALIGNMENT_BYTES // 2  # elements
 _RANKS = (2, 3, 4)
 
@@ -138,6 +141,9 @@ def _why_not_shapes(problem: SdpaProblem) -> Reason | None:
         return Reason("key", f"d {key[-1]}, and query's is {d}")
     if value[-1] % 8 or not 8 <= value[-1] <= _MAX_D:
         said = f"d {value[-1]}; the kernels take multiples of 8 from 8 to {_MAX_D}"
+        return Reason("value", said)
+    if value[-1] != d and max(d, value[-1]) > MAX_D_OF_ALL_GPUS:
+        said = f"d {value[-1]}, and query's is {d}; above {MAX_D_OF_ALL_GPUS} both must be the same"
         return Reason("value", said)
     if value[:-1] != key[:-1]:
         return Reason("value", f"shape {value}, and key's is {key}")

@@ -87,7 +87,8 @@ def called_by_op(
 
 
 def _scale_tensors(k_scale: Any, v_scale: Any, cache: Any) -> list[Any]:
-    """The scales of a cache as the tensors that ops take; those of a number give the same bits.
+    """The scales of a cache as the tensors that ops take; the tensor of a number gives the same
+    bits as the number.
 
     Raises ArgumentError unless both are tensors, numbers or None.
     """
@@ -149,8 +150,8 @@ def call_by_name(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    """The outputs of ``op`` by attention_with_cache(): of the tensors of its schema, in its order,
-    and of its other arguments. The log-sum-exp is empty if it was not requested."""
+    """The outputs of ``op``, computed by attention_with_cache() from the tensors of its schema, in
+    its order, and its other arguments. The log-sum-exp is empty if it was not requested."""
     named = dict(zip(names_of(op), tensors, strict=False))
     q, k_cache, v_cache = (named.pop(it, None) for it in ("q", "k_cache", "v_cache"))
     keywords |= named
@@ -188,7 +189,7 @@ def _autograd(name: str) -> Any:
 
 
 def _named(op: str, tensors: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """The tensors of an op, those of its lists among them, with their names."""
+    """The tensors of an op, including the ones in its lists, with their names."""
     for name, given in zip(names_of(op), tensors, strict=False):
         for tensor in given if isinstance(given, list | tuple) else (given,):
             if tensor is not None:
@@ -207,7 +208,7 @@ _library = torch.library.Library(OPERATORS, "FRAGMENT")
 def define_op(
     name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any] = _fake
 ) -> None:
-    """Defines an op over a cache, which has no gradients. ``schema`` is what follows its name."""
+    """Defines an op over a cache, which has no gradients. ``schema`` is the part after its name."""
     _library.define(name + schema, tags=_TAGS)
     op = f"{OPERATORS}::{name}"
     torch.library.impl(op, "default", kernel, lib=_library)

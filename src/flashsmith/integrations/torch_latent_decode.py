@@ -1,4 +1,5 @@
-"""attention_with_cache() over a latent cache as PyTorch custom ops, like those of torch_decode."""
+"""attention_with_cache() over a latent cache as PyTorch custom ops, like the ops of
+torch_decode."""
 
 from __future__ import annotations
 

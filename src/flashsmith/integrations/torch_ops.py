@@ -239,7 +239,7 @@ def _remember_gradients(
     this: SavedCall, needs: Any, tensors: tuple[Any, ...], like: tuple[Any, ...]
 ) -> None:
     """Makes RepeatedAttention find the gradients of do, q, k, v, o and lse, which have just been
-    computed. ``like`` are these as it will have them: swapped if the call is."""
+    computed. ``like`` are these tensors as it will get them: swapped if the call is."""
     if this.call is None:
         return
     groups = cached_calls.repeated
@@ -389,7 +389,7 @@ class _UnusableAddress(Exception):
 
 
 def _swapped(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors, those of 4 dimensions with dimensions 1 and 2 swapped; None stays None."""
+    """The tensors; dimensions 1 and 2 of 4-dimensional ones are swapped, and None stays None."""
     return tuple(it.transpose(1, 2) if it is not None and it.dim() == 4 else it for it in tensors)
 
 
@@ -776,8 +776,8 @@ def differentiable_attention(
 def saved_call(
     q: Any, k: Any, v: Any, keywords: Mapping[str, Any], program: Any = None
 ) -> tuple[SavedCall, tuple[Any, ...], bool]:
-    """A call of attention() that may have gradients: what both passes save, its q, k, v, sinks and
-    two cu_seqlens, and whether PyTorch decides if its gradients must be repeatable.
+    """A call of attention() that may have gradients: the Pass that both passes share, its q, k, v,
+    sinks and two cu_seqlens, and whether PyTorch decides if its gradients must be repeatable.
 
     Raises ArgumentError for a call that cannot have gradients.
     """
@@ -809,7 +809,7 @@ _in_order = itemgetter(*ForwardOptions._fields)
 
 
 def _not_repeated(*_: Any) -> None:
-    """Does nothing, so that run_repeated does not serve the call."""
+    """Remembers nothing, so that run_repeated does not serve the call."""
 
 
 def _remember(
@@ -829,8 +829,8 @@ def remember_swapped(
     """Makes run_repeated serve calls with such arguments, which begin with three tensors of (batch,
     heads, length, d), and may have gradients.
 
-    ``tensors`` and ``keywords`` are those of attention() for this call, which it has just served;
-    the tensors are whole views of the arguments.
+    ``tensors`` and ``keywords`` are attention()'s for this call, which it has just served; the
+    tensors are whole views of the arguments.
     """
     groups, given = cached_calls.repeated, arguments[:3]
     q, k, v = tensors
@@ -851,7 +851,7 @@ def _cached_forward(tensors: tuple[Any, ...], this: SavedCall) -> CachedCall | N
 
 
 def _run_of(this: SavedCall, follows_pytorch: bool) -> Callable[[tuple[Any, ...]], Any]:
-    """What run_repeated calls for a pass with gradients."""
+    """The function that run_repeated calls for a pass with gradients."""
 
     def run(given: tuple[Any, ...]) -> Any:
         if not _grad_enabled() or (

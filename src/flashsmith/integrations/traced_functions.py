@@ -1,7 +1,7 @@
 """Attention with score and mask functions as a call of an op, for PyTorch's tracers.
 
-The functions are traced by flashsmith, outside of the compiler's graph. What they capture becomes
-the op's inputs. Only calls under a tracer import this module.
+The functions are traced by flashsmith, outside of the compiler's graph. The tensors and numbers
+that they capture become the op's inputs. Only calls under a tracer import this module.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
 
 
 def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
-    """The text and the paths of a plan, whose other paths are followed, so that the compiler guards
-    what they lead to. None if there is none."""
+    """The text and the paths of a plan. Its other paths are followed, so that the compiler guards
+    the objects at their ends. None if there is none."""
     if _is_made_here(roots):
         return None
     # The compiler gives Python objects as arguments only, not within tuples.
@@ -181,7 +181,7 @@ def _roots_of(
 def _roots_over_cache(
     functions: Mapping[str, Any], over: CacheSizes
 ) -> tuple[tuple[Any, Any, Any, Any], tuple[int, int] | None]:
-    """The same for a call over a cache."""
+    """The roots of a plan's paths, and the block sizes of a BlockMask, for a call over a cache."""
     mask, block_sizes = functions.get("mask"), None
     if isinstance(mask, BlockMask):
         rows, keys = mask.BLOCK_SIZE
@@ -209,7 +209,7 @@ def _lists_of(mask: BlockMask, kind: str) -> tuple[Any, ...]:
 def _with_mask(
     functions: Mapping[str, Any], mask: Any, sizes: ScoreSizes
 ) -> tuple[Any, Any, Any, Any]:
-    """The roots of functions, of which ``mask`` is the mask."""
+    """The roots of functions; ``mask`` is the mask among them."""
     bias = functions.get("bias")
     for name, it in (("mask", mask), ("bias", bias)):
         if isinstance(it, torch.Tensor):
@@ -220,7 +220,7 @@ def _with_mask(
 
 
 def _plain(value: Any) -> Any:
-    """A value of flashsmith.masks or scores as its parts, so that new values have one trace."""
+    """The parts of a value of flashsmith.masks or scores, so that one trace serves new values."""
     if type(value) in (MaskValue, ScoreValue):
         return PARTS, value.function, tuple([_plain(it) for it in value.parts])
     return value

@@ -30,6 +30,7 @@ from flashsmith.integrations.fallbacks import Reason, note, note_fallback
 from flashsmith.integrations.packing import Packing, packing_of, packing_of_all
 from flashsmith.integrations.pytorch_state import (
     check_emulate,
+    needs_gradients,
     under_autocast,
     why_not_now,
     why_not_on,
@@ -152,7 +153,8 @@ def _keep_from_the_hub() -> None:
 
 
 def _for_another(asks: Callable[..., bool]) -> Callable[..., bool]:
-    """transformers' check for flash attention, but False for configs that name flashsmith."""
+    """transformers' check for flash attention, which returns False for configs that name
+    flashsmith."""
 
     def asks_for_another(config: Any = None, *args: Any, **keywords: Any) -> bool:
         if getattr(config, "_attn_implementation", None) == NAME:
@@ -242,9 +244,9 @@ def flashsmith_attention_forward(
         attention_mask = selected_by(attention_mask, indices, key.shape[2])
     hidden = hidden_by(attention_mask, query.shape[2])
     filled = hidden.filled
-    if hidden.dropped is not None and _needs_gradients(query, key, value, s_aux):
+    if hidden.dropped is not None and needs_gradients(query, key, value, s_aux):
         refuse_rolling("cache", "has dropped keys, which gradients need")
-    if filled is not None and _needs_gradients(query, key, value, s_aux):
+    if filled is not None and needs_gradients(query, key, value, s_aux):
         # All batch rows have the same number of filled keys.
         hidden, filled = hidden._replace(keys=int(filled.max())), None
     if hidden.keys is not None:
@@ -362,10 +364,6 @@ def _padding(
     return sequences_by_position(position_ids, q, k)
 
 
-def _needs_gradients(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(it is not None and it.requires_grad for it in tensors)
-
-
 def _converted(*tensors: Any) -> tuple[Any, ...]:
     if _options.float32_as is None:
         return tensors
@@ -399,7 +397,7 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
     )
     reason = why_not(problem)
     if reason is None and call.pattern is not None:
-        needs_grad = _needs_gradients(call.pattern)
+        needs_grad = needs_gradients(call.pattern)
         facts = tensor_facts(call.pattern, tracing)
         if why_not_mask(facts, problem, needs_grad=needs_grad) is not None:
             return _PATTERN
@@ -407,7 +405,12 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
         return Reason(reason.argument, f"{reason.facts} (see register's float32_as)")
     if reason is None and call.window is not None and _has_holes(call.padding):
         return Reason("attention_mask", "padding between real tokens, and a window counts it")
-    return reason or why_not_on(call.query.device, _options.emulate)
+    return reason or why_not_on(
+        call.query.device,
+        _options.emulate,
+        call.query.shape[-1],
+        with_gradients=needs_gradients(call.query, call.key, call.value),
+    )
 
 
 def _has_holes(padding: Any) -> bool:
@@ -533,7 +536,7 @@ def _on_pages(call: _Call, pages: Pages, q: Any, k: Any, v: Any) -> Any:
 def _as_pytorch_takes_it(call: _Call) -> Any:
     """The call's mask, causality and window as one (batch, 1, queries, keys) mask.
 
-    None if nothing is hidden, or if PyTorch's own causal flag hides the same.
+    None if no key is hidden, or if PyTorch's own causal flag hides the same keys.
     """
     if call.pattern is not None:
         return call.pattern

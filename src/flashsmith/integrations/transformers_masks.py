@@ -16,8 +16,8 @@ mistaken for this form. A window of 0 means no window. The dtype defines n and t
 - int64: the values number the sequences, packed into one batch row, that the n keys belong to.
 - int32: a batch row's number of filled keys in a static cache, which the host does not read. For
   canonical bits the second value counts the keys that a rolling cache dropped before its first one.
-  If n is above 2, the row is padded, filled keys are its real ones, and the other values mark these
-  among n - 2 keys.
+  If n is above 2, the row is padded: the first value counts its real keys, and the values after the
+  second mark these among n - 2 keys.
 
 Models that inspect their masks get the (batch, 1, queries, keys) mask of PyTorch's attention.
 Models that compute attention in their own code, or that transformers runs on eager attention only,
@@ -328,7 +328,7 @@ def _with_dropped(
     attention_mask: Any,
     device: Any,
 ) -> HiddenKeys:
-    """``hidden`` with the keys of each sequence that the cache has dropped, if it has.
+    """``hidden``, with the number of keys that the cache has dropped from each sequence, if any.
 
     Raises:
         ArgumentError: these keys cannot be counted, or a query would see them.

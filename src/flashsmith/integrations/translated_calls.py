@@ -1,7 +1,7 @@
 """Calls of attention() and attention_with_cache() that a function with other arguments makes.
 
 Translating the arguments takes as long as the call. So a repeated call is looked up by the caller's
-own arguments, and runs what the translated call would run.
+own arguments, and runs the launch of the translated call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flashsmith.runtime.cached_calls import is_constant
 
 
 class Translated(NamedTuple):
-    """A call in the words of another function, and what follows its results."""
+    """A call translated for another function, and the values to append to its results."""
 
     function: Callable[..., Any]
     tensors: tuple[Any, Any, Any]
@@ -24,7 +24,7 @@ class Translated(NamedTuple):
 
 
 def run_translated(call: Translated) -> Any:
-    """The results of the call, with ``call.also`` behind them."""
+    """The results of the call, followed by ``call.also``."""
     results = call.function(*call.tensors, **call.keywords)
     return (*results, *call.also) if call.also else results
 
@@ -51,7 +51,7 @@ def remember_translated(arguments: tuple[Any, ...], names: Any, call: Translated
 
 
 def _with(run: cached_calls.Run, also: tuple[Any, ...]) -> cached_calls.Run:
-    """``run`` with further results behind its own."""
+    """``run``, followed by further results."""
 
     def run_and_add(given: tuple[Any, ...]) -> Any:
         results = run(given)

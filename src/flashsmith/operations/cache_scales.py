@@ -8,18 +8,18 @@ from flashsmith.errors import ArgumentError
 from flashsmith.operations.operation import Call, TensorSpec
 
 SCALES = ("k_scale", "v_scale")
-# One number, or one for each K/V head.
+# A tensor of scales has one number, or one for each K/V head.
 SCALE_TENSORS = tuple(
     TensorSpec(name, (f"{name}s",), "float32", presence="optional", alignment=4) for name in SCALES
 )
-# What keys and values are multiplied by where there is no tensor of scales.
+# The factors of keys and values without a tensor of scales.
 SCALE_OPTIONS = MappingProxyType({f"{name}_value": 1.0 for name in SCALES})
 # In measurements, a tensor of scales has one number.
 MEASURED_SCALES = MappingProxyType({f"{name}s": 1 for name in SCALES})
 
 
 def scale_numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers for the C++ host path: the scales of keys and of values that are no tensors, and
+    """The numbers for the C++ host path: the scales of keys and of values if they are numbers, and
     for each whether its tensor has one number for every head.
 
     Raises ArgumentError for a tensor with another number of scales than 1 or the K/V heads.

@@ -39,8 +39,8 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.flop import visible_pairs
 from flashsmith.semantics.sizes import Sizes
 
-# A dense cache is (batch, capacity, heads_k, d), a paged one (pages, page, heads_k, d). That of
-# values has d_v in the place of d.
+# A dense cache is (batch, capacity, heads_k, d), a paged one (pages, page, heads_k, d). The cache
+# of values has d_v instead of d.
 _CACHE = ("blocks", "slots", "heads_k")
 _NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k"), ("total_q", "heads_k")
 _ROTARY = ("positions", "rotary_half")
@@ -103,7 +103,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
     Then come scale (None: 1/sqrt(d)), softcap, the window's limits, and three flags, 0 or 1:
     whether rotary pairs are neighbours, whether cos and sin are fp32, and whether the split is
-    free. Then come those of scale_numbers(). The numbers of a program are last. The sizes and
+    free. Then come the numbers of scale_numbers(). The numbers of a program are last. The sizes and
     strides of an absent tensor are 0.
 
     Raises ArgumentError if tensors do not fit each other, for an unknown split or dtype, and the

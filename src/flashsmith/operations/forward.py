@@ -84,7 +84,7 @@ def mask_limits(p: Sizes, left: int | None, right: int | None) -> tuple[int, int
 
     A limit of None leaves that side to the mask.
 
-    Raises ArgumentError where the mask and the limits contradict each other.
+    Raises ArgumentError if the mask and the limits contradict each other.
     """
     mask = p.semantics.key_mask
     if mask.takes_limits != (left is not None or right is not None):

@@ -1,8 +1,8 @@
-"""The operation `latent_decode`: attention over a cache in which a row is key and value at once.
+"""The operation `latent_decode`: attention over a cache whose rows are both key and value.
 
 All query heads share one head of the cache. Its first d_v columns are the value, the others belong
 to the key only: the absorbed form of multi-head latent attention (MLA). Lengths, pages, masks and
-splits are those of the operation `decode`.
+splits work as in the operation `decode`.
 """
 
 from __future__ import annotations

@@ -254,8 +254,8 @@ class Operation:
         )
 
     def tensors_of(self, semantics: Semantics) -> tuple[TensorSpec, ...]:
-        """The tensors of a call with these semantics: the operation's own, and those that a program
-        reads, which come last."""
+        """The tensors of a call with these semantics: the operation's own, followed by the tensors
+        that a program reads."""
         return self.tensors + READS if semantics.program else self.tensors
 
     @property

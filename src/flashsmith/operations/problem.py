@@ -48,7 +48,7 @@ _DTYPE_WORDS = {
 
 
 class _SameAsD(int):
-    """The d_v of a problem that was made without one: with another d, it is that."""
+    """The d_v of a problem that was made without one; if d changes, d_v changes with it."""
 
 
 class TiledConfig(Protocol):
@@ -193,8 +193,8 @@ class Problem:
     def required_semantics(self, cfg: TiledConfig) -> Semantics:
         """The semantics that `cfg`'s kernel must be compiled for.
 
-        The semantics are uneven unless the lengths fill whole tiles and the widths are those of
-        the tiles.
+        The semantics are uneven unless the lengths fill whole tiles and the widths equal the
+        tiles'.
         """
         whole = self.d_v == cfg.d_head_v and cfg.fills_tiles(self.seq_q, self.seq_k, self.d)
         if self.semantics.uneven or whole:
@@ -321,7 +321,8 @@ def _semantic_words() -> tuple[str, ...]:
 
 
 def semantic_words(semantics: Semantics, window_keys: int) -> list[str]:
-    """The words that differ from the plain case, such as ['window_4096', 'packed']."""
+    """The words for everything that differs from the plain case, such as ['window_4096',
+    'packed']."""
     mask, *flags = semantics.words() or [""]
     return [f"{mask}_{window_keys}" if window_keys else mask, *flags] if mask else []
 

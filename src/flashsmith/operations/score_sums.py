@@ -9,9 +9,9 @@ The values are summed over all elements that have the same coordinate on an axis
 - 'distances': key - query; sums (batch, heads_q, strips, 2 TILE). A strip has the tiles of TILE
   queries and TILE keys on one diagonal. Its sum j is for the distance (i + 1 - tiles) TILE + j -
   (TILE - 1), where i is the strip and tiles the number of tiles of queries. Two strips share a
-  distance, whose sum is that of both.
-- 'elements': both, summed over sequences or heads where sums have the size 1; (batch or 1, heads_q
-  or 1, seq_q, seq_k).
+  distance, and its sum is the sum of both.
+- 'elements': query and key, summed over sequences or heads where sums have the size 1; (batch or 1,
+  heads_q or 1, seq_q, seq_k).
 
 The order of the additions is fixed.
 """
@@ -50,7 +50,7 @@ _SUMS = ("sums_batch", "sums_heads", "sums_rows", "sums_columns")
 
 
 def score_sums_flop(sizes: Sizes) -> int:
-    """FLOP of the two GEMMs: as many as those of attention."""
+    """FLOP of the two GEMMs, as many as attention's."""
     return attn_flop(sizes)
 
 
@@ -74,15 +74,15 @@ def _tiles(length: int) -> int:
 
 
 def _sizes(problem: Sizes) -> dict[str, int]:
-    """Dimensions in measurements: those of sums by rows."""
+    """Dimensions in measurements, for sums by rows."""
     shape = sums_shape("rows", problem.batch, problem.heads_q, problem.seq_q, problem.seq_k)
     return packed_rows(problem) | dict(zip(_SUMS, shape, strict=True))
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in its order: those of `backward` up to the window,
-    with zeros for gradients; the place of the axis in AXES, the sizes of sums and their strides
-    except the last; then the numbers of a program.
+    """The numbers that the C++ host path takes, in its order. First come the numbers of `backward`
+    up to the window, with zeros for gradients; then the place of the axis in AXES, the sizes of
+    sums and their strides except the last; then the numbers of a program.
 
     Raises ArgumentError for an unknown axis or sums of another shape.
     """

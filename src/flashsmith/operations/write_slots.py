@@ -17,7 +17,7 @@ from flashsmith.operations.cache_scales import (
 from flashsmith.operations.operation import Call, Operation, TensorSpec
 from flashsmith.semantics.sizes import Sizes
 
-# Slots of a block where only a problem says how many slots there are.
+# Slots of a block, if only a problem determines their number.
 _MEASURED_SLOTS = 16
 _SLOT_BYTES = 8
 # v has d_v in the place of d.

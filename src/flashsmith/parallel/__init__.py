@@ -141,15 +141,14 @@ def attention(
             'allgather' gathers K and V from all ranks and takes any lengths. 'ulysses' exchanges
             rows for heads; the number of ranks must divide the number of heads of k. 'auto' is
             'zigzag' if it can serve the call and there is no window, and 'allgather' otherwise.
-            Under a causal mask, it is 'zigzag' only if q and k have the same lengths. The sequences
-            must then also be packed, or K and V of the whole batch must have more than 512 MiB.
+            Under a causal mask, it is 'zigzag' only if q and k have the same lengths, and either
+            the sequences are packed or K and V of the whole batch have more than 512 MiB.
         causal, window, softcap, scale: as for attention(), applied to the whole sequences.
         sinks: (heads_q,) fp32, the same on every rank. A rank computes the part of their gradient
             that comes from its rows, or with 'ulysses' from its heads. The gradient is the sum over
             all ranks.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32, offsets of the whole packed sequences, the
-            same on every rank. If they are on a GPU, they are read once, for which the call waits
-            for the GPU.
+            same on every rank. If they are on a GPU, the call waits once to read them.
         max_seqlen_q, max_seqlen_k: not needed; if given, they must not be less than the longest
             whole sequence.
         out: a tensor for this rank's output; not possible with gradients.

@@ -140,7 +140,7 @@ class _Agreed(NamedTuple):
 def _agree(
     group: Group, q: Any, k: Any, v: Any, asked: CallOptions, said: list[dict[str, Any]] | None
 ) -> tuple[Any, Any, Any, _Agreed]:
-    """Checks a call on this rank and compares it with those of the others.
+    """Checks a call on this rank and compares it with the other ranks' calls.
 
     Returns it with q, k and v as autocast casts them.
 
@@ -191,7 +191,7 @@ def _remember(group: Group, signature: Any, agreed: _Agreed) -> None:
 
 
 class _Latest(NamedTuple):
-    """A group's latest call that repeated an earlier one."""
+    """The latest call of a group that repeated an earlier call."""
 
     options: CallOptions
     state: tuple[bool, ...]
@@ -204,7 +204,7 @@ _latest: WeakKeyDictionary[Any, _Latest] = WeakKeyDictionary()
 
 
 def _latest_like(group: Group, q: Any, k: Any, v: Any, asked: CallOptions) -> _Agreed | None:
-    """What the ranks agreed on for the latest call, if this call has its signature."""
+    """The agreement of the ranks about the latest call, if this call has its signature."""
     latest = _latest.get(group.handle)
     if (
         latest is None
@@ -229,7 +229,7 @@ def _remember_latest(
 
 
 def _state(q: Any, k: Any, v: Any) -> tuple[bool, ...]:
-    """What a signature has besides options and layouts."""
+    """The parts of a signature besides options and layouts."""
     return (
         *(torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()),
         torch._C._is_any_autocast_enabled(),
@@ -332,7 +332,7 @@ def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
 def _check(
     group: Group, q: Any, k: Any, v: Any, asked: CallOptions, facts: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Checks the arguments of this rank, and enters the values that ranks compare in ``facts``.
+    """Checks the arguments of this rank, and enters the values that ranks compare into ``facts``.
 
     Returns the lengths of the packed sequences of q and of k; each is None if there are none.
     """
@@ -544,7 +544,7 @@ def _check_same(said: Sequence[dict[str, Any]], apart: Sequence[str]) -> None:
 
     The error is the same on every rank.
 
-    The values that ``apart`` names may differ.
+    Only the values that ``apart`` names may differ.
     """
     for rank, facts in enumerate(said):
         for name in {**said[0], **facts}:

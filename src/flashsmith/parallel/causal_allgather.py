@@ -129,7 +129,7 @@ def _prefixes(
 
 
 class _Places(NamedTuple):
-    """Views of a slot with K and V, and what is copied.
+    """Views of a slot with K and V, and the copies to make.
 
     earlier, later: the K and V that the two chunks of this rank see. own: what this rank copies to
     its own slot. sent: what it sends to others for their earlier chunk, and then for their later
@@ -186,7 +186,7 @@ def _places_of_keys(
     ]
 
     def copies(half: int, place: int) -> list[tuple[int, Place]]:
-        """Of a chunk, to a place; K and V."""
+        """The copies of K and V from a chunk to a place."""
         return [
             (
                 side,
@@ -241,7 +241,7 @@ def _attend(
 ) -> tuple[Any, Any]:
     """Computes one of a rank's two chunks and writes it to ``o``.
 
-    Returns its lse and row maximum; None if not requested.
+    Returns the chunk's lse and row maximum; None if not requested.
     """
     keeps_lse = call.return_lse or call.has_gradients
     halved, whole = (q, o), (*kv, sinks)

@@ -34,7 +34,7 @@ _MESSAGE = 4096
 # Agreements that are kept for each group.
 _MOST_AGREEMENTS = 512
 _MOST_TEXT = 512
-# How many transfers a rank has made, behind its message.
+# The number of transfers that a rank has made; it follows the rank's message.
 _COUNT = struct.Struct("<q")
 # By device type: the backends that can transfer its tensors.
 _CARRIERS = {"cpu": ("gloo", "mpi"), "cuda": ("nccl",)}
@@ -43,7 +43,8 @@ _LARGEST.reduceOp = dist.ReduceOp.MAX
 
 
 class Message:
-    """What a rank sends to the others: the facts of its call, or why it refuses the arguments."""
+    """The message of a rank to the others: the facts of its call, or the reason why it refuses the
+    arguments."""
 
     def __init__(self, facts: dict[str, Any], error: Exception | None = None) -> None:
         self.facts, self.error = facts, error
@@ -115,10 +116,10 @@ class Group:
         return RankAgreement(self, message)
 
     def same(self, word: int) -> Callable[[], bool]:
-        """Starts to compare a 63-bit number with those of all ranks.
+        """Starts to compare a 63-bit number with the numbers of all ranks.
 
         Returns a function that waits and returns whether all numbers are equal. The hosts exchange
-        the numbers, so no GPU is waited for.
+        the numbers without waiting for a GPU.
         """
         with self.watch.waiting():
             if self.handle not in _shared_words:
@@ -138,7 +139,7 @@ class Group:
         return SharedWords.shared(self.rank, self.size, _seconds(self._of_host()), self.exchange)
 
     def _same_by_message(self, word: int) -> Callable[[], bool]:
-        # The maximum of all words, and that of their complements, from which the minimum follows.
+        # The maximum of all words, and the maximum of their complements, which gives the minimum.
         largest = torch.tensor((word, ~word))
         work = self._of_host().allreduce([largest], _LARGEST)
 
@@ -162,7 +163,7 @@ class Group:
         return found.numpy().tobytes()
 
     def transfers(self) -> int:
-        """How many transfers this rank has made; as many as the others if all made the same
+        """The number of transfers that this rank has made; equal on all ranks that made the same
         calls."""
         shared = _peers.get(self.handle, {}).values()
         return _messages.get(self.handle, 0) + sum(it.number for it in shared if it is not None)
@@ -172,7 +173,7 @@ class Group:
         _messages[self.handle] = _messages.get(self.handle, 0) + 1
 
     def peers(self, devices: Hashable, device: Any, nbytes: int) -> RankMemory | None:
-        """Slots of at least ``nbytes`` bytes, to which ranks can copy data of each other.
+        """Slots of at least ``nbytes`` bytes, into which ranks can copy each other's data.
 
         ``devices`` are the devices of all ranks. Returns None if ranks cannot write to each other's
         memory, or if the slots would be too large.
@@ -207,9 +208,9 @@ class Group:
     def all_gather_into(self, found: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
         """Starts to gather several dense tensors in one message.
 
-        Each goes to one of ``found``, whose first dimension is longer by a factor of the number of
-        ranks. The transfer begins after the work that is already on the current stream. Returns a
-        function that makes the current stream wait for the transfer; if the tensors are on the
+        Each goes to one of ``found``, whose first dimension is longer by the factor of the number
+        of ranks. The transfer begins after the work that is already on the current stream. Returns
+        a function that makes the current stream wait for the transfer; if the tensors are on the
         host, the host waits.
         """
         self.count_message()
@@ -265,7 +266,7 @@ class Group:
         return wait
 
     def pass_on(self, mine: Any, into: Any, free: Any = None) -> Transfer:
-        """Sends a tensor to the next rank, and receives that of the previous rank in ``into``.
+        """Sends a tensor to the next rank, and receives the previous rank's tensor in ``into``.
 
         free: an event after which ``into`` may be written, or None.
         """
@@ -306,7 +307,7 @@ class RankAgreement:
     def said(self) -> list[dict[str, Any]]:
         """The facts from all ranks, in the order of ranks. Call it only once.
 
-        If all ranks have sent the same messages before, the list is the same object as then. If a
+        If all ranks repeat their messages, the list is the same object as before. If a
         rank has refused its arguments, it raises its own error, and all other ranks raise one that
         quotes it.
         """
@@ -353,8 +354,8 @@ class Transfer:
 
     On a GPU it has its own stream, so that kernels can run at the same time.
 
-    This stream waits for the work that is already on the current stream. If ``free`` is given, it
-    waits only for this event. That is for a tensor that was itself received by a transfer.
+    This stream waits for the work that is already on the current stream, or only for the event
+    ``free`` if it is given, for a tensor that was itself received by a transfer.
     """
 
     def __init__(
@@ -486,7 +487,7 @@ _agreements: WeakKeyDictionary[Any, dict[bytes, _Known]] = WeakKeyDictionary()
 
 
 def _timeout(backend: Any) -> Any:
-    """The timeout of a backend; None, which stands for PyTorch's default, if it has none."""
+    """The timeout of a backend; None, for PyTorch's default, if it has none."""
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 

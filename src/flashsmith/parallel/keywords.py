@@ -1,4 +1,4 @@
-"""Those keywords of flashsmith.parallel.attention() that do not affect the type of the result.
+"""The keywords of flashsmith.parallel.attention() that do not affect the type of the result.
 
 Only type checkers need this module.
 """

@@ -1,4 +1,4 @@
-"""How sequences are divided among ranks, and which rectangles of scores a rank computes.
+"""The division of sequences among ranks, and the rectangles of scores that a rank computes.
 
 For P ranks, a sequence is cut into 2P chunks, whose lengths differ by at most one. Rank r has the
 chunks r and 2P - 1 - r, so that all ranks have the same work under a causal mask. Everything here
@@ -146,9 +146,9 @@ def pieces(
 
     Queries and keys are parts of one sequence.
 
-    ahead: how many more keys than queries the whole sequence has, so that query i is at key i +
-    ahead. chunk: keys before a window are left out only in multiples of this number, counted from
-    the first key of the sequence.
+    ahead: the number of keys minus the number of queries of the whole sequence, so that query i is
+    at key i + ahead. chunk: keys before a window are left out only in multiples of this number,
+    counted from the first key of the sequence.
     """
     found = [piece for q in q_runs for k in k_runs if (piece := _piece(q, k, ahead, mask, chunk))]
     return _in_fewer(found)
@@ -173,7 +173,7 @@ def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> ScoreB
         k = RowRun(k.position + unseen, k.row + unseen, keys)
         if keys <= 0:
             return None
-    # attention() puts the last query at the position of the last key. The queries would thus be too
+    # attention() puts the last query at the position of the last key. So the queries would be too
     # early by this number of positions.
     shift = (first + rows) - (k.position + keys)
     left = None if mask.left is None or mask.left - shift >= keys - 1 else mask.left - shift

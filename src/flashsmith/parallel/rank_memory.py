@@ -2,8 +2,8 @@
 
 GPUs copy it with copy engines, which use no SMs. The kernels of NCCL would take SMs from attention.
 A rank copies its data to a slot in the memory of another rank, and then writes a number to a word
-there, for which the other GPU waits. A rank has two slots, which alternate. A transfer has these
-steps:
+there. The other GPU waits for this number. A rank has two slots, which alternate. A transfer has
+these steps:
 
     send       The transfer stream waits until the current stream has written the data. It writes to
                the others that the slot of this rank is free: what the current stream did with the
@@ -70,7 +70,7 @@ class Place(NamedTuple):
     rows: RowShape
 
 
-# For each of some ranks, what it is sent.
+# The data that are sent to each of some ranks.
 Sent = Sequence[tuple[int, Sequence[Place]]]
 
 
@@ -130,8 +130,8 @@ class RankMemory:
     def begin(self) -> int:
         """Begins a transfer, and returns its slot.
 
-        The current stream may write to the slot, and no longer uses what came by the transfer
-        before last.
+        The current stream may write to the slot, and no longer uses the data of the transfer before
+        last.
         """
         self.number += 1
         self._memory.begin()
@@ -223,7 +223,7 @@ def _nothing_to_wait_for() -> None: ...
 
 
 def _tried(work: Callable[[], object]) -> bool:
-    """Whether something returned neither False nor an error."""
+    """Whether an attempt returned something other than False, and without an error."""
     try:
         return work() is not False
     except (FlashsmithError, RuntimeError, AttributeError):
@@ -328,7 +328,7 @@ class GpuMemory:
         torch.cuda.synchronize(self._device)
 
     def check_greetings(self) -> bool:
-        """Whether the greetings of all ranks have come. None may still be on the way."""
+        """Whether the greetings of all ranks have arrived; none may still be under way."""
         words = self._all_words.view(torch.int32)[:: _WORD // 4].view(self._size, 2)[:, HERE]
         rows = self.memory[: 64 * self._size].view(self._size, 64)
         expected = torch.arange(1, self._size + 1)[:, None]
@@ -364,8 +364,8 @@ class GpuMemory:
         return functools.partial(self.main.wait_event, self._sent)
 
     def keep(self, tensors: Sequence[Any]) -> Any:
-        """Has the allocator keep the memory of tensors until everything is sent; the stream of
-        transfers."""
+        """Makes the allocator keep the memory of tensors until everything is sent; returns the
+        stream of transfers."""
         for tensor in tensors:
             tensor.record_stream(self._side)
         return self._side

@@ -191,8 +191,7 @@ def _kernel_call(part: Sequence[ScoreBlock], packed: bool, device: Any) -> Kerne
 
 @functools.lru_cache(maxsize=64)
 def _order(layout: Layout, device: Any) -> Any:
-    """The indices that bring the rows of gathered shards, each padded to the longest, into
-    order."""
+    """The indices that put the rows of gathered shards, each padded to the longest, in order."""
     most = layout.most_rows
     parts = [
         torch.arange(rank * most + begin, rank * most + end)
@@ -273,7 +272,7 @@ def _forward(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any, **keywor
 
 
 class _Differentiated(NamedTuple):
-    """Those tensors of the queries that every kernel of a backward pass reads."""
+    """The tensors of the queries that every kernel of a backward pass reads."""
 
     do: Any
     q: Any
@@ -282,7 +281,7 @@ class _Differentiated(NamedTuple):
     dlse: Any
 
     def heads(self, group: int, heads: Span) -> _Differentiated:
-        """The tensors for those query heads that use the given KV heads."""
+        """The tensors for the query heads that use the given KV heads."""
         begin, end = (group * head for head in heads)
         return _Differentiated(*(None if it is None else it[..., begin:end, :] for it in self))
 
@@ -469,8 +468,8 @@ def as_needed(needs: Needs, *gradients: Any) -> GroupGradients:
 
 
 def _to_heads(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
-    """Exchanges rows for heads: gives this rank's rows of all heads, and gets all rows, in order,
-    of this rank's heads."""
+    """Exchanges rows for heads: sends this rank's rows of all heads, and receives all rows, in
+    order, of this rank's heads."""
     ranks, dim = call.group.size, call.dim
     parts = [it.unflatten(-2, (ranks, -1)) for it in tensors]
     shapes = [part.shape[-2:] for part in parts]
@@ -481,7 +480,7 @@ def _to_heads(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
 
 
 def _to_rows(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
-    """The reverse of _to_heads(): gets this rank's rows of all heads."""
+    """The reverse of _to_heads(): receives this rank's rows of all heads."""
     dim, shapes = call.dim, [it.shape[-2:] for it in tensors]
     sent = by_owner(_joined_heads(tensors), layout, dim)
     rows = layout.rows(call.group.rank)
@@ -591,7 +590,7 @@ def _ulysses_backward(
 class _Ring:
     """Iterates over the K and V of all ranks, beginning with this rank.
 
-    While they are used, the next K and V are in transfer.
+    Their use overlaps with the transfer of the next K and V.
 
     ``confirm`` is called when the GPU has work on this rank's own K and V.
     """
@@ -636,7 +635,7 @@ class _Part(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """Rows that are in the same partial results, and where they are in each of them."""
+    """Rows that are in the same partial results, and their position in each of them."""
 
     rows: RankRows
     of_parts: tuple[tuple[int, RankRows], ...]

@@ -67,7 +67,7 @@ class SharedWords:
         return shared_words if exchange(bytes([sees_all])) == b"\1" * size else None
 
     def same(self, word: int) -> Callable[[], bool]:
-        """Writes a 63-bit word, which will be compared with those of the other ranks.
+        """Writes a 63-bit word, which will be compared with the words of the other ranks.
 
         Returns a function that waits for their words and returns whether all are equal. The
         function raises RuntimeError if a rank has ended or is late.
@@ -160,7 +160,7 @@ def _bytes_of(size: int) -> int:
 def _made(size: int) -> tuple[str, bytes, mmap.mmap | None]:
     """Makes a file.
 
-    Returns its path, its first bytes and its memory; they are empty if it cannot be made.
+    Returns the file's path, first bytes and memory; all are empty if it cannot be made.
     """
     if _FOLDER.is_dir():
         with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
 """The watch: ends the process of a rank that would otherwise wait forever for a lost rank.
 
-The host notices a lost rank where it waits for others itself: at the shared words, or in a call of
-the group's host backend. A GPU does not notice it. A kernel of NCCL, or a stream that waits for an
-event of another rank, waits forever. Then the host also waits forever in its next CUDA call. No
-exception can reach it, and what a GPU computed with incomplete transfers cannot be used. Only a
+Where the host itself waits for others, it notices a lost rank: at the shared words, and in a call
+of the group's host backend. A GPU does not notice it. A kernel of NCCL, or a stream that waits for
+an event of another rank, waits forever. Then the host also waits forever in its next CUDA call. No
+exception can reach it, and results of incomplete transfers cannot be used. Only a
 thread that makes no CUDA call can still act. This thread knows which waits the host has started,
 and which of them have ended on the GPU. Another thread asks the GPU which waits have ended, because
 that call may not return either.
@@ -52,7 +52,7 @@ class Watch:
 
     # After a rank has ended, a wait may continue for this many seconds, but not beyond the timeout.
     PATIENCE = 5.0
-    # After the timeout, the host has this many seconds to notice itself that a rank is late, and to
+    # After the timeout, the host itself has this many seconds to notice that a rank is late and
     # raise an error.
     GRACE = 3.0
 
@@ -170,7 +170,7 @@ class Watch:
 
 
 class GpuMarks:
-    """An event for each stream of a GPU. A mark records the event of its stream again."""
+    """An event for each stream of a GPU. A mark records its stream's event again."""
 
     def __init__(self, device: Any) -> None:
         self._device, self._ordinal = device, device.index
@@ -242,6 +242,6 @@ def _end_in_time() -> None:
         signal.setitimer(signal.ITIMER_REAL, Watch.PATIENCE)
 
 
-# What is registered first is called last, so that exit functions of other libraries run before the
-# alarm is set.
+# Exit functions run in reverse order: registered first, this one sets the alarm after other
+# libraries' functions.
 atexit.register(_end_in_time)

@@ -146,7 +146,7 @@ def check_request(
 
 
 def program_for(bound: Any, bits: str) -> str:
-    """The program of a call as kernels compute it; '' for none."""
+    """The program of a call in the form that kernels compute; '' for none."""
     if bound is None:
         return ""
     program: Program = bound.program
@@ -154,7 +154,7 @@ def program_for(bound: Any, bits: str) -> str:
 
 
 def _check_program(*, partial: bool) -> None:
-    """Raises ArgumentError for options that no kernel of a score or mask function has."""
+    """Raises ArgumentError for options that kernels with a score or mask function lack."""
     if partial:
         raise ArgumentError(
             "partial=True: given with a score or mask function, which no partial kernel computes; "
@@ -264,8 +264,8 @@ def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
 
 
 def check_widths(name: str, cfg: KernelConfig, problem: Problem) -> None:
-    """Raises ArgumentError when d or d_v is too large for the config's kernel, or d_v another than
-    d and the kernel has one width."""
+    """Raises ArgumentError when d or d_v is too large for the config's kernel, or when they differ
+    and the kernel has one width."""
     if problem.d > cfg.d_head:
         what = f"d_head {problem.d}" if name == "q" else f"d {problem.d}"
         raise ArgumentError(
@@ -355,10 +355,10 @@ def check_output(
     dtype: str = "",
     d_v: int | None = None,
 ) -> TensorView:
-    """A view of the output that the caller gave as ``name``. Its dtype must be ``dtype``, or q's if
-    that is ''; its last dimension is ``d_v``, or q's if that is None.
+    """A view of the output that the caller gave as ``name``. Its dtype must be ``dtype`` ('' means
+    q's), and its last dimension ``d_v`` (None means q's).
 
-    Raises ArgumentError unless the output has this shape, framework and device and that dtype, is
+    Raises ArgumentError unless the output has the right shape, dtype, framework and device, is
     writable and aligned, and does not overlap an input or itself.
     """
     view = view_tensor(name, o) if dtype in ("", q.dtype) else view_tensor(name, o, (dtype,))

@@ -250,8 +250,8 @@ def _backward(problem: Problem, gradients: str) -> Problem:
 def _kernel_for(
     config: KernelConfig | Chooser, wish: Request, device: DeviceSpec
 ) -> tuple[KernelConfig, LoadedKernel | None, bool]:
-    """The config that serves ``wish``, its kernel, and whether that is the requested kernel and not
-    a substitute.
+    """The config that serves ``wish``, its kernel, and whether it is the requested kernel and not a
+    substitute.
 
     The kernel is None if there is nothing to compute.
     """

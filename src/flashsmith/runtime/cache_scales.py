@@ -1,4 +1,4 @@
-"""The scales of a KV cache: what its keys and values are multiplied by."""
+"""The scales of a KV cache: the factors of its keys and values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _ALLOWED = (
 
 
 class Scales(NamedTuple):
-    """The scales of keys and values as tensors and as numbers; of each one is None, or both."""
+    """The scales of keys and values. Each is a tensor or a number, and None in the other field; a
+    scale that was not given is None in both."""
 
     tensors: tuple[Any, Any] = (None, None)
     numbers: tuple[float | None, float | None] = (None, None)
@@ -58,8 +59,8 @@ def _split(name: str, scale: Any) -> tuple[Any, float | None]:
 
 
 def add_scales(views: dict[str, TensorView], scales: Scales) -> dict[str, float]:
-    """Adds views of the scales that are tensors, next to the views of the caches; returns those
-    that are numbers, by the operation's names."""
+    """Adds views of the scales that are tensors to the views of the caches; returns the scales that
+    are numbers, by the operation's names."""
     numbers: dict[str, float] = {}
     for name, tensor, value in zip(SCALES, *scales, strict=True):
         if tensor is not None:
@@ -98,7 +99,7 @@ def check_one_dtype(k_cache: TensorView, v_cache: TensorView) -> None:
 
 
 def check_d(cache: CacheFormat, name: str, d: int) -> None:
-    """Raises ArgumentError for a d whose rows of 8-bit floats cannot be copied by 16 bytes."""
+    """Raises ArgumentError for a d whose rows of 8-bit floats are no multiple of 16 bytes."""
     if cache.is_8bit and d % _D_STEP_OF_8BIT:
         raise ArgumentError(
             f"{name}: {cache.numpy_name} with d_head {d}; must be a multiple of "

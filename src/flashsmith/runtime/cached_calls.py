@@ -38,7 +38,7 @@ from flashsmith.semantics.dtype import dtype_name
 # Limits on the calls cached by signature, the groups of repeated calls, the shapes in a group, and
 # the calls of one shape. The oldest are dropped first.
 MOST_CALLS, MOST_GROUPS, MOST_SHAPES, MOST_OF_SHAPE = 1024, 256, 256, 32
-# The number of address tuples that a call remembers as usable; they take 100 KiB of host memory.
+# The number of usable address tuples that a call remembers; they take 100 KiB of host memory.
 _MOST_KNOWN = 256
 # Workspace blocks are allocated as int32; this is the element size in bytes.
 _BLOCK_ELEMENT = 4
@@ -86,8 +86,8 @@ class CachedCall:
             for place, (spec, view) in enumerate(placed)
             if 0 not in view.shape
         ]
-        # Each entry is for an output and another tensor. It holds the open interval of address
-        # differences at which they overlap and, if they may share memory, this call's difference.
+        # An entry for each output and other tensor: the open interval of address differences at
+        # which both overlap and, if they may share memory, this call's difference.
         self._overlaps = [
             (
                 *(place, other, *overlap(view, its)),
@@ -121,7 +121,7 @@ class CachedCall:
         self, launch: PreparedLaunch, framework: RepeatableFramework, like: Any
     ) -> CachedCall:
         """The call with another launch, on tensors of other shapes; ``like`` is a tensor on their
-        device. Outputs must be given, and nobody checks whether they overlap other tensors."""
+        device. Outputs must be given; whether they overlap other tensors is not checked."""
         assert not self._new
         other = copy.copy(self)
         other._overlaps, other._known = [], set()
@@ -286,8 +286,7 @@ _Layout = tuple[tuple[int, ...], str, tuple[int, ...]]
 
 
 def swapped_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes or strides of a tensor of 4 dimensions with dimensions 1 and 2 swapped; others
-    unchanged."""
+    """The sizes or strides of a tensor, with dimensions 1 and 2 swapped if it has 4 dimensions."""
     return (sizes[0], sizes[2], sizes[1], sizes[3]) if len(sizes) == 4 else sizes
 
 
@@ -401,8 +400,8 @@ class Invocation(NamedTuple):
 
 
 def is_constant(value: Any) -> bool:
-    """Whether an argument cannot change and compares by value: None, a number, a text, or a tuple
-    of such."""
+    """Whether an argument is immutable and compares by value: None, a number, a text, or a tuple of
+    these."""
     kind = type(value)
     return kind in _CONSTANTS or (kind is tuple and all(type(it) in _CONSTANTS for it in value))
 
@@ -501,7 +500,7 @@ def _is_repeatable(kind: type) -> bool:
 
 
 class RepeatedCall(NamedTuple):
-    """Which arguments ``run`` can serve, and which of them are its tensors."""
+    """The arguments that ``run`` can serve, and the positions of its tensors among them."""
 
     # Picks each distinct tensor once, in the order of has_layout.
     distinct: Callable[[Any], tuple[Any, ...]]

@@ -156,8 +156,8 @@ def _run(
     chosen, kernel = cfg, None
     may_be_another = request.options["split"] == FREE or problem.bits != ""
     if may_be_another and not isinstance(config, KernelConfig):
-        # Another built kernel may serve the call: its bits may differ from batch to batch, or, if
-        # they are canonical, do not depend on the kernel.
+        # Another built kernel may serve the call: either its bits may differ from batch to batch,
+        # or they are canonical and do not depend on the kernel.
         kernel = kernel_for(cfg, semantics, request, device, config)
         cfg = kernel.config
     if q.device.kind == "cpu":
@@ -296,7 +296,7 @@ def _view_q(tensor: Any, packed: bool) -> TensorView:
 def add_sequences(
     views: dict[str, TensorView], tensors: DecodeTensors, asked: DecodeOptions
 ) -> tuple[int, int, int]:
-    """Adds views of what describes the sequences to those of q and k_cache.
+    """Adds views of the tensors that describe the sequences to the views of q and k_cache.
 
     Returns the number of sequences, and upper bounds on the queries and on the keys of each.
     """

@@ -27,7 +27,8 @@ _REGISTERS_PER_SM = 82
 _SMEM_PER_BLOCK_OPTIN = 97
 _CTAS_PER_SM = 106
 
-# CUresult codes that mean 'no GPU': the toolkit's stub library in place of a driver, and no device.
+# CUresult codes that mean 'no GPU': for the toolkit's stub library instead of a driver, and for no
+# device.
 _NO_GPU = (34, 100)
 _NO_CONTEXT = 201
 _NOT_READY = 600
@@ -101,8 +102,8 @@ def copy(to: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
 def copy_rows(
     to: int, to_step: int, source: int, step: int, width: int, rows: int, ordinal: int, stream: int
 ) -> None:
-    """As copy(), for ``rows`` rows of ``width`` bytes, which begin ``to_step`` and ``step`` bytes
-    apart."""
+    """copy() for ``rows`` rows of ``width`` bytes, which begin ``to_step`` bytes apart at the
+    target and ``step`` bytes apart at the source."""
     if rows < 2:
         if rows and width:
             copy(to, source, width, ordinal, stream)

@@ -1,5 +1,5 @@
-"""Built kernels for calls whose chosen kernel is not built and cannot be built now, or need not be,
-since an installed one should be as fast.
+"""Built kernels for calls whose chosen kernel is not built and must not be built now, or need not
+be built because an installed one should be as fast.
 
 They serve attention() without config=, which promises a result but no specific kernel. With config=
 the named kernel runs, or an error is raised.
@@ -43,7 +43,7 @@ class FallbackKernels:
     result is valid until a library is added to the kernel cache or removed."""
 
     found: dict[_Call, LoadedKernel] = field(default_factory=dict)
-    # Of these calls, those whose fallback kernel should be as fast as the chosen one.
+    # The calls whose fallback kernel should be as fast as the chosen kernel.
     as_fast: set[_Call] = field(default_factory=set)
     stamp: object = None
     warned: set[tuple[Key, Key]] = field(default_factory=set)
@@ -146,7 +146,7 @@ def _best_built(
 
 def _serving(request: Request, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
     """The built configs that serve a request, each with the semantics of its kernel: the required
-    semantics if that kernel is built, else those of the general-edge kernel."""
+    semantics if that kernel is built, else the general-edge kernel's."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
         if config.family.needs_tma and not request.suits_tma:

@@ -222,7 +222,7 @@ def forward(
             cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked. The
             kernel clamps them, and does not write rows of the output that belong to no sequence.
         max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
-            sequences are cut off. None computes it, for which a call on a device waits once.
+            sequences are cut off. None computes it, and a call on a device waits once for that.
         return_lse: also return the log-sum-exp of the scores and the sink: fp32, (batch, heads_q,
             seq_q) or (heads_q, total_q). It is -inf for a row without keys and sink.
         return_row_max: also return the maximum of each row's scaled and capped scores, without the
@@ -283,7 +283,7 @@ def forward_timed(
 def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> LaunchPlan:
     """The launches of ``config``'s kernel for dense tensors of ``problem`` on ``device``.
 
-    Uses no GPU, so this machine need not have ``device``. In the argument bytes tensors have
+    Uses no GPU, so ``device`` need not be in this machine. In the argument bytes tensors have
     address 0 (cu_seqlens 1), the softcap is 1, and a window's left limit is 0. A kernel that is not
     built for ``device.arch`` is built first.
 
@@ -406,8 +406,8 @@ def attention_call(
 
 
 def with_reads(name: str, options: Any) -> tuple[str, Any, tuple[Any, ...]]:
-    """A kind of call's name for its Invocation, the options with a program's numbers in place of
-    its tensors, and these tensors."""
+    """The name of a kind of call for its Invocation, the options with a program's numbers instead
+    of its tensors, and these tensors."""
     bound = options.program
     if bound is None:
         return name, options, ()

@@ -27,8 +27,8 @@ DEFAULT_EMULATED_ARCH = 80
 
 # Chooses the config for a problem on a device; called for new call signatures. A third argument
 # names a family if only that family's kernels can read the tensors' layout. ``among`` is a tuple of
-# the built configs, given when no kernel may be built. The first of them whose time exceeds the
-# fastest one's by at most the share ``tolerance`` is chosen.
+# the built configs, given when no kernel may be built. The chooser takes the first of them whose
+# time exceeds the fastest one's by at most the share ``tolerance``.
 Chooser = Callable[..., KernelConfig]
 
 
@@ -51,9 +51,9 @@ def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Sem
 
 
 def arch_to_emulate(problem: Problem) -> int:
-    """The architecture that the emulator uses for a problem if neither one nor a config is given:
-    that of the first known GPU, or a newer one if only newer ones have kernels for the problem's
-    d."""
+    """The architecture that the emulator uses for a problem if neither an architecture nor a config
+    is given: the first known GPU's, or a newer one if only newer ones have kernels for the
+    problem's d."""
     fitting = (
         family.oldest_arch
         for family in families(problem.operation)
@@ -63,7 +63,7 @@ def arch_to_emulate(problem: Problem) -> int:
 
 
 def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
-    """The device limits to plan for: the given limits, or those of the tensors' GPU or of the
+    """The device limits to plan for: the given limits, or the limits of the tensors' GPU or of the
     emulated arch."""
     limits = arch if isinstance(arch, DeviceSpec) else None
     if view.device.kind == "cpu":

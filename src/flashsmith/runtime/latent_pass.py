@@ -183,7 +183,7 @@ def _check_widths(v_width: Any, d: int) -> int:
 
 
 def _check_given_scale(scale: Any, d: int) -> float:
-    """The scale. Its usual default would be that of the wrong d."""
+    """The scale. Its usual default would belong to the wrong d."""
     if scale is None:
         raise ArgumentError(
             f"scale: missing; give 1/sqrt of the d of a head before its projection was absorbed, "

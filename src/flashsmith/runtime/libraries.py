@@ -231,7 +231,7 @@ class PreparedLaunch:
 
     Time-critical callers call ``function`` directly, the library's own function. It takes
     ``n_tensors`` addresses and, if ``block_bytes`` is not 0, the address of a block of that size.
-    They then call ``note_launch`` with ``n_kernels``, or on a RuntimeError raise ``refused``.
+    They then call ``note_launch`` with ``n_kernels``; on a RuntimeError they raise ``refused``.
     """
 
     function: Callable[..., Any]
@@ -437,7 +437,7 @@ class LoadedKernels:
 
     @paused_collection()
     def _is_found(self, key: Key) -> bool:
-        """As is_found, for a holder of the lock."""
+        """is_found() for callers that hold the lock."""
         cfg, arch, semantics = key
         if key not in self.kernels:
             library = find_library(cfg, arch=arch, semantics=semantics)
@@ -489,7 +489,7 @@ def _why_no_jit() -> str:
 
 @lru_cache(maxsize=1)
 def _missing_compiler() -> str:
-    """What is missing for building, or '' if nothing is."""
+    """The tools that are missing for building; '' if none is."""
     try:
         find_toolchain()
     except ToolchainError as error:

@@ -95,7 +95,7 @@ def prepare_operation(
     Args:
         tensors: by the operation's names: every input, and the outputs that already have memory.
             All must share one framework and device, with a contiguous last dimension.
-        options: the operation's options by name; those left out take their defaults.
+        options: the operation's options by name; the others take their defaults.
         wanted: names of optional outputs that are also written.
         unwanted: names of usual outputs that are not written.
         emulate, timed, poisoned, arch: as for ``run_forward``.

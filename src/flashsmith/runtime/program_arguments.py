@@ -26,8 +26,8 @@ class ProgramArguments(NamedTuple):
 def check_program_arguments(bound: Any, first: TensorView) -> ProgramArguments:
     """The checked tensors and numbers of a BoundProgram, for a call on the tensor ``first``.
 
-    Raises ArgumentError, which names the tensor as the function does, for a tensor of another
-    dtype, rank, framework or device than the program was made for, and for an empty tensor.
+    Raises ArgumentError, with the function's name for the tensor, for an empty tensor, and for
+    another dtype, rank, framework or device than the program was made for.
     """
     program = bound.program
     _check_counts(program.reads, bound.tensors, "tensors")
@@ -51,7 +51,7 @@ def check_program_arguments(bound: Any, first: TensorView) -> ProgramArguments:
 
 
 def _names(bound: Any) -> Sequence[str]:
-    """The caller's names of the tensors, '' for those without one."""
+    """The caller's names of the tensors; '' for a tensor without a name."""
     return getattr(bound, "names", None) or [""] * len(bound.tensors)
 
 

@@ -58,7 +58,7 @@ class Request(NamedTuple):
 
     @property
     def suits_tma(self) -> bool:
-        """Whether TMA, which some families use, can copy all tensors of rows."""
+        """Whether TMA, which some families use, can copy all tensors that consist of rows."""
         p, views = self.problem, self.views
         if p.semantics.partial and not p.semantics.packed:
             # Kernels address the keys of the whole batch as rows of one long sequence.

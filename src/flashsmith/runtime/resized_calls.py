@@ -1,7 +1,7 @@
 """ResizableCall: calls of other sizes than a checked one, prepared without its checks.
 
 Most checks of a call do not depend on the number of its rows or sequences: dtypes, strides, heads,
-masks, options. A caller whose steps differ in such sizes alone, as a serving engine's do, has them
+masks, options. A caller whose steps differ only in such sizes, such as a serving engine, has them
 checked once.
 """
 
@@ -25,7 +25,7 @@ class ResizableCall:
     def __init__(
         self, request: Request, device: DeviceSpec, config: KernelConfig, names: Sequence[str]
     ) -> None:
-        """``request`` allocates nothing: its outputs are among its tensors. ``names`` are the
+        """``request`` allocates nothing, since its outputs are among its tensors. ``names`` are the
         tensors whose addresses CachedCall.run_at will take."""
         framework = request.first.framework
         assert isinstance(framework, RepeatableFramework)
@@ -46,8 +46,8 @@ class ResizableCall:
     ) -> CachedCall:
         """The call of other sizes, with a config that serves them.
 
-        ``problem`` and ``sizes`` are the sizes that differ, of the problem and of dimensions that
-        it does not determine. The caller guarantees that tensors have these shapes and the checked
+        ``problem`` and ``sizes`` have the changed sizes, of the problem and of dimensions that it
+        does not determine. The caller guarantees that tensors have these shapes and the checked
         strides, and that outputs overlap no other tensor. Raises the errors of building a kernel,
         and ArgumentError if the kernel cannot serve the sizes.
         """

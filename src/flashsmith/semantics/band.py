@@ -1,4 +1,4 @@
-"""Bands: masks of which a row sees the keys from its index - left to its index + right."""
+"""Bands: masks with which a row sees the keys from its index - left to its index + right."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class _Linear(NamedTuple):
 
 
 class Band(NamedTuple):
-    """The lowest of ``left`` and the lowest of ``right`` are the limits, each a sum of a call's
-    numbers; without one, the side has no limit."""
+    """The limits of a band: the minimum of ``left`` and the minimum of ``right``, whose items are
+    sums of a call's numbers. An empty side has no limit."""
 
     left: tuple[_Linear, ...]
     right: tuple[_Linear, ...]
@@ -50,10 +50,10 @@ class Band(NamedTuple):
 
 
 def band_of(mask: Typed) -> Band | None:
-    """The band that a mask is, for any lengths and numbers; None if that is not known.
+    """The band that equals a mask for any lengths and numbers; None if none is known.
 
-    Known are conjunctions of comparisons of sums of q, k and int numbers, in which q and k have the
-    factors 1 and -1, and of comparisons of abs(q - k).
+    Recognises conjunctions of two kinds of comparisons: of sums of q, k and int numbers in which q
+    and k have the factors 1 and -1, and of abs(q - k).
     """
     left: list[_Linear] = []
     right: list[_Linear] = []
@@ -73,7 +73,7 @@ def band_of(mask: Typed) -> Band | None:
 
 
 def _add_comparison(it: Typed, left: list[_Linear], right: list[_Linear]) -> bool:
-    """Adds the limit of one comparison; whether it is one."""
+    """Adds the limit that a comparison sets; returns whether it sets one."""
     low, high = it.arguments
     strict = int(it.function == "less")
     if low.function == "abs" and low.dtype == INT:

@@ -11,7 +11,7 @@ _PREFIX = "cache_"
 
 
 class CacheFormat(IntEnum):
-    """The elements of a KV cache; the numbers and names are those of the C++ side.
+    """The elements of a KV cache; the C++ side has the same numbers and names.
 
     PLAIN: q's dtype, without scales. SCALED: q's dtype, with scales. E4M3, E5M2: 8-bit floats, with
     scales.
@@ -63,5 +63,5 @@ class CacheFormat(IntEnum):
 
 
 _NUMPY_NAMES = {CacheFormat.E4M3: "float8_e4m3fn", CacheFormat.E5M2: "float8_e5m2"}
-# What keys and values in a cache may be, besides q's dtype.
+# The dtypes of keys and values in a cache, besides q's.
 DTYPES_OF_8BIT = tuple(_NUMPY_NAMES.values())

@@ -85,7 +85,7 @@ class Semantics:
         return "+".join(self.words()) or _PLAIN
 
     def words(self) -> list[str]:
-        """The words that differ from the plain case, in the order of the fields."""
+        """The words for everything that differs from the plain case, in the order of the fields."""
         mask = [self.mask] * self.key_mask.hides
         flags = [name for name in FLAGS if getattr(self, name)]
         return mask + flags + [str(self.program)] * bool(self.program)
@@ -93,7 +93,7 @@ class Semantics:
     def to_json(self) -> dict[str, Any]:
         """The fields, for files and keys; Semantics(**fields) reads them in any process.
 
-        They are the same as before programs existed if there is none, so that libraries keep their
+        Without a program, the field ``program`` is left out, so that older libraries keep their
         keys.
         """
         fields = asdict(self)

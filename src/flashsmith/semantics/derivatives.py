@@ -22,8 +22,8 @@ def derivative(
 ) -> Typed:
     """The derivative of a float expression with respect to ``of``, a symbol or a read.
 
-    Where an operator has no derivative, it is PyTorch's: 0 for abs at 0, half of each for the
-    minimum and the maximum of equal values, 1 at the ends of a clamp, 0 for steps. Factors that are
+    Points without a derivative get PyTorch's value: 0 for abs at 0, half to each operand for the
+    minimum and the maximum of equal values, 1 at the ends of a clamp, 0 at steps. Factors that are
     ``is_uniform`` are multiplied with each other first.
     """
     slopes: dict[Typed, Typed | None] = {}

@@ -1,4 +1,4 @@
-"""Reads whose index runs with the key, as those of a table of distances or of a bias do."""
+"""Reads whose index increases with the key, such as reads of a table of distances or of a bias."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class KeyRead:
     read: the read.
     dim: the dimension that the key indexes; no other index depends on the key.
     index: the index of that dimension.
-    unclamped: the index without its clamps, a sum of q, k and ints that depend on neither. Where
-        the first and the last of consecutive keys have an index that equals this, no key between
-        them is clamped; where both have the same index, all have.
+    unclamped: the index without its clamps, a sum of q, k and ints that depend on neither. If the
+        index of the first and the last of consecutive keys equals this, no key between them is
+        clamped. If both have the same index, all keys between them have it.
     """
 
     read: Typed
@@ -29,7 +29,7 @@ class KeyRead:
 
     @property
     def depends_on_query(self) -> bool:
-        """Whether each row reads other elements with the same keys."""
+        """Whether rows read different elements for the same keys."""
         return factors_of_indices(self.unclamped) != (0, 1)
 
 
@@ -40,7 +40,7 @@ def key_reads(root: Typed | None) -> list[KeyRead]:
 
 
 def with_symbols(root: Typed, reads: list[KeyRead]) -> tuple[Typed, dict[Typed, KeyRead]]:
-    """The expression with a symbol for each of these indices, and what each symbol stands for."""
+    """The expression with a symbol for each of these indices, and the meaning of each symbol."""
     symbols = {typed_symbol(f"along{i}", INT): it for i, it in enumerate(reads)}
     others = {}
     for symbol, it in symbols.items():
@@ -97,5 +97,5 @@ def _without_bound(operands: Sequence[Typed]) -> Typed | None:
 
 
 def _is_fixed(it: Typed) -> bool:
-    """Whether it is the same for all queries and keys."""
+    """Whether the value is the same for all queries and keys."""
     return not {Q, K} & set(it.parts())

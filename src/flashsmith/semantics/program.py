@@ -12,8 +12,8 @@ from flashsmith.semantics.derivatives import derivative
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, Typed, all_parts, cast, read, typed_symbol
 from flashsmith.semantics.typed_text import canonical, parse_canonical
 
-# The scaled score; the indices of the sequence, the query head, the query and the key; and the
-# lengths of the sequence. q counts from the sequence's first query, k from its first key.
+# The scaled score; the indices of sequence, query head, query and key; and the lengths of the
+# sequence. q counts from the sequence's first query, k from its first key.
 SCORE = typed_symbol("score", FLOAT)
 B, H, Q, K, SEQ_Q, SEQ_K = INDICES = tuple(
     typed_symbol(name, INT) for name in ("b", "h", "q", "k", "seq_q", "seq_k")
@@ -59,8 +59,8 @@ class Program(str):
         INDICES, numbers and reads; None leaves scores as they are.
     mask: whether the row q sees the key k; None hides none.
     own_slope: the derivative of the score function with respect to something else than SCORE; None
-        in programs of attention. Kernels of such a program sum gradients of that.
-    is_exact: whether kernels round each operation by itself, wherever a key is in a tile, so that
+        in programs of attention. Kernels of such a program sum that gradient.
+    is_exact: whether kernels round each operation separately, at any place in a tile, so that
         scores have the same bits in all kernels.
     reads: the tensors, named 'read0', 'read1', ... in the order in which the text has them.
     numbers: the numbers of a call, named 'number0', ... in that order.
@@ -122,7 +122,7 @@ class Program(str):
 class BoundProgram(NamedTuple):
     """A program with the tensors and numbers of one call, in the program's order.
 
-    names: what messages call the tensors.
+    names: the tensors' names in messages.
     """
 
     program: Program
@@ -260,7 +260,7 @@ def known_programs() -> tuple[Program, ...]:
 
 
 def program_named(program: str) -> Program | str:
-    """The given Program, the known one of that name, the one with that text, or '' for ''.
+    """The Program that is given, or known by that name, or has that text; '' for ''.
 
     Raises ArgumentError for any other text.
     """

@@ -86,7 +86,8 @@ def _defined(head: str, lines: list[str]) -> str:
 
 
 def _change(program: Program, along: list[KeyRead]) -> str:
-    """The score function. With key reads, it is a template of what is known of their indices."""
+    """The score function. With key reads, it is a template; its parameter says what is known about
+    their indices."""
     if program.score is None or not along:
         return _function("float", "change", program, program.score, "raw * args.scale")
     root, symbols = with_symbols(program.score, along)
@@ -96,8 +97,8 @@ def _change(program: Program, along: list[KeyRead]) -> str:
 
 
 def _key_read_functions(program: Program, along: list[KeyRead]) -> str:
-    """The functions index0, index1, ... of key reads, and reach(), which says what is known of them
-    for the keys of one row."""
+    """The functions index0, index1, ... of key reads, and reach(), which says what is known about
+    these indices for the keys of one row."""
     if not along:
         return ""
     text, known = "", []
@@ -118,7 +119,7 @@ def _key_read_functions(program: Program, along: list[KeyRead]) -> str:
 
 
 class _Printer(CudaPrinter):
-    """Prints one function of a program. Operators that C++ lacks, or computes in another way than
+    """Prints one function of a program. Operators that C++ lacks, or computes differently from
     PyTorch, are functions of namespace program."""
 
     def __init__(self, program: Program, along: Mapping[Typed, KeyRead] | None = None) -> None:
@@ -180,7 +181,7 @@ class _Printer(CudaPrinter):
                     return one, self._texts[other]
         if it.function == "divide" and is_uniform(it.arguments[1]):
             one, other = it.arguments
-            # A division takes about ten instructions; the product is off by one rounding more.
+            # A division takes about ten instructions; the product has one rounding more.
             is_constant = other.function == "constant"
             return one, _reciprocal(
                 other
@@ -238,7 +239,7 @@ class _Printer(CudaPrinter):
 
     def _step(self, it: Typed) -> str | None:
         """The product of a sum of q and k, as a float, with a value that does not depend on the
-        key: a product that many elements share, plus one with a constant."""
+        key: a product that many elements share, plus a product with a constant."""
         for one, other in (it.arguments, it.arguments[::-1]):
             if one.function == "cast" and K not in other.parts() and SCORE not in other.parts():
                 parts = self._parts_of_sum(one, one.arguments[0])
@@ -248,8 +249,8 @@ class _Printer(CudaPrinter):
         return None
 
     def _split_cast(self, it: Typed) -> str | None:
-        """A sum of q and k as a float: the float of its value at the tile's own indices, which many
-        elements share, plus that of the rest, which is known to the compiler."""
+        """A sum of q and k as a float: the value at the tile's own indices as a float, which many
+        elements share, plus the rest as a float, which the compiler knows."""
         (inner,) = it.arguments
         is_abs = inner.function == "abs"
         parts = self._parts_of_sum(it, inner.arguments[0] if is_abs else inner)
@@ -269,7 +270,7 @@ class _Printer(CudaPrinter):
         return base, f"program::cast<float>({_columns(factors)})"
 
     def _base(self, it: Typed) -> str:
-        """A sum at the tile's own indices."""
+        """The value of a sum at the tile's own indices."""
         if it is Q:
             return "row.base"
         if it is K:
@@ -309,7 +310,7 @@ _ROUNDED = {
 
 
 def _columns(factors: tuple[int, int]) -> str:
-    """What the columns add to a sum with these factors of q and k."""
+    """The amount that the columns add to a sum with these factors of q and k."""
     return " + ".join(
         f"({factor}) * {name}.column"
         for factor, name in zip(factors, ("row", "key"), strict=True)

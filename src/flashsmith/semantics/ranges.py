@@ -1,4 +1,4 @@
-"""What is known about typed expressions: their signs, their factors, what they depend on."""
+"""Analysis of typed expressions: their signs, their factors, and their dependences."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _is_small(it: Typed) -> bool:
 
 
 def _is_at_least(condition: Typed, bound: Typed, value: Typed) -> bool:
-    """Whether the condition is value < bound: then where(condition, bound, value) is a clamp."""
+    """Whether the condition is value < bound, so that where(condition, bound, value) is a clamp."""
     return condition.function == "less" and condition.arguments == (value, bound)
 
 
@@ -59,8 +59,8 @@ def factors_of_indices(it: Typed) -> tuple[int, int] | None:
 
 
 def factor_of(symbol: Typed, it: Typed) -> int | None:
-    """The factor of a symbol in a sum of it and of ints that do not depend on it; None for other
-    expressions."""
+    """The factor of a symbol in a sum whose other terms are ints that do not depend on it; None for
+    other expressions."""
     if it is symbol:
         return 1
     if it.function in ("add", "subtract", "negative"):
@@ -76,8 +76,8 @@ def factor_of(symbol: Typed, it: Typed) -> int | None:
 
 
 def keys_alike(mask: Typed | None) -> int:
-    """The largest number that divides all keys from which on the mask may differ from that of the
-    key before: that of a table of blocks is the size of a block. 1 if nothing is known."""
+    """The largest number that divides every key at which the mask may change from one key to the
+    next, such as the block size of a table of blocks. 1 if nothing is known."""
     found = 0
     for it in () if mask is None else mask.parts():
         if K not in it.arguments:
@@ -104,8 +104,9 @@ def number_expressions(roots: Iterable[Typed], dtypes: Collection[str]) -> list[
 
 
 def with_products(root: Typed) -> Typed:
-    """The expression with quotients by expressions of numbers as products with their inverses, and
-    with squares of distances, (q - k) * (q - k), as floats where they become floats.
+    """The expression with two changes: quotients by expressions of numbers become products with
+    their inverses, and squares of distances, (q - k) * (q - k), that are converted to floats are
+    computed in floats.
 
     An int32 square would wrap around from a distance of 46,341 on.
     """

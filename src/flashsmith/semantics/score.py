@@ -21,7 +21,7 @@ _ONE = typed_constant(1.0)
 
 @dataclass(frozen=True)
 class Score:
-    """How a score changes before the softmax: to factor * function(score / factor).
+    """A change of scores before the softmax, to factor * function(score / factor).
 
     function: an expression of ARGUMENT.
     factor: an expression of the numbers that a call gives, such as a softcap; the host multiplies
@@ -58,7 +58,7 @@ class Score:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the score stays as it is."""
+        """Whether the score does not change."""
         return self.function is ARGUMENT
 
     @cached_property
@@ -78,7 +78,7 @@ class Score:
 
     @cached_property
     def function_slope(self) -> Typed:
-        """The same as an expression of ARGUMENT: the factor and its inverse cancel."""
+        """The derivative as an expression of ARGUMENT: the factor and its inverse cancel."""
         return derivative(self.function, ARGUMENT)
 
     def _at_score(self, function: Typed) -> Typed:

@@ -1,7 +1,7 @@
 """The arguments of attention, each defined once: its default, its check and its type in an op.
 
-The public functions repeat theirs for readers and type checkers, and a test compares the two. All
-other code that has or forwards such arguments derives them from here.
+The public functions repeat their arguments for readers and type checkers, and a test compares both.
+All other code that has or forwards such arguments derives them from here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Argument(NamedTuple):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it is, or may be, one of the call's tensors and not an option."""
+        """Whether the argument is, or may be, a tensor of the call and not an option."""
         return "Array" in self.kind
 
     def in_schema(self, default: Any) -> str:
@@ -238,7 +238,8 @@ others_of = _some(name for name in ForwardOptions._fields if not ARGUMENTS[name]
 
 
 class MaskLimits(NamedTuple):
-    """A value of Semantics.mask, and how many keys before and after its own a row may see."""
+    """A value of Semantics.mask, and the number of keys before and after its own that a row may
+    see."""
 
     kind: str
     left: int
@@ -378,8 +379,8 @@ def check_softcap(softcap: Any, scale: float) -> float:
 
 
 def check_k_scale(k_scale: float, scale: float, softcap: float) -> None:
-    """Raises ArgumentError if the scale of the scores times that of the keys is not as
-    check_scale() and check_softcap() want scales."""
+    """Raises ArgumentError unless the scale of the scores times the scale of the keys is a scale
+    that check_scale() and check_softcap() accept."""
     factor = scale * k_scale / (softcap or 1.0)
     if not MIN_SCALE <= factor <= (MAX_SCALE / 4 if softcap else MAX_UNCAPPED_SCALE):
         raise ArgumentError(

@@ -17,7 +17,7 @@ SIZE = re.compile(r"(?:(b)(\d+)|([shd])(\d+)(?::(\d+))?)", re.ASCII)
 PAGE = re.compile(r"page(\d+)", re.ASCII)
 # The class of a window: how many keys a row sees, as a power of two.
 WINDOW_KEYS = re.compile(r"window_(\d+)", re.ASCII)
-# Smaller windows are computed like a window of this size, because a tile has this number of keys.
+# Smaller windows take as long as this one, because a tile has this number of keys.
 SMALLEST_WINDOW = 64
 # Words for problems that do not need all of dq, dk and dv.
 ONLY_DQ, NO_DQ = GRADIENT_WORDS = ("only_dq", "no_dq")

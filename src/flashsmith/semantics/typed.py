@@ -90,7 +90,8 @@ class Typed:
         return tuple(it for it in self.operands if isinstance(it, Typed))
 
     def parts(self) -> list[Typed]:
-        """All expressions inside this one, each once, arguments before what uses them."""
+        """All expressions inside this one, each once, operands before the expressions that use
+        them."""
         found: dict[Typed, None] = {}
         stack: list[tuple[Typed, bool]] = [(self, False)]
         while stack:
@@ -123,8 +124,8 @@ class Typed:
         ``values`` gives numbers or arrays for the symbols, ``tensors`` arrays for the tensors that
         the expression reads; arrays broadcast. ``xp`` is numpy or torch; None means numpy. With
         ``exact=False``, arrays are computed in their own types, such as float32, and numbers stay
-        Python's, as functions inside another program need, such as FlexAttention's. Casts and reads
-        are exact even then.
+        Python's, which functions inside another program need, such as FlexAttention's. Casts and
+        reads are exact even then.
 
         Raises ArgumentError for a symbol or a tensor without a value.
         """
@@ -315,12 +316,13 @@ def read(name: str, dtype: str, *indices: Typed | Value) -> Typed:
 
 
 def as_typed(value: Typed | Value) -> Typed:
-    """An expression as it is, and a number as a constant."""
+    """An expression unchanged, or a number as a constant."""
     return value if isinstance(value, Typed) else typed_constant(value)
 
 
 def cast(value: Typed | Value, dtype: str) -> Typed:
-    """The value as another type: towards zero from float to int, != 0 to bool."""
+    """The value converted to another type: rounded towards zero from float to int, != 0 for
+    bool."""
     it = as_typed(value)
     if it.dtype == dtype:
         return it
@@ -347,7 +349,7 @@ def where(condition: Typed | Value, yes: Typed | Value, no: Typed | Value) -> Ty
 
 
 def apply(function: str, *operands: Typed | Value) -> Typed:
-    """The operator ``function`` of these operands, whose types are promoted as PyTorch does.
+    """The operator ``function`` of these operands, whose types are promoted as in PyTorch.
 
     Raises ArgumentError for an operator that the types do not have, such as a shift of floats.
     """
@@ -382,7 +384,7 @@ def apply(function: str, *operands: Typed | Value) -> Typed:
 
 
 def _order(it: Typed) -> tuple[bool, str]:
-    """Where a commutative operator has this operand: constants last."""
+    """The position of this operand in a commutative operator: constants come last."""
     return it.function == "constant", ""
 
 

@@ -8,7 +8,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, all_parts
 
 TYPES = {BOOL: "bool", INT: "int", LONG: "int64_t", FLOAT: "float"}
-# What C++ computes as PyTorch does, as long as no int overflows.
+# Operators that C++ computes as PyTorch does, as long as no int overflows.
 ARITHMETIC = {"add": "+", "subtract": "-", "multiply": "*"}
 INFIX = {
     "less": "<",
@@ -25,7 +25,7 @@ _FUNCTIONS = {"minimum": "min", "maximum": "max"}
 class CudaPrinter:
     """Prints the body of one function, with the operators that C++ itself has.
 
-    A symbol's C++ name is its own. Ints must not overflow.
+    Symbols keep their names in C++. Ints must not overflow.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class CudaPrinter:
 
     def _constant(self, it: Typed) -> str:
         (value,) = it.operands
-        # Libraries' keys contain this text. '1' for 1.0 is what they have had from the first.
+        # Libraries' keys contain this text. They have always had '1' for 1.0.
         return str(int(value)) if it.dtype == FLOAT and value in (0, 1) else literal(it)
 
     def _operator(self, it: Typed, parts: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Binds the score and mask functions of one call: what kernels compute, and with which values."""
+"""Binds the score and mask functions of one call to a program of kernels and its values."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ POSITIONS = ("start", "end")
 
 
 class BoundFunctions(NamedTuple):
-    """What a call's functions come to: a program, and limits of a window that hide keys as well.
+    """The form of a call's functions for kernels: a program, and limits of a window that hide keys
+    as well.
 
     program: None if the window expresses the functions.
-    left, right: how many keys before and after its own position, aligned to the bottom right, a row
-        sees; None for no limit.
+    left, right: the number of keys that a row sees before and after its own position, aligned to
+        the bottom right; None for no limit.
     """
 
     program: BoundProgram | None
@@ -43,7 +44,7 @@ def bind(
 ) -> BoundFunctions:
     """Traces a call's functions. ``masks`` are functions, bool tensors or None, and hide keys
     together. ``bias`` is a float tensor that is added to scores after score_mod, or None.
-    ``lengths`` are seq_q and seq_k where all sequences of the call have them.
+    ``lengths`` are seq_q and seq_k if all sequences of the call share them.
 
     ``positions`` is 'start' if q_idx counts from the sequence's first query, and 'end' if the last
     query is at the last key: then q_idx is larger by seq_k - seq_q. The rows of tensors always
@@ -53,7 +54,7 @@ def bind(
     """
     given = (score_mod, *masks)
     key = (*map(id, given), lengths, positions)
-    # A result holds its tensors: kept, it would keep the caller's mask or bias in memory.
+    # Results are not kept: they hold tensors, and would keep the caller's mask or bias in memory.
     is_kept = bias is None and not any(map(is_array, masks))
     known = _RECENT.get(key) if is_kept else None
     if known is not None and known.still_holds(given):
@@ -108,7 +109,7 @@ def _bound(
     positions: str,
     bias: Any,
 ) -> tuple[BoundFunctions, tuple[Watch, ...]]:
-    """bind(), and what its result depends on."""
+    """The result of bind(), and the objects on which it depends."""
     score, mask = composed(score_mod, masks, bias, positions)
     if score is None and mask is None:
         return BoundFunctions(None), ()
@@ -135,8 +136,8 @@ def composed(
 
 
 def limited(bound: BoundProgram, lengths: tuple[int, int] | None, positions: str) -> BoundFunctions:
-    """A traced program as kernels take it: masks that are a window become limits, and q_idx the
-    position. The program's tensors have names."""
+    """A traced program in the form that kernels take: a mask that equals a window becomes limits,
+    and q_idx becomes the position. The program's tensors have names."""
     offset = 0 if positions == "end" else None if lengths is None else lengths[1] - lengths[0]
     limits = _limits(bound, offset)
     if limits is not None:
@@ -151,7 +152,7 @@ def at_row(function: Function) -> Function:
     return lambda b, h, q_idx, kv_idx: function(b, h, _row_of(q_idx), kv_idx)
 
 
-# The row of a query where Q is its position.
+# The row of a query, given its position Q.
 _ROW = Q - (SEQ_K - SEQ_Q)
 
 
@@ -165,7 +166,7 @@ def _placed_mask(mask: Any, positions: str) -> Function:
 
 
 def _plus(score_mod: Function | None, bias: Any, positions: str) -> Function:
-    """The score function that adds a bias to what another one returns."""
+    """The score function that adds a bias to the result of another."""
     at = bias_table(bias)
     if positions == "end":
         at = at_row(at)
@@ -194,7 +195,7 @@ _BIASES = ("float16", "bfloat16", "float32")
 
 
 def _named(bound: BoundProgram, bias: Any, masks: tuple[Any, ...]) -> BoundProgram:
-    """The program with the names that the caller has for its tensors, where known."""
+    """The program with the caller's names of its tensors, where known."""
     names = {id(it): "mask" for it in masks if is_array(it)} | {id(bias): "bias"}
     return bound._replace(names=tuple(names.get(id(it), "") for it in bound.tensors))
 
@@ -291,7 +292,8 @@ def _known_band(mask: Typed) -> Band | None:
 
 
 def _limits(bound: BoundProgram, offset: int | None) -> tuple[int | None, int | None] | None:
-    """The window that the mask is, in positions aligned to the bottom right; None if it is none.
+    """The window that equals the mask, in positions aligned to the bottom right; None if there is
+    none.
 
     ``offset`` is the position of the first query.
     """

@@ -1,6 +1,6 @@
 """FlexAttention's BlockMask as a mask: its lists of blocks, and its function in partial blocks.
 
-Most BlockMasks of models are causal or a window, and their lists say no more than their function.
+Most BlockMasks of models are causal or a window, and their lists add nothing to their function.
 Such a BlockMask is its function alone, which the faster kernels without lists compute.
 """
 
@@ -19,7 +19,7 @@ from flashsmith.tracing.binding import at_row, bind, table_function
 from flashsmith.tracing.captures import Constant
 
 _ABSENT, _PARTIAL, _FULL = range(3)
-# create_block_mask's block size for no lists at all is far longer than any sequence.
+# Without lists, create_block_mask has one block size, far longer than any sequence.
 _ONE_BLOCK = 1 << 28
 
 
@@ -32,8 +32,8 @@ def is_block_mask(value: Any) -> bool:
 def mask_of_blocks(
     block_mask: Any, lengths: tuple[int, int] | None, positions: str = "start"
 ) -> Callable[..., Any]:
-    """A BlockMask as a function: hidden in blocks that the lists omit, the BlockMask's function in
-    partial blocks, and seen in full blocks.
+    """A BlockMask as a function: it hides blocks that the lists omit, shows full blocks, and is the
+    BlockMask's function in partial blocks.
 
     Raises ArgumentError if the BlockMask was made for other lengths, or its rows are not positions.
     """
@@ -76,7 +76,7 @@ def rows_are_of_the_call(
     """Whether the rows of a BlockMask of the lengths ``own``, with ``n_blocks`` blocks of ``rows``,
     are a call's queries. If not, they are positions in the sequence.
 
-    Raises ArgumentError for a BlockMask that is neither.
+    Raises ArgumentError for a BlockMask that fits neither.
     """
     if -(-own[0] // rows) != n_blocks:
         raise ArgumentError(
@@ -102,8 +102,8 @@ def has_no_lists(rows: int, columns: int) -> bool:
 
 
 def check_lengths(own: tuple[int, ...], lengths: tuple[int, int] | None, positions: str) -> None:
-    """Raises ArgumentError if a BlockMask of the lengths ``own`` was made for others than a call's,
-    or its rows are not positions."""
+    """Raises ArgumentError if the lengths ``own`` of a BlockMask are not the call's, or its rows
+    are not positions."""
     if lengths is not None and own != lengths:
         raise ArgumentError(
             f"block_mask: made for {own[0]} queries and {own[1]} keys, and the call has "
@@ -130,14 +130,14 @@ def function_of_blocks(
     return mask
 
 
-# How many keys before and after its own position, aligned to the bottom right, a row sees.
+# How many keys a row sees before and after its own position, aligned to the bottom right.
 _Window = tuple[int | None, int | None]
 
 
 class _Known(NamedTuple):
-    """What a BlockMask was found to be.
+    """The analysis of a BlockMask.
 
-    window: that of its function, if the lists show neither more nor less; or None.
+    window: its function's window, if the lists show exactly the same keys; otherwise None.
     """
 
     owner: weakref.ref[Any]
@@ -177,8 +177,8 @@ def _known_lists(block_mask: Any, rows: int, columns: int) -> _Known:
 
 
 def _has_values(states: Any) -> bool:
-    """Whether the states are values by now. Those of a CUDA graph that is being captured are not,
-    nor are fake tensors: neither may be read or kept for later calls."""
+    """Whether the states have values already. During the capture of a CUDA graph they have none,
+    nor do fake tensors: neither may be read or kept for later calls."""
     import torch
 
     if type(states) is not torch.Tensor or states.is_meta:
@@ -187,7 +187,7 @@ def _has_values(states: Any) -> bool:
 
 
 def _window(mask_mod: Callable[..., Any], lengths: tuple[int, ...]) -> _Window | None:
-    """The window that a function is for these lengths; None if it is none."""
+    """The window that equals a function for these lengths; None if there is none."""
     bound = bind(None, (mask_mod,), (lengths[0], lengths[1]))
     return (bound.left, bound.right) if bound.program is None else None
 
@@ -195,9 +195,9 @@ def _window(mask_mod: Callable[..., Any], lengths: tuple[int, ...]) -> _Window |
 def _shows_window(
     states: Any, block: tuple[int, int], lengths: tuple[int, ...], window: _Window
 ) -> bool:
-    """Whether the lists omit no block with keys of the window, and no full block has others.
+    """Whether the lists omit no block with keys of the window, and full blocks have no other keys.
 
-    It copies the states to the host, once for a BlockMask.
+    This copies the states to the host, once for each BlockMask.
     """
     seq_q, seq_k = lengths
     # The rows and keys of the blocks, from the first to the last.
@@ -218,14 +218,14 @@ def _shows_window(
 def states_of_lists(counts: Any, indices: Any, full_counts: Any, full_indices: Any) -> Any:
     """The states of blocks (b, h, q blocks, k blocks) from the lists of partial and full blocks.
 
-    counts are (b, h, q blocks), indices (b, h, q blocks, k blocks); entries behind a count are
-    ignored, whatever they are. A block in both lists is full.
+    counts are (b, h, q blocks), indices (b, h, q blocks, k blocks); entries after a count are
+    ignored. A block in both lists is full.
     """
     import torch
 
     columns = indices.shape[-1]
     place = torch.arange(columns, device=indices.device)
-    # One more column takes the entries behind the counts.
+    # One more column receives the entries after the counts.
     states = torch.zeros(
         (*indices.shape[:-1], columns + 1), dtype=torch.uint8, device=indices.device
     )

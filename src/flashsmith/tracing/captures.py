@@ -1,4 +1,5 @@
-"""What functions capture: the numbers and tensors in their cells, globals, defaults and attributes.
+"""The captures of functions: the numbers and tensors in their cells, globals, defaults and
+attributes.
 
 Captures are found without calling the function. Their structure is a key: functions that differ
 only in the values of captured numbers and tensors have the same key, and so the same trace.
@@ -31,7 +32,7 @@ _FRAMEWORKS = ("torch", "numpy", "jax", "functools", "math", "builtins", "typing
 
 
 class Constant(int):
-    """A captured int that is compiled in, for divisors and for indices of columns."""
+    """A captured int that is compiled in, such as a divisor or the index of a column."""
 
 
 class Leaf(NamedTuple):
@@ -41,17 +42,18 @@ class Leaf(NamedTuple):
     value: Any
 
 
-# How to get from a value to one that it captures: ('attribute', name) or ('item', key), in order.
+# The steps from a value to one that it captures: ('attribute', name) or ('item', key), in order.
 Path = tuple[tuple[str, Any], ...]
-# Reads what a function, an object or a list holds now, and what it held when it was scanned.
+# A function that reads the current content of a function, an object or a list; and the content when
+# it was scanned.
 Watch = tuple[Callable[[], "list[Any]"], "list[Any]"]
 
 
 class Captures(NamedTuple):
     """The leaves of a value in a fixed order, a key for everything else, and whether the key is
-    complete: whether values of one key differ in leaves only. ``watch`` has all that may change.
-    ``paths`` lead to the leaves, and ``others`` to captured functions, flags and texts; both are
-    empty unless they are requested."""
+    complete, so that values of one key differ only in leaves. ``watch`` has all objects that may
+    change. ``paths`` lead to the leaves, and ``others`` to captured functions, flags and texts;
+    both are empty unless they are requested."""
 
     key: Any
     leaves: tuple[Leaf, ...]
@@ -62,8 +64,8 @@ class Captures(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """A value that holds others: what identifies it, its children, how to build another, how to
-    read its children again if they may change, and the paths to the children."""
+    """A value that holds others: its identity, its children, a function that builds another, a
+    function that reads its children again if they may change, and the paths to the children."""
 
     tag: Any
     children: list[Any]
@@ -85,7 +87,7 @@ def is_unchanged(watch: tuple[Watch, ...]) -> bool:
 
 
 def captures_of(value: Any, *, with_paths: bool = False) -> Captures:
-    """What a function, or a tuple of functions, captures."""
+    """The captures of a function, or of a tuple of functions."""
     scan = _Scan()
     key = scan.key_of(value, 0, () if with_paths else None)
     found = tuple(scan.leaves), scan.is_complete, tuple(scan.watch)
@@ -93,7 +95,8 @@ def captures_of(value: Any, *, with_paths: bool = False) -> Captures:
 
 
 def follow(value: Any, path: Path) -> Any:
-    """What a path leads to. PyTorch's compiler traces this, and guards what it reads."""
+    """The value at the end of a path. PyTorch's compiler traces this function, and guards the
+    values that it reads."""
     for kind, key in path:
         value = getattr(value, key) if kind == "attribute" else value[key]
     return value

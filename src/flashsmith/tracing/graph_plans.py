@@ -2,8 +2,8 @@
 capture inputs of its graph.
 
 A plan is made once, while the compiler traces a call. It has the program as text, and for each
-captured value a path from the functions to it. The compiler follows these paths, and so guards
-what it finds: a function that captures other numbers or functions later is traced again.
+captured value a path from the functions to it. The compiler follows these paths, and so guards the
+values at their ends: a function that later captures other numbers or functions is traced again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flashsmith.tracing.tracer import Traced, traced
 # states of its blocks, its function); BLOCKS_OF_ROWS if its rows are a call's queries over a cache.
 # They are plain tuples, as PyTorch's compiler makes no others.
 PARTS, BLOCKS, BLOCKS_OF_ROWS = "parts", "blocks", "blocks of rows"
-# In place of a tensor: (TENSOR, sizes, dtype of PyTorch), with sizes of 1 where they are, else 2.
+# A stand-in for a tensor: (TENSOR, sizes, dtype of PyTorch); every size other than 1 is 2.
 TENSOR = "tensor"
 Root = Any
 Roots = tuple[Root, Root, Root, Root]
@@ -33,7 +33,7 @@ Roots = tuple[Root, Root, Root, Root]
 class GraphPlan(NamedTuple):
     """text: the program and the names of its numbers. reads, ints, floats: the paths to captured
     tensors and numbers. frozen: paths to numbers that are compiled in, with their values. others:
-    paths to what else the program depends on."""
+    paths to the other values on which the program depends."""
 
     text: str
     reads: tuple[Path, ...]
@@ -44,10 +44,10 @@ class GraphPlan(NamedTuple):
 
 
 def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -> GraphPlan | None:
-    """The plan for functions, in which TENSORs stand for tensors. ``block_sizes`` are those of the
+    """The plan for functions, in which TENSORs stand for tensors. ``block_sizes`` belong to the
     BlockMask that is the last root.
 
-    None if the functions capture something that paths do not lead to.
+    None if the functions capture something that no path reaches.
 
     Raises ArgumentError and TraceError as bind() does.
     """

@@ -1,4 +1,4 @@
-"""Symbols: what a traced function computes with, in place of numbers and tensors."""
+"""Symbols: a traced function computes with these instead of numbers and tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _ONE_ELEMENT = "a function computes one element: give the tensor an index for ea
 
 
 class Symbol:
-    """The value of an expression while a function is traced, a 0-dimensional tensor to it.
+    """The value of an expression while a function is traced; to the function it is a 0-dimensional
+    tensor.
 
     ``trace`` collects the tensors that the function reads. PyTorch's functions reach a symbol
     through __torch_function__, and NumPy's through __array_ufunc__ and __array_function__.
@@ -188,8 +189,8 @@ _add_operators()
 class Captured:
     """A tensor that a function reads, and the indices that it has been given so far.
 
-    It stands for a NumPy array that a traced function captures, and for a tensor with fewer indices
-    than dimensions, which more may follow: table[b][q].
+    It stands for a NumPy array that a traced function captures, and for a tensor that has fewer
+    indices than dimensions so far, as in table[b][q].
     """
 
     def __init__(self, tensor: Any, trace: Any, indices: tuple[Any, ...] = ()) -> None:
@@ -203,12 +204,12 @@ class Captured:
 
     @property
     def ndim(self) -> int:
-        """The dimensions that are left."""
+        """The dimensions without an index."""
         return len(self._tensor.shape) - len(self._indices)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the dimensions that are left."""
+        """The sizes of the dimensions without an index."""
         self._trace.is_reusable = False
         return tuple(self._tensor.shape[len(self._indices) :])
 
@@ -234,7 +235,7 @@ class Captured:
 
 
 def read_expression(name: str, dtype: str, indices: tuple[Typed, ...]) -> Typed:
-    """A read of a traced tensor. Raises TraceError where programs cannot read it."""
+    """A read of a traced tensor. Raises TraceError if programs cannot read it."""
     if dtype not in READABLE:
         refuse(
             f"a read of {dtype} elements",

@@ -99,7 +99,7 @@ def _to(x: Value, *targets: Any, dtype: Any = None, **_: Any) -> Typed:
 
 
 def target_type(dtype: Any) -> str | None:
-    """The type of expressions for PyTorch's dtype; None for what is no dtype, such as a device.
+    """The type of expressions for PyTorch's dtype; None for other objects, such as a device.
 
     Floats of any width are computed in fp32, and ints of at most 32 bits as int32.
     """
@@ -283,7 +283,7 @@ FUNCTIONS: dict[str, Callable[..., Typed]] = {
     "tanh_approx": _unary("tanh"),
     "approx::tanh": _unary("tanh"),
 }
-# Functions whose names say that they do not compute one element, and what to write.
+# Functions that by their names do not compute one element, and what to write instead.
 REFUSED = {
     **dict.fromkeys(
         ("dot", "matmul", "mm", "bmm", "einsum", "inner", "vdot", "linear"),

@@ -59,17 +59,17 @@ _DUNDER = {
 _DTYPES = {"int": INT, "float": FLOAT}
 _REVERSED = {"rtruediv": "div", "rfloordiv": "floor_divide", "rmod": "remainder", "rpow": "pow"}
 _MOST_TRACES = 1024
-# The sets of captured values of one trace whose numbers are kept.
+# For how many sets of captured values of one trace the numbers are kept.
 _MOST_VALUES = 256
 
 
 class Traced(NamedTuple):
-    """The trace of functions that differ in captured numbers and tensors only.
+    """The trace that functions share if they differ only in captured numbers and tensors.
 
-    ``reads`` are indices of leaves, or the objects themselves where they are no leaves; so are the
-    values of ``sources``, the captured numbers by name. ``numbers`` are expressions of these, which
-    ``computed`` keeps by the captured values. ``frozen`` are the leaves whose values the trace has
-    as constants.
+    ``reads`` are indices of leaves, or the objects themselves if they are no leaves; the same holds
+    for the values of ``sources``, the captured numbers by name. ``numbers`` are expressions of
+    captured numbers, whose values ``computed`` keeps. ``frozen`` are the leaves whose values the
+    trace has as constants.
     """
 
     program: Program
@@ -120,7 +120,7 @@ _TRACES_LOCK = Lock()
 
 
 class Trace(NamedTuple):
-    """A program with the tensors and numbers of a call, and what they depend on.
+    """A program with the tensors and numbers of a call, and the objects on which they depend.
 
     ``watch`` is () if the program must be bound in each call.
     """
@@ -136,8 +136,8 @@ def trace(score_mod: Function | None = None, mask_mod: Function | None = None) -
     ``score_mod(score, b, h, q_idx, kv_idx)`` returns the new score, and ``mask_mod(b, h, q_idx,
     kv_idx)`` whether the query sees the key. They are FlexAttention's functions. b is the sequence,
     h the query head; indices are 0-dimensional int32 tensors to the functions, and the score a
-    float32. A trace is kept for all functions that have the same code and differ in the values of
-    captured numbers and tensors only.
+    float32. One trace serves all functions that have the same code and differ only in the values of
+    captured numbers and tensors.
 
     Raises:
         TraceError: a function does something that kernels cannot compute, such as a Python branch
@@ -148,7 +148,7 @@ def trace(score_mod: Function | None = None, mask_mod: Function | None = None) -
 
 
 def watched_trace(score_mod: Function | None, mask_mod: Function | None) -> Trace:
-    """trace(), and what its result depends on."""
+    """The result of trace(), and the objects on which it depends."""
     for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None and not callable(function):
             raise ArgumentError(f"{name}={quoted(function)}: give a function, or None for none")
@@ -173,7 +173,7 @@ def watched_trace(score_mod: Function | None, mask_mod: Function | None) -> Trac
 
 
 def _watch_of(captures: Captures) -> tuple[Watch, ...]:
-    """What to watch; () if a captured tensor is a number, which may change in place."""
+    """The objects to watch; () if a captured tensor is a number, which may change in place."""
     is_number = any(it.kind == "array" and not it.value.shape for it in captures.leaves)
     return () if is_number else captures.watch
 
@@ -187,8 +187,8 @@ def traced(
     """Traces with captured numbers as symbols, and as constants where the functions need their
     values.
 
-    ``compose`` makes the score and the mask function of ``functions``, which captures are those of.
-    With reads_scalars 0-dimensional tensors are read by kernels, and are no numbers.
+    ``compose`` makes the score and the mask function from ``functions``, to which the captures
+    belong. With reads_scalars, kernels read 0-dimensional tensors, which are then no numbers.
     """
     numbers = frozenset(i for i, leaf in enumerate(captures.leaves) if leaf.kind != "array")
     frozen: frozenset[int] = frozenset()
@@ -228,7 +228,7 @@ class Tracing:
         self._places = {id(it.value): i for i, it in enumerate(leaves) if it.kind == "array"}
 
     def roots(self, functions: Any, compose: Compose) -> dict[str, Typed]:
-        """What the score function and the mask function return for symbols, by 'score' and
+        """The results of the score function and the mask function for symbols, by 'score' and
         'mask'."""
         made = rebuilt(functions, iter(map(self._replacement, *self._numbered())))
         score_mod, mask_mod = compose(made)
@@ -242,7 +242,7 @@ class Tracing:
         return found
 
     def traced(self, roots: Mapping[str, Typed]) -> Traced:
-        """The trace of these expressions. Raises ArgumentError where no program can be them."""
+        """The trace of these expressions. Raises ArgumentError if no program can compute them."""
         found, computed = self._program(roots)
         numbers = [computed.get(name) for name in found.numbers]
         return Traced(
@@ -261,9 +261,9 @@ class Tracing:
         )
 
     def _program(self, roots: Mapping[str, Typed]) -> tuple[Renamed, dict[str, Typed]]:
-        """The program, and expressions of captured numbers for the numbers that it takes instead.
+        """The program, and expressions of captured numbers for the numbers that it takes.
 
-        The host computes what depends on captured numbers alone, once in a call. If the program
+        The host computes parts that depend only on captured numbers, once in a call. If the program
         would take too many numbers, kernels compute it.
         """
         plain = {name: with_products(root) for name, root in roots.items()}
@@ -280,7 +280,7 @@ class Tracing:
         return range(len(self._leaves)), self._leaves
 
     def _replacement(self, i: int, leaf: Leaf) -> Any:
-        """What a rebuilt function has in place of a leaf."""
+        """The replacement of a leaf in a rebuilt function."""
         if leaf.kind == "array":
             return leaf.value if is_tensor(leaf.value) else self._captured(leaf.value)
         if i in self._frozen:
@@ -324,7 +324,8 @@ class Tracing:
         if not is_array(value) or value.shape:
             return value
         kind = dtype_name(value.dtype) or str(value.dtype)
-        # A number of the call would have no gradient.
+        # These tensors are read by the kernel: as a number of the call, a tensor would have no
+        # gradient.
         if is_tensor(value) and (
             self._reads_scalars or value.device.type != "cpu" or value.requires_grad
         ):
@@ -355,7 +356,7 @@ class Tracing:
     # --- operations ---
 
     def read(self, tensor: Any, indices: tuple[Any, ...]) -> Any:
-        """The element of a tensor, or the tensor with fewer dimensions left."""
+        """The element of a tensor, or the tensor with further indices."""
         with _without_torch_mode():
             return self._read(tensor, indices)
 
@@ -475,7 +476,7 @@ def _has_symbol(values: Any) -> bool:
 
 
 def _without_torch_mode() -> contextlib.AbstractContextManager[Any]:
-    """Within it, the trace's own uses of tensors are not the function's."""
+    """Inside this context, the trace uses tensors itself, not for the function."""
     torch = sys.modules.get("torch")
     return contextlib.nullcontext() if torch is None else torch._C.DisableTorchFunction()
 

@@ -47,8 +47,9 @@ _SOURCES = (".py", ".cu", ".cuh", ".cc", ".h")
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster for tuning: its executor, its GPUs with their runners, and how many compile jobs it
-    can run (``jobs``). ``gpus`` is never empty. ``notes`` say what could not be used, and why."""
+    """A cluster for tuning: its executor, its GPUs with their runners, and the number of compile
+    jobs that it can run (``jobs``). ``gpus`` is never empty. ``notes`` name unusable GPUs and
+    machines, with the reasons."""
 
     executor: RayExecutor
     gpus: tuple[tuple[WorkerGpu, Runner], ...]
@@ -220,8 +221,8 @@ def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
 def _slots(nodes: Iterable[Mapping[str, Any]]) -> tuple[list[_Slot], int]:
     """The GPUs of all machines, and the number of all cores.
 
-    For each GPU, one core is reserved for timing. If its machine would then have no core for
-    compiling, none is reserved, since compilations would wait forever.
+    For each GPU, one core is reserved for timing. No core is reserved if its machine would then
+    have none for compiling, since compilations would wait forever.
     """
     slots, all_cores = list[_Slot](), 0
     for node in nodes:
@@ -294,7 +295,7 @@ class RayExecutor:
     def gather(self) -> tuple[list[tuple[WorkerGpu, Runner]], list[str]]:
         """Starts the actors of all GPUs.
 
-        Returns those GPUs that started, with their runners, and notes on the others.
+        Returns the GPUs that started, with their runners, and notes on the others.
         """
         ray, found, notes = self._ray, list[tuple[WorkerGpu, Runner]](), list[str]()
         asked = {}

@@ -13,8 +13,8 @@ from flashsmith.tuning.trial import Build
 from flashsmith.tuning.worker import WorkerResult
 
 Batch = tuple[Build, ...]
-# The fixed cost of a library (host code, linking) is that of compiling three configs. In a batch of
-# this size it matters little, and the batch is still one shard.
+# The fixed cost of a library (host code, linking) equals the cost of compiling three configs. In a
+# batch of this size the fixed cost matters little, and the batch is still one shard.
 MAX_BATCH = 10
 _MIN_BATCH = 3
 # After this many lost batches in a row, it is assumed that no machine is left.

@@ -1,4 +1,4 @@
-"""The table that a stranger sends: one file from a sweep, and what it still lacks."""
+"""A contributed table: one file from a sweep, and the list of what it still lacks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ BUDGET = "2h"
 
 
 def contributed_problems() -> list[Problem]:
-    """The problems of a contribution: those of the benchmarks, also in packed sequences."""
+    """The problems of a contribution: the benchmarks' problems, also with packed sequences."""
     other = (problem for name in ("heads", "packed") for problem in PROBLEM_SETS[name]())
     return list(dict.fromkeys((*default_problems(), *other)))
 
 
 def check_contribution(path: Path) -> None:
-    """Raises ArgumentError unless the file to send is a .zip that does not exist yet or is ours."""
+    """Raises ArgumentError unless the file to send is a .zip that does not exist yet or that this
+    command wrote."""
     if path.suffix != ".zip":
         raise ArgumentError(f"contribute={quoted(str(path))}: name a .zip file, such as a100.zip")
     if path.exists() and not _is_contribution(path):
@@ -41,7 +42,7 @@ def check_contribution(path: Path) -> None:
 
 def write_contribution(path: Path, out: Path, tuned: SweepResult) -> list[str]:
     """Writes the file to send from a sweep's folder ``out``: the table of the sweep's GPU, the
-    ranking of every kernel, and what is missing. Returns what is missing, a sentence each.
+    ranking of every kernel, and a list of what is missing. Returns this list, one sentence each.
 
     Raises ArgumentError unless the sweep ran on one kind of GPU.
     """

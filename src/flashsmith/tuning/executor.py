@@ -52,8 +52,8 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class WorkerGpu:
-    """A GPU on which an executor measures: its name, and the origin that is stored with its
-    figures."""
+    """A GPU on which an executor measures: its name, and the origin that its figures are stored
+    with."""
 
     name: str
     origin: Mapping[str, Any] = field(default_factory=dict)

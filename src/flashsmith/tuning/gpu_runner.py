@@ -95,7 +95,7 @@ class NvccCompiler:
         """Does nothing."""
 
     def compile(self, builds: Sequence[Build]) -> list[BuildResult]:
-        """Compiles those builds, which all have one semantics, that are not in the cache.
+        """Compiles the builds that are not in the cache; all have one semantics.
 
         If a batch fails, its kernels are compiled one by one.
         """

@@ -15,7 +15,7 @@ from flashsmith.safe_json import UnusableTextError, read_text
 # By head dimension: the lengths that are tuned. Any other length uses the winner for the nearest
 # length.
 _LENGTHS = {128: SEQ_LENS, **dict.fromkeys((64, 96, 256), (512, 1024, 4096, 16384))}
-# A reference problem is at least so long, and has 8 tiles of 128 rows for each SM.
+# A reference problem is at least this long, and has 8 tiles of 128 rows for each SM.
 _REFERENCE_LENGTH = 2048
 _REFERENCE_ROWS_PER_SM = 8 * 128
 
@@ -75,7 +75,8 @@ def read_problems(text: str) -> list[Problem]:
 def reference_problem(
     problem: Problem, device: DeviceSpec, others: Iterable[Problem]
 ) -> Problem | None:
-    """The shortest of ``others`` whose first rung can decide which kernels to try on `problem`.
+    """The shortest problem in ``others`` whose first rung can decide which kernels to try on
+    `problem`.
 
     It has the same heads, dtype and semantics, and the same ratio of its two lengths. It is so long
     that the prologue and epilogue of a loop hardly matter, and has enough tiles to fill the GPU

@@ -1,6 +1,6 @@
 """A race: finds the fastest of many kernels for a problem by successive halving.
 
-follow() computes from the known trials what the state of a race is, and what to measure next.
+follow() computes the state of a race, and the next measurements, from the known trials.
 It has no state of its own: the same trials give the same answer, in any order. So if a kernel is
 found to be wrong late, the kernels that it displaced come back by themselves.
 """
@@ -50,7 +50,7 @@ class Rung:
     """One round, in which each kernel is launched at least `least` times and for at least `ms`
     milliseconds.
 
-    Short kernels are launched more often, because the noise does not become less with the time of a
+    Short kernels are launched more often, because the noise does not decrease with the time of a
     launch.
     margin: a kernel of any rank stays if its time exceeds the best one by at most this share.
     steady: whether the GPU is warmed up first. Without this, kernels that are timed after a pause
@@ -70,8 +70,8 @@ class Halving:
     Each rung keeps 1/eta of the active kernels, but at least `finalists`, and all that are within
     its margin. Then the final times the incumbents, and at most `finalists` kernels within the
     margin of the last rung. They are interleaved, with `final_ms` for each and at least
-    `final_least` launches. A long problem tries only those kernels that would survive the first
-    rung of its reference problem with the margin `entry_margin`. Refinement tries the neighbours of
+    `final_least` launches. A long problem tries only the kernels that would survive the first rung
+    of its reference problem with the margin `entry_margin`. Refinement tries the neighbours of
     the best `leaders` kernels. If some kernels are not deterministic, the deterministic ones are
     also ranked separately, since the table needs the best kernel and the best deterministic kernel.
 
@@ -95,8 +95,8 @@ class Halving:
             )
 
     def of_few(self) -> Halving:
-        """Rules for kernels that are about equally fast: only the first rung, because the final
-        decides."""
+        """Rules for kernels that are about equally fast: they run only the first rung, because the
+        final decides."""
         return replace(self, rungs=self.rungs[:1])
 
     def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
@@ -153,8 +153,8 @@ class Race:
 
 @dataclass(frozen=True)
 class Task:
-    """What the bench is to do: prove a kernel, check it thoroughly, time it in a rung or alone, or
-    time all finalists interleaved. Kernels are launched at least `least` times and for at least
+    """A task of the bench: prove a kernel, check it thoroughly, time it in a rung or alone, or time
+    all finalists interleaved. Kernels are launched at least `least` times and for at least
     `ms` milliseconds each."""
 
     stage: str
@@ -170,8 +170,8 @@ class RaceState:
     """The state of a race.
 
     joined: the trials of all kernels that have joined, by short form. active: the trials that may
-    still win. dropped: for each other trial, why the race dropped it. For failed kernels, the trial
-    itself has the reason.
+    still win. dropped: for each other trial, the reason why the race dropped it; a failed kernel's
+    trial has its own reason.
     rung: the current rung, counted from 0; the number of rungs if all are complete. pending: the
     trials that must be proven or timed to complete the rung, in order. waiting: whether the first
     rung of the reference must be completed first, and no kernel has entered yet. searched: whether
@@ -215,7 +215,7 @@ class RaceState:
 
     @cached_property
     def survived(self) -> list[Trial]:
-        """The trials of the kernels that did not fail: those that may still win, and the slower
+        """The trials of the kernels that did not fail: the ones that may still win, and slower
         ones."""
         out = {name for name, (status, _) in self.dropped.items() if status == "not reached"}
         return [t for name, t in self.joined.items() if t.active and name not in out]
@@ -289,8 +289,8 @@ class RaceState:
 
     @cached_property
     def work(self) -> tuple[float, float]:
-        """How much work is done and how much there is in total, in milliseconds, to estimate the
-        remaining time. Both assume a fixed rate of FLOP."""
+        """The work done so far and the total work, in milliseconds, to estimate the remaining time.
+        Both assume a fixed rate of FLOP."""
         halving = self.race.halving
         launch = self.problem.attn_flop() / _NOMINAL_FLOP_PER_MS
         running = [t for t in self.survived if t.samples or t.name not in self.dropped]
@@ -385,8 +385,8 @@ def follow(
 
 
 class _Course:
-    """What follow() works with, rung by rung: which kernels have ``joined``, which are ``active``,
-    and why others were ``dropped``."""
+    """The state of follow(), rung by rung: the kernels that ``joined``, the ``active`` ones, and
+    why others were ``dropped``."""
 
     def __init__(self, race: Race, known: Trials, closed: bool) -> None:
         self.race, self.known, self.closed = race, known, closed
@@ -397,7 +397,7 @@ class _Course:
         self._rung, self._first_rung_complete = 0, False
 
     def drop(self, names: Iterable[str], status: Status, reason: str) -> None:
-        """Drops those of the named kernels that are still active."""
+        """Drops the named kernels that are still active."""
         for name in names:
             if self.active.pop(name, None) is not None:
                 self.dropped[name] = status, reason
@@ -453,7 +453,7 @@ class _Course:
         return True
 
     def state(self, **facts: Any) -> RaceState:
-        """The state after all this."""
+        """The final state."""
         timed = _times(self.active.values(), rung_stage(max(0, self._rung - 1)))
         groups = timed, _of_deterministic(timed, self.active)
         of_groups = (name for group in groups for name in self.race.halving.final_of(group))
@@ -477,7 +477,7 @@ class _Course:
 
 
 def _of_deterministic(times: Mapping[str, float], trials: Mapping[str, Trial]) -> dict[str, float]:
-    """The times of those kernels that give the same bits in every run."""
+    """The times of the kernels that give the same bits in every run."""
     configs = {name: trials[name].build.config for name in times}
     return {
         name: ms

@@ -37,7 +37,7 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 
     For a problem, the timed kernels come first, fastest first.
 
-    `ms` ranks the rows. It is the median of the final, or that of a rung scaled to the final;
+    `ms` ranks the rows. It is the median of the final, or the median of a rung scaled to the final;
     `protocol` names the stage. `best_ms` is scaled in the same way. `note` says why a kernel was
     dropped.
     """
@@ -52,9 +52,9 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
     """The ranking of a race for the table of winners.
 
-    Its date is that of the final, or else of the last timing.
+    Its date is the date of the final, or else of the last timing.
 
-    A kernel that was not checked thoroughly is never ranked before one that was.
+    Kernels that were checked thoroughly rank before all others.
     """
     proven = [trial for trial in state.ranked if trial.proof is not None]
     best_checked = min((trial.ms for trial in proven if trial.checked), default=0.0)
@@ -136,7 +136,8 @@ def _figures(state: RaceState, trial: Trial) -> dict[str, Any]:
 
 
 def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[str] = ()) -> None:
-    """Prints the best configs for each problem, and what attention() uses by the shipped tables.
+    """Prints the best configs for each problem, and the configs that attention() uses by the
+    shipped tables.
 
     If there are several kinds of GPU, each problem names its kind.
     """
@@ -166,7 +167,7 @@ def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[
 
 
 def print_plan(console: Console, states: Sequence[RaceState]) -> None:
-    """Prints how many configs would be tried and why others would not, before anything runs."""
+    """Before anything runs, prints how many configs would be tried and why others would not."""
     columns = make_columns("problem | candidates> | culled>")
     rows = []
     for state in states:

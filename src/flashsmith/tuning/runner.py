@@ -104,7 +104,7 @@ class Libraries(Protocol):
 
 @dataclass(frozen=True)
 class Runner:
-    """What is needed to compile for one device and to measure on it.
+    """Everything that is needed to compile for one device and to measure on it.
 
     environment: by name, everything that figures depend on; the records of a journal are valid only
     for the same environment. origin: what rows store about the environment. process_environment:

@@ -30,11 +30,11 @@ from flashsmith.operations import DEFAULT
 # families.
 ALL_FAMILIES = "both"
 _FEW = 8
-# Stands for the configs that the shipped tables have for a problem. The numbers are their margin to
-# the best one, and the most configs that are taken.
+# Stands for the configs that the shipped tables have for a problem. The numbers are the largest
+# margin to the best config, and the most configs that are taken.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
-# Of each family, this many configs also get split-KV variants, with up to three numbers of splits
+# This many configs of each family also get split-KV variants, with up to three numbers of splits
 # each.
 _MOST_IN_PARTS = 4
 # Sets that exist for every dtype and head dimension; 'B_r,B_c' selects from tune.
@@ -50,7 +50,7 @@ def space_keys() -> tuple[str, ...]:
 
 
 def check_space(key: str) -> None:
-    """Raises SelectionError or ConfigParseError if a key is neither that of a space nor valid for
+    """Raises SelectionError or ConfigParseError if a key neither names a space nor is valid for
     KERNELS. Whether it has configs for a problem is checked only by search_space()."""
     if key not in (*space_keys(), KNOWN):
         get_kernel_configs(key)
@@ -66,7 +66,7 @@ def default_space(device: DeviceSpec) -> str:
 
 
 def _searched(device: DeviceSpec) -> list[Family]:
-    """The families whose spaces are searched on a device; those for the newest GPUs are first."""
+    """The families whose spaces are searched on a device, the ones for the newest GPUs first."""
     known = [family for family in by_preference() if family.space_key]
     found = [family for family in known if family.runs_on(device)]
     if not found:
@@ -86,16 +86,16 @@ def search_space(
     `key` selects them:
 
     - the key of a family's space: 'space' for mma_sync, 'hopper' for wgmma.
-    - 'both': the space of the newest family and a few configs of others; those of the shipped
-      tables are first.
+    - 'both': the space of the newest family and a few configs of others; configs in the shipped
+      tables come first.
     - 'known': the few best configs in the shipped tables for a similar GPU.
     - None: the key that default_space() gives.
     - a key for KERNELS. The configs of tune, prog, prog-all, all and of block sizes such as '64,32'
-      get the dtype and head dimension of the problem. Of other sets, only the configs that have
-      both are taken.
+      get the dtype and head dimension of the problem. From other sets, only the configs with both
+      are taken.
 
-    Spaces have the dtype and head dimension of the problem. If there are so few tiles that SMs
-    would be idle, the space of a family also has some configs with split KV. For a problem with
+    Spaces always have the dtype and head dimension of the problem. If there are so few tiles that
+    SMs would be idle, the space of a family also has some configs with split KV. For a problem with
     canonical bits, each config is replaced by its counterpart that computes in the canonical order.
 
     Raises:
@@ -126,7 +126,7 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
     asked = [family for family in families() if family.space_key == key]
     of = asked[0].operation if asked else DEFAULT if key == ALL_FAMILIES else None
     if of == DEFAULT != problem.operation:
-        # The key names kernels of attention, so it does not restrict those of another operation.
+        # The key names kernels of attention, so it does not restrict another operation's kernels.
         asked = list(families(problem.operation))
     elif asked and of != problem.operation:
         raise SelectionError(
@@ -166,8 +166,8 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
 def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
     """The configs that attention() uses for `problem` on `device` if the user has no table.
 
-    These are the winner in the shipped table of this GPU or of the nearest GPU that has one, or
-    else what the cost model chooses. If deterministic=True uses another config, that one is second.
+    The first is the winner in the shipped table of this GPU or of the nearest GPU with a table, or
+    else the cost model's choice. If deterministic=True uses another config, that one is second.
     Empty if no kernel serves the problem on the device.
     """
     try:
@@ -195,7 +195,7 @@ def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """A few configs of a family, which are enough to compare it with another family."""
+    """A few configs of a family, enough to compare it with another family."""
     d_head, masked = d_head_for(problem), _masked(problem)
     sound = [
         cfg

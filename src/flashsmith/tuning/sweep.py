@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass
 class _Bench:
-    """A GPU in use: its current call, what the call is for, and when it began.
+    """A GPU in use: its current call, the purpose and the start of this call.
 
     Also the libraries that its measuring process has loaded, and how often in a row this process
     did not start.
@@ -88,8 +88,8 @@ class Sweep:
     It continues from the records in the journal until everything is measured or the budget is
     spent.
 
-    `trials` has all results: the records of the journal, and those that this run adds. They
-    determine the states of the races. Besides, a run knows its calls, how long each problem has
+    `trials` has all results: the records of the journal, and the records that this run adds. They
+    determine the states of the races. In addition, a run knows its calls, how long each problem has
     taken, and which searches the budget has ended. A problem is measured on one GPU, as long as
     that GPU works. `on_finished` is called with each race when it is over. `clock` measures the
     budget, in seconds.
@@ -115,7 +115,7 @@ class Sweep:
         self._unsaved: list[Record] = []
         self._on_finished = on_finished
         self._clock = clock
-        # What depends on the clock.
+        # State that depends on the clock.
         self._seconds: defaultdict[Problem, float] = defaultdict(float)
         self._early: set[Problem] = set()
         self._closed: set[Problem] = set()
@@ -262,7 +262,7 @@ class Sweep:
         """The next task of a search for a GPU, or None.
 
         With a budget, every problem gets an equal share of it. Problems with fewer measurements
-        come first, and those that have used up their share come last. Without a budget, problems
+        come first, and problems that have used up their share come last. Without a budget, problems
         are tuned in order, and a GPU completes one, with its final, before the next. So tensors are
         made only once, and if a sweep is stopped, some problems are complete.
         """
@@ -287,7 +287,7 @@ class Sweep:
             return states
         share = time * len(self._benches) / max(1, len(self.races))
         waiting = [state.problem for state in states if state.waiting]
-        # The waiting problems begin at the last time at which each can still have its share.
+        # The waiting problems begin at the latest time that still leaves each its share.
         needed = share * len(waiting) / len(self._benches)
         if waiting and self._clock() >= self._began + time - needed:
             self._early.update(waiting)
@@ -338,7 +338,7 @@ class Sweep:
         self._executor.submit(bench.call)
 
     def _request(self, task: Task, kernels: list[tuple[Build, str]]) -> tuple[str, tuple[Any, ...]]:
-        """Which method of the bench to call, and with what."""
+        """The method of the bench to call, with its arguments."""
         if task.problem not in self._prepared:
             return "prepare", (task.problem,)
         if task.stage in (PROVE, CHECK):
@@ -417,7 +417,7 @@ class Sweep:
 
     @property
     def work(self) -> tuple[float, float]:
-        """How much work the races have done, and how much they have in total, in the same unit."""
+        """The work that the races have done, and their total work, in the same unit."""
         done, total = zip(*(state.work for state in self.states), strict=True)
         return math.fsum(done), math.fsum(total)
 

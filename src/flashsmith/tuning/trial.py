@@ -26,14 +26,14 @@ from flashsmith.families import (
 
 # 'culled': dropped without being run. 'not reached': never timed.
 Status = Literal["active", "culled", "crash", "hang", "error", "wrong", "slower", "not reached"]
-# The stages of a kernel. Those of the rungs (see rung_stage()) are between PROVE and CHECK. PREPARE
-# makes the tensors of a problem. ALONE times each finalist alone, to find the kernel that made a
-# final fail.
+# The stages of a kernel. The stages of rungs (see rung_stage()) are between PROVE and CHECK.
+# PREPARE makes the tensors of a problem. ALONE times each finalist alone, to find the kernel that
+# made a final fail.
 COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# By stage: the field that a record of this stage has. All other stages have "samples".
+# The field that a record of a stage has, by stage. All other stages have "samples".
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
 # The bytes per thread that ptxas spills, stores plus loads. A few that are not in the main loop do
 # not matter.
@@ -122,8 +122,8 @@ class Trial:
 class Record:
     """The result of one request to a compiler or the bench; a line of the journal.
 
-    builds: the kernels that the request was about. A record has exactly one of these results:.
-    `facts` are those of a compiled kernel, and `proof` is the result of a check. `samples` has an
+    builds: the kernels that the request was about. A record has exactly one of these results.
+    `facts` are a compiled kernel's, and `proof` is the result of a check. `samples` has an
     item for each build, and `origin` says where and when they were timed. `failure` is the status
     that results, and the reason.
 
@@ -232,7 +232,7 @@ class Trials:
         self._trials: dict[Problem, dict[str, Trial]] = {}
         self._facts: dict[Build, KernelFacts] = {}
         self._dropped: dict[Build, tuple[Status, str]] = {}
-        # By problem: why its tensors cannot be made.
+        # Why a problem's tensors cannot be made, by problem.
         self.unprepared: dict[Problem, str] = {}
         # The keys have the short forms of all finalists.
         self.finals: dict[tuple[Problem, frozenset[str]], Record] = {}
@@ -318,8 +318,8 @@ class Trials:
 
 
 def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
-    """Why there is no point in compiling a config: it is illegal on the device, or its CTA does not
-    fit on an SM. None if there is."""
+    """Why a config is not compiled: it is illegal on the device, or its CTA does not fit on an SM.
+    None if it may be compiled."""
     broken = broken_rules(cfg, device)
     if broken:
         return "illegal: " + "; ".join(rule.message for rule in broken)
@@ -331,7 +331,7 @@ def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
 def cull_compiled(
     cfg: KernelConfig, facts: KernelFacts, device: DeviceSpec, max_spill: int
 ) -> str | None:
-    """Why there is no point in running a compiled kernel; None if there is.
+    """Why a compiled kernel is not run; None if it may run.
 
     Some families allow no spills, because there every spill costs time.
     """

@@ -122,12 +122,12 @@ def plan_races(
 ) -> list[Race]:
     """Makes a race for each problem, in their order.
 
-    None stands for those default problems for which the space has configs. A long problem has a
-    reference, which is a similar shorter problem. The configs that attention() would use without
-    this sweep are in every race and in its final.
+    None stands for the default problems for which the space has configs. A long problem has a
+    reference, which is a similar shorter problem. Every race and its final include the configs that
+    attention() would use without this sweep.
 
     Raises the errors of ``search_space``, and ArgumentError for a cache with scales, whose kernels
-    are those of a plain one in its format.
+    are the same as without scales.
     """
     check_space(key)
     wanted = default_problems() if problems is None else problems
@@ -279,9 +279,9 @@ def tune_fleets(
 
 
 class _Winners:
-    """Enters races into two tables: the one of the sweep, and the one at ``path``.
+    """Enters races into two tables: the sweep's table, and the table at ``path``.
 
-    In the latter they are merged with its entries and with those of the shipped table.
+    At ``path`` they are merged with that table's entries and with the shipped table's.
     """
 
     def __init__(self, own: Path, path: Path, shipped: WinnersTable | None) -> None:
@@ -330,7 +330,7 @@ def build_ahead(
     settings: Settings,
     progress: SweepProgress,
 ) -> list[RaceState]:
-    """Compiles every kernel that the races need, culls those that the compiler reports as
+    """Compiles every kernel that the races need, culls the ones that the compiler reports as
     unsuitable, and returns the states of the races.
 
     Raises CompileError if nothing can be compiled.

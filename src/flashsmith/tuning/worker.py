@@ -66,7 +66,7 @@ class Worker:
     `target` is pickled and sent to the process, which first calls its ``open()``. The first request
     starts the process; later ones use it again. After a failure the process is killed; the next
     request starts another one. If it is `gentle`, the process gets SIGTERM before it is killed.
-    `environment` are its environment variables; None: those of this process. A Worker is not
+    `environment` are its environment variables; None: this process's. A Worker is not
     thread-safe. The thread that makes the first request must live longer than the process.
     """
 
@@ -231,7 +231,7 @@ def serve(descriptor: int, parent: int, gentle: bool) -> None:
     """Executes calls of the process `parent`, one at a time, which it receives on the socket
     `descriptor`.
 
-    The first message is the pickled target, of which ``open()`` is called. Each further message is
+    The first message is the pickled target, whose ``open()`` is called. Each further message is
     (method, arguments). Ends if the parent closes the socket, dies, or sends SIGTERM. If it is
     `gentle`, the process then unwinds its stack, so that it can end its own children.
     """

@@ -1,4 +1,4 @@
-"""Attention: which function of q, k and v a forward pass computes, in the terms of forward()."""
+"""Attention: the function of q, k and v that a forward pass computes, in the terms of forward()."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ class Attention:
         return self.mask.keys(rows + (seq_k - seq_q), seq_k, left, right, np)
 
     def placed(self, to_device: Callable[[np.ndarray], Any]) -> Attention:
-        """The same with the program's tensors on an engine's device."""
+        """A copy with the program's tensors on an engine's device."""
         if self.program is None:
             return self
         tensors = tuple(map(to_device, self.program.tensors))
         return replace(self, program=self.program._replace(tensors=tensors))
 
     def changed_by_program(self, scores: Any, at: Mapping[str, Any], xp: Any) -> Any:
-        """The scores that the program makes of scores in natural units. ``at`` are the indices b,
+        """The program's new scores for scores in natural units. ``at`` are the indices b,
         h, q and k and the lengths seq_q and seq_k, arrays that broadcast with the scores."""
         bound = self.program
         if bound is None or bound.program.score is None:
@@ -113,7 +113,8 @@ class Attention:
         return bound.program.slope.evaluate(values, self._program_tensors, xp)
 
     def seen_by_program(self, at: Mapping[str, Any], xp: Any) -> Any:
-        """Whether the program lets rows see keys: booleans; None if it hides none."""
+        """For each element, whether the program leaves the key visible to the row; None if it hides
+        none."""
         bound = self.program
         if bound is None or bound.program.mask is None:
             return None
@@ -131,7 +132,7 @@ class Attention:
         return dict(zip(names, self.program.tensors, strict=True))
 
     def sequences(self, batch: int) -> Iterator[Sequence]:
-        """The sequences of a batch, which are either ``batch`` dense ones or the packed ones."""
+        """The sequences of a batch: ``batch`` dense sequences, or the packed ones."""
         keys = None if self.ranges is None else [slice(a, a + n) for a, n in self.ranges]
         if self.lens_q is None or self.lens_k is None:
             for b in range(batch):
@@ -142,7 +143,8 @@ class Attention:
             yield Sequence((rows_q,), (rows_k,))
 
     def __str__(self) -> str:
-        """What differs from plain attention, such as 'causal, softcap 30, lens 3+0+64:5+7+64'."""
+        """The differences from plain attention, such as 'causal, softcap 30, lens
+        3+0+64:5+7+64'."""
         said = ["causal"] if self.causal else []
         if self.window != NO_WINDOW:
             said.append("window ({}, {})".format(*self.window))

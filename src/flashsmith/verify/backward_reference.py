@@ -51,8 +51,8 @@ MOST_REPEATED = 2**23
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """The tensors that a backward kernel reads, by the names of the operation, and where the
-    sequences are in them. Also o and lse in float64, never rounded."""
+    """The tensors that a backward kernel reads, by the names of the operation, and the sequences'
+    places in them. Also o and lse in float64, never rounded."""
 
     tensors: Mapping[str, np.ndarray]
     attention: Attention
@@ -62,15 +62,15 @@ class BackwardInputs:
 
 
 class BackwardReference(OperationReference):
-    """The gradients of attention. It has the options of the operation, and these:
+    """The gradients of attention. It has the options of the operation, and also:
 
     - ``lens_q`` and ``lens_k``: the lengths of packed sequences. Sequences are cut off at the
       lengths of the problem; rows beyond these get 0.
-    - ``spare``: how many rows follow after the last packed sequence, in the tensors of q and in
-      those of k.
+    - ``spare``: the number of rows after the last packed sequence, in the tensors of q and in the
+      tensors of k.
     - ``sinks``, ``dlse``: whether the call has sinks, and whether it has dlse.
     - ``more_keys``: o and lse are over this many more keys, which every row sees.
-    - ``unneeded``: names of gradients that the call does not need, in addition to those that no
+    - ``unneeded``: names of further gradients that the call does not need, besides the ones that no
       call of the problem needs.
 
     In all tensors, rows that belong to no sequence are NaN, inf or the largest numbers. do is NaN
@@ -95,7 +95,7 @@ class BackwardReference(OperationReference):
         deterministic: bool = False,
         **asked: Any,
     ) -> dict[str, Any]:
-        """Makes the options; those of options_by_limits() are in ``asked``."""
+        """Makes the options; ``asked`` has the options of options_by_limits()."""
         unknown = [name for name in unneeded if name not in GRADIENTS]
         if unknown or (set(unneeded) >= set(GRADIENTS[:3]) and not asked.get("sinks")):
             raise ArgumentError(
@@ -203,7 +203,8 @@ def _gpu_pays(problem: Problem) -> bool:
 
 
 def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ...]:
-    """Where the sequences of a problem are; each is cut off at the lengths of the problem."""
+    """The places of a problem's sequences; each sequence is cut off at the lengths of the
+    problem."""
     lens_q, lens_k = options.get("lens_q"), options.get("lens_k")
     if lens_q is None or lens_k is None:
         return tuple(

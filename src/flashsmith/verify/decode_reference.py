@@ -37,7 +37,8 @@ LAYOUTS = ("dense", "interleaved", "heads first")
 _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
 # At most this many elements of K are in float64 at once (128 MiB), unless one head has more.
 MOST_EXPANDED = 1 << 24
-# How many pages belong to no sequence, and which values unused entries of the page table have.
+# The number of pages that belong to no sequence, and the values of unused entries of the page
+# table.
 _SPARE_PAGES = 3
 # A table of angles for each position is drawn.
 _MOST_DROPPED = 1 << 20
@@ -56,15 +57,15 @@ class ExpectedDecode:
 
 
 class DecodeReference(OperationReference):
-    """Attention over a cache. It has the options of the operation, and these:
+    """Attention over a cache. It has the options of the operation, and also:
 
     - ``lens_q``: how many queries each packed sequence has. ``lens_k``: how many keys each sequence
       has, with the appended ones; the longest has the problem's seq_k.
     - ``append``: whether k and v are appended first. ``rotary``: how k and q are rotated: 'halves',
       'interleaved', or '' for not at all. ``rotary_half``: the number of pairs that are rotated
       (None: d / 2).
-    - ``dropped``: the most keys that the cache of a sequence has dropped before its first one. How
-      many of each is drawn; 0: the call has no kv_offset.
+    - ``dropped``: the most keys that the cache of a sequence may have dropped before its first key.
+      The number of each sequence is drawn; 0: the call has no kv_offset.
     - ``sinks``: whether the call has sinks. ``capacity``: how many keys, or pages, there are beyond
       what the longest sequence needs.
     - ``layout``: how the caches are stored on the host: 'dense', 'interleaved' (k and v in one
@@ -101,7 +102,7 @@ class DecodeReference(OperationReference):
         v_scale_value: float | None = None,
         **asked: Any,
     ) -> dict[str, Any]:
-        """Makes the options; those of options_by_limits() are in ``asked``.
+        """Makes the options; ``asked`` has the options of options_by_limits().
 
         Lengths that are not given are drawn. Some are 0 and 1, and some are near the boundaries of
         pages and of parts.
@@ -273,7 +274,7 @@ class DecodeReference(OperationReference):
     ) -> Comparison:
         """o and the LSE must fulfil the rule of the forward pass; caches must have equal bits.
 
-        Cases that another reference made are judged by OperationReference.compare().
+        OperationReference.compare() judges cases that another reference made.
         """
         if not isinstance(case.expected, ExpectedDecode):
             return super().compare(kernel, case, outputs)
@@ -313,8 +314,8 @@ def _first(wrong: np.ndarray) -> tuple[int, ...]:
 
 
 def _first_wrong(o: np.ndarray, exact: np.ndarray, bound: float) -> Element:
-    """The first element of o (rows of all sequences) that breaks the rule; if none does, the one
-    with the largest error."""
+    """The first element of o (rows of all sequences) that breaks the rule; if none does, the
+    element with the largest error."""
     with np.errstate(invalid="ignore"):
         error = np.abs(o.astype(np.float64) - exact)
     wrong = (error > bound) | (np.isfinite(error) != np.isfinite(exact))
@@ -332,8 +333,8 @@ def queries_of(problem: Problem, options: Mapping[str, Any]) -> Lens:
 
 
 def _lengths(problem: Problem, draw: random.Random) -> Lens:
-    """How many keys each sequence has: the longest at a random place, others with lengths at which
-    errors are likely."""
+    """The number of keys of each sequence: the longest sequence at a random place, the others with
+    lengths at which errors are likely."""
     longest, steps = problem.seq_k, []
     step = _SMALLEST_STEP
     while step <= min(longest, _LARGEST_STEP):
@@ -463,7 +464,7 @@ def laid_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Copies dense caches to the memory layout ``layout``, with NaN around them.
 
-    With 'heads first', the strides of V are smaller than those of K, so that a kernel that uses K's
+    With 'heads first', the strides of V are smaller than K's, so that a kernel that uses K's
     strides for V leaves V's memory.
     """
     if layout == "interleaved" and k_cache.shape != v_cache.shape:
@@ -499,8 +500,8 @@ def _apart(array: np.ndarray, gap: int) -> np.ndarray:
 def rotated(
     x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, interleaved: bool
 ) -> np.ndarray:
-    """x (rows, heads, d), of which the first pairs are rotated by the angles for each row's
-    position. Products and sums are fp32; only the result is rounded to the dtype of x."""
+    """x (rows, heads, d), with its first pairs rotated by the angles for each row's position.
+    Products and sums are fp32; only the result is rounded to the dtype of x."""
     half = cos.shape[1]
     x1, x2 = slice(0, half), slice(half, 2 * half)
     if interleaved:
@@ -592,7 +593,7 @@ def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
 
 
 class _Found:
-    """References of packed outputs, put together from those of single sequences and heads."""
+    """References of packed outputs, assembled from the references of single sequences and heads."""
 
     def __init__(self, q: np.ndarray, heads_q: int, d_v: int) -> None:
         shape = (*q.shape[:-1], d_v)
@@ -610,7 +611,7 @@ class _Found:
             self.tainted[rows, heads] = part.tainted
 
     def references(self) -> References:
-        """The references put together so far."""
+        """The references assembled so far."""
         return References(self.o, self.lse, self.same, self.row_max, self.tainted)
 
 

@@ -1,7 +1,7 @@
 """The array library that references use: NumPy, or PyTorch on a GPU.
 
-Formulas are written once: both libraries (``xp``) name functions alike, and what differs is in this
-module. On a GPU, the float64 scores of long sequences take milliseconds, not seconds.
+Formulas are written once: both libraries (``xp``) use the same names, and this module has the
+differences. On a GPU, the float64 scores of long sequences take milliseconds, not seconds.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class _Expected(NamedTuple):
 class ForwardReference(OperationReference):
     """Attention.
 
-    The options are those of describe_problem() (``causal``, ``window``, ``softcap``, ``scale``,
+    It has the options of describe_problem() (``causal``, ``window``, ``softcap``, ``scale``,
     ``lens_q``, ``lens_k``), ``ranges`` for partial attention, ``sinks`` (whether the call has
     sinks) and ``row_max`` (whether to return row maxima). Keys outside ``ranges`` are NaN.
     """
@@ -93,7 +93,7 @@ class ForwardReference(OperationReference):
         """The case for some rows of a problem; the output is (rows, heads, d).
 
         ``parts`` are (q, k, v) with q (rows, heads, d), and k and v (keys, heads_k, d). The last
-        key is the last one that the last row may see. One part is used at a time, so an iterator
+        key is the last that the last row may see. One part is used at a time, so an iterator
         may copy each to the host when it is needed.
         """
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
@@ -105,7 +105,8 @@ class ForwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """The expected outputs. Unlike case(), this does not cache them for other configs."""
+        """The expected outputs. Unlike case(), this does not cache the references for other
+        configs."""
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         q, k, v = (inputs[name] for name in "qkv")
         found = references_of(attention, q, k, v, inputs.get("sinks"))
@@ -180,7 +181,7 @@ def _amid_nan(array: np.ndarray, parts: list[tuple[int | slice, ...]]) -> np.nda
 
 
 def semantics_of(attention: Attention) -> Semantics:
-    """The semantics for which to compile, without those that depend on lengths."""
+    """The semantics for which to compile, without the ones that depend on lengths."""
     packed, partial = attention.packed, attention.ranges is not None
     mask = check_mask(attention.causal, attention.window).kind
     return Semantics(mask, attention.softcap > 0, packed, packed or partial, partial)

@@ -16,10 +16,10 @@ from flashsmith.semantics.typed import FLOAT, Typed, typed_symbol
 
 # Functions may compute in fp32, expressions compute in float64.
 VALUE_BOUND = 2e-5
-# A difference quotient of float64, where the function bends within the step.
+# The error of a difference quotient in float64 if the function bends within the step.
 SLOPE_BOUND = 1e-4
 _STEP = 1e-6
-# What a read or the score is called while it is varied.
+# The name of a read, or of the score, while it is varied.
 _VARIED = typed_symbol("varied", FLOAT)
 
 
@@ -56,7 +56,7 @@ class ValueCheck(NamedTuple):
 
 
 def can_call() -> bool:
-    """Whether functions can be called with numbers, which PyTorch's tensors are to them."""
+    """Whether functions can be called with numbers, which are PyTorch's tensors."""
     return find_spec("torch") is not None
 
 
@@ -76,7 +76,8 @@ def check_score(
 def check_mask(
     function: Callable[[int, int, int, int], Any], seen: np.ndarray, points: Points
 ) -> ValueCheck:
-    """Compares a mask function, called with the numbers of each point, with what kernels show."""
+    """Compares a mask function, called with the numbers of each point, with the keys that kernels
+    show."""
     expected = _called(function, points, scored=False)
     if isinstance(expected, str):
         return ValueCheck(np.inf, 0.0, expected)
@@ -90,7 +91,7 @@ def check_mask(
 
 
 def seen_by(bound: BoundProgram | None, points: Points) -> np.ndarray:
-    """Whether the program shows each point."""
+    """For each point, whether the program leaves it visible."""
     if bound is None or bound.program.mask is None:
         return np.ones(points.number, bool)
     return _evaluated(bound, bound.program.mask, points.values).astype(bool)
@@ -98,7 +99,7 @@ def seen_by(bound: BoundProgram | None, points: Points) -> np.ndarray:
 
 def check_derivative(bound: BoundProgram, of: Typed, points: Points) -> ValueCheck:
     """Compares the derivative of the score with respect to the score or a read with the difference
-    quotients on both sides of each point; at a kink, it may be anything between them."""
+    quotients on both sides of each point; at a kink, it may be any number between them."""
     score = bound.program.score
     assert score is not None
     given = points.values
@@ -128,7 +129,7 @@ def check_derivative(bound: BoundProgram, of: Typed, points: Points) -> ValueChe
 
 
 def varied_parts(bound: BoundProgram) -> list[Typed]:
-    """What the score is differentiated by: the score, and the reads of float tensors."""
+    """The variables of the derivatives: the score, and the reads of float tensors."""
     score = bound.program.score
     if score is None:
         return []

@@ -33,7 +33,7 @@ class ExpectedGradients(ExpectedOutputs):
     ``exact`` is NaN where no kernel can return a finite number. ``tainted``: elements that a kernel
     may return as NaN or inf although ``exact`` is finite. ``idle``: elements to which no row or key
     contributes, which must be 0. ``sinks_size``: for each head, the sum over all rows of exp(sink -
-    lse) sum |do o|. ``recompute`` computes what ``further`` returns.
+    lse) sum |do o|. ``recompute`` computes the result of ``further``.
     """
 
     tainted: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -82,10 +82,10 @@ def compare_gradients(
 ) -> Comparison:
     """Checks all expected gradients.
 
-    The rule for dq, dk and dv: the largest error is at most twice that of the rounded reference
-    plus 1e-5 max(1, largest reference). Also, the relative L2 error is at most 1e-3 (fp16) or 5e-3
-    (bf16), or the norm of the error is at most twice that of the rounded reference's error plus
-    1e-5 sqrt(elements). The latter is needed if every row sees one key, since dq and dk are then 0.
+    The rule for dq, dk and dv: the largest error is at most twice the rounded reference's plus 1e-5
+    max(1, largest reference). Also, the relative L2 error is at most 1e-3 (fp16) or 5e-3
+    (bf16), or the norm of the error is at most twice the norm of the rounded reference's error plus
+    1e-5 sqrt(elements). The norm is needed if every row sees one key, since dq and dk are then 0.
 
     Elements to which no row or key contributes must be 0. NaN and inf are required where no kernel
     can avoid them. They are allowed where the rounded reference has them, and in sequences that
@@ -95,7 +95,7 @@ def compare_gradients(
     1e-5, where u is 2^-11 (fp16) or 2^-8 (bf16). If the check fails, it is repeated with
     ``expected.further``.
 
-    The returned figures are those of the gradient with the largest error relative to its bound.
+    The returned figures belong to the gradient with the largest error relative to its bound.
 
     Raises ArgumentError if a gradient is missing or has the wrong shape.
     """

@@ -20,7 +20,7 @@ from flashsmith.verify.gradient_tolerance import ExpectedGradients
 # order, but not with another.
 NEARLY_TOO_LARGE = 0.99
 LOG2_E = math.log2(math.e)
-# How many products a tensor core adds to a sum in one step: 8 on sm_80, 16 on sm_90.
+# The number of products that a tensor core adds to a sum in one step: 8 on sm_80, 16 on sm_90.
 TENSOR_CORE_PRODUCTS = 8
 # For sm_90: the number of products in a step, and the last bit that is kept of each, relative to
 # the largest power of two among the products and the previous sum.
@@ -31,7 +31,7 @@ _ARRAYS_OF_SCORES = 8
 
 
 class Rows(NamedTuple):
-    """Where the rows of one sequence are.
+    """The places of one sequence's rows.
 
     ``batch`` is the number of the sequence in tensors (batch, seq, heads, d); None in packed
     tensors (total, heads, d).
@@ -65,7 +65,7 @@ def compute_gradients(
     on_gpu: bool = False,
     aligned: bool = False,
 ) -> ExpectedGradients:
-    """What a backward kernel should return for ``inputs``, by the names of the operation.
+    """The expected results of a backward kernel for ``inputs``, by the names of the operation.
 
     P = exp(scores - lse) and D = rowsum(do o) - dlse. dS = P (do v^T - D) holds without a softcap,
     which adds the factor 1 - tanh^2. Then dv = P^T do, dk = scale dS^T q, dq = scale dS k, and
@@ -73,8 +73,8 @@ def compute_gradients(
 
     The exact gradients are computed in float64 from ``exact_o`` and ``exact_lse``, which may be
     over more keys than k has. The rounded gradients are computed from the o and lse in ``inputs``,
-    which the kernel reads. For them, P and dS are rounded to the dtype, sums and D are fp32, and
-    the result is rounded to the dtype unless ``unrounded``. Scores are converted to base 2 with
+    which the kernel reads. In them, P and dS are rounded to the dtype, sums and D are fp32, and the
+    result is rounded to the dtype unless ``unrounded``. Scores are converted to base 2 with
     constants that are rounded to fp32.
 
     Scores and dP are summed in two ways: like tensor cores, which truncate the sum to fp32 after
@@ -83,9 +83,9 @@ def compute_gradients(
 
     ``aligned`` adds a third way: each product is truncated before it is added, as on sm_90. This
     takes ten operations per product, so ``ExpectedGradients.further`` does it only if a kernel is
-    wrong by the other two ways.
+    wrong by the first two.
 
-    A row that sees no key, by a program's mask as well, or has an lse of -inf contributes nothing
+    A row that sees no key (a program's mask counts, too) or has an lse of -inf contributes nothing
     to dq, dk and dv, even if its do or q is NaN. Where o is 0, do does not contribute to D. An lse
     of -inf is read as +inf.
     """
@@ -147,7 +147,7 @@ def _enter(
 
 
 def _further_off(exact: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """For each element, the value of the two that is further from ``exact`` or is not finite."""
+    """For each element, the one of two values that is further from ``exact`` or not finite."""
     further = np.abs(other - exact) > np.abs(one - exact)
     return np.where(further | ~np.isfinite(other), other, one)
 
@@ -206,7 +206,7 @@ def _aligned_product(engine: Engine, a: Any, b: Any) -> Any:
 class _Sequence:
     """The gradients of one sequence in one precision, computed in blocks of rows.
 
-    Query heads that share a key head have a dimension of their own: arrays are (heads_k, group,
+    Query heads that share a key head have their own dimension: arrays are (heads_k, group,
     rows, keys or d); for k and v, group is 1.
     """
 
@@ -277,8 +277,8 @@ class _Sequence:
         return self.engine.to_device(np.zeros(shape, self.precision))
 
     def _shown_some_key(self) -> Any:
-        """Which rows see a key by the mask of a program, if there is one: (heads_k, group, rows,
-        1)."""
+        """Whether rows see a key under the mask of a program, if there is one: (heads_k, group,
+        rows, 1)."""
         shown = np.ones((self.heads_k, self.group, self.seq_q, 1), bool)
         for rows in self._blocks():
             indices = self._indices(rows, slice(0, self.seq_k))
@@ -292,8 +292,8 @@ class _Sequence:
         return self.engine.to_device(shown)
 
     def _find_nonfinite(self) -> None:
-        """Finds the gradients that may be NaN or inf because inputs of the sequence are: dq because
-        a row loads a masked key, dk and dv because of some row."""
+        """Finds the gradients that may be NaN or inf because inputs of the sequence are: dq through
+        masked keys that a row loads, dk and dv through any row."""
         xp = self.engine.xp
         keys = ~(_all_finite(xp, self.k) & _all_finite(xp, self.v))
         rows = ~(_all_finite(xp, self.q) & _all_finite(xp, self.do) & _all_finite(xp, self.o))
@@ -395,7 +395,7 @@ class _Sequence:
         self.dv[:, keys] += dv
 
     def _indices(self, rows: slice, keys: slice) -> dict[str, Any]:
-        """What a program's functions are given besides the score."""
+        """The arguments of a program's functions besides the score."""
         if self.attention.program is None:
             return {}
         at = {
@@ -438,7 +438,7 @@ class _Sequence:
     def _certainly_nonfinite(
         self, weights: Any, d_scores: Any, seen: Any, do: Any
     ) -> tuple[Any, Any, Any]:
-        """For which rows of dq, and of dk and dv in this block, no kernel can return finite
+        """The rows of dq, and of dk and dv in this block, for which no kernel can return finite
         values."""
         xp, cast = self.engine.xp, self.engine.cast
         bad = ~xp.isfinite(d_scores)
@@ -451,7 +451,7 @@ class _Sequence:
         return of_dq, of_dk, of_dv | bad_do
 
     def of_sinks(self) -> tuple[np.ndarray, np.ndarray]:
-        """What this sequence contributes to dsinks, and the sums of exp(sink - lse) sum |do o| that
+        """This sequence's contribution to dsinks, and the sums of exp(sink - lse) sum |do o| that
         bound the error."""
         xp = self.engine.xp
         share = xp.where(self.sinks == -math.inf, 0.0, xp.exp(self.sinks - self.lse))
@@ -470,12 +470,12 @@ class _Sequence:
         return self._rows_first(self.engine.to_host(getattr(self, name)))
 
     def tainted(self, name: str) -> np.ndarray:
-        """Which elements a kernel may return as NaN or inf although they are finite here: (rows,
+        """The elements that a kernel may return as NaN or inf although they are finite here: (rows,
         heads, 1)."""
         return self._rows_first(self.taints[name])
 
     def idle(self, name: str) -> np.ndarray:
-        """Which rows (or keys) nothing contributes to, (rows, 1, 1): rows that see no key, or keys
+        """The rows (or keys) without any contribution, (rows, 1, 1): rows that see no key, or keys
         that no row sees."""
         return ~(self.seeing[:, 0] if name == "dq" else self.some_row_sees)[:, None, None]
 

@@ -29,7 +29,7 @@ _WITHOUT = (
 
 
 class LatentDecodeReference(DecodeReference):
-    """Attention over a latent cache: that of DecodeReference, where the cache's rows are the keys
+    """Attention over a latent cache, computed by DecodeReference: the cache's rows are the keys
     and, without their last columns, the values. Calls have no rotary embedding and no layouts."""
 
     caches = ("k_cache",)
@@ -49,7 +49,7 @@ class LatentDecodeReference(DecodeReference):
     def given(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ProofCase:
-        """The same, with the lengths of the inputs."""
+        """The case for given inputs, with their lengths."""
         lens = inputs["cache_lens"].tolist()
         if options.get("append"):
             lens = [sum(both) for both in zip(lens, queries_of(problem, options), strict=True)]

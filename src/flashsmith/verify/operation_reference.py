@@ -108,12 +108,12 @@ class OperationReference(ABC):
         return said
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of the call: those of the proof without the ones that only describe
+        """The options of the call: the proof's options without the ones that only describe
         inputs."""
         return {name: it for name, it in options.items() if name in problem.computed.options}
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
-        """In words, what is computed beyond what the text of the problem says."""
+        """In words, everything about the call that the text of the problem does not say."""
         return ", ".join(f"{name} {value}" for name, value in options.items()) or "plain"
 
     def case(
@@ -144,7 +144,7 @@ class OperationReference(ABC):
     def given(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ProofCase:
-        """The case for inputs that exist already, for example those of a benchmark."""
+        """The case for inputs that exist already, for example a benchmark's."""
         return ProofCase(problem, inputs, options, self.expected(problem, inputs, options), self)
 
     def run(

@@ -101,7 +101,7 @@ def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
 
 
 def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that have an effect. 0 has none, except as a limit of a window."""
+    """The options that have an effect. An option of 0 has none, except a window's limit."""
     return {
         name: value
         for name, value in options.items()

@@ -16,7 +16,7 @@ from flashsmith.verify.attention_semantics import Attention, Lens
 
 # The largest |scaled score| of 'large_scores'. When rounded to bf16, it must not exceed 1,000.
 LARGE_SCORE = 990.0
-# By how much the scaled scores of the first tile are below (or above) those of other tiles.
+# The distance of the first tile's scaled scores below (or above) the other tiles' scores.
 TILE_GAP = 200.0
 # The largest scaled score of 'far_scores'. From four times this value on, the largest probability
 # is not exactly 1: it is computed as 2^e, where e is the rounding error of the logit, and rounded
@@ -87,7 +87,7 @@ class Inputs:
 
 
 def numpy_dtype(dtype: DType) -> np.dtype:
-    """The NumPy dtype for a dtype of kernels (bf16 is that of ml_dtypes)."""
+    """The NumPy dtype for a dtype of kernels (for bf16, ml_dtypes' type)."""
     return np.dtype(ml_dtypes.bfloat16 if dtype is DType.BF16 else np.float16)
 
 
@@ -145,7 +145,7 @@ def _one_hot(rng: np.random.Generator, spec: InputSpec) -> Draw:
 def _shifted_first_tile(rng: np.random.Generator, spec: InputSpec, gap: float) -> Draw:
     """All queries have a direction in common.
 
-    Of the keys, only those of the first tile have it, or the opposite one if ``gap`` is negative.
+    Only keys of the first tile have it, or the opposite direction if ``gap`` is negative.
     """
     q, k, v = _normal(rng, spec)
     direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
@@ -167,11 +167,11 @@ def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """The scores of a row grow from tile to tile of keys, beginning with the last tile: per tile by
-    0.75 to 0.95 of log2(B_c / 16) octaves. A kernel that rescales lazily takes a new maximum if the
-    key with this maximum has enough weight in the sums so far, or if the maximum has grown too
-    much. Here its weight is just too small, so that only the bound on its growth makes the kernel
-    rescale."""
+    """The scores of a row grow from tile to tile of keys, beginning with the last tile. Each tile's
+    are larger by 0.75 to 0.95 times log2(B_c / 16) octaves. A kernel that rescales lazily takes a
+    new maximum if the key with this maximum has enough weight in the sums so far, or if the maximum
+    has grown too much. Here the key's weight is just too small, so that only the bound on the
+    maximum's growth makes the kernel rescale."""
     q, k, v = _normal(rng, spec)
     tile = spec.first_tile
     direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
@@ -187,7 +187,7 @@ def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """There are a few NaN and infinities: in v, in a row of q, and in one problem of three in a
+    """There are a few NaN and infinities: in v, in a row of q, and (in one of three problems) in a
     key. The gaps between the elements of the arrays contain more NaN."""
     q, k, v = _normal(rng, spec)
     values = np.array([math.nan, math.inf, -math.inf], dtype=np.float32)

@@ -56,9 +56,9 @@ _REFERENCES: dict[str, OperationReference] = {
 class Verdict(Comparison):
     """The result of proving one kernel on one problem: the comparison, and how the kernel ran.
 
-    ``problem`` is what was run, with repeated heads; ``meaning`` describes in words what was
-    computed. ``findings`` are those of the emulator's checks; ``emulation`` has the emulator's
-    counts (None on a GPU).
+    ``problem`` is the problem that was run, with repeated heads; ``meaning`` describes the
+    computation in words. ``findings`` come from the emulator's checks; ``emulation`` has the
+    emulator's counts (None on a GPU).
     """
 
     config: KernelConfig
@@ -71,7 +71,7 @@ class Verdict(Comparison):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the emulator's checks found."""
+        """The findings of the emulator's checks."""
         return tuple(self.emulation.findings) if self.emulation else ()
 
     @property
@@ -131,7 +131,7 @@ def prove(
         observers: further observers for the emulator, such as measurements.
         seed: seed of the inputs.
         schedule_seed: seed of the emulator's schedule; None is the fixed schedule.
-        sm_count: the number of SMs for which the launch is planned; None is that of the device.
+        sm_count: the number of SMs for which the launch is planned; None is the device's.
 
     Raises:
         ArgumentError: the backend or the kind of inputs is unknown, the seed is negative, or the
@@ -228,7 +228,7 @@ def describe_problem(
         page: keys per page of the cache, for operations that have pages; 0 is a dense cache.
         partial: whether to use only some of the keys, which are drawn from seed; sinks must then be
             False.
-        seed: seed for what the operation draws besides inputs.
+        seed: seed for everything that the operation draws besides inputs.
 
     Raises ArgumentError if no problem can have these sizes.
     """

@@ -127,8 +127,8 @@ def _statistics(rows: tuple[int | slice, ...]) -> tuple[Any, ...]:
 class _Sequence:
     """The references of one sequence, computed in blocks of rows.
 
-    q, k, v are (seq, heads, d). Query heads that share a key head have a dimension of their own:
-    the arrays below are (heads_k, group, rows, keys or d).
+    q, k, v are (seq, heads, d). Query heads that share a key head have their own dimension: the
+    arrays below are (heads_k, group, rows, keys or d).
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class _Sequence:
             yield block, o, part.heads_last(same), lse, row_max, tainted
 
     def indices(self, rows: slice, keys: slice) -> dict[str, Any]:
-        """What a program's functions are given besides the score, as arrays that broadcast with
+        """The arguments of a program's functions besides the score, as arrays that broadcast with
         scores."""
         at = {
             "b": np.array(self.number),

@@ -12,7 +12,7 @@ from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.semantics.cache_format import CacheFormat
 
 _LARGEST = {CacheFormat.E4M3: 448.0, CacheFormat.E5M2: 57344.0}
-# The scales of proofs and measurements of caches that have scales. Neither is a power of two.
+# The scales of caches in proofs and measurements. Neither is a power of two.
 TYPICAL_SCALES = {"k_scale_value": 0.75, "v_scale_value": 1.1}
 
 

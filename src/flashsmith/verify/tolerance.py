@@ -15,8 +15,8 @@ from flashsmith.families import DType, KernelConfig
 from flashsmith.verify.attention_semantics import Lens, offsets
 from flashsmith.verify.reference import References
 
-# The error of an output may be this factor times that of a textbook kernel of the same precision,
-# plus this slack.
+# The error of an output may be this factor times the error of a textbook kernel of the same
+# precision, plus this slack.
 MAX_ERROR_FACTOR = 2.0
 MAX_ERROR_SLACK = 1e-5
 RELATIVE_L2_BOUND = {DType.FP16: 1e-3, DType.BF16: 5e-3}
@@ -127,7 +127,7 @@ class Comparison:
 
     @property
     def mismatch_share(self) -> float:
-        """Which share of the elements of o is wrong; 0 if o is empty."""
+        """The share of wrong elements of o; 0 if o is empty."""
         return self.mismatches / max(1, self.outputs)
 
 
@@ -215,7 +215,7 @@ def compare(
     has NaN and the other inf. A tainted output, which a masked key may affect, may be finite or
     not.
 
-    The largest error may be twice that of the same-precision reference plus 1e-5. The relative L2
+    The largest error may be twice the same-precision reference's plus 1e-5. The relative L2
     error may be 1e-3 (fp16) or 5e-3 (bf16). It may be larger if no output is off by more than the
     smallest step of the dtype. The error of the statistics may be 2^-13 + 1e-6 |value|.
     """
@@ -259,8 +259,8 @@ def compare(
 def compare_tensors(
     dtype: DType, outputs: Mapping[str, np.ndarray], expected: ExpectedOutputs
 ) -> Comparison:
-    """Checks each expected output by the rule of compare() for o, with the bounds for ``dtype``;
-    whole numbers must be equal. The returned figures are those of the output with the largest error
+    """Checks each expected output by compare()'s rule for o, with the bounds for ``dtype``; whole
+    numbers must be equal. The returned figures belong to the output with the largest error
     relative to its bound.
 
     Raises ArgumentError if an output is missing or has the wrong shape.
@@ -297,7 +297,7 @@ def comparison_of(
 ) -> Comparison:
     """One comparison for several outputs.
 
-    Its figures are those of the output with the largest error relative to its bound. ``named``:
+    Its figures belong to the output with the largest error relative to its bound. ``named``:
     whether reasons begin with the name of the output.
     """
     reasons = tuple(

@@ -25,8 +25,8 @@ class Conflict:
     first: RAW is a read after a write.
 
     ``rows`` are the indices of the later event's threads. ``others`` are the actors of the earlier
-    accesses (threads, or engines as negative numbers), and ``sites`` are their instructions. Where
-    several actors come into question, the entry is NO_ACTOR. For ``kind`` PROXY the accesses are
+    accesses (threads, or engines as negative numbers), and ``sites`` are their instructions. If
+    several actors are possible, the entry is NO_ACTOR. For ``kind`` PROXY the accesses are
     ordered, but there is no proxy fence between a thread's write and an engine's access.
     """
 
@@ -356,7 +356,7 @@ class AccessHistory:
     ) -> Iterator[Conflict]:
         """Finds accesses that are not ordered after the last write to the cell.
 
-        For a matrix load, each lane that receives data must be ordered after that write.
+        In a matrix load, each lane that receives data must be ordered after that write.
         """
         cells, threads = touched.cells, party.threads[touched.rows]
         writers = self._writes["thread"][cells]
@@ -486,8 +486,8 @@ def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The index at which each run of equal neighbours begins, and for every element the number of
     its run.
 
-    The cells of a 16-byte access usually have the same history, so the check of a run's first cell
-    is valid for all its cells.
+    The cells of a 16-byte access usually have the same history, so checking a run's first cell is
+    enough.
     """
     begins = np.ones(columns[0].size, bool)
     begins[1:] = False

@@ -37,8 +37,8 @@ class BankConflicts(Observer):
     ldmatrix takes one 8x8 matrix, eight rows of 16 bytes, per phase.
 
     A bank delivers one 4-byte word per wavefront to all lanes that need this word; there are 32
-    banks. A phase therefore takes as many wavefronts as there are distinct words in its busiest
-    bank. Lanes that a guard masks out do not count.
+    banks. A phase therefore takes as many wavefronts as its busiest bank has distinct words. Lanes
+    that a guard masks out do not count.
 
     Kinds: ``ldmatrix``, ``cp.async`` (its store into shared memory), ``ld.shared.<bytes>B``,
     ``st.shared.<bytes>B``.

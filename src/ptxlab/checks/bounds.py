@@ -14,7 +14,7 @@ _WRITES = frozenset({"write", "atomic", "async_write", "async_atomic"})
 class Bounds(Check):
     """Kinds of findings: ``out-of-bounds``, ``read-only``, ``misaligned``.
 
-    The bounds of shared memory are the launch's dynamic size; those of global memory are the
+    The bounds of shared memory are the launch's dynamic size; the bounds of global memory are the
     registered ranges. PTX requires an access to be aligned to its whole size. This includes vectors
     and rows of matrices.
     """

@@ -46,8 +46,8 @@ _MORE_ENGINES = 32
 _ALWAYS = np.iinfo(np.int32).max
 
 
-#: What a thread knows of other clusters: the cluster's number -> (ordered clocks, fenced clocks),
-#: each with one clock per column. It is immutable once made.
+#: The order of a thread after other clusters: the cluster's number -> (ordered clocks, fenced
+#: clocks), each with one clock per column. It is immutable once made.
 Far = dict[int, tuple[np.ndarray, np.ndarray]]
 #: Key of the previous launch, used instead of a cluster's number. A thread is ordered after all of
 #: that launch or after none of it.
@@ -138,7 +138,7 @@ class HappensBefore:
         self._members[self._cluster, self._rank] = ctas
         self._slots: dict[tuple[int, Engine], int] = {}
         self._slot_counts = np.zeros(self._clusters, np.int64)
-        # For each thread, the index in `_sets` of what it knows about other clusters; 0: nothing.
+        # For each thread, the index of its set in `_sets`; 0: the empty set.
         self._far = np.zeros(cta_count * threads_per_cta, np.int64)
         self._sets: list[Far] = [{}]
         self._merged: dict[frozenset[int], int] = {}
@@ -257,8 +257,8 @@ class HappensBefore:
     def fenced_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """For each thread, whether the work of its actor (of another cluster) up to the given clock
-        is fenced."""
+        """For each thread, whether the work of its actor, from another cluster, is fenced up to the
+        given clock."""
         return self._far_after(np.zeros(threads.shape, bool), threads, actors, clocks, 1)
 
     def _far_after(
@@ -269,8 +269,7 @@ class HappensBefore:
         clocks: np.ndarray,
         which: int,
     ) -> np.ndarray:
-        """``result``, with True added where a thread knows of other clusters' actors that it is
-        ordered after them."""
+        """``result``, with True added where a thread is ordered after other clusters' actors."""
         threads, actors, clocks = (
             np.broadcast_to(x, result.shape) for x in (threads, actors, clocks)
         )
@@ -417,7 +416,7 @@ class HappensBefore:
         after: np.ndarray = known[self._far[threads - self._first_cta * self._threads]]
         return after
 
-    # Sets of clocks: what threads know of other clusters
+    # Sets of clocks: the order of threads after other clusters
 
     def _places(self, cta: int, members: np.ndarray) -> np.ndarray:
         places: np.ndarray = cta * self._threads + members
@@ -442,7 +441,8 @@ class HappensBefore:
         return self._merged[numbers]
 
     def _learn(self, cta: int, members: np.ndarray, numbers: frozenset[int]) -> None:
-        """Adds the sets ``numbers`` to what threads of a CTA know of other clusters."""
+        """Adds the sets ``numbers`` to the sets by which threads of a CTA are ordered after other
+        clusters."""
         if not numbers:
             return
         places = self._places(cta, members)

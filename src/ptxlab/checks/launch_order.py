@@ -14,11 +14,11 @@ _WORD = 4
 
 @dataclass(frozen=True)
 class Footprint:
-    """The words of a range of global memory that one launch has written, and those that it has
+    """The words of a range of global memory that one launch has written, and the words that it has
     read.
 
-    - ``weakly_written``, ``weakly_read``: the words that it accessed other than by strong accesses
-      to whole words.
+    - ``weakly_written``, ``weakly_read``: the words that it accessed in any way other than strongly
+      and as a whole.
     - ``reached``: whether a griddepcontrol.wait of the current launch also waits for this launch.
       This is false if a launch between the two never waited for its own predecessors.
     - ``direct``: whether this is the launch directly before the current one.
@@ -36,8 +36,8 @@ class Footprint:
     def met_by(self, event: MemoryAccess, by_word: bool) -> np.ndarray:
         """Marks the rows of an event whose accesses conflict with this footprint.
 
-        ``by_word``: whether the event's accesses are strong and cover whole words. They do not
-        conflict with accesses of that kind by the directly preceding launch.
+        ``by_word``: whether the event's accesses are strong and cover whole words. Such accesses do
+        not conflict with each other if the other launch directly precedes.
         """
         written, read = self.written, self.read
         if by_word and self.direct:

@@ -56,8 +56,8 @@ class MemoryOrder:
     """A thread is ordered after another if it acquires a word that the other has released.
 
     - A release is a ``.release`` write, or a fence followed by a ``.relaxed`` write of the same
-      thread. It covers everything that the thread had done, or was ordered after, at the time of
-      the write or fence.
+      thread. It covers everything that the thread had done, or was ordered after, before the write
+      or fence.
     - An acquire is an ``.acquire`` read, or a ``.relaxed`` read followed by a fence of the same
       thread.
     - An atomic adds to the releases that the word carries; a store discards them.

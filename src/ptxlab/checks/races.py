@@ -73,12 +73,12 @@ class Races(Check):
       ``wait_group``. ``wait_group.read`` orders only its reads of shared memory.
     - Global memory is checked only where it is writable. There, the only order between CTAs comes
       from words that one CTA releases and another acquires (MemoryOrder). Without this order, two
-      CTAs may only read the same data, or access them by atomics or strong loads and stores
-      (.relaxed, .volatile, ...).
+      CTAs may share data only if both read them, or access them by atomics or strong loads and
+      stores (.relaxed, .volatile, ...).
     - A launch that does not execute ``griddepcontrol.wait`` may share memory with the directly
-      preceding launch only by words that both access by strong 4-byte accesses. Launches before
-      that have finished if each CTA of the preceding launch waited before it allowed this launch to
-      begin. It allows that by ``griddepcontrol.launch_dependents`` or by exiting.
+      preceding launch only by words that both access by strong 4-byte accesses. Earlier launches
+      have finished if each CTA of the preceding launch waited before it allowed this launch to
+      begin, by ``griddepcontrol.launch_dependents`` or by exiting.
     - ``orders_sums``: whether the kernel promises the same bits in every run. Unordered
       floating-point sums then count as a race too.
     """

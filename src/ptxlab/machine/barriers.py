@@ -49,7 +49,8 @@ class Barrier:
 class _Target:
     """The threads of a group (``positions``; None: all) that wait at one barrier.
 
-    For each CTA, ``generations`` says at which opening of the barrier its threads may go on.
+    For each CTA, ``generations`` is the number of the barrier's opening at which its threads may
+    continue.
     """
 
     barrier: Barrier
@@ -118,7 +119,7 @@ class NamedBarriers:
         self.barriers: dict[int, Barrier] = {}
 
     def exited(self, group: Group) -> None:
-        """Removes the exited threads from those barriers that wait for all threads of a CTA."""
+        """Removes the exited threads from the barriers that wait for all threads of a CTA."""
         self.live_total -= group.n
         self.live -= np.bincount(group.cta, minlength=self.geometry.ctas)
         for barrier in self.barriers.values():

@@ -273,7 +273,7 @@ class BulkCopies:
         barrier: Any,
         mask: Any,
     ) -> None:
-        """cp.async.bulk from the shared memory of a CTA into that of another CTA of its cluster."""
+        """cp.async.bulk from the shared memory of a CTA into another CTA's in its cluster."""
         shared, pitch = self.wave.shared, self.geometry.shared_pitch
         for position in group.active(mask).tolist():
             where, bytes_ = _of(source, position), _of(size, position)
@@ -297,8 +297,8 @@ class BulkCopies:
     def _notify_source(
         self, group: Group, site: Site, position: int, load: _Load, source: int
     ) -> None:
-        """Notifies observers that a copy between shared memories reads its source; the read ends
-        when the copy arrives."""
+        """Notifies observers that a copy between shared memories reads its source, until the copy
+        arrives."""
         if not self.wave.observers:
             return
         first = self.geometry.first_cta

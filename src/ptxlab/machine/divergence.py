@@ -32,8 +32,8 @@ class Part:
 
     Until the part has run, ``values`` are its registers that are live at its start. When it is
     ``finished``, they are its registers that are live at the join. If ``runs`` is false, the part
-    has nothing to execute before the join: it is finished from the start, and its values are those
-    from before the fork.
+    has nothing to execute before the join: it is finished from the start, with its values from
+    before the fork.
     """
 
     group: Group
@@ -154,7 +154,7 @@ class Split:
     waiting.
 
     ``go`` and ``stay`` are pairs of a node and the registers of the whole group that are live
-    there. ``wait`` is what the other threads wait for before they run their node; None if the node
+    there. ``wait`` is the wait of the other threads before they run their node; None if the node
     itself waits.
     """
 

@@ -69,7 +69,7 @@ def matrix_multiply(
     + 8 (r % 2), column 8 (r // 2) + 2t + h (tf32: 4 (r // 2) + t).
       b register r, half h: row 8r + 2t + h (tf32: 4r + t), column g.
       c register r:         row g + 8 (r // 2), column 2t + r % 2.
-    The sums are rounded like those of ``core``; if it is None, they are float32 sums in any order.
+    The sums are rounded as ``core`` rounds; if it is None, they are float32 sums in any order.
     """
     m, n, k, chunks = shape
     warps = threads // 32

@@ -27,7 +27,7 @@ class AsyncCopy:
     """A cp.async in flight: words of 16, 8 or 4 bytes and the cells of shared memory that they go
     to.
 
-    If this is only a part of a copy, ``whole`` is that copy; otherwise None.
+    ``whole`` is the copy of which this is a part; None for a whole copy.
     """
 
     issued: Site
@@ -98,8 +98,8 @@ class Group:
         #: not committed.
         self.committed: list[list[AsyncCopy]] = []
         self.open: list[AsyncCopy] = []
-        #: wgmma: the same for products: those not committed, and committed groups that were not
-        #: waited for.
+        #: wgmma: the same for products: uncommitted ones, and committed groups that were not waited
+        #: for.
         self.pending_wgmma: list[PendingWgmma] = []
         self.wgmma_groups: list[list[PendingWgmma]] = []
         #: By index of the load: the words that a polling loop has read in this iteration.

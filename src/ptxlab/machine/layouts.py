@@ -21,7 +21,7 @@ import numpy as np
 
 from ptxlab.errors import EmulatorError
 
-#: Size of a piece: bytes that stay together in every layout.
+#: Size of a piece: the bytes that are contiguous in every layout.
 PIECE = 16
 
 _FIELD = 0x3FFF

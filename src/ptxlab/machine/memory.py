@@ -153,8 +153,8 @@ class GlobalMemory(GlobalMemoryView):
         begin, view = known.view(size)
         relative = addresses - begin
         # The OR of the offsets is at least as large as each offset. It is negative if any offset is
-        # negative, and its low bits are 0 only if those of all offsets are. So one pass checks both
-        # range and alignment.
+        # negative, and its low bits are 0 only if all offsets' low bits are. So one pass checks
+        # both range and alignment.
         bits = int(relative) if scalar else int(np.bitwise_or.reduce(relative))
         if bits & (size - 1):
             bad = next(int(a) for a in np.atleast_1d(addresses) if int(a) & (size - 1))

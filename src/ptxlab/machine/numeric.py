@@ -81,7 +81,7 @@ def high16(bits: Any) -> Any:
 
 
 def _fp8_values(mantissa_bits: int, bias: int, special: dict[int, float]) -> Any:
-    """float32 of all 256 codes of an 8-bit float; ``special`` has those that are no numbers."""
+    """float32 of all 256 codes of an 8-bit float; ``special`` has the codes that are no numbers."""
     codes = np.arange(128)
     exponent, fraction = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
     normal = exponent > 0

@@ -38,7 +38,7 @@ class Reports(Protocol):
 
 
 class Notifier(Protocol):
-    """The scheduler, as the parts see it that do not run groups."""
+    """The scheduler, for the parts that do not run groups."""
 
     random: RandomSchedule | None
 
@@ -61,7 +61,7 @@ class HoldsShared(Wakes, Protocol):
 
 
 class RunsWgmma(HoldsShared, Protocol):
-    """HoldsShared, with the tensor cores whose rounding applies (None: float32 sums)."""
+    """HoldsShared, with the tensor cores that define the rounding (None: float32 sums)."""
 
     tensor_core: TensorCore | None
 

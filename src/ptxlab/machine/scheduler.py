@@ -64,8 +64,8 @@ class Scheduler:
     replace it. None: it spins in a loop and lets other groups run.
 
     Without ``random`` the schedule is fixed: groups run in rotation, and an asynchronous transfer
-    arrives only when no group can run. With ``random`` the order is random in which groups run,
-    transfers arrive and waits are refused. One warpgroup at a time is the laggard, which runs only
+    arrives only when no group can run. With ``random``, groups run, transfers arrive and waits are
+    refused in random order. One warpgroup at a time is the laggard, which runs only
     when no other warpgroup can. Some mistakes show only if one warpgroup gets far ahead of another,
     which never happens in rotation.
     """
@@ -263,7 +263,7 @@ class Scheduler:
         return False
 
     def _give_up_a_join(self) -> bool:
-        """Releases those warps from a join that wait there for warps that cannot continue."""
+        """Releases the warps that wait at a join for warps that cannot continue."""
         for task in [*self.waiting, *(task for task, _ in self.ready)]:
             above = task.parent
             while above is not None:

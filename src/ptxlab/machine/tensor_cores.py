@@ -12,7 +12,7 @@ to float32.
 - A result of zero is +0, whatever the signs of its terms. A result of at least 2**128 is infinity.
 - Infinities and NaN follow IEEE 754, and every NaN result is 0x7FFFFFFF.
 
-The model is that of MMA-Sim (arXiv 2511.10909, version 2.1). Its authors compared it with GPUs of
+The model is MMA-Sim's (arXiv 2511.10909, version 2.1). Its authors compared it with GPUs of
 these generations.
 """
 
@@ -79,8 +79,8 @@ class TensorCore:
     """The arithmetic of the tensor cores of one GPU generation.
 
     - ``step_bytes``: how many bytes of an operand's row one step takes;
-    - ``fraction_bits``: how many bits below the largest exponent are kept of a term;
-    - ``zero_exponent``: the exponent that counts for a zero.
+    - ``fraction_bits``: how many bits of a term below the largest exponent are kept;
+    - ``zero_exponent``: the exponent of a zero.
     """
 
     step_bytes: int
@@ -122,8 +122,8 @@ TENSOR_CORES = {
 class _Scratch:
     """Memory for the products of a step and the truncated products.
 
-    It is allocated once, because memory allocated for each step would go back to the system each
-    time.
+    It is allocated once, because memory allocated for each step would be returned to the system
+    each time.
     """
 
     def __init__(self, depth: int, accumulators: int) -> None:

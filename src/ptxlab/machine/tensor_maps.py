@@ -1,4 +1,4 @@
-"""Tensor maps: which box of a tensor a bulk copy moves, and how the box is laid out in shared
+"""Tensor maps: the box of a tensor that a bulk copy moves, and the layout of the box in shared
 memory."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Clip:
 class TensorMap:
     """A tensor map whose description has been checked, with the memory that it describes.
 
-    The map may describe more than the registered memory, since only elements that boxes contain are
+    The map may describe more than the registered memory, since only elements inside boxes are
     accessed. But its first address must be in registered memory: a GPU faults otherwise, even if no
     box contains that address. Addresses wrap at 2^64.
     """

@@ -1,4 +1,4 @@
-"""The interface of waits, through which the scheduler sees what a group waits for."""
+"""The interface of waits, by which the scheduler knows when a group may continue."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class Wgmma:
         return _to_registers(core.multiply_add(a, b, c, self.form.kind, _DEPTH), n)
 
     def _chain(self) -> list[Wgmma]:
-        """This wgmma and those before it in its chain that are not evaluated yet, oldest first."""
+        """This wgmma and the earlier ones of its chain that are not evaluated yet, oldest first."""
         chain = [self]
         while True:
             before = chain[0].addend
@@ -262,8 +262,8 @@ def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The product of (units, rows, k) and (units, k, n), in blocks of rows so small that OpenBLAS
     uses one thread.
 
-    From a certain size on, OpenBLAS uses several threads. If other processes use the same cores,
-    products of this size then took 50 times longer.
+    From a certain size on, OpenBLAS uses several threads. Products of this size then took 50 times
+    longer if other processes used the same cores.
     """
     units, rows, depth = a.shape
     block = rows

@@ -364,8 +364,8 @@ class Wave(WaveMemory):
         return (mask == 0) | (mask == full)
 
     def match(self, group: Group, value: Any, members: Any) -> np.ndarray:
-        """match.sync: for each thread, the mask of those lanes of its warp that have the same
-        value; only lanes in this group count."""
+        """match.sync: for each thread, the mask of the lanes of its warp that have the same value;
+        only lanes in this group count."""
         group.require_members("match.sync", members)
         pairs = np.stack([group.warp.astype(np.uint64), np.broadcast_to(value, (group.n,))])
         _, same = np.unique(pairs, axis=1, return_inverse=True)

@@ -26,7 +26,7 @@ class ParsedModule:
     variables: tuple[Variable, ...]
     files: dict[int, str]
     entry_heads: dict[str, Head]
-    #: The heads of those device functions whose bodies are in the module.
+    #: The heads of the device functions whose bodies are in the module.
     function_heads: dict[str, Head]
     _entries: dict[str, Entry] = field(default_factory=dict, repr=False)
     _functions: dict[str, Entry] = field(default_factory=dict, repr=False)

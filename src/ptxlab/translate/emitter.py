@@ -154,7 +154,7 @@ class Emitter:
         raise self.error(f"operand {operand} cannot be read as .{kind}")
 
     def use_if_written(self, operand: Operand, kind: str) -> str:
-        """The same as use(), but a register that is unwritten reads as all ones, which is NaN for
+        """The same as use(), but an unwritten register reads as all ones, which is NaN for
         floats."""
         if self.is_written(operand) or not isinstance(operand, Register):
             return self.use(operand, kind)
@@ -163,7 +163,8 @@ class Emitter:
         return self._reinterpret(poison, held, DTYPES[kind])
 
     def is_written(self, operand: Operand) -> bool:
-        """Whether the operand is known to have a value here: every operand but some registers."""
+        """Whether the operand surely has a value here, as all operands except some registers
+        have."""
         return not isinstance(operand, Register) or operand.name not in self.unwritten
 
     def use_float(self, operand: Operand, kind: str) -> str:

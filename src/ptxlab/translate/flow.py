@@ -67,7 +67,7 @@ def has_result(instruction: Instruction) -> bool:
 
 
 def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
-    """The registers that an instruction reads, and those that it writes.
+    """The registers that an instruction reads, and the registers that it writes.
 
     An instruction reads its guard. If it has a guard, it also reads its results.
     """
@@ -184,8 +184,8 @@ def _spins(flow: Flow, last: int, first: int) -> frozenset[int]:
     """The nodes of the loop from ``first`` to ``last`` if the loop only polls memory, otherwise
     none.
 
-    A polling loop reads with .volatile, .relaxed or .acquire, has no other effect, and passes no
-    register value from one iteration to the next. It therefore repeats until one of the words that
+    A polling loop only reads with .volatile, .relaxed or .acquire, and passes no register value
+    from one iteration to the next. It therefore repeats until one of the words that
     it reads has changed.
     """
     body, pending = {first}, [last]

@@ -42,9 +42,9 @@ def _unpack(t: Emitter, vector: Vector, value: str, kind: str) -> None:
 
 
 def _pack(t: Emitter, vector: Vector, kind: str) -> str:
-    """The value of a vector of registers, of which some may be unwritten but not all.
+    """The value of a vector of registers; some of them, but not all, may be unwritten.
 
-    Compilers pack a register that nothing writes with another one, to use only the other's half.
+    Compilers pack a register that nothing writes with another one, and use only the other's half.
     """
     piece, width = _piece(t, vector, kind)
     held = DTYPES[unsigned(kind)]

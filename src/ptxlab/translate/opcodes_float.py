@@ -1,4 +1,4 @@
-"""Floating-point opcodes, and those arithmetic opcodes that also exist for integers."""
+"""Floating-point opcodes, and the arithmetic opcodes that also exist for integers."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def multiply(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> Non
     else:
         kind, value = _wide_product(t, i, part, kind)
     if i.opcode == "mad":
-        # Wrap-around addition is the same for signed and unsigned types, and so is the type that
-        # holds the result.
+        # Wrap-around addition, and the type that holds its result, are the same for signed and
+        # unsigned types.
         held = DTYPES[unsigned(kind)]
         value = f"({value})" if kind[0] == "u" else f"({value}).view({held})"
         kind = unsigned(kind)

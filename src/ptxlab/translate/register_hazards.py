@@ -24,7 +24,7 @@ class Hazards:
 
     #: For wait_group: registers that may be in flight before it and are read later.
     waits: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: For wgmma: those of its registers that were accessed since the last fence, or "no fence".
+    #: For wgmma: its registers that were accessed since the last fence, or "no fence".
     unfenced: dict[int, tuple[str, ...]] = field(default_factory=dict)
     #: For any instruction: registers that it writes while they may be in flight as accumulators or
     #: in A.

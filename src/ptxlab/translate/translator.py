@@ -47,7 +47,7 @@ HANDLERS: dict[str, Handler] = {
 
 @dataclass(eq=False)
 class Translated:
-    """The generated code of one entry, and what a launch must know about it."""
+    """The generated code of one entry, and the facts about it that a launch needs."""
 
     entry: Entry
     function: Callable[..., Any]

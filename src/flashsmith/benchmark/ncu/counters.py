@@ -69,7 +69,7 @@ TOP_STALLS = 3
 class Selection:
     """The metrics that are collected on this GPU.
 
-    `missing` are metrics that are listed, but that the profiler then did not know.
+    `missing` are metrics that the profiler listed but then rejected as unknown.
     """
 
     listed: Collection[str]
@@ -193,7 +193,8 @@ def merged(launches: Mapping[str, ProfiledLaunch]) -> ProfiledLaunch:
 
 
 class TruncatedPage(ValueError):
-    """The profiler's page ends in the middle of a line. `launches` are those before this line."""
+    """The profiler's page ends in the middle of a line. `launches` are the launches before this
+    line."""
 
     def __init__(self, launches: list[ProfiledLaunch]) -> None:
         super().__init__(f"the profiler's page ends within the line of launch {len(launches)}")

@@ -31,8 +31,8 @@ class ProfiledKernel:
 
 @dataclass(frozen=True)
 class ProfilingJob:
-    """What a profiled process has to do: launch each kernel in `uses` `runs` times, in order, and
-    write the verdicts to the file `verdicts`."""
+    """The job of a profiled process: launch each kernel in `uses` `runs` times, in order, and write
+    the verdicts to the file `verdicts`."""
 
     uses: tuple[ProfiledKernel, ...]
     runs: int

@@ -34,8 +34,8 @@ from flashsmith.families import KernelConfig, Problem, parse_kernel_name_into_co
 
 _PROFILED = "flashsmith.benchmark.ncu.profiled_process"
 # Limit for the number of attempts to run the profiler. The profiler stops at an unknown metric
-# before it launches anything; then the next name of the metric is tried, and every column has only
-# a few names.
+# before it launches anything. The metric's next name is then tried; every column has only a few
+# names.
 _MOST_ATTEMPTS = 12
 _WORDS = 4000
 # The role of the main kernel, whose name contains the config.
@@ -46,7 +46,7 @@ _SECONDS_TO_BEGIN = 300.0
 _SECONDS_A_USE = 60.0
 _REPLAYS = 50
 _LEAST_FLOP_PER_SECOND = 5e12
-# Where NVIDIA's installers put ncu. Sorted by number, the newest version is last.
+# Where NVIDIA's installers put ncu. Sorted by version, the newest last.
 _INSTALLED = ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
 
 
@@ -207,8 +207,8 @@ def time_limit(uses: tuple[ProfiledKernel, ...], runs: int) -> float:
 
 
 def _assigned(ended: _Ended, job: ProfilingJob) -> tuple[list[ProfiledUse], str]:
-    """Assigns the launches on the page to the kernels that were to be profiled, as far as the page
-    is complete."""
+    """Assigns the launches on the page, which may be incomplete, to the kernels that were to be
+    profiled."""
     why = ""
     try:
         launches = parse_raw_page(ended.log)

@@ -101,8 +101,8 @@ def run_profile(
 def settled(plan: ProfilePlan, device: DeviceSpec, known: Iterable[ProfileRow]) -> list[ProfileRow]:
     """The rows in `known` that need not be measured again.
 
-    Of each (problem, config) pair, the last row for this GPU and this revision of flashsmith
-    counts, if its kernel was correct.
+    Each (problem, config) pair is judged by its last row for this GPU and this revision of
+    flashsmith, whose kernel must be correct.
     """
     revision = Environment.collect().revision
     wanted = {_key(*use, device) for use in plan.uses()}

@@ -26,7 +26,7 @@ from flashsmith.printable import quoted
 class ProfileRow(Measurement):
     """One kernel on one problem, with the counters of the profiler.
 
-    The fields from duration_us on are those of the call with the median duration, with cold caches
+    The fields from duration_us on describe the call with the median duration, with cold caches
     and without control of the clocks. If a call has several launches, they are sums, or means
     weighted by duration.
 
@@ -36,7 +36,7 @@ class ProfileRow(Measurement):
     and the columns for which this GPU has no counter.
     tensor_pct, mufu_pct, issue_pct: utilisation while the SMs were active.
     occupancy_pct, max_occupancy_pct: resident warps as achieved and as possible.
-    wavefronts, wavefronts_ideal: those of shared memory, as counted and without bank conflicts.
+    wavefronts, wavefronts_ideal: of shared memory, as counted and without bank conflicts.
     emulated_wavefronts(_ideal): the same numbers from the emulator.
     l2_bytes: bytes through the L2 in both directions.
     stalls: why warps waited, in cycles per issued instruction, the longest first.
@@ -79,7 +79,7 @@ _REQUIRED = COLUMNS[: COLUMNS.index("note")]
 
 
 class ProfileRowFile(GrowingFile):
-    """A CSV or JSON Lines file to which ProfileRows are appended; ``rows`` are those that it
+    """A CSV or JSON Lines file to which ProfileRows are appended; ``rows`` are the rows that it
     already contains.
 
     Raises ArgumentError if the file exists but does not contain ProfileRows.

@@ -78,7 +78,7 @@ class Point:
 
     @property
     def ratio_to_best(self) -> float | None:
-        """flashsmith's throughput divided by that of the fastest peer."""
+        """flashsmith's throughput divided by the fastest peer's."""
         return _over(self.flashsmith, self.best_peer)
 
 
@@ -224,7 +224,7 @@ def _chart_key(row: Measurement) -> tuple[Any, ...]:
 
 def _group_key(row: Measurement) -> tuple[Any, ...]:
     """The properties that all problems of a group share; the length of queries is included if it
-    differs from that of keys."""
+    differs from the length of keys."""
     seq_q = None if row.seq_q == row.seq_k else row.seq_q
     return (setting_of(row), row.d, row.dtype, row.semantics, row.heads_q, row.heads_k, seq_q)
 
@@ -362,8 +362,8 @@ def ratios(points: Iterable[Point], peer: str) -> list[float]:
 
 
 def last_measured(points: Iterable[Point]) -> list[Point]:
-    """Of the points with the same problem and GPU, the one that was measured last, over all
-    versions and settings."""
+    """For each problem and GPU, the point that was measured last, over all versions and
+    settings."""
     last: dict[Any, Point] = {}
     for point in points:
         key = (point.row.gpu, *_group_key(point.row)[1:], *sizes(point.row))

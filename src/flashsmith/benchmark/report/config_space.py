@@ -120,7 +120,7 @@ class HeatMap:
 
 
 def widest(searched: Sequence[SearchedSpace]) -> list[SearchedSpace]:
-    """Of each kind of problem, the one with the most configs; if several have the most, the
+    """For each kind of problem, the problem with the most configs; if several have the most, the
     longest."""
     chosen: dict[Any, SearchedSpace] = {}
     for one in searched:

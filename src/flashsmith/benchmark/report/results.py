@@ -66,7 +66,7 @@ class Results:
 
     @cached_property
     def compared(self) -> tuple[Measurement, ...]:
-        """The rows that compare implementations, which excludes those of a search."""
+        """The rows that compare implementations, without the rows of a search."""
         return tuple(row for row in self.rows if not of_search(row))
 
     @cached_property

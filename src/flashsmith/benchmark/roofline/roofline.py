@@ -64,7 +64,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Roofline:
-    """All ceilings of a GPU. `environment` and `time` (ISO format) are those of the measurement."""
+    """All ceilings of a GPU. `environment` and `time` (ISO format) are the measurement's."""
 
     gpu: str
     arch: int
@@ -238,7 +238,7 @@ def intensity(problem: Problem, cfg: Any) -> ProblemIntensity:
 
 
 def _bytes_once(problem: Problem) -> tuple[int, int]:
-    """The bytes of q and o together, and those of k and v."""
+    """The bytes of q and o together, and of k and v together."""
     row = problem.batch * (problem.d + problem.d_v) * problem.dtype.element_size
     return row * problem.heads_q * problem.seq_q, row * problem.heads_k * problem.seq_k
 

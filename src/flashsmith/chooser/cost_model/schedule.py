@@ -2,8 +2,8 @@
 and which end last.
 
 CTAs start in order. A wave is the number of CTAs that all SMs together hold. If all CTAs have the
-same length, a last wave of few CTAs takes about as long as a full one; it is only faster in that an
-SM has fewer CTAs. With a causal mask the CTAs of a head have different lengths. The longest starts
+same length, a last wave of few CTAs takes about as long as a full one; it gains only because an SM
+has fewer CTAs. With a causal mask the CTAs of a head have different lengths. The longest starts
 first, so that shorter ones fill the gaps. At the end, only the longest CTA of the last head is
 still running. If the longest CTAs of all heads start first, a few short CTAs are still running at
 the end. A CTA that computes several tiles counts as several CTAs.
@@ -101,7 +101,7 @@ def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest
 
 
 def _steps_of_window(rows: int, keys: int, left: int) -> int:
-    """How many steps a CTA makes whose rows all see `left` keys before their own position."""
+    """The number of steps of a CTA whose rows all see `left` keys before their own position."""
     return -(-(left + rows) // keys) + 1
 
 

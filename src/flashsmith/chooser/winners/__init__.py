@@ -1,7 +1,7 @@
 """The table of winners: for each problem and GPU, the fastest configs.
 
 A table is a JSON file with a schema version. The package ships one file per GPU (chooser/tables).
-What a user measures is written to the user's own table, whose entries replace shipped ones.
+A user's measurements are written to the user's own table, whose entries replace shipped ones.
 """
 
 from flashsmith.chooser.winners.entry import Entry, RankedConfig

@@ -86,7 +86,7 @@ class RankedConfig:
 class Entry:
     """One problem that was measured and its configs, at least one, fastest first.
 
-    The key stands for a bucket of many problems. The times are those of only one of them,
+    The key stands for a bucket of many problems. The times were measured on only one of them,
     ``problem``.
     """
 
@@ -149,8 +149,8 @@ def by_time(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
 
 
 def worth_keeping(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
-    """Of a ranking (fastest first), the best KEPT configs and the best of every tile shape;
-    deterministic kernels and the others are ranked separately.
+    """The configs of a ranking (fastest first) to keep: the best KEPT and the best of every tile
+    shape. Deterministic kernels and the others are ranked separately.
 
     A shape that is slow here may be the fastest with more or fewer CTAs per SM. A look-up for
     another size compares the shapes again, so they must be there. So must deterministic kernels.
@@ -166,9 +166,10 @@ def worth_keeping(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
 
 
 def _shape(one: RankedConfig) -> tuple[object, ...]:
-    """What counts as the shape of a tile: family, rows, threads, and whether it is deterministic.
+    """The properties that distinguish tile shapes: family, rows, threads, and whether it is
+    deterministic.
 
-    Rows are those of queries; if CTAs do not own queries, those of queries and keys. A config that
+    Rows are rows of queries; if CTAs do not own queries, of queries and keys. A config that
     can no longer be parsed is a shape of its own.
     """
     try:

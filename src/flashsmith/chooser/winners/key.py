@@ -123,8 +123,8 @@ def bucket(size: int) -> int:
 def sizes_of(problem: Problem) -> tuple[int, int, int]:
     """The sizes by which the entry of a problem is found: rows of queries, keys, and batch x heads.
 
-    Over a cache, the query heads of a group are rows of one tile. So rows are those of the group,
-    and heads are K/V heads. For 32 query heads, the best height of a tile differs between 8 and 1
+    Over a cache, the query heads of a group are rows of one tile. So rows are the group's rows, and
+    heads are K/V heads. For 32 query heads, the best height of a tile differs between 8 and 1
     K/V heads.
     """
     p = problem

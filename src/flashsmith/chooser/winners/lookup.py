@@ -2,8 +2,8 @@
 
 The distance is a sum in octaves (doublings of a size):
 
-- Sizes: the octaves between the values of seq_q, plus those of seq_k, plus half of those of batch x
-  heads.
+- Sizes: the octaves between the values of seq_q, plus the octaves for seq_k, plus half of the
+  octaves for batch x heads.
 - Semantics: 3 for other gradients, 6 for packed, 8 for softcap, 10 for another mask (5 between
   causal and a window). Dtype: 4 for the other one.
 - Windows: half an octave if one has twice as many keys. If the problem does not give the size of
@@ -12,9 +12,9 @@ The distance is a sum in octaves (doublings of a size):
   this, the octaves between the numbers of SMs and between the sizes of the L2 are added, so that
   the most similar GPU is nearest.
 
-The sizes of an entry are those of the measured problem. Entries with exactly the key of the problem
-come first. Operation, d_head and architecture must be the same. So must be whether only dq is
-needed, since then other kernels are used. An entry of another class costs so much that it is used
+The sizes of an entry are the measured problem's. Entries with exactly the key of the problem
+come first. Operation, d_head and architecture must be the same. The same holds for whether only dq
+is needed, since that takes other kernels. An entry of another class costs so much that it is used
 only if the class of the problem was not measured, or only at very different sizes. A GPU with the
 same number of SMs costs little, so that the table of a sister GPU is used if a GPU's own table has
 few problems. On an H100, the configs chosen from the table of the H200 were at most 1.3% slower
@@ -52,7 +52,7 @@ LoggedSizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
 
 class NearEntry(NamedTuple):
     """An entry, its distance from the problem in octaves, and how its kind differs from the
-    problem's ('' if it does not).
+    problem's kind ('' if they are equal).
 
     ``exact``: whether the entry has the key of the problem.
     """
@@ -134,8 +134,8 @@ def _logs(sizes: LoggedSizes) -> tuple[float, float, float]:
 
 @lru_cache(maxsize=1024)
 def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
-    """In which words the kind of an entry differs from the wanted kind, and what this adds to the
-    distance."""
+    """The words in which an entry's kind differs from the wanted kind, and the distance that this
+    adds."""
     kind_there, kind_here = parse_class(measured.semantics), parse_class(wanted.semantics)
     there, here = kind_there.semantics, kind_here.semantics
     differences = []
@@ -166,8 +166,7 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
 
 @lru_cache(maxsize=1024)
 def _cost_of_gpu(gpu: str, device: DeviceSpec) -> float:
-    """What an entry of another GPU adds to the distance, from those figures of the two GPUs that
-    matter for kernels."""
+    """The distance that another GPU adds, from the figures of both GPUs that matter for kernels."""
     if same_gpu(gpu, device.name):
         return 0.0
     try:

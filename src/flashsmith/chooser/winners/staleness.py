@@ -30,8 +30,8 @@ def measured_sources(environment: Mapping[str, Any]) -> str:
 def is_of_other_sources(environment: Mapping[str, Any], family: str) -> bool:
     """Whether a figure was measured with CUDA sources that differ from the installed ones.
 
-    False if they are unknown, or are known to compile to the same kernels. If the family is not
-    installed, its sources differ.
+    False if its sources are unknown, or are known to compile to the same kernels. True if the
+    family is not installed.
     """
     measured, here = measured_sources(environment), _whole_hash(family)
     return bool(measured) and not (here and measured in _as_good_as(family, here))

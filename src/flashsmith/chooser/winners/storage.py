@@ -26,8 +26,8 @@ def shipped_files() -> list[Path]:
 
 
 def user_table_path() -> Path | None:
-    """The user's table: FLASHSMITH_TABLE, else in the user's data folder; None if there is no home
-    folder, and in a copy that brings its kernels along."""
+    """The path of the user's table: FLASHSMITH_TABLE, else in the user's data folder; None if there
+    is no home folder, and in a copy that brings its kernels along."""
     chosen = env.TABLE.raw()
     if chosen is not None:
         path = Path(chosen)

@@ -60,8 +60,8 @@ class WinnersTable:
         self._entries = {entry.place: entry for entry in entries}
         self.notes = list(notes)
         self.versions = tuple(versions)
-        # What else the file contained, which is written back unchanged: records that cannot be
-        # read, perhaps because they are of a later version, and the environments that they use.
+        # The rest of the file, which is written back unchanged: unreadable records, perhaps of a
+        # later version, and the environments that they use.
         self._unread: list[Any] = []
         self._their_environments: dict[str, Any] = {}
         self._index: EntryIndex | None = None  # The index of the current entries
@@ -214,10 +214,10 @@ class WinnersTable:
         self._index = None
 
     def add(self, problem: Problem, device: DeviceSpec, ranked: Sequence[RankedConfig]) -> Entry:
-        """Enters what was measured for ``problem`` on ``device``, which replaces figures of the
-        same families.
+        """Enters measurements of ``problem`` on ``device``, which replace figures of the same
+        families.
 
-        Of a long ranking, the best configs and the best config of every tile shape are kept.
+        A long ranking is cut to the best configs and the best config of every tile shape.
 
         Raises ArgumentError if ``ranked`` is empty or no kernel has the problem's d.
         """
@@ -230,11 +230,11 @@ class WinnersTable:
         return entry
 
     def merge(self, other: WinnersTable, prefer: str = "newer") -> int:
-        """Takes over those entries of ``other`` that are new or better; returns how many.
+        """Takes over the new and the better entries of ``other``; returns how many.
 
-        'newer': better is the entry that was measured later, or that of ``other`` if both times are
-        equal. 'faster': better is the entry whose best config has more TFLOP/s, in any environment.
-        If only one of two entries has figures of a family, these are kept.
+        With 'newer', the entry that was measured later is better, at equal times the one of
+        ``other``. With 'faster', the entry whose best config has more TFLOP/s is better, in any
+        environment. If only one of two entries has figures of a family, these are kept.
         """
         if prefer not in PREFERENCES:
             raise ArgumentError(f"prefer={quoted(prefer)}: allowed are {', '.join(PREFERENCES)}")
@@ -354,8 +354,8 @@ def join_winners(
 ) -> None:
     """Enters what was measured into the table at ``path``, and keeps other figures for the problem.
 
-    Figures that were not measured again are kept if their environment is that of the new figures.
-    Otherwise they are kept until the best config of the old entry is measured again. If the table
+    Figures that were not measured again are kept if they have the environment of the new figures.
+    Otherwise they stay only until the best config of the old entry is measured again. If the table
     has no entry for the problem, the same is done with the entry of ``shipped``, which the new
     entry would hide. The configs in ``wrong`` are removed. If the existing entry is newer than
     ``ranked``, only this is done.
@@ -390,7 +390,7 @@ def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entr
 def _untried(
     older: Entry, ranked: Sequence[RankedConfig], wrong: Collection[str]
 ) -> list[RankedConfig]:
-    """Those figures of an entry that a new ranking does not replace."""
+    """The figures of an entry that a new ranking does not replace."""
     tried = {one.config for one in ranked} | set(wrong)
     environments = [_undated(one.environment) for one in ranked]
     return [

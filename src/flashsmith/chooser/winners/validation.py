@@ -11,7 +11,7 @@ from flashsmith.errors import ArgumentError, FlashsmithError
 from flashsmith.families import DeviceSpec, broken_rules, device_spec, parse_kernel_name_into_config
 from flashsmith.families.gpu_names import same_gpu
 
-# No GPU has so high a dense 16-bit peak, so a time that would mean more TFLOP/s is wrong.
+# No GPU has a dense 16-bit peak as high as this, so a time that would mean more TFLOP/s is wrong.
 IMPOSSIBLE_TFLOPS = 5000.0
 # A figure may change by this share because it is rounded in a file.
 TOLERANCE = 0.01

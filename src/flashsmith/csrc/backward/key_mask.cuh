@@ -25,7 +25,7 @@ struct BackwardKeyMask {
         return visible_range<SEMANTICS>(*this, row + seq_k - seq_q, seq_k);
     }
 
-    // The first row that sees a key. All later rows do too. If there is none, seq_q.
+    // The first row that sees a key, after which all rows see it; seq_q if none does.
     FS_DEVICE int first_attending_row() const {
         if (seq_k == 0) return seq_q;
         if constexpr (!kHidesKeys<SEMANTICS>) return 0;
@@ -64,8 +64,7 @@ struct BackwardKeyMask {
         };
     }
 
-    // Blocks of B_c keys that rows first_row .. first_row + rows - 1 see, as far as those rows
-    // exist.
+    // Blocks of B_c keys that the existing rows among first_row .. first_row + rows - 1 see.
     FS_DEVICE BlockRange key_blocks(int first_row, int rows, int B_c) const {
         const int n_blocks = (seq_k + B_c - 1) / B_c;
         if constexpr (!kMasked) return {0, n_blocks, 0, n_blocks};

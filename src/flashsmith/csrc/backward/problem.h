@@ -164,11 +164,11 @@ inline std::vector<AddressPatch> backward_addresses(bool adds_dq) {
     return patches;
 }
 
-// Where the arguments of a program are. offsetof() is not defined for a derived struct.
+// The place of a program's arguments. offsetof() is not defined for a derived struct.
 constexpr size_t kAfterProblem = sizeof(BackwardKernelArgs);
 static_assert(sizeof(BackwardProgramArgs) == kAfterProblem + sizeof(ProgramArgs));
 
-// Passes the program to the launch of backward_prepare_kernel, if that takes it.
+// Passes the program to the launch of backward_prepare_kernel, if this kernel takes it.
 inline void pass_program_to_prepare(Launch& launch, const ProgramArgs& program,
                                     const Semantics& semantics) {
     if (!prepare_takes_program(semantics)) return;
@@ -184,8 +184,8 @@ struct ListKernel {
 };
 
 // Adds the launches that write lists of blocks, before the launch that visits them, which is the
-// plan's last one so far; and the lists' workspace of `ints` int32. `offset` is that of ProgramArgs
-// in the arguments of that launch. The kernels take BackwardProgramArgs.
+// plan's last one so far; and the lists' workspace of `ints` int32. `offset` is the offset of
+// ProgramArgs in the arguments of that launch. The kernels take BackwardProgramArgs.
 inline void add_lists(Plan& plan, const BackwardKernelArgs& args, const ProgramArgs& program,
                       std::initializer_list<ListKernel> kernels, int64_t ints, size_t offset) {
     Launch main = std::move(plan.launches.back());

@@ -28,9 +28,9 @@ struct BackwardProgram {
     const ProgramArgs& args;
     int batch, head, seq_q, seq_k;
 
-    // Returns the new score. The old one, raw or the tanh of a softcap, is replaced by the slope
+    // Returns the new score. The old score, raw or the tanh of a softcap, is replaced by the slope
     // of the whole change, unless the program's own slope is 1. Without a score function the old
-    // one is returned, and stays.
+    // score is returned and not replaced.
     FS_DEVICE float change(float& score, program::Place q, program::Place k) const {
         if constexpr (!SEMANTICS.program_scores) return score;
         const float raw = score;
@@ -49,7 +49,8 @@ struct BackwardProgram {
     }
 
     // Zeroes elements of keys that the program hides. The mask is evaluated in a loop that yields
-    // bits, because unrolled code would hold all that it reads in registers, in addition to scores.
+    // bits, because unrolled code would hold everything that it reads in registers, besides the
+    // scores.
     template <int kMTiles, int kNTiles, class Query, class Key>
     FS_DEVICE void hide(float (&x)[kMTiles][kNTiles][4], const Query& query, const Key& key) const {
         if constexpr (SEMANTICS.program_masks) {

@@ -1,4 +1,4 @@
-// Where the rows of tensors are, and where their statistics are.
+// The places of the tensors' rows and of their statistics.
 #pragma once
 
 #include "backward/args.cuh"

@@ -31,7 +31,7 @@ FS_DEVICE float dot(uint32_t d_o, uint32_t o, float sum) {
     return y.y == 0.0f ? sum : fmaf(x.y, y.y, sum);
 }
 
-// Whether a row sees a key, as far as one of the lanes `first` + i kLanes can tell.
+// Whether one of the lanes `first` + i kLanes finds a key that the row sees.
 template <Semantics SEMANTICS, int kLanes>
 FS_DEVICE bool sees_a_key(const BackwardProgramArgs& args, const ProgramSequence& of, int head,
                           int row, int first) {
@@ -43,9 +43,9 @@ FS_DEVICE bool sees_a_key(const BackwardProgramArgs& args, const ProgramSequence
 }
 
 // Computes D and log2(e) lse; a CTA has kStatisticsRows rows of one head. For rows past the last
-// one it writes values with which they contribute nothing: P is exp2(-inf), and dS is P times 0 -
-// 0. For rows that see no key because of a program's mask, log2(e) lse is infinite even if there
-// are sinks. It also sets the sums of dq to zero, if there are any.
+// one it writes values that make their contribution 0: P is exp2(-inf), and dS is P times 0 - 0.
+// For rows that see no key because of a program's mask, log2(e) lse is infinite even if there
+// are sinks. It also sets the sums of dq, if any, to zero.
 template <class Kernel>
 __global__ void __launch_bounds__(kRowsKernelThreads)
     backward_prepare_kernel(const typename Kernel::PrepareArgs args) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
 #pragma unroll
         for (int lanes = kLanes / 2; lanes > 0; lanes /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-        // With sinks, lse does not tell. Where o is not 0, there is no need to look.
+        // With sinks, lse does not show it. A row whose o is not 0 surely sees a key.
         bool sees = true;
         if constexpr (SEMANTICS.program_masks) {
             const uint32_t of_row = (kLanes == 32 ? ~0u : (1u << kLanes % 32) - 1)
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
         for (int row = thread; row < q.count; row += kRowsKernelThreads) {
             float lse_log2 = args.lse_log2[statistic + row];
             if constexpr (SEMANTICS.program_masks) {
-                // That of a row that sees no key is infinite.
+                // The statistic of a row that sees no key is infinite.
                 const float lse = args.lse[batch * args.lse_batch_stride +
                                            head * args.lse_head_stride + q.first + row];
                 lse_log2 = lse == -INFINITY ? INFINITY : lse * kLog2E;
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     if (thread == 0) args.dsinks[head] = sums[0];
 }
 
-// Sets the gradients of packed rows to zero that belong to no sequence or are past the maximum
-// length. A warp has one row of dq, or of dk and dv.
+// Sets the gradients of packed rows that belong to no sequence, or are past the maximum length, to
+// zero. A warp has one row of dq, or of dk and dv.
 template <class Kernel>
 __global__ void __launch_bounds__(kRowsKernelThreads)
     backward_gaps_kernel(const BackwardKernelArgs args) {

@@ -24,8 +24,8 @@ FS_DEVICE void transpose_4x4(uint32_t (&x)[4]) {
     }
 }
 
-// `gradient` is the address of the first row and column of this warp. Only `rows` rows and
-// `columns` columns from there on exist. Pairs of lanes exchange halves of two neighbouring 16x8
+// `gradient` is the address of the first row and column of this warp. From there on, only `rows`
+// rows and `columns` columns exist. Pairs of lanes exchange halves of two neighbouring 16x8
 // tiles, so that four lanes write 32 bytes of a row, which is a whole sector. With kWide the
 // four lanes transpose four tiles, and write 64 bytes of a row.
 template <typename value_t, bool kWide = false, int kTiles>

@@ -11,7 +11,7 @@
 
 namespace flashsmith {
 
-// Those of a block of B_r queries.
+// The rows without a key in a block of B_r queries.
 template <Semantics SEMANTICS, int B_r>
 struct UnattendedRows {
     int limited;        // this many rows see no key because of causal and window limits
@@ -23,7 +23,7 @@ struct UnattendedRows {
             if (row < count && is_infinite(row)) return true;
         return row < limited;
     }
-    // Whether there are any; the same in all lanes of all warps.
+    // Whether there are such rows; the same in all lanes of all warps.
     FS_DEVICE bool any(int lane) const {
         bool found = limited > 0;
         if constexpr (kHasProgram<SEMANTICS>) {
@@ -34,7 +34,7 @@ struct UnattendedRows {
         }
         return found;
     }
-    // No row from here on is one of them.
+    // All rows from here on see a key.
     FS_DEVICE int end() const { return kHasProgram<SEMANTICS> ? min(count, B_r) : limited; }
 
   private:

@@ -64,7 +64,7 @@ FS_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 
 // ---- numbered barriers --------------------------------------------------------------------------
 
-// `threads` counts the threads that wait and those that only arrive.
+// `threads` counts the threads that wait and the threads that only arrive.
 FS_DEVICE void named_barrier_wait(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -94,7 +94,7 @@ FS_DEVICE void store_remote_16B(uint32_t there, uint32_t barrier, uint4 x) {
         : "memory");
 }
 // Copies `bytes` of this CTA's shared memory to another CTA's; an mbarrier there counts them.
-// Threads that have written them must have called fence_for_copies() before.
+// Threads that have written these bytes must have called fence_for_copies() before.
 FS_DEVICE void copy_shared(uint32_t there, uint32_t smem, uint32_t bytes, uint32_t barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
@@ -105,8 +105,8 @@ FS_DEVICE void copy_shared(uint32_t there, uint32_t smem, uint32_t bytes, uint32
 FS_DEVICE void fence_for_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Whether this is the one lane of a warp that does something for all. With this instruction the
-// compiler knows that one lane is active, and needs no loop over lanes around bulk copies.
+// Whether this is the one lane of a warp that acts for all. This instruction shows the compiler
+// that one lane is active, so that it needs no loop over lanes around bulk copies.
 FS_DEVICE bool elect_lane() {
     uint32_t is_elected;
     asm volatile(
@@ -131,7 +131,7 @@ FS_DEVICE void cluster_barrier() {
 // ---- registers ----------------------------------------------------------------------------------
 
 // Changes this warpgroup's registers per thread from kHeld to `kCount`. Increasing to a smaller
-// count is undefined, and so is decreasing to a larger one.
+// count, and decreasing to a larger one, are undefined.
 template <int kHeld, int kCount>
 FS_DEVICE void set_registers() {
     if constexpr (kCount > kHeld)

@@ -12,7 +12,8 @@
 namespace flashsmith {
 
 // An entry: a block, and for each group two bits, 0 if no row sees a key. kPartial: the mask
-// function hides some. kWithinLimits: only causal and window limits and the ends of sequences do.
+// function hides some. kWithinLimits: only causal and window limits and the ends of sequences hide
+// some.
 struct BlockEntry {
     int32_t bits;
 
@@ -22,7 +23,8 @@ struct BlockEntry {
     FS_DEVICE int block() const { return bits >> kBlockShift; }
     // Whether nothing is hidden in a group's part of the block. `shift` is twice the group's index.
     FS_DEVICE bool is_full(int shift) const { return (bits >> shift & kAny) == kFull; }
-    // Whether the mask function hides something in it: all, if only other groups see the block.
+    // Whether the mask function hides something in it; everything, if only other groups see the
+    // block.
     FS_DEVICE bool needs_function(int shift) const { return (bits >> shift & kWithinLimits) == 0; }
 
     // The bits of all groups where no block is full, because some rows do not exist.
@@ -63,7 +65,7 @@ FS_DEVICE void compact_list(int32_t* list, int n_blocks) {
             if (begin[g] == end[g]) begin[g] = count + __popc(present & (lowest - 1));
             end[g] = count + __popc(present & (highest - 1)) + 1;
         }
-        // Lanes write where others have read, never behind a block that is still to be read.
+        // Lanes write only where others have already read.
         __syncwarp();
         if (bits != 0)
             entries[count + __popc(present & before)] =
@@ -137,8 +139,8 @@ struct BlockLists {
     }
 };
 
-// What a warp finds out about the rows [first_row, row_end), which exist, and kKeys keys: the bits
-// of a group in a BlockEntry. Keys beyond the sequence count as unseen.
+// The bits of a group in a BlockEntry, for the existing rows [first_row, row_end) and kKeys keys; a
+// warp computes them. Keys beyond the sequence count as unseen.
 template <Semantics SEMANTICS, int kKeys, class Problem>
 FS_DEVICE uint32_t visibility(const Problem& problem, const ProgramArgs& program,
                               const ProgramSequence& of, int head, int first_row, int row_end,

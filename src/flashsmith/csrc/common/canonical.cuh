@@ -166,7 +166,7 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
         return __fadd_rn(__fadd_rn(left[2 * r], right[2 * r]),
                          __fadd_rn(left[2 * r + 1], right[2 * r + 1]));
     }
-    // Does the same for a whole tile and adds the sum to the row's.
+    // Turns the scores of a whole tile into probabilities and adds their sum to the row's.
     template <int kNTiles>
     FS_DEVICE void exponentiate(float (&scores)[kMTiles][kNTiles][4]) {
 #pragma unroll
@@ -208,8 +208,8 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
                 x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, 2));
             }
     }
-    // Merges the running state into this chunk's, which then covers all chunks so far. Returns the
-    // weights for the other sums. The running state includes a raw maximum.
+    // Merges the running state into this chunk's state, which then covers all chunks so far.
+    // Returns the weights for the other sums. The running state includes a raw maximum.
     FS_DEVICE StateMerge merge_after(int m, int r, float running_max, float running_sum) {
         RowStatistics row{__fmul_rn(running_max, scale_log2), running_sum};
         const StateMerge merge(row, {offset(m, r), row_sum[m][r]});

@@ -7,9 +7,9 @@ namespace flashsmith {
 // Version of the order that kernels with the knob `canonical` implement.
 constexpr int kCanonicalVersion = 1;
 
-// Keys per tile, for the call's d, the architecture (90 for 9.0) and the d of v, of which 0 stands
-// for d. Calls whose widths differ have the tile of the kernels that serve them, so the narrower
-// one counts, too.
+// Keys per tile, for the call's d, the architecture (90 for 9.0) and the d of v (0: the same as d).
+// Calls whose widths differ have the tile of the kernels that serve them, so the narrower width
+// matters, too.
 constexpr int canonical_tile(int d, int arch, int d_v = 0) {
     const bool differ = d_v > 0 && d_v != d;
     const int wider = d_v > d ? d_v : d, narrower = differ && d_v < d ? d_v : d;

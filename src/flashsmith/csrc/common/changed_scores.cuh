@@ -6,7 +6,7 @@
 
 namespace flashsmith {
 
-// Turns raw scores into those that enter the softmax, except for the base-2 scale factor.
+// Turns raw scores into the scores that enter the softmax, except for the base-2 scale factor.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles>
 FS_DEVICE void change_scores(float (&scores)[kMTiles][kNTiles][4], float argument) {
     if constexpr (!SEMANTICS.changes_scores) return;

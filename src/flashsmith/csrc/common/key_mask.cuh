@@ -25,8 +25,7 @@ FS_DEVICE SequenceRows sequence_rows(const int32_t* cu_seqlens, int batch, int m
 }
 
 // The keys of one sequence. In partial kernels they start at tensor row k_begin, and seqused_k is
-// their number. Both are clamped to the tensor, as cu_seqlens are, or to the sequence if there is
-// no k_begin.
+// their number. Both are clamped to the tensor like cu_seqlens; without k_begin, to the sequence.
 template <Semantics SEMANTICS>
 FS_DEVICE SequenceRows key_rows(const ForwardKernelArgs& args, int batch) {
     SequenceRows k =
@@ -94,8 +93,9 @@ FS_DEVICE void mask_keys(float (&x)[kMTiles][kNTiles][4], const int& lane, int f
         }
 }
 
-// Does the same for a key-by-query tile. `seen(n, i)` is the range visible to the lane's i-th query
-// in tile column n, `first_key` the lane's first key.
+// Sets the elements of a key-by-query tile whose key is not visible to their query to `hidden`.
+// `seen(n, i)` is the range visible to the lane's i-th query in tile column n, `first_key` the
+// lane's first key.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Seen>
 FS_DEVICE void mask_queries(float (&x)[kMTiles][kNTiles][4], int first_key, const Seen& seen,
                             float hidden) {
@@ -129,7 +129,7 @@ struct KeyMask {
         return visible_range<SEMANTICS>(args, row + seq_k - seq_q, seq_k);
     }
 
-    // The blocks for rows first_row .. first_row + rows - 1, as far as those exist.
+    // The blocks for the existing rows among first_row .. first_row + rows - 1.
     FS_DEVICE BlockRange blocks(int first_row, int rows, int B_c) const {
         if constexpr (!kMasked) return {0, args.n_KV_blocks, 0, args.n_KV_blocks};
         const int last_row = min(first_row + rows, seq_q) - 1;

@@ -11,7 +11,7 @@ namespace flashsmith {
 // A NaN or +inf anywhere makes the row NaN, as in one kernel over all keys.
 template <int kColumns, bool kBase2 = false>
 struct MergedRow {
-    float max = -INFINITY;  // what sum and o are relative to
+    float max = -INFINITY;  // the offset to which sum and o are relative
     float sum = 0.0f;       // 0: no part had a key
     float o[kColumns] = {};
 

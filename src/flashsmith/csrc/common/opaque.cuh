@@ -5,15 +5,16 @@
 
 namespace flashsmith {
 
-// Makes the compiler compute whatever depends on the result where it is used. Otherwise a main loop
-// would compute the descriptors of all GEMMs ahead, which takes more registers than there are.
+// Makes the compiler compute all values that depend on the result where they are used. Otherwise a
+// main loop would compute the descriptors of all GEMMs ahead, which takes more registers than there
+// are.
 FS_DEVICE uint32_t opaque(uint32_t x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// Forces the compiler to compute both values by here, so that it defers nothing that they depend
-// on.
+// Forces the compiler to have computed both values at this point, so that it defers no part of
+// them.
 FS_DEVICE void materialize(int& x, int& y) {
     asm volatile("" : "+r"(x), "+r"(y));
 }

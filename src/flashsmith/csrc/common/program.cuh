@@ -2,7 +2,7 @@
 // flashsmith prints into semantics.cuh.
 //
 //     struct Program {
-//         // Divides all keys from which on the mask may differ from that of the key before.
+//         // Divides every key at which the mask may change from one key to the next.
 //         static constexpr int kKeysAlike = ...;
 //         // Whether change() reads tensors at indices that run with the key. It is then a template
 //         // with the parameter kReach, which reach() returns for a row and the keys from `key` to
@@ -38,8 +38,8 @@
 
 namespace flashsmith::program {
 
-// An index as the sum of one that many elements of a tile share and one that the compiler knows, so
-// that it can compute with the two apart.
+// An index as the sum of a part that many elements of a tile share and a part that the compiler
+// knows, so that the compiler can compute with them separately.
 struct Place {
     int base, column;
     FS_DEVICE Place(int index) : base(index), column(0) {}
@@ -79,12 +79,12 @@ struct LongIndex {
     }
 };
 
-// What is known of the indices that run with the keys of a tile, as bits. kInside: no index is
-// clamped or counts from the end, and neighbouring keys read neighbouring elements. kBeyond: all
+// What is known about the indices that increase with the keys of a tile, as bits. kInside: no index
+// is clamped or counts from the end, and neighbouring keys read neighbouring elements. kBeyond: all
 // keys read the same element, because their indices are clamped to one end.
 constexpr int kAnywhere = 0, kInside = 1, kBeyond = 2;
 
-// Such an index. It is base + column of `unclamped` where it is inside, else `value`.
+// Such an index. The index is base + column of `unclamped` where it is inside, else `value`.
 template <bool kCounts, int kReach>
 struct KeyIndex {
     static constexpr bool kIsNarrow = true, kIsInside = kReach == kInside;
@@ -100,9 +100,9 @@ FS_DEVICE Place read_key(Place key) {
     return kReach == kBeyond ? Place(key.base) : key;
 }
 
-// What is known of consecutive keys, given the index of the first and of the last. An index is a
-// sum, `unclamped`, that may be clamped: it follows the sum everywhere if it does so at both ends,
-// and if it is the same at both ends, it is the same everywhere.
+// What is known about consecutive keys, given the index of the first and of the last. An index is a
+// sum, `unclamped`, that may be clamped. If it equals the sum at both ends, it does so everywhere;
+// if it is the same at both ends, it is the same everywhere.
 template <int kDim>
 FS_DEVICE int reach(const ProgramRead& from, int first, int last, int unclamped_first,
                     int unclamped_last) {
@@ -213,7 +213,7 @@ FS_DEVICE T maximum(T a, T b) {
     return b < a ? a : b;
 }
 
-// Python's and PyTorch's a // b, rounded down; 0 for ints where b is 0.
+// Python's and PyTorch's a // b, rounded down; 0 for ints if b is 0.
 template <typename T>
 FS_DEVICE T floor_divide(T a, T b) {
     if constexpr (std::is_same_v<T, float>) {
@@ -223,7 +223,7 @@ FS_DEVICE T floor_divide(T a, T b) {
         if (rest != 0.0f && (rest < 0.0f) != (b < 0.0f)) quotient -= 1.0f;
         return rintf(quotient);
     } else {
-        // The divisor -1 is apart because the lowest int has no quotient by it.
+        // The divisor -1 is separate because the lowest int has no quotient by it.
         if (b == 0) return 0;
         if (b == -1) return negative(a);
         const T quotient = a / b, rest = a % b;

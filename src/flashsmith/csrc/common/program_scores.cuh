@@ -10,11 +10,11 @@ namespace flashsmith {
 
 struct Program;  // only libraries of programs define it
 
-// The same, as a name that depends on the semantics: kernels without a program never look into it.
+// Program as a name that depends on the semantics: kernels without a program never look into it.
 template <Semantics SEMANTICS>
 using ProgramOf = std::conditional_t<kHasProgram<SEMANTICS>, Program, void>;
 
-// Whether new scores grow as the old ones do, as with a bias.
+// Whether new scores increase with the old ones, as with a bias.
 template <Semantics SEMANTICS, bool kHasScore = SEMANTICS.program_scores>
 inline constexpr bool kSlopeIsOne = true;
 template <Semantics SEMANTICS>
@@ -25,10 +25,10 @@ struct ProgramSequence {
     int batch, seq_q, seq_k;
 };
 
-// The scores of a tile, with what a program needs to know of this lane's. `row(m, r)` is a row of
-// the lane within its sequence, as an int or a Place, `head(m, r)` its query head, `first_column`
-// the key of the lane's first column. Where rows are Places of one base, the compiler computes a
-// function of key - row once for each diagonal of the lane's elements.
+// The scores of a tile, with the facts about this lane's scores that a program needs. `row(m, r)`
+// is a row of the lane within its sequence, as an int or a Place, `head(m, r)` its query head,
+// `first_column` the key of the lane's first column. If rows are Places of one base, the compiler
+// computes a function of key - row once for each diagonal of the lane's elements.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Row, class Head>
 struct ProgramTileScores {
     using Program = ProgramOf<SEMANTICS>;
@@ -66,7 +66,7 @@ struct ProgramTileScores {
         change_by([&](const auto&... at) { return Program::template change<kReach>(args, at...); });
     }
 
-    // What is known of the tensors' indices in this lane's elements.
+    // What is known about the tensors' indices in this lane's elements.
     FS_DEVICE int reach() const {
         int found = program::kInside | program::kBeyond;
 #pragma unroll
@@ -80,8 +80,8 @@ struct ProgramTileScores {
     }
 };
 
-// Turns raw scores, or those that struct Score has changed, into the program's scores in natural
-// units. `first_key` is the key of the tile's first column; see ProgramTileScores for the others.
+// Turns scores, raw or changed by struct Score, into the program's scores in natural units.
+// `first_key` is the key of the tile's first column; see ProgramTileScores for the others.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Row, class Head>
 FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const ProgramArgs& args,
                                  const ProgramSequence& of, int lane, const Row& row,
@@ -106,8 +106,8 @@ FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const Pro
 }
 
 // Sets the scores of keys that the program hides to -inf. They are selected: a hidden score may be
-// NaN. The mask is evaluated in a loop that yields bits, because unrolled code would hold all that
-// it reads in registers, together with the scores.
+// NaN. The mask is evaluated in a loop that yields bits, because unrolled code would hold
+// everything that it reads in registers, besides the scores.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Row, class Head>
 FS_DEVICE void hide_by_program(float (&scores)[kMTiles][kNTiles][4], const ProgramArgs& args,
                                const ProgramSequence& of, int lane, const Row& row,

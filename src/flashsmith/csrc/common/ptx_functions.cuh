@@ -44,15 +44,16 @@ FS_DEVICE void cp_async_16B(uint32_t smem, const void* gmem) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem), "l"(gmem) : "memory");
 }
 
-// The same, but if `present` is false it writes 16 zero bytes and reads nothing.
+// Copies 16 bytes like cp_async_16B() or, if `present` is false, writes 16 zero bytes and reads
+// nothing.
 FS_DEVICE void cp_async_16B_or_zeros(uint32_t smem, const void* gmem, bool present) {
     const int bytes = present ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(gmem), "r"(bytes)
                  : "memory");
 }
 
-// An L2 cache policy: evict the copied lines first, or evict_unchanged. The latter behaves as if
-// there were no hint, which evict_normal does not.
+// An L2 cache policy: evict the copied lines first, or evict_unchanged, which behaves like no hint
+// (evict_normal does not).
 FS_DEVICE uint64_t cache_hint(bool evicted_first) {
     uint64_t first, usual;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
@@ -60,7 +61,7 @@ FS_DEVICE uint64_t cache_hint(bool evicted_first) {
     return evicted_first ? first : usual;
 }
 
-// The same with an L2 cache policy.
+// The copy of cp_async_16B_or_zeros() with an L2 cache policy.
 FS_DEVICE void cp_async_16B_or_zeros(uint32_t smem, const void* gmem, bool present, uint64_t hint) {
     const int bytes = present ? 16 : 0;
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(smem),
@@ -151,7 +152,7 @@ FS_DEVICE void add_global(float* gmem, float x) {
     asm volatile("red.global.add.f32 [%0], %1;" ::"l"(gmem), "f"(x) : "memory");
 }
 
-// The same for 16 bytes aligned to 16, from sm_90 on. Elements are added independently, with one
+// Adds four floats aligned to 16 bytes, from sm_90 on. Elements are added independently, with one
 // instruction and one request to L2 instead of four.
 FS_DEVICE void add_global(float* gmem, float4 x) {
     asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(gmem), "f"(x.x), "f"(x.y),
@@ -159,7 +160,7 @@ FS_DEVICE void add_global(float* gmem, float4 x) {
                  : "memory");
 }
 
-// The same for 8 bytes aligned to 8.
+// Adds two floats aligned to 8 bytes.
 FS_DEVICE void add_global(float* gmem, float2 x) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(gmem), "f"(x.x), "f"(x.y)
                  : "memory");

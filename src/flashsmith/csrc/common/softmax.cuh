@@ -50,7 +50,7 @@ struct OnlineSoftmax {
             }
     }
 
-    // Below every score that counts, and finite in both units. Raw scores may be as large as
+    // Below every score that matters, and finite in both units. Raw scores may be as large as
     // bf16's, or tangents times a scale of up to 2^127 log2(e), for which -3e38 / scale is still
     // below -1.
     FS_DEVICE float floor() const {
@@ -58,8 +58,8 @@ struct OnlineSoftmax {
         return kFoldScale ? fmaxf(kFloor * reciprocal_approx(scale_log2), kFloor) : kFloor;
     }
 
-    // Turns a tile of scores into probabilities relative to the running maximum and rescales what
-    // was accumulated under the old one. On the first tile nothing was accumulated.
+    // Turns a tile of scores into probabilities relative to the running maximum, and rescales the
+    // sums from the old maximum to the new one. On the first tile there are no sums yet.
     template <bool kFirst, int kNTiles, int kONTiles>
     FS_DEVICE void update(float (&scores)[kMTiles][kNTiles][4], float (&o)[kMTiles][kONTiles][4]) {
         update_max<kFirst>(scores, o);
@@ -124,7 +124,7 @@ struct OnlineSoftmax {
         const Sink of_all = sink_at(sink);
         finalize_rows(factors, sink != nullptr, [&](int, int) { return of_all; });
     }
-    // The same for rows with different sinks: `head(m, r)` is the head of a row.
+    // finalize() for rows with different sinks: `head(m, r)` is the head of a row.
     template <class Head>
     FS_DEVICE void finalize(float (&factors)[kMTiles][2], const float* sinks, const Head& head) {
         finalize_rows(factors, sinks != nullptr, [&](int m, int r) {

@@ -30,8 +30,7 @@ FS_DEVICE float2* part_statistics(const ForwardKernelArgs& args) {
     return reinterpret_cast<float2*>(args.parts + args.part_rows * d_v);
 }
 
-// Where the statistics of a head's rows begin in lse and row_max; when packed, those of all its
-// sequences.
+// The begin of a head's rows in lse and row_max; when packed, of the rows of all its sequences.
 template <Semantics SEMANTICS>
 FS_DEVICE int64_t first_statistic(const ForwardKernelArgs& args, int batch, int head) {
     if constexpr (SEMANTICS.packed) return int64_t{head} * args.total_q;

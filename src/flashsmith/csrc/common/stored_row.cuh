@@ -18,7 +18,7 @@ FS_DEVICE float scale_of_head(const float* scales, int step, float value, int he
     return scales == nullptr ? value : scales[head * step];
 }
 
-// What an 8-bit float of a format is made of.
+// The parameters of a format of 8-bit floats.
 template <CacheFormat kFormat>
 struct CodeFormat {
     static constexpr bool kIsE4M3 = kFormat == CacheFormat::e4m3;
@@ -29,8 +29,8 @@ struct CodeFormat {
     static constexpr float kSubnormalUnits = kIsE4M3 ? 0x1p14f : 0x1p7f;
 };
 
-// The code of a number before sm_89, which has no instruction for it: the nearest, of two the even
-// one, and the largest finite one for larger numbers.
+// The code of a number, for GPUs before sm_89, which have no instruction for it: the nearest code,
+// the even one of two equally near codes, and the largest finite one for larger numbers.
 template <CacheFormat kFormat>
 FS_DEVICE uint32_t computed_code(float x) {
     using Format = CodeFormat<kFormat>;
@@ -69,7 +69,7 @@ FS_DEVICE uint16_t scaled_bits(value_t x, float scale) {
     return static_cast<uint16_t>(pack_16bit<value_t>(__fdiv_rn(to_float(x), scale), 0.0f));
 }
 
-// A row that takes values as they are.
+// A row that stores values unchanged.
 template <typename value_t, CacheFormat kFormat>
 struct StoredRow {
     value_t* elements;
@@ -96,7 +96,7 @@ struct StoredRow<value_t, CacheFormat::scaled> {
     }
 };
 
-// A row of their codes.
+// A row of the quotients' 8-bit codes.
 template <typename value_t, CacheFormat kFormat>
     requires kIs8Bit<kFormat>
 struct StoredRow<value_t, kFormat> {

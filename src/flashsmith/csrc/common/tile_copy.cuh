@@ -48,7 +48,7 @@ struct PanelCopy {
     static_assert(kThreads % Panel::kChunks == 0, "a pass of all threads covers whole rows");
     static constexpr int kRowStep = kThreads / Panel::kChunks;
     static constexpr int kPasses = (kRows + kRowStep - 1) / kRowStep;
-    // Number of ordinary loads in flight: four, or the number of a row's panels if that is larger.
+    // Number of ordinary loads in flight: four, or the number of a row's panels if it is larger.
     // The loads of a whole tile (up to 64 registers) would spill.
     static constexpr int kBatchPasses = kPanels >= 4 ? 1 : 4 / kPanels;
 
@@ -59,8 +59,7 @@ struct PanelCopy {
           row(first_row + thread / Panel::kChunks),
           chunk(thread % Panel::kChunks) {}
 
-    // Whether this thread has chunks in a pass. It always has, unless the passes overshoot the
-    // rows.
+    // Whether this thread has chunks in a pass. It has none only if the passes overshoot the rows.
     FS_DEVICE bool active(int pass) const {
         return pass < kPasses &&
                (kPasses * kRowStep == kRows || row - first_row + pass * kRowStep < kRows);

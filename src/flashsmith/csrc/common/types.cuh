@@ -10,15 +10,14 @@ namespace flashsmith {
 // PyTorch's ScalarType codes.
 enum class DType : int { FP16 = 5, BF16 = 15 };
 
-// How a KV cache holds its elements: like q's, without or with scales, or as 8-bit floats with
-// scales.
+// The elements of a KV cache: in q's dtype, without or with scales, or 8-bit floats with scales.
 enum class CacheFormat : int { plain = 0, scaled = 1, e4m3 = 2, e5m2 = 3 };
 
 constexpr bool is_8bit(CacheFormat format) {
     return format == CacheFormat::e4m3 || format == CacheFormat::e5m2;
 }
 
-// What the keys and values of a cache are multiplied by.
+// The factors of a cache's keys and values.
 struct CacheScales {
     const float *k, *v;      // on the device: one number, or one for each K/V head; may be null
     int32_t k_step, v_step;  // elements from one head's number to the next one's: 0 or 1
@@ -50,7 +49,7 @@ struct Semantics {
     constexpr bool is_triangular() const { return hides_later && !hides_earlier; }
 };
 
-// The same for device code, which cannot call host functions.
+// These properties as constants for device code, which cannot call host functions.
 template <CacheFormat kFormat>
 inline constexpr bool kIs8Bit = is_8bit(kFormat);
 template <Semantics SEMANTICS>

@@ -23,8 +23,7 @@ struct RowsA {
     }
 };
 
-// A operand with k along the rows. Of the columns, warp `turn` of `kTurns` has every kTurns-th
-// group of 16.
+// A operand with k along the rows. Warp `turn` of `kTurns` has every kTurns-th group of 16 columns.
 template <class Layout, int kMTiles, int kTurns>
 struct ColumnsA {
     using Fragment = uint32_t[kMTiles][4];
@@ -68,8 +67,8 @@ struct RowsB {
     }
 };
 
-// B operand with k along the rows. Of the columns n, warp `turn` of `kTurns` has every kTurns-th
-// group of 16.
+// B operand with k along the rows. Warp `turn` of `kTurns` has every kTurns-th group of 16 columns
+// n.
 template <class Layout, int kTurns>
 struct ColumnsB {
     typename Layout::Cursor cursor;

@@ -61,11 +61,11 @@ DeviceSpec device_spec(Arguments& args) {
     return {args.small_integer(), args.small_integer(), args.small_integer(), args.small_integer()};
 }
 
-// The addresses of the operation's tensors. Those at the end may be left out; they are 0.
+// The addresses of the operation's tensors. Addresses at the end may be left out; they are 0.
 using Addresses = std::array<uintptr_t, kMostTensors>;
 
 // A call that has been planned. Its arguments are: the index of the config in configs(), the
-// device, how many numbers the operation has, these numbers, and the addresses of all tensors.
+// device, the count of the operation's numbers, these numbers, and the addresses of all tensors.
 struct PlannedCall {
     const LibraryConfig& config;
     Addresses tensors;
@@ -169,7 +169,7 @@ ffi::Any plan(Arguments& args) {
 }
 
 // Takes the arguments of plan(), the ordinal of the GPU, and whether launches are timed. Returns a
-// function, and how many bytes of workspaces a call of the function may provide.
+// function, and the bytes of workspaces that a call of the function may provide.
 //
 // The function takes the handle of a stream, the addresses of the tensors (0 for those not given),
 // and the address of the workspaces. Zeros at the end may be left out. It launches the plan on

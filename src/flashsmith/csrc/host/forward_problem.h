@@ -39,7 +39,7 @@ struct ForwardProblem {
 ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors);
 
 // check_problem() checks that kernels with these semantics and tiles of `B_r` rows can compute the
-// problem; `d_v` is that of the config, or 0 if v must be as wide as q and k. forward_arguments()
+// problem; `d_v` is the config's, or 0 if v must be as wide as q and k. forward_arguments()
 // makes its kernel arguments, without addresses. Both throw std::invalid_argument.
 void check_problem(const ForwardProblem& problem, const Semantics& semantics, int d_head, int B_r,
                    int d_v = 0);
@@ -54,11 +54,11 @@ int tokens_of(int B_r, const ForwardProblem& problem, bool pack_gqa);
 // How many tiles of `tile` rows there are.
 int32_t tiles_of(int64_t rows, int tile);
 
-// How many tiles of a call are computed in `parts` parts of their keys, if `at_once` tiles run at
-// the same time. These are the tiles of the last round, if it would leave SMs idle. In a causal
-// call, all tiles are split if the longest one takes longer than an SM's share of the work. The
-// result depends on the lengths of the call (if packed, on the longest sequence), never on those of
-// single sequences.
+// The number of a call's tiles that are computed in `parts` parts of their keys, if `at_once` tiles
+// run at the same time. These are the tiles of the last round, if it would leave SMs idle. In a
+// causal call, all tiles are split if the longest one takes longer than an SM's share of the work.
+// The result depends on the lengths of the call (if packed, on the longest sequence), never on the
+// lengths of single sequences.
 int64_t tiles_to_split(const ForwardProblem& problem, const Semantics& semantics, int parts,
                        int B_r, int B_c, int64_t tiles, int64_t at_once);
 

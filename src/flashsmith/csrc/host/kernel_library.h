@@ -1,5 +1,5 @@
-// What a library contains, for the host code. It is defined in generated code. Nothing here depends
-// on the family or on the operation.
+// The contents of a library, for the host code. It is defined in generated code. Nothing here
+// depends on the family or on the operation.
 #pragma once
 
 #include <cstddef>

@@ -42,7 +42,7 @@ bool runs_at_once(void* stream) {
            status == cudaStreamCaptureStatusNone;
 }
 
-// What a graph node needs to launch a step.
+// The data with which a graph node launches a step.
 struct NodeParameters {
     NodeParameters(const Step& step, const Buffers& buffers) {
         const auto dim = [](const std::array<uint32_t, 3>& x) { return dim3(x[0], x[1], x[2]); };

@@ -32,12 +32,12 @@ struct Step {
 //
 // The graph is made in the third call in a row on a stream. Before each launch it waits until its
 // last launch has finished, so it is not useful for calls that alternate between streams. New
-// arguments, or the destruction of this object, do not affect what was launched before.
+// arguments, or the destruction of this object, do not affect earlier launches.
 class LaunchGraph {
   public:
-    // The steps must live longer than the graph. There is no graph for a single step, for clusters
-    // or for programmatic launches. Nor is there one with CUDA_LAUNCH_BLOCKING, with which errors
-    // must appear where a kernel is launched.
+    // The steps must live longer than the graph. There is no graph for a single step, for clusters,
+    // for programmatic launches, or with CUDA_LAUNCH_BLOCKING, with which errors must appear where
+    // a kernel is launched.
     explicit LaunchGraph(const std::deque<Step>& steps);
     ~LaunchGraph();
     LaunchGraph(const LaunchGraph&) = delete;

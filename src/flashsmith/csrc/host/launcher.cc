@@ -61,7 +61,7 @@ std::deque<Step> steps_of(std::vector<Launch>& launches, const std::vector<const
     return steps;
 }
 
-// For each device, how much shared memory kernels may have at a launch. A kernel has one limit for
+// For each device, the shared memory that kernels may have at a launch. A kernel has one limit for
 // all plans, so a plan that needs little must not lower it for others that are still being
 // launched.
 class SmemLimits {

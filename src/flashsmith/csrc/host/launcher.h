@@ -17,7 +17,7 @@ namespace flashsmith {
 // is the current device. They throw std::runtime_error with CUDA's message if a launch is refused.
 class PreparedPlan {
   public:
-    // `kernels` are those of the config, by their role. The plan must have been checked with them.
+    // `kernels` are the config's, by their role. The plan must have been checked with them.
     PreparedPlan(Plan plan, const std::vector<const void*>& kernels, int device);
 
     // The bytes of workspaces that a call provides or allocates; 0 if it needs none.
@@ -28,7 +28,7 @@ class PreparedPlan {
     // order. Also throws std::invalid_argument if a tensor is missing, or is given to kernels that
     // do not take it.
     void launch(Tensors tensors, uintptr_t block, void* stream) const;
-    // The same as launch(), between two events. Waits for both and returns milliseconds.
+    // Launches like launch(), between two events. Waits for both and returns milliseconds.
     float launch_timed(Tensors tensors, uintptr_t block, void* stream) const;
 
   private:

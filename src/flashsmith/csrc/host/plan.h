@@ -12,7 +12,7 @@
 
 namespace flashsmith {
 
-// Everything on which a plan may depend and that is different between devices. The caller gives it;
+// All properties of a device on which a plan may depend. The caller gives it;
 // no code here asks a device.
 struct DeviceSpec {
     int arch;  // 80 for sm_80
@@ -21,7 +21,7 @@ struct DeviceSpec {
     int max_smem_per_sm;     // bytes
 };
 
-// The addresses of the tensors of a call in the order of the operation; 0 for those that are not
+// The addresses of the tensors of a call in the order of the operation; 0 for a tensor that is not
 // given.
 using Tensors = std::span<const uintptr_t>;
 
@@ -48,7 +48,7 @@ class NumberReader {
     size_t used_ = 0;
 };
 
-// What a workspace contains when the first launch of a call begins.
+// The contents of a workspace when the first launch of a call begins.
 enum class Contents : int {
     undefined = 0,  // anything
     zeroed = 1,     // zero in every call
@@ -149,8 +149,8 @@ struct Plan {
     void check(size_t n_kernels, size_t n_tensors) const;
 };
 
-// Where the workspaces of a plan are. Those that are kept zero have memory of their own. The others
-// are in one block, which begins with those that must be set to zero.
+// The places of a plan's workspaces. Workspaces that are kept zero have their own memory. The
+// others are in one block, which begins with the workspaces that must be set to zero.
 struct WorkspaceLayout {
     std::vector<size_t> offsets;
     size_t zeroed_bytes, block_bytes, kept_bytes;

@@ -21,7 +21,8 @@ void scale_for_program(ForwardKernelArgs& args, ProgramArgs& program, const Sema
                        float scale);
 
 // The patches for the addresses of the tensors that a program reads. They are the call's last
-// kMostReads tensors, from `first_tensor` on; `offset` is that of ProgramArgs in the arguments.
+// kMostReads tensors, from `first_tensor` on; `offset` is the offset of ProgramArgs in the
+// arguments.
 void add_program_addresses(std::vector<AddressPatch>& patches, size_t first_tensor, size_t offset);
 
 // The number of a call's lists of blocks: one for each tile of a head, of all sequences and heads
@@ -30,7 +31,7 @@ int64_t number_of_lists(const Semantics& semantics, int64_t batch, int64_t heads
                         int64_t tiles_per_head);
 
 // Adds the two launches that write lists of at most `n_blocks` blocks, before the main one, and the
-// lists' workspace. The kernels are `first_kernel` and the next one. `offset` is that of
+// lists' workspace. The kernels are `first_kernel` and the next one. `offset` is the offset of
 // ProgramArgs in the main launch's arguments, which all three take.
 void add_lists(Plan& plan, size_t first_kernel, int64_t lists, int64_t n_blocks, size_t offset);
 

@@ -13,8 +13,8 @@
 namespace flashsmith {
 namespace {
 
-// How many addresses are cached per map: more than are used alternately, and only tens of megabytes
-// even with the most prepared calls. When the cache is full, it is emptied.
+// The number of addresses that are cached per map: more than calls use alternately, and only tens
+// of megabytes even with the most prepared calls. When the cache is full, it is emptied.
 constexpr size_t kMostEncoded = 64;
 
 decltype(&cuTensorMapEncodeTiled) encode_function() {

@@ -23,12 +23,12 @@ namespace {
 struct SlotKind {
     size_t bytes;
     size_t per_chunk;
-    // How many streams may have a slot. There is a limit because a process that makes a stream for
-    // every task must not fill the memory.
+    // The number of streams that may have a slot. There is a limit because a process that makes a
+    // stream for every task must not fill the memory.
     size_t most_streams;
-    // How many captured launches, or branches, may keep a slot for good. If a user object returned
-    // the slot instead, replaying a graph would take 2 us longer, which is too long for the
-    // attention of a model that decodes.
+    // The number of captured launches, or branches, that may keep a slot for good. If a user object
+    // returned the slot instead, replaying a graph would take 2 us longer, which is too long for
+    // the attention of a model that decodes.
     size_t most_kept;
 };
 // 64 KiB are allocated at a time. This is enough for more streams than a process has at the same

@@ -20,8 +20,8 @@ namespace flashsmith {
 // - up to 1 MiB: streams after the first 64 use memory that is allocated in stream order. Launches
 //   that one capture records on one stream use the same slot, because a model captures a launch for
 //   each layer. Launches on other streams of the capture (branches) have other slots. The first 64
-//   such branches in a context keep theirs for good. Later ones keep it as long as the graph, or an
-//   executable made from it, exists.
+// such branches in a context keep their slots for good. Later ones keep it as long as the graph, or
+// an executable made from it, exists.
 //
 // Replays of one executable run one after the other. Two executables of the same graph must not run
 // at the same time. Nor may two launches of one branch that need more than 64 bytes. These can

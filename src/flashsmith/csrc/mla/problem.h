@@ -109,9 +109,9 @@ inline void check_mla(const MlaProblem& p, int d_head, int d_v, int B_r,
     require(p.batch * p.seq_q <= INT_MAX / kWarpSize, "batch x seq_q must stay below 2^26");
 }
 
-// How a family splits the keys of tiles. `at_once`: the CTAs that run at the same time.
-// `cta_keys`: a CTA's start and end, and its rows in the merge, take about as long as these many
-// keys.
+// The way in which a family splits the keys of tiles. `at_once`: the CTAs that run at the same
+// time. `cta_keys`: a CTA's start and end, and its rows in the merge, take about as long as these
+// many keys.
 struct MlaSplit {
     int B_c, min_keys, most_parts;
     int64_t at_once, cta_keys;
@@ -123,10 +123,10 @@ struct MlaSplit {
     }
 
     // An invariant split depends on the sequence's own length alone, so a tile may have as many
-    // parts as the config and its keys allow. A free one has as many as are fastest if all
-    // sequences have as many keys as fit.
+    // parts as the config and its keys allow. A free split has the number of parts that is fastest
+    // if all sequences have as many keys as fit.
     int64_t parts(const MlaProblem& p, int64_t tiles) const {
-        // Counted like the parts of a tile, so that no length has fewer in a small cache.
+        // Counted like the parts of a tile, so that no length has fewer parts in a small cache.
         const int64_t keys = int64_t{tiles_of(p.capacity, B_c)} * B_c;
         const int64_t possible = std::clamp<int64_t>(keys / min_keys, 1, most_parts);
         if (!p.free_split) return possible;
@@ -198,8 +198,8 @@ inline Launch mla_launch(size_t kernel, int64_t ctas, int threads, const MlaKern
     return launch;
 }
 
-// The launches of a call: the one that appends, if rows are given, `main`, and the one that merges
-// if keys may be split. `programmatic`: whether the device has programmatic launches.
+// The launches of a call: appending, if rows are given; `main`; and merging, if keys may be split.
+// `programmatic`: whether the device has programmatic launches.
 inline Plan mla_plan(Launch main, const MlaKernelArgs& args, int64_t tiles, int B_r, int d_v,
                      Tensors tensors, bool packed, bool programmatic) {
     Plan plan;

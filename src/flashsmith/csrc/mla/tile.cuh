@@ -1,6 +1,6 @@
 // A tile: rows of one sequence, which are its query heads, token after token, and the part of the
-// keys that a CTA computes for them. A Kernel has B_r rows of a tile, B_c keys of a
-// block, and of blocks that parts keep together.
+// keys that a CTA computes for them. A Kernel has B_r rows of a tile, B_c keys of a block, and the
+// number of blocks that parts keep together.
 #pragma once
 
 #include "common/key_mask.cuh"
@@ -65,7 +65,7 @@ struct MlaTile {
     FS_DEVICE KeyRange keys(int row) const {
         return visible_range<SEMANTICS>(args, token(row) + k_count - q_count, k_count);
     }
-    // Where a row's log-sum-exp is.
+    // The place of a row's log-sum-exp.
     FS_DEVICE float* lse(int row) const {
         return args.lse + batch * args.lse_batch_stride + head(row) * args.lse_head_stride +
                q_first + token(row);

@@ -51,7 +51,7 @@ struct FlashForwardKernelConfig {
         return (B_r * (d > d_v ? d : d_v) + B_c * kv_tiles() * (d + d_v)) * elem_size;
     }
     // Dynamic shared memory of one CTA: the tiles and, if canonical, the state of all rows over the
-    // chunks that are done. Each thread stores its own state, in groups of four floats.
+    // finished chunks. Each thread stores its own state, in groups of four floats.
     constexpr int smem_bytes(int elem_size = kElementBytes) const {
         return tile_bytes(elem_size) + (canonical > 0 ? B_r * (d_head_v() + 8) * 4 : 0);
     }

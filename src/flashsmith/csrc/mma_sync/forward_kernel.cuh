@@ -154,17 +154,17 @@ struct ForwardBlock {
             v + row_bytes(int64_t{block} * Kernel::B_c, args.v_seq_stride),
             row_bytes(1, args.v_seq_stride), K_rows - block * Kernel::B_c, d_of_v<Kernel>(args));
     }
-    // Closes a group of copies that are waited for together. Empty groups count as well, so that
+    // Closes a group of copies that are waited for together. Empty groups count, too, so that
     // groups correspond to blocks.
     FS_DEVICE void commit_copies() {
         if constexpr (Kernel::async_copy) cp_async_commit();
     }
-    // Waits for this thread's copies, except those of the last `kPending` groups.
+    // Waits for this thread's copies, except copies of the last `kPending` groups.
     template <int kPending = 0>
     FS_DEVICE void wait_for_copies() {
         if constexpr (Kernel::async_copy) cp_async_wait<kPending>();
     }
-    // The same for all threads; the copies are then visible to the whole CTA.
+    // Waits for the copies of all threads, which are then visible to the whole CTA.
     template <int kPending = 0>
     FS_DEVICE void finish_copies() {
         wait_for_copies<kPending>();
@@ -267,7 +267,7 @@ struct ForwardBlock {
             softmax.template update<kFirst>(S, O);
     }
 
-    // Calls a function with what a program needs to know of this lane's scores.
+    // Calls a function with the facts about this lane's scores that a program needs.
     template <class Function>
     FS_DEVICE void with_coordinates(const Function& function) const {
         const TileCoord<Kernel> at(args);

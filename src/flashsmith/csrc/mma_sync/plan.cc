@@ -12,8 +12,8 @@
 namespace flashsmith {
 namespace {
 
-// Query heads per group: those of at most l2_group_mib of K and V, but at least those of one K/V
-// head. 1 if the config does not group heads.
+// Query heads per group: the heads of at most l2_group_mib of K and V, but at least the heads of
+// one K/V head. 1 if the config does not group heads.
 int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
     if (config.l2_group_mib == 0) return 1;
     const int64_t head_bytes = std::max<int64_t>(1, p.seq_k * (p.d + p.d_v) * kElementBytes);

@@ -15,7 +15,7 @@ enum class DqMode : int {
     atomics = 1,      // by fp32 atomics in a workspace, in any order
 };
 
-// The fields, their order and their meaning are those of the Python class. A new knob is added at
+// The fields, their order and their meaning match the Python class. A new knob is added at
 // the end; if it is 0, nothing may change.
 struct FlashBackwardKernelConfig {
     DType dtype;
@@ -32,12 +32,12 @@ struct FlashBackwardKernelConfig {
 
     constexpr int element_bytes() const { return 2; }
     constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
-    // Columns of a row of K and of V together, which are those of Q and do.
+    // Columns of a row of K and of V together, as many as of Q and do.
     constexpr int columns() const { return d_head + d_head_v(); }
     // Query rows per CTA of the kernel that computes only dq: 16 per warp.
     constexpr int dq_rows() const { return 16 * n_warps; }
 
-    // How many tiles of dS there are, which warps pass to each other. With atomics there are two,
+    // The number of tiles of dS, which warps pass to each other. With atomics there are two,
     // for two steps, because dq is computed a step later.
     constexpr int dS_tiles() const { return dq == DqMode::atomics ? 2 : column_warps > 1 ? 1 : 0; }
     // Dynamic shared memory of a CTA that keeps keys: K and V, the stages of Q and do with their

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
     constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const int n_blocks = (args.seq_q + Kernel::B_r - 1) / Kernel::B_r;
-    // The sums that the kernel before has added last are still in the L2.
+    // The sums that the previous kernel added last are still in the L2.
     const uint32_t number = gridDim.x - 1 - block_index();
     const uint32_t sequence = number / n_blocks;
     const int first_row = number % n_blocks * Kernel::B_r;

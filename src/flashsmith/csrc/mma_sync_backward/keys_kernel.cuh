@@ -4,7 +4,7 @@
 //
 // Scores are transposed: keys by queries. After rounding, the registers of P^T and dS^T are
 // operands of dv += P^T do and dk += dS^T q. Only dS goes through shared memory, for dQ = dS K. If
-// several warps share keys, P does too.
+// several warps share keys, P goes there too.
 #pragma once
 
 #include "backward/listed_steps.cuh"
@@ -251,7 +251,7 @@ struct KeysBlock {
         return first_statistic<SEMANTICS>(args, batch, at.head, q.first) + at.block * Kernel::B_r;
     }
 
-    // Sets rows to zero that see no key.
+    // Sets rows that see no key to zero.
     FS_DEVICE void zero_unattended_rows(const Step& at) const {
         if constexpr (!kHidesKeys<SEMANTICS> && !Kernel::has_program) return;
         const int first_row = at.block * Kernel::B_r;
@@ -440,7 +440,7 @@ struct KeysBlock {
         round_to<value_t>(rounded, dP);
     }
 
-    // Sets elements to zero whose query does not see the key or does not exist.
+    // Sets elements whose query does not see the key, or does not exist, to zero.
     FS_DEVICE void mask(Scores& x, const Step& at) const {
         const int query = at.block * Kernel::B_r + warp_query() + lane % 4 * 2;
         const auto seen = [&](int n, int i) {
@@ -478,7 +478,7 @@ struct KeysBlock {
             for (int m = 0; m < Kernel::dq_passes; ++m) add_dq_rows<1>(at, m);
         }
     }
-    // kTiles of the warp's groups of 16 rows, from the one with the index `first` on.
+    // kTiles of the warp's groups of 16 rows, from group `first` on.
     template <int kTiles>
     FS_DEVICE void add_dq_rows(const Step& at, int first) const {
         float dq[kTiles][Kernel::dq_column_tiles][4] = {};

@@ -1,4 +1,4 @@
-// What the family must define to plan calls. Plain C++20 without CUDA headers.
+// The function that the family must define to plan calls. Plain C++20 without CUDA headers.
 #pragma once
 
 #include "host/plan.h"
@@ -6,9 +6,9 @@
 
 namespace flashsmith {
 
-// Plans one backward pass: prepare, those of dk, dv and dq that are requested, and dsinks. A
-// gradient whose address is 0 is not computed. Throws std::invalid_argument if the semantics are
-// not those of the problem, or if the device cannot hold the kernels.
+// Plans one backward pass: prepare, the requested ones of dk, dv and dq, and dsinks. A
+// gradient whose address is 0 is not computed. Throws std::invalid_argument if the semantics do not
+// match the problem, or if the device cannot hold the kernels.
 Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
                    const DeviceSpec& device, const Semantics& semantics);
 

@@ -90,7 +90,7 @@ struct QueriesBlock {
         store();
     }
 
-    // With lists, a place is that of an entry and not a block.
+    // With lists, a place is an entry's, not a block's.
     FS_DEVICE static BlockEntry entry_at(const int32_t* list, int place) {
         return {list[kBlockListHeader + place]};
     }
@@ -246,7 +246,7 @@ struct QueriesBlock {
                                    args.scale, 16 * warp, 0, lane);
             return;
         }
-        // The dq of a warp is put in the place of its own rows of Q.
+        // A warp's dq overwrites its own rows of Q.
         using ResidentLayout = typename Kernel::ResidentLayout;
         const uint32_t tile = smem + Kernel::resident_Q_offset;
         stage_gradient<ResidentLayout, value_t, 1>(tile, dq, args.scale, 16 * warp, 0, lane);

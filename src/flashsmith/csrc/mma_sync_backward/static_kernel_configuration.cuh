@@ -33,7 +33,7 @@ struct StaticBackwardKernelConfig {
     // Whether CTAs visit the blocks of lists, not of a range. A list has the bits of a whole CTA.
     static constexpr bool has_lists = SEMANTICS.program_masks;
     static constexpr int key_groups = 1, query_groups = 1;
-    // Whether P and the scores that it was computed from differ in more than the exponential.
+    // Whether more than the exponential lies between the scores and P.
     static constexpr bool changes_scores = SEMANTICS.changes_scores || !kSlopeIsOne<SEMANTICS>;
     using PrepareArgs = std::conditional_t<prepare_takes_program(SEMANTICS), BackwardProgramArgs,
                                            BackwardKernelArgs>;
@@ -73,9 +73,8 @@ struct StaticBackwardKernelConfig {
     static constexpr bool stores_P = !in_registers;
     static constexpr int dS_tiles = CFG.dS_tiles();
 
-    // Of dQ = dS K, a warp computes every dq_row_warps-th group of 16 rows and every
-    // dq_column_warps-th group of 16 columns. Of all possible divisions, the one with the fewest
-    // reads is used.
+    // A warp computes every dq_row_warps-th group of 16 rows of dQ = dS K, and every
+    // dq_column_warps-th group of 16 columns. The division with the fewest reads is used.
     static constexpr bool can_share_dq(int row_warps) {
         const int columns = n_warps / row_warps;
         return B_r % (16 * row_warps) == 0 && d_head % (16 * columns) == 0 &&
@@ -142,8 +141,8 @@ struct StaticBackwardKernelConfig {
         TileCopy<StreamedValuesLayout, step_keys, n_threads, SEMANTICS.uneven>;
     using CopyStreamed = TileCopy<StreamedLayout, step_keys, n_threads, SEMANTICS.uneven>;
 
-    // What the types above and the kernels assume. `flashsmith explain` lists all rules with their
-    // reasons.
+    // The assumptions of the types above and of the kernels. `flashsmith explain` lists all rules
+    // with their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 512, "d_head: panels of 32 or 64 columns");
         static_assert(!is_pair || (d_head % 64 == 0 && d_v % 64 == 0 && d_v <= 256),

@@ -12,7 +12,7 @@ template <class Kernel>
 struct Append {
     using value_t = typename Kernel::value_t;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    // Where a row of q goes, and a row of the cache.
+    // The target of a row of q, and of a row of the cache.
     using Row = StoredRow<value_t, CacheFormat::plain>;
     using CacheRow = StoredRow<value_t, Kernel::cache>;
 

@@ -7,7 +7,7 @@
 
 namespace flashsmith {
 
-// Of kernels that have scales.
+// Arguments of kernels that have scales.
 FS_DEVICE const CacheScales& scales_of(const DecodeKernelArgs& args) {
     return static_cast<const DecodeCacheArgs&>(args).scales;
 }
@@ -21,7 +21,7 @@ FS_DEVICE float v_scale(const DecodeKernelArgs& args, int head_k) {
     return scale_of_head(scales.v, scales.v_step, scales.v_value, head_k);
 }
 
-// A factor of the scores. The host has already multiplied it by a scale that is a number.
+// A factor of the scores. A scale that is a number is already multiplied in by the host.
 FS_DEVICE float scaled_by_k(const DecodeKernelArgs& args, float factor, int head_k) {
     const CacheScales& scales = scales_of(args);
     return scales.k == nullptr ? factor : __fmul_rn(factor, k_scale(args, head_k));

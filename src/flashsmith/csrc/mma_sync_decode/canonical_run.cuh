@@ -2,8 +2,8 @@
 // (docs/bits.md).
 //
 // A stage is a tile of the canonical order. Tiles and chunks that a program hides from all rows are
-// left out: they would change no bit. Each warp multiplies the queries by its own keys, and P
-// by its own columns of all values. Warps exchange the rows' maxima, P and its sums through shared
+// left out: they would change no bit. Each warp multiplies the queries by its own keys, and P by
+// its own columns of all values. Warps exchange the rows' maxima, P and its sums through shared
 // memory, with two barriers per tile. Every warp knows the statistics of all rows.
 #pragma once
 
@@ -80,7 +80,6 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                     if (!kSkips || after < steps) next_entry = page_of(after);
                 }
                 cp_async_commit();
-                const int next_step = kSkips ? visits.advance(min(after, steps)) : step + 1;
                 raise(chunk, o);
                 store_probabilities(chunk, scores);
                 // The next tile's scores are computed before this tile's P V: they need only this
@@ -88,6 +87,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                 const int next = stage == kStages - 1 ? 0 : stage + 1;
                 cp_async_wait<kStages - 2>();
                 __syncwarp();
+                const int next_step = kSkips ? visits.advance(min(after, steps)) : step + 1;
                 if (next_step < steps) multiply_keys(next_step, next, queries, scores);
                 __syncthreads();  // P and its sums are complete
                 add_sums(chunk);
@@ -211,7 +211,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
         for (int step = 0; step < Kernel::B_c / 16; ++step) {
             uint32_t fragment[kMTiles][4];
             p.load(fragment, step);
-            // The stage of the warp that has these keys.
+            // The stage of the warp that copied these keys.
             const uint32_t tile = smem + Kernel::ring_offset +
                                   step / kKeyGroups * Kernel::ring_bytes +
                                   stage * Kernel::stage_bytes + KeysLayout::kBytes;
@@ -235,7 +235,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
 
     // ---- chunks ----
 
-    // Merges a chunk's state into that of the chunks before it.
+    // Merges a chunk's state into the state of the chunks before it.
     FS_DEVICE static void merge(Rows& all, Sums& all_o, Rows& chunk, const Sums& o) {
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)

@@ -7,15 +7,15 @@
 //
 // A round is as long as the longest list of instructions of one warp, so each warp has one task:
 // scores, sending them, probabilities, P V (one chain of MMAs, which limits a chunk's speed), or
-// copies of V. The sender is a warp of its own also because of the fence before a copy, for which
-// other warps would wait for their copies in flight.
+// copies of V. The sender is a separate warp for another reason, too: at the fence before a copy,
+// other warps would have to wait for their copies in flight.
 //
-// Tiles have at most eight rows. Of the sixteen rows of an MMA the others are zero.
+// Tiles have at most eight rows. The other rows of an MMA's sixteen are zero.
 //
 // With keys_first, copies of a CTA's first keys precede those of values: the warps that copy V
-// begin behind them, and no score waits until these warps have issued theirs. Lengths are loaded
-// before all copies. P V loads the operands of the next tiles between the MMAs of a tile, since
-// loads queue behind copies.
+// begin after them, and no score waits until these warps have issued their copies. Lengths are
+// loaded before all copies. P V loads the operands of the next tiles between the MMAs of a tile,
+// since loads queue behind copies.
 #pragma once
 
 #include <bit>
@@ -43,7 +43,7 @@ struct ChunkClusterLayout {
 
     static constexpr int K_stage = Kernel::KeysLayout::kBytes;  // of one warp
     static constexpr int K_offset = Kernel::ring_offset;
-    // Of one warp: 8 columns of all keys. The gap lets a copy's columns go to different banks.
+    // For one warp: 8 columns of all keys. The gap lets a copy's columns go to different banks.
     static constexpr int V_columns = kGroups * 16 * 16 + 64;
     static constexpr int V_stage = kColumnWarps * V_columns;
     static constexpr int V_offset = K_offset + kScoreWarps * Kernel::stages * K_stage;
@@ -52,7 +52,7 @@ struct ChunkClusterLayout {
     static constexpr int scores_offset = V_offset + Kernel::stages * V_stage;
     static constexpr int row_scores = kTileGroups * 64, row_bytes = row_scores + kScoreWarps * 4;
     static constexpr int kBufferedRows = Kernel::CFG.cluster_buffered_rows();
-    // Two buffers of P. Each also has the tiles' sums by lane, and of each row and tile the factor
+    // Two buffers of P. Each also has the tiles' sums by lane, and for each row and tile the factor
     // for earlier sums and the maximum so far.
     static constexpr int P_offset = scores_offset + 2 * kBufferedRows * kCtas * row_bytes;
     static constexpr int P_sums = kGroups * 256, P_factors = P_sums + kCtas * 128;
@@ -87,7 +87,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     static_assert(kWarps == kFirstValueWarp + Places::kValueWarps + 1);
     // The warps that copy the values of a stage: every kStages-th.
     static constexpr int kStageWarps = Places::kValueWarps / kStages;
-    // Keys of which these have a copy at once: a power of two, which divides a tile's keys.
+    // The keys that these warps copy at a time: a power of two, which divides a tile's keys.
     static constexpr int kValueKeys =
         std::bit_floor(uint32_t{kStageWarps * kWarpSize / kColumnWarps});
 
@@ -116,7 +116,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         mbarrier_init_fence();
     }
 
-    // Keeps the compiler from deferring the computations behind these values.
+    // Keeps the compiler from deferring the computation of these values.
     FS_DEVICE void materialize() {
         flashsmith::materialize(run_begin, begin);
         flashsmith::materialize(end, first_step);
@@ -195,8 +195,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // ---- copies ----
 
     // The threads that copy no keys copy the queries of the tile. Rows that it does not have are
-    // zero-filled. With keys_first only warps that copy nothing else do, mostly one piece per
-    // thread. Rows from kMostRows on are always zero.
+    // zero-filled. With keys_first only warps that copy nothing else copy queries, mostly one piece
+    // per thread. Rows from kMostRows on are always zero.
     FS_DEVICE void start_queries() const {
         constexpr int kThreads =
             kWarpSize * ((kKeysFirst ? kFirstValueWarp : kWarps) - kScoreWarps);
@@ -228,7 +228,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                 store_shared_16B(tile + offset(kMostRows + row), {0, 0, 0, 0});
         }
     }
-    // Waits until the queries have arrived. With keys_first the warps that copy V need not.
+    // Waits until the queries have arrived. With keys_first the warps that copy V need not wait.
     FS_DEVICE static void wait_for_queries() {
         if constexpr (kKeysFirst)
             named_barrier_wait(kQueriesBarrier, kWarpSize * (kWarps - Places::kValueWarps));
@@ -251,10 +251,10 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         return min(max(entry, 0), args.blocks - 1) * strides.batch + slot * strides.row;
     }
 
-    // Of `keys` keys from `first` on, which the warp copies, copies 16 bytes of every kStep-th from
-    // the `lane_key`-th on, to `target` and each kTargetStep bytes behind it. Keys that no row sees
-    // are zero-filled. A dense cache needs one address, and keys that are all visible need no
-    // comparison: each instruction counts here.
+    // The warp copies `keys` keys from `first` on. This lane copies 16 bytes of every kStep-th of
+    // them, from the `lane_key`-th on, to `target` and each kTargetStep bytes after it. Keys that
+    // no row sees are zero-filled. A dense cache needs one address, and keys that are all visible
+    // need no comparison: each instruction matters here.
     template <int kStep, int kTargetStep, int kKeys>
     FS_DEVICE void copy_column(const char* head, const DecodeStrides& strides, int element,
                                int first, int lane_key, int keys, uint32_t target,
@@ -508,9 +508,9 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             store_shared_16B(smem + Places::P_offset + i * 16, {0, 0, 0, 0});
     }
 
-    // Turns the scores of a round into P: each warp those of every n-th tile. All warps follow the
-    // maxima. There is one copy of the code for a tile: instructions that a short kernel fetches
-    // take longer than their execution.
+    // Turns the scores of a round into P; each warp has every n-th tile. All warps follow the
+    // maxima. There is one copy of the code for a tile: in a short kernel, fetching instructions
+    // takes longer than executing them.
     template <bool kPacked>
     FS_DEVICE void exponentiate(Rows& all_rows, int tiles, int buffer, int round) const {
         const int P_index = round & 1, its_row = packed_row<kPacked>();
@@ -518,7 +518,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         float& row_max = all_rows.row_max[0][0];
         const float first_max = row_max;
         float maxima[kCtas];
-        // Tiles that a round does not have repeat the last one.
+        // Tiles past the end of a round repeat the last one.
 #pragma unroll
         for (int tile = 0; tile < kCtas; ++tile)
             maxima[tile] = maximum_of(scores_of(min(tile, tiles - 1), buffer), its_row);
@@ -728,7 +728,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         o[0] = c[0], o[1] = c[1];
     }
 
-    // What P V of a tile reads.
+    // The operands of a tile's P V.
     struct Operands {
         uint32_t values[kTileGroups / 2][4];  // 8 columns of 32 keys each
         float2 P[kTileGroups];
@@ -749,8 +749,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         its.factor = load_shared_float(P + Places::P_factors + (tile * kMostRows + row()) * 4);
         its.sum = load_shared_float(P + Places::P_sums + (tile * 32 + lane) * 4);
     }
-    // P V of a wave's tiles, in the order of multiply_tile(). The loads of the tile after the next
-    // stand between a tile's MMAs, and the first tiles' values precede the wait for P.
+    // P V of a wave's tiles, in the order of multiply_tile(). The loads for the tile after the next
+    // are between a tile's MMAs; the first tiles' values are loaded before the wait for P.
     FS_DEVICE void multiply_wave_ahead(Rows& chunk, Sums& o, int first, int tiles, uint32_t V,
                                        uint32_t P, uint32_t P_is_full, int round) const {
         Operands sets[kAhead + 1];
@@ -793,7 +793,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         }
     }
 
-    // Merges a chunk's state into that of the chunks before it.
+    // Merges a chunk's state into the state of the chunks before it.
     FS_DEVICE static void merge(Rows& all, Sums& all_o, Rows& chunk, const Sums& o) {
         const StateMerge merge = chunk.merge_after(0, 0, all.row_max[0][0], all.row_sum[0][0]);
         all.row_max[0][0] = chunk.row_max[0][0];
@@ -802,8 +802,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         all_o[1] = merge.merged(all_o[1], o[1]);
     }
 
-    // Where a lane stores its columns of the output, or of a chunk's state for the merge kernel.
-    // This is computed while the first keys arrive.
+    // The address at which a lane stores its columns of the output, or of a chunk's state for the
+    // merge kernel. This is computed while the first keys arrive.
     struct RowTarget {
         char* columns;
         char* statistics;  // of a chunk's state
@@ -874,7 +874,7 @@ FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t 
         if (args.log2_prefetched_keys > 0) prefetch_first_keys<Kernel, kPaged>(args);
     if (!lengths.are_guessed) wait_for_launch_before();
     DecodeItem item{};
-    // Whatever is found is alike in all CTAs of a cluster.
+    // All CTAs of a cluster find the same.
     const auto find = [&] {
         WorkCursor cursor(share_of_cta<Kernel>(args, lengths),
                           block_index() / Kernel::chunk_cluster);
@@ -889,7 +889,7 @@ FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t 
             if (lengths.are_guessed) wait_for_launch_before();
             allow_next_launch();
         }
-        // Behind the copies a load takes as long as they do.
+        // A load that is issued after the copies takes as long as they do.
         if constexpr (Kernel::keys_first)
             if (lengths.are_guessed) true_length = load_global_4B(own_length);
         if (found) cluster.start();

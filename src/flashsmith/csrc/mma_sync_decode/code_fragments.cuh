@@ -2,8 +2,8 @@
 //
 // Every code is exact in fp16 and in bf16, so a product has the bits that it has with a 16-bit
 // cache. Keys are read pair by pair: ldmatrix would hand a lane four neighbouring elements, which
-// belong to two lanes. For values ldmatrix transposes pairs of columns, so that of 16 columns one
-// tile of the product has the even ones and the other the odd ones; restore_columns() undoes it.
+// belong to two lanes. For values ldmatrix transposes pairs of columns: of 16 columns, one tile of
+// the product has the even ones and the other the odd ones; restore_columns() undoes it.
 #pragma once
 
 #include "common/accumulators.cuh"
@@ -112,10 +112,9 @@ struct CodeColumnsB {
     }
 };
 
-// Gives lanes the columns that they have of products with ColumnsB. Of 16 columns, lane t of a quad
+// Gives each lane its columns of products with ColumnsB. Of 16 columns, lane t of a quad
 // has 4 t to 4 t + 3; it gets 2 t, 2 t + 1 and those eight further on. Bit 1 of a column, which
-// says which element of a tile it is, changes places with bit 2, the lane's lower bit, and then
-// with bit 3.
+// selects an element of a tile, is swapped with bit 2, the lane's lower bit, and then with bit 3.
 template <int kMTiles, int kNTiles>
 FS_DEVICE void restore_columns(float (&o)[kMTiles][kNTiles][4], int lane) {
 #pragma unroll

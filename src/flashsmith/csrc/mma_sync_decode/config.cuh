@@ -50,20 +50,25 @@ struct FlashDecodeKernelConfig {
     constexpr int key_bytes() const { return row_bytes(d_head); }
     constexpr int value_bytes() const { return row_bytes(d_head_v()); }
     constexpr int pair_bytes() const { return key_bytes() + value_bytes(); }
+    // Whether each warp has its own columns of o, and all keys of a stage: a row's sums do not fit
+    // in the registers of a warp.
+    constexpr bool own_columns() const { return d_head > 256; }
+    constexpr bool shares_stages() const { return own_rows || own_columns(); }
     // Rows of a warp's sums, of 16, for which its stage has room when warps merge their states. The
     // others have memory of their own.
     constexpr int rows_in_stage() const {
-        return 16 * d_head_v() * 4 <= keys_per_warp() * pair_bytes() ? 16 : 8;
+        return own_columns() || 16 * d_head_v() * 4 <= keys_per_warp() * pair_bytes() ? 16 : 8;
     }
     constexpr int other_sums_bytes() const {
-        return own_rows || canonical > 0 ? 0 : n_warps * (16 - rows_in_stage()) * d_head_v() * 4;
+        return shares_stages() || canonical > 0 ? 0
+                                                : n_warps * (16 - rows_in_stage()) * d_head_v() * 4;
     }
     // Warps that multiply P by V, each with 8 columns, if a cluster computes a chunk together. The
     // other n_warps compute scores and probabilities.
     constexpr int column_warps() const {
         return chunk_cluster > 0 ? d_head / (8 * chunk_cluster) : 0;
     }
-    // Warps that copy values for them: as many for each stage, four in all if possible.
+    // Warps that copy values for them: the same number for each stage, in all four if possible.
     constexpr int value_warps() const {
         return chunk_cluster > 0 ? stages * (stages < 4 ? 4 / stages : 1) : 0;
     }
@@ -72,17 +77,17 @@ struct FlashDecodeKernelConfig {
         const int more = probability_warps() + column_warps() + value_warps();
         return 32 * (n_warps + (chunk_cluster > 0 ? more + 1 : 0));
     }
-    // Keys of a stage that one warp copies. Unless each warp has its own rows, the warp also
-    // multiplies them alone.
+    // Keys of a stage that one warp copies. Unless each warp has its own rows or columns, the warp
+    // also multiplies them alone.
     constexpr int keys_per_warp() const { return B_c / n_warps; }
     // Whether a warp keeps its queries' fragments in registers next to its sums. Larger fragments
     // do not fit into 255 registers.
     constexpr bool keeps_queries() const {
         return (own_rows ? 16 : B_r) * (d_v > d_head ? d_v : d_head) <= 16 * 128;
     }
-    // With own_rows, a thread has own_tiles() tiles of eight columns. Of a run's first subtree it
-    // keeps as many of them in registers as fit next to the scores. The other tiles and the rows'
-    // statistics are in shared memory.
+    // With own_rows, a thread has own_tiles() tiles of eight columns. For a run's first subtree, it
+    // keeps as many of these tiles in registers as fit next to the scores. The other tiles and the
+    // rows' statistics are in shared memory.
     constexpr int own_tiles() const { return d_head_v() / 8; }
     constexpr int own_tiles_in_registers() const {
         const int most = B_c == 32 ? 25 - own_tiles() : 16 - own_tiles();
@@ -91,17 +96,20 @@ struct FlashDecodeKernelConfig {
     // Dynamic shared memory of a CTA: the queries, the warps' stages of K and V, the warps' row
     // statistics, and the run's destination and start of the next search. With own_rows, the
     // statistics are those of a run's first subtree, together with its sums that do not fit in
-    // registers. The queries are then kept in registers and only pass through a stage.
+    // registers. The queries are then kept in registers and only pass through a stage. With own
+    // columns, warps also exchange two shares of the scores.
     constexpr int smem_bytes() const {
         const int queries = own_rows ? 0 : B_r * d_head * element_bytes();
         const int streamed = stages * B_c * pair_bytes() + other_sums_bytes();
         const int in_shared = (own_tiles() - own_tiles_in_registers()) * n_threads() * 16;
         const int statistics = own_rows            ? B_r * 2 * 4 + in_shared
+                               : own_columns()     ? B_r * 2 * 4 + shares_bytes()
                                : chunk_cluster > 0 ? cluster_exchange_bytes()
                                : canonical > 0     ? exchange_bytes()
                                                    : n_warps * B_r * 2 * 4;
         return queries + streamed + statistics + 80;
     }
+    constexpr int shares_bytes() const { return 2 * B_r * B_c * 4; }
     // Canonical kernels: what the warps exchange per tile. It consists of each warp's maxima of all
     // rows, the sums of a quad's four lanes per 16 keys, and P.
     constexpr int maxima_bytes() const { return n_warps * B_r * 4; }
@@ -116,9 +124,9 @@ struct FlashDecodeKernelConfig {
     constexpr int cluster_waves() const {
         return (chunk_cluster + probability_warps() - 1) / probability_warps();
     }
-    // What the CTAs of a cluster that computes a chunk together, and their warps, exchange per
+    // The data that the CTAs of a cluster that computes a chunk, and their warps, exchange per
     // round: scores of eight rows with maxima, two buffers of P with its sums, factors and maxima,
-    // and barriers. A warp's columns of V begin 64 bytes behind the preceding warp's last ones.
+    // and barriers. A warp's columns of V begin 64 bytes after the preceding warp's last ones.
     constexpr int cluster_exchange_bytes() const {
         const int keys = chunk_cluster * B_c;
         const int buffers = 2 * cluster_buffered_rows() / 8;
@@ -126,7 +134,7 @@ struct FlashDecodeKernelConfig {
                2 * (keys * 16 + chunk_cluster * 192) + 64 * stages * column_warps() +
                16 * (1 + cluster_waves() + stages);
     }
-    // The most rows for which there is room for the scores of two rounds. If a round has more keys,
+    // The most rows with which the scores of two rounds fit. If a round has more keys,
     // the stages leave no room for eight rows.
     constexpr int cluster_buffered_rows() const { return chunk_cluster * B_c <= 512 ? 8 : 4; }
     // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
@@ -141,8 +149,11 @@ struct FlashDecodeKernelConfig {
     // The most CTAs per SM that registers allow; 0: only shared memory limits them.
     constexpr int most_ctas() const { return own_rows ? 256 / n_threads() : 0; }
 
+    // Columns of a row that a warp merges at once, in steps of 128. More states of eight runs do
+    // not fit in registers.
+    constexpr int merged_steps() const { return d_head_v() > 256 ? 2 : (d_head_v() + 127) / 128; }
     // Static shared memory of a CTA that merges rows: the states of four warps.
-    constexpr int merge_smem_bytes() const { return 4 * ((d_head_v() + 127) / 128) * 32 * 6 * 4; }
+    constexpr int merge_smem_bytes() const { return 4 * merged_steps() * 32 * 6 * 4; }
 
     // Threads of the kernel for sequences with many rows, whose warps have 16 rows each.
     constexpr int chunk_threads() const { return 32 * (chunk_rows / 16); }
@@ -222,7 +233,7 @@ struct DecodeKernelArgs {
     int32_t min_units;   // the fewest blocks of B_c keys in a part
     Divisor by_parts, by_heads_k;
     DecodeStrides k_cache_strides, v_cache_strides;
-    int32_t passes;  // whether keys and values should leave L2 before anything else
+    int32_t passes;  // whether L2 should evict keys and values before anything else
     int16_t flags;   // kPrefetchesRuns, kHoldsNextLaunch, kGuessesLengths
     // log2 of the number of keys per sequence that an early launch prefetches; 0: none.
     int16_t log2_prefetched_keys;
@@ -255,8 +266,8 @@ struct DecodeKernelArgs {
     int64_t lse_batch_stride, lse_head_stride;
 
     int32_t total_q;  // packed: total rows of all sequences
-    // With d_v, d is the width of q and k, plus 2^16 times that of v and o. A union would change
-    // the code of other kernels.
+    // With d_v, d is the width of q and k, plus 2^16 times the width of v and o. A union would
+    // change the code of other kernels.
     int32_t heads_q, d;
     int32_t blocks, positions, rotary_half;
     int32_t interleaved, rotary_fp32;
@@ -308,11 +319,11 @@ static_assert(offsetof(DecodeKernelArgs, total_q) == 448);
 // Threads of a CTA in kernels without tiles. A merge has one row per CTA or per warp, append one
 // row per warp.
 constexpr int kMergeThreads = 128, kAppendThreads = 128;
-// Minimum size of a chunk's part, as a multiple of that of other sequences' parts. It is larger
-// because each such part writes the sums of many rows.
+// Minimum size of a chunk's part, as a multiple of the minimum for other sequences' parts. It is
+// larger because each such part writes the sums of many rows.
 constexpr int kChunkMinKeysFactor = 8;
 
-// The arguments of kernels of a program. Those that compute no scores read the first part alone.
+// The arguments of kernels of a program. Kernels that compute no scores read only the first part.
 struct DecodeProgramArgs : DecodeKernelArgs {
     ProgramArgs program;
 };

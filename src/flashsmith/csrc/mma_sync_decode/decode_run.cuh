@@ -8,20 +8,24 @@
 // If a tile has rows for all warps, each warp may have its own rows instead and share the stages.
 // The warps then exchange nothing at the end of a part (own_rows.cuh). Sequences with many rows are
 // computed the same way with larger tiles (chunk_kernel.cuh), and each of their parts is a run.
+// Warps share the stages, too, if o has more columns than the registers of a warp hold
+// (own_columns.cuh).
 #pragma once
 
 #include "common/changed_scores.cuh"
 #include "common/warp_mma.cuh"
 #include "mma_sync_decode/code_fragments.cuh"
+#include "mma_sync_decode/own_columns.cuh"
 #include "mma_sync_decode/own_rows.cuh"
 #include "mma_sync_decode/part_merge.cuh"
 
 namespace flashsmith {
 
-// Merges the states of a part into those of the run.
+// Merges the states of a part into the states of the run.
 template <class Kernel, bool kPaged>
-using MergeOfParts =
-    std::conditional_t<Kernel::own_rows, OwnRowsMerge<Kernel, kPaged>, PartMerge<Kernel, kPaged>>;
+using MergeOfParts = std::conditional_t<
+    Kernel::own_rows, OwnRowsMerge<Kernel, kPaged>,
+    std::conditional_t<Kernel::own_columns, OwnColumns<Kernel, kPaged>, PartMerge<Kernel, kPaged>>>;
 
 template <class Kernel, bool kPaged>
 struct DecodeRun : MergeOfParts<Kernel, kPaged> {
@@ -75,7 +79,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
             if (thread_index() == 0)
                 RunInfo::save(smem + Kernel::target_offset, item, args.heads_per_group);
         }
-        Queries queries(smem + Kernel::queries_offset, lane, warp_row());
+        Queries queries(own_queries(), lane, warp_row());
         int step = first_step, stage = 0;
         [[maybe_unused]] Visits visits;
         if constexpr (Base::kSkips) {
@@ -113,6 +117,8 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
             // The preceding stage is free: it was read last and is filled next.
             if constexpr (Kernel::takes_chunks)
                 this->store_part(softmax, o);
+            else if constexpr (Kernel::own_columns)
+                this->merge_columns(parts_left, stage_before(stage), softmax, o);
             else if constexpr (Kernel::own_rows) {
                 if (this->finish_part(parts_left, softmax, o, saved)) return;
             } else
@@ -130,10 +136,18 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         cursor.save(address);
     }
 
+    // The warp's columns of the queries.
+    FS_DEVICE uint32_t own_queries() const {
+        const uint32_t tile = smem + Kernel::queries_offset;
+        if constexpr (Kernel::own_columns)
+            return tile + this->column_half() * Kernel::QueriesLayout::kBytes / 2;
+        return tile;
+    }
+
     // ---- stages ----
 
     FS_DEVICE static void sync_stages() {
-        if constexpr (Kernel::own_rows)
+        if constexpr (Kernel::shares_stages)
             __syncthreads();
         else
             __syncwarp();
@@ -145,12 +159,10 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
     FS_DEVICE void multiply_step(int step, int stage, const Queries& queries, Softmax& softmax,
                                  Sums& o) const {
         constexpr int kKeys = 8 * Kernel::key_tiles;
-        const int key = Kernel::own_rows ? run_begin + step * Kernel::B_c : first_key(step);
+        const int key = Kernel::shares_stages ? run_begin + step * Kernel::B_c : first_key(step);
         if (key >= seen_end || key + kKeys <= seen_begin) return;
         Scores scores;
-        zero(scores);
-        multiply<value_t, Kernel::d_steps>(
-            scores, queries, key_operand<KeysLayout, value_t, Kernel::cache>(K_tile(stage), lane));
+        multiply_keys(stage, queries, scores);
         change_scores<SEMANTICS>(scores, this->score_argument());
         if constexpr (kHasProgram<SEMANTICS>)
             this->with_program(
@@ -162,9 +174,22 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         softmax.template update<false>(scores, o);
         InRegisters<Kernel::row_tiles, Kernel::key_steps> probabilities;
         round_to<value_t>(probabilities, scores);
+        constexpr int kTurns = Kernel::own_columns ? Kernel::n_warps : 1;
         multiply<value_t, Kernel::key_steps>(
             o, probabilities,
-            value_operand<ValuesLayout, 1, value_t, Kernel::cache>(V_tile(stage), lane));
+            value_operand<ValuesLayout, kTurns, value_t, Kernel::cache>(
+                V_tile(stage), lane, Kernel::own_columns ? this->warp : 0));
+    }
+
+    FS_DEVICE void multiply_keys(int stage, const Queries& queries, Scores& scores) const {
+        if constexpr (Kernel::own_columns) {
+            Base::multiply_keys(queries, K_tile(stage), scores);
+        } else {
+            zero(scores);
+            multiply<value_t, Kernel::d_steps>(
+                scores, queries,
+                key_operand<KeysLayout, value_t, Kernel::cache>(K_tile(stage), lane));
+        }
     }
 
     FS_DEVICE void mask(Scores& scores, int first_key) const {

@@ -20,7 +20,11 @@ template <class Kernel, bool kArriving = false>
 struct RowMerge {
     static constexpr int kWarps = kMergeThreads / kWarpSize;
     static_assert(kWarps == 4, "two pairs");
-    static constexpr int kColumnSteps = (Kernel::d_v + 127) / 128;  // a lane has four columns
+    // A lane has four columns of each step. Wider rows are merged one group of columns after
+    // another.
+    static constexpr int kColumnSteps = Kernel::CFG.merged_steps();
+    static constexpr int kGroupColumns = std::min(128 * kColumnSteps, Kernel::d_v);
+    static_assert(Kernel::d_v % kGroupColumns == 0);
     // Leaves that are loaded at once, and the tree levels above them within a warp.
     static constexpr int kAhead = 8, kLevelsAbove = 5;
     static_assert(kAhead == 8, "merge_leaves() writes out a tree of eight");
@@ -35,6 +39,29 @@ struct RowMerge {
 
     // Whether the states are taken as they arrive.
     FS_DEVICE bool arrive() const { return kArriving && s.parts <= args.most_arriving; }
+
+    // Locates the states of a row's leaves, starting at leaf `first`.
+    struct Leaves {
+        const char *sums, *statistics;
+        // Bytes from one leaf to the next: at most 32 MiB, since parts times tiles are at most
+        // kMostParts.
+        uint32_t apart, statistics_apart;
+
+        FS_DEVICE Leaves(const RowMerge& merge, int first, int column = 0) {
+            const DecodeSequence& s = merge.s;
+            const PartStates<Kernel> kept(merge.args, s, merge.batch, merge.head_k);
+            const int part = first << s.run_levels;
+            sums = reinterpret_cast<const char*>(kept.sums(part, merge.row) + column);
+            statistics = reinterpret_cast<const char*>(kept.statistics(part, merge.row));
+            apart = static_cast<uint32_t>(kept.rows) * (Kernel::d_v * 4) << s.run_levels;
+            statistics_apart = 8u << s.run_levels;
+        }
+        FS_DEVICE RowState load(uint32_t leaf, int column) const {
+            const float2 its =
+                *reinterpret_cast<const float2*>(statistics + uint64_t{leaf} * statistics_apart);
+            return RowState(its, load_global_16B(sums + uint64_t{leaf} * apart + column * 4));
+        }
+    };
 
     // `alone`: this warp merges the row, otherwise all warps of the CTA do. `waits`: waits for the
     // decode kernel first. `warms_up`: merges nothing, and only makes the SM fetch the
@@ -52,13 +79,25 @@ struct RowMerge {
             if (warp == 0) merge_chunks(lane, warms_up);
             return;
         }
+        merge_columns(0, own, begin, end, alone, warms_up);
+#pragma unroll 1
+        for (int first = kGroupColumns; first < Kernel::d_v; first += kGroupColumns) {
+            if (!alone) __syncthreads();  // the preceding group's states have been read
+            merge_columns(first, Leaves(*this, begin, first), begin, end, alone, warms_up);
+        }
+    }
+
+    // Merges a group of columns, of which `first` is the first.
+    FS_DEVICE void merge_columns(int first, const Leaves& own, int begin, int end, bool alone,
+                                 bool warms_up) const {
+        const int warp = alone ? 0 : thread_index() / kWarpSize, lane = lane_index();
         States states;
         const int count = warms_up ? 0 : end - begin;
         if (arrive())
-            take_arriving(states, begin, count, lane);
+            take_arriving(states, begin, count, first, lane);
         else
             merge_leaves(states, own, count, lane, warms_up);
-        if (!warms_up && begin + kAhead < end) add_others(states, begin + kAhead, end, lane);
+        if (!warms_up && begin + kAhead < end) add_others(states, begin + kAhead, end, first, lane);
         if (!alone) {
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
@@ -83,7 +122,7 @@ struct RowMerge {
         const int head = head_k * args.heads_per_group + row - query * args.heads_per_group;
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) {
-            const int column = 128 * c + 4 * lane;
+            const int column = first + 128 * c + 4 * lane;
             if (column >= Kernel::d_v || warms_up) continue;
             store_row<Kernel>(args, states[c], row_end<Kernel>(args, states[c], head, head_k),
                               batch, s.first_query, query, head, column);
@@ -140,29 +179,6 @@ struct RowMerge {
         return state;
     }
 
-    // Locates the states of a row's leaves, starting at leaf `first`.
-    struct Leaves {
-        const char *sums, *statistics;
-        // Bytes from one leaf to the next: at most 32 MiB, since parts times tiles are at most
-        // kMostParts.
-        uint32_t apart, statistics_apart;
-
-        FS_DEVICE Leaves(const RowMerge& merge, int first) {
-            const DecodeSequence& s = merge.s;
-            const PartStates<Kernel> kept(merge.args, s, merge.batch, merge.head_k);
-            const int part = first << s.run_levels;
-            sums = reinterpret_cast<const char*>(kept.sums(part, merge.row));
-            statistics = reinterpret_cast<const char*>(kept.statistics(part, merge.row));
-            apart = static_cast<uint32_t>(kept.rows) * (Kernel::d_v * 4) << s.run_levels;
-            statistics_apart = 8u << s.run_levels;
-        }
-        FS_DEVICE RowState load(uint32_t leaf, int column) const {
-            const float2 its =
-                *reinterpret_cast<const float2*>(statistics + uint64_t{leaf} * statistics_apart);
-            return RowState(its, load_global_16B(sums + uint64_t{leaf} * apart + column * 4));
-        }
-    };
-
     // Loads four of `count` leaves. Leaves past the end have no keys.
     template <int kFrom>
     FS_DEVICE static void load_four(RowState (&states)[kAhead][kColumnSteps], const Leaves& leaves,
@@ -173,7 +189,7 @@ struct RowMerge {
             const int leaf = min(i, count - 1);
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
-                states[i][c] = leaves.load(leaf, min(128 * c + 4 * lane, Kernel::d_v - 4));
+                states[i][c] = leaves.load(leaf, min(128 * c + 4 * lane, kGroupColumns - 4));
                 if (leaf < i) states[i][c].sum = 0.0f;
             }
         }
@@ -188,7 +204,7 @@ struct RowMerge {
         }
     }
 
-    // Merges the subtree of the first kAhead leaves, or of all `count` if those are fewer.
+    // Merges the subtree of the first kAhead leaves, or of all `count` leaves if these are fewer.
     FS_DEVICE static void merge_leaves(States& merged, const Leaves& leaves, int count, int lane,
                                        bool warms_up = false) {
         RowState states[kAhead][kColumnSteps];
@@ -208,10 +224,11 @@ struct RowMerge {
         for (int c = 0; c < kColumnSteps; ++c) merged[c] = states[0][c];
     }
 
-    // Does the same for `count` leaves, at most four, as soon as all of their words have arrived.
+    // Merges `count` leaves, at most four, as soon as all of their words have arrived.
     // It then resets the words to zero for the next call. All CTAs of the decode kernel that sends
     // them have already begun.
-    FS_DEVICE void take_arriving(States& merged, int first, int count, int lane) const {
+    FS_DEVICE void take_arriving(States& merged, int first, int count, int first_column,
+                                 int lane) const {
         static_assert(kMostArrivingParts <= kWarps * kAhead / 2);
         const ArrivingStates<Kernel> memory(args, head_k, s.queries * args.heads_per_group,
                                             s.parts);
@@ -227,8 +244,8 @@ struct RowMerge {
                 statistics[i] = poll_global_8B(memory.statistics_of(part, row));
 #pragma unroll
                 for (int c = 0; c < kColumnSteps; ++c)
-                    sums[i][c] = poll_global_16B(memory.sums_of(part, row) +
-                                                 min(128 * c + 4 * lane, Kernel::d_v - 4));
+                    sums[i][c] = poll_global_16B(memory.sums_of(part, row) + first_column +
+                                                 min(128 * c + 4 * lane, kGroupColumns - 4));
             }
 #pragma unroll
             for (int i = 0; i < kAhead / 2; ++i) {
@@ -244,11 +261,11 @@ struct RowMerge {
 #pragma unroll
         for (int i = 0; i < kAhead / 2; ++i) {
             const float2 its{memory.received(statistics[i].x), memory.received(statistics[i].y)};
-            if (lane == 0 && i < count)
+            if (lane == 0 && i < count && first_column + kGroupColumns == Kernel::d_v)
                 send_global_8B(memory.statistics_of(first + i, row), {0, 0});
 #pragma unroll
             for (int c = 0; c < kColumnSteps; ++c) {
-                const int column = 128 * c + 4 * lane;
+                const int column = first_column + 128 * c + 4 * lane;
                 if (column < Kernel::d_v && i < count)
                     send_global_16B(memory.sums_of(first + i, row) + column, {0, 0, 0, 0});
                 const uint4 x = sums[i][c];
@@ -264,12 +281,12 @@ struct RowMerge {
     }
 
     // Adds a warp's other subtrees to its first one.
-    FS_DEVICE void add_others(States& states, int first, int end, int lane) const {
+    FS_DEVICE void add_others(States& states, int first, int end, int column, int lane) const {
         RowState waiting[kLevelsAbove][kColumnSteps];
         add(waiting, states, 0);
         int count = 1;
         for (; first < end; first += kAhead, ++count) {
-            merge_leaves(states, Leaves(*this, first), end - first, lane);
+            merge_leaves(states, Leaves(*this, first, column), end - first, lane);
             add(waiting, states, count);
         }
         join_waiting(states, waiting, count);
@@ -294,7 +311,8 @@ struct RowMerge {
 
     FS_DEVICE static void join_waiting(States& states,
                                        RowState (&waiting)[kLevelsAbove][kColumnSteps], int count) {
-        // If the tree of subtrees is full, none is waiting: the last one's state is the result.
+        // If the tree of subtrees is full, no subtree is waiting: the last one's state is the
+        // result.
         if (count >> kLevelsAbove != 0) return;
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) states[c] = RowState();
@@ -348,7 +366,7 @@ FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
         merge.run(false, pass == 1, pass == 0);
         __syncthreads();  // a warm-up's states have been read
     }
-    // A launch that waits for this one also waits for those before it.
+    // A launch that waits for this one also waits for earlier launches.
     if (merge.arrive()) wait_for_decode(args);
 }
 
@@ -358,7 +376,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     merge_one_row<Kernel, false>(args);
 }
 
-// The same, but takes the states of few parts as they arrive.
+// Merges one row per CTA, and takes the states of its few parts as they arrive.
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads)
     decode_merge_arriving_kernel(const typename Kernel::ScaledArgs args) {

@@ -1,6 +1,6 @@
 // The end of a part if each warp has 16 rows of the tile over all keys of its run. Nothing moves
 // between warps. A thread has two rows' sums in every fourth pair of columns. It merges a part's
-// sums with those of subtrees that the part completes, and writes those of a run.
+// sums with the sums of subtrees that the part completes, and writes a run's sums.
 #pragma once
 
 #include "mma_sync_decode/cluster_merge.cuh"
@@ -23,8 +23,7 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
     using Base::Base;
 
     // Returns whether this was the run's last part. The tree is that of PartMerge::finish_part(). A
-    // thread saves its own sums of a first subtree locally, and those of other subtrees in global
-    // memory.
+    // thread saves its own sums of a first subtree locally, and of other subtrees in global memory.
     FS_DEVICE bool finish_part(int parts_left, const Softmax& softmax, Sums& o,
                                Saved& saved) const {
         const int lane = lane_index();  // read again: saves registers during the steps

@@ -25,7 +25,8 @@ FS_DEVICE void prefetch_keys(const DecodeKernelArgs& args) {
 
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
-    // A mask may read what the preceding launch writes, and warps vote on it: none may guess.
+    // A mask may read data that the preceding launch writes, and warps vote on it, so no warp may
+    // guess.
     constexpr bool kGuesses =
         Kernel::uses_pdl && !Kernel::SEMANTICS.packed && !Kernel::SEMANTICS.program_masks;
     // If nothing is appended, the preceding launch may still be writing the lengths. Until it is
@@ -56,12 +57,12 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
         // This load overlaps the copies of the guessed run's first keys.
         if (lengths.are_guessed) length = *own_length;
     };
-    // The launch begins with the first run: whatever does not need the preceding launch is done
-    // before.
+    // The launch begins with the first run: all work that does not need the preceding launch is
+    // done before.
     bool begins = !Kernel::takes_chunks && (found || lengths.are_guessed);
     if (!begins) begin_launch();
     if constexpr (Kernel::takes_chunks) {
-        // Each search starts at the first sequence: no register is left to remember the position.
+        // Each search starts at the first sequence, because no register is left for the position.
         for (uint32_t round = 1; found; ++round) {
             const DecodeRun<Kernel, kPaged> run(args, item, smem);
             auto copies = run.first_copies(false);

@@ -1,7 +1,7 @@
 // The end of a part if warps have different keys. The warps' states are merged through shared
-// memory, in the order of the warps. The part's state is then merged with those of the subtrees
-// that it completes. A run's state goes to the merge of runs or, if it covers all keys, to the
-// output.
+// memory, in the order of the warps. The part's state is then merged with the states of the
+// subtrees that it completes. A run's state goes to the merge of runs or, if it covers all keys, to
+// the output.
 #pragma once
 
 #include "mma_sync_decode/cluster_merge.cuh"
@@ -16,12 +16,16 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     using Base::args, Base::kSkips, Base::rows, Base::smem, Base::states, Base::store_merged,
         Base::warp;
     using typename Base::Softmax, typename Base::Sums;
-    // Of 16 rows, a thread merges this number of states at once, each of four columns. If these are
-    // all of the thread's states of a part, it saves those of the first subtrees in registers.
+    // The number of states of 16 rows, each of four columns, that a thread merges at once. If these
+    // are all of the thread's states of a part, it saves those of the first subtrees in registers.
     static constexpr int kStatesPerThread = Kernel::states_per_thread;
     static constexpr bool kSavesStates =
         kStatesPerThread > 1 && Kernel::row_tiles == 1 &&
         16 * (Kernel::d_v / 4) <= kStatesPerThread* Kernel::n_threads;
+    // States that are merged at the end of a part: one of all warps, if each has its own columns.
+    static constexpr int kWarpStates = Kernel::own_columns ? 1 : Kernel::n_warps;
+    // Whether warps with stages of their own may be at different ones, because they skip steps.
+    static constexpr bool kStagesDiffer = kSkips && !Kernel::shares_stages;
     struct Saved {
         RowState states[kStatesPerThread];
     };
@@ -36,8 +40,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                                Saved& saved) const {
         constexpr int kColumns = Kernel::d_v / 4;
         const int lane = lane_index();  // read again: saves registers during the steps
-        // Warps that skip steps are at different stages.
-        if (kSkips && lane == 0)
+        if (kStagesDiffer && lane == 0)
             store_shared_1B(RunInfo::stage_address(smem + Kernel::target_offset, warp), stage);
         // Addresses in four neighbouring column tiles. The next four tiles are 128 bytes further
         // on.
@@ -86,9 +89,9 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
         }
     }
 
-    // Merges a part's state with those of subtrees that it completes, and saves the sum until the
-    // keys after it are done. A run that ends early, with its sequence, completes all subtrees that
-    // it has.
+    // Merges a part's state with the states of subtrees that it completes, and saves the sum until
+    // the keys after it are done. A run that ends early, with its sequence, completes all subtrees
+    // that it has.
     FS_DEVICE void finish_part(const RunInfo& run, int part, RowState state, int row,
                                int column) const {
         for (int level = 0; level < run.run_levels; ++level) {
@@ -158,26 +161,26 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
         uint2 of_warps{};  // a byte each
 
         FS_DEVICE Stages(uint32_t smem, int own) : own(own) {
-            if constexpr (kSkips) of_warps = RunInfo::stages(smem + Kernel::target_offset);
+            if constexpr (kStagesDiffer) of_warps = RunInfo::stages(smem + Kernel::target_offset);
         }
         FS_DEVICE int of(int warp) const {
-            if constexpr (!kSkips) return own;
+            if constexpr (!kStagesDiffer) return own;
             return static_cast<int>((warp < 4 ? of_warps.x : of_warps.y) >> warp % 4 * 8 & 0xff);
         }
     };
 
     FS_DEVICE RowState state_of_warps(int stage, int m, int row, int column) const {
-        RowState state, of_warps[Kernel::n_warps];
+        RowState state, of_warps[kWarpStates];
         const Stages stages(smem, stage);
 #pragma unroll
-        for (int w = 0; w < Kernel::n_warps; ++w) {
+        for (int w = 0; w < kWarpStates; ++w) {
             of_warps[w] = RowState(load_shared_float2(statistics(w, 16 * m + row)),
                                    load_shared_16B(sums(w, stages.of(w), row, column)));
             state.maximum = fmaxf(state.maximum, of_warps[w].maximum);
         }
         // Branch-free: with branches, sums would wait for one after another.
 #pragma unroll
-        for (int w = 0; w < Kernel::n_warps; ++w) state.add_if_any(of_warps[w]);
+        for (int w = 0; w < kWarpStates; ++w) state.add_if_any(of_warps[w]);
         return state;
     }
 
@@ -203,14 +206,14 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 
     // ---- several states at once ----
 
-    // Whether threads merge more than one state each, in a run of more than one part. Otherwise the
+    // Whether each thread merges several states, in a run of several parts. Otherwise the
     // code for several states, which a small call would fetch for a single use, would cost 0.3 to
     // 0.7 us.
     FS_DEVICE bool takes_several(const RunInfo& run) const {
         return run.run_levels > 0 && min(rows, 16) * (Kernel::d_v / 4) > Kernel::n_threads;
     }
 
-    // Does the same for several states, n_threads apart from `first` on. Their loads and sums do
+    // Finishes several states of a part, n_threads apart from `first` on. Their loads and sums do
     // not wait for each other. Indices past the end are clamped and not stored.
     FS_DEVICE void finish_several(const RunInfo& run, int part, int stage, int m, int first,
                                   int units, Saved& saved) const {
@@ -270,7 +273,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 
     // The state of a subtree of 2^level parts. `part` is the subtree's last part when it is saved,
     // and the last part of the following subtree when it is loaded. From level kFirst on, states
-    // are in shared memory, as far as there is room. Other states are in global memory, in the slot
+    // are in shared memory while they fit. Other states are in global memory, in the slot
     // of the part after the subtree. That slot never belongs to a run, since threads may still read
     // it when the row's first thread stores the run's state. A thread reads back its own sums. The
     // row's first thread stored the statistics, for an earlier part.

@@ -36,7 +36,7 @@ static_assert(sizeof(DecodeProgramArgs) == sizeof(DecodeKernelArgs) + sizeof(Pro
 static_assert(sizeof(DecodeCacheArgs) == sizeof(DecodeKernelArgs) + sizeof(CacheScales));
 static_assert(sizeof(DecodeScaledProgramArgs) == sizeof(DecodeCacheArgs) + sizeof(ProgramArgs));
 
-// The operation's tensors, in order. Those that a program reads come last.
+// The operation's tensors, in order. The tensors that a program reads come last.
 enum DecodeTensor : size_t {
     q,
     k_cache,
@@ -272,7 +272,7 @@ struct EqualTiles {
     }
 };
 
-// Runs per tile as a function of a tile's units: the last two different numbers up to its most
+// Runs per tile as a function of a tile's units: the last two different numbers for up to its most
 // units.
 struct RunsBySize {
     int64_t small, large;
@@ -291,8 +291,8 @@ RunsBySize runs_by_size(const EqualTiles& tiles, int64_t most_units) {
     return runs;
 }
 
-// Bytes of a call's keys and values up to which they should leave L2 before anything else. Larger
-// calls take 3% longer that way.
+// The most bytes of a call's keys and values with which L2 should evict them before anything else.
+// Larger calls take 3% longer that way.
 constexpr int64_t kPassingBytes = 320 << 20;
 // Capacity of a sequence in a K/V head, in bytes of keys and values, up to which one CTA takes all
 // of it.
@@ -677,8 +677,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         if (const int64_t bytes = running_state_bytes(config, p, device); bytes > 0)
             workspace("running_states", bytes);
     }
-    // Each launch waits for the preceding one where it must. The one before the first is not part
-    // of this call.
+    // Each launch waits for the preceding one where it must. The launch before the first is not
+    // part of this call.
     const bool programmatic = device.arch >= 90;
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
     const auto add = [&](Kernel kernel, int64_t blocks, int threads, int smem_bytes,

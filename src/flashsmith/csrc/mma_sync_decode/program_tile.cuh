@@ -1,9 +1,9 @@
 // A tile of rows under the score and mask functions of a program.
 //
 // Kernels of mask functions visit only the steps that have a key which some row sees. They find
-// them as they go, from the tensors that the function reads, so that nothing is listed before the
-// launch. Hidden steps contribute nothing, and parts keep their limits: which steps are visited
-// changes no bit.
+// these steps during the loop, from the tensors that the function reads, so that no list is made
+// before the launch. Hidden steps contribute nothing, and parts keep their limits, so skipping
+// steps changes no bit.
 #pragma once
 
 #include "common/program_scores.cuh"
@@ -11,8 +11,8 @@
 
 namespace flashsmith {
 
-// The largest number that divides the limits between neighbouring keys which the mask may tell
-// apart, as those of a table of blocks do; 0 without a mask.
+// The largest number that divides every key at which the mask may change from one key to the next,
+// such as the block size of a table of blocks; 0 without a mask.
 template <Semantics SEMANTICS, bool kHasMask = SEMANTICS.program_masks>
 inline constexpr int kKeysAlike = 0;
 template <Semantics SEMANTICS>
@@ -26,17 +26,17 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr bool kSkips = SEMANTICS.program_masks;
     // Whether warps read each other's keys or values in a stage. They then visit the same steps.
-    static constexpr bool kSharesStages = Kernel::own_rows || Kernel::canonical;
+    static constexpr bool kSharesStages = Kernel::shares_stages || Kernel::canonical;
     // The keys of a step that are copied or left out together: all of them, or a warp's own.
     static constexpr int kVisitedKeys = kSharesStages ? Kernel::B_c : Kernel::warp_keys;
     // Whether these keys have at most one limit of the mask among them. Their first and last key
-    // then tell whether any is seen, and each lane finds this out for another step.
+    // then show whether any key is visible, and each lane checks another step.
     static constexpr bool kAlike = kKeysAlike<SEMANTICS> >= kVisitedKeys;
 
     using Tile::Tile;
 
-    // Calls a function with a program's arguments and what it needs to know of this lane's scores,
-    // of which `key` is the first key. A sequence's keys include those that its cache has dropped.
+    // Calls a function with a program's arguments and the facts that it needs about this lane's
+    // scores, whose first key is `key`. A sequence's keys include those that its cache has dropped.
     // Queries count from the call's first.
     template <class Function>
     FS_DEVICE void with_program(int key, const Function& function) const {
@@ -58,7 +58,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         return run_begin + step * Kernel::B_c + (kSharesStages ? 0 : warp * kVisitedKeys);
     }
 
-    // Which of the steps from `first` on are visited, one bit each, as far as known.
+    // The known steps from `first` on that are visited, one bit each.
     struct KnownSteps {
         int first = -2 * kWarpSize;  // before any step's
         uint32_t bits = 0;
@@ -98,8 +98,8 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         return {item.batch, item.sequence.queries, item.sequence.keys + dropped};
     }
 
-    // Calls a function with the rows [row, row_end) that the mask may tell apart, until it returns
-    // true, and returns whether it has. Neighbouring rows are the heads of a query.
+    // Calls a function with each range of rows [row, row_end) that the mask may treat differently,
+    // until it returns true; returns whether it did. Neighbouring rows are the heads of a query.
     template <class Function>
     FS_DEVICE bool any_row(int row, int row_end, const Function& function) const {
         const int step = SEMANTICS.mask_by_head ? 1 : args.heads_per_group, last = row_end - 1;
@@ -117,7 +117,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
                                           of.seq_q, of.seq_k);
     }
 
-    // Whether some row of the tile sees a key of the step, which each lane may ask of another one.
+    // Whether some row of the tile sees a key of the step; each lane may check a different step.
     FS_DEVICE bool sees_step(int step) const {
         const int dropped = dropped_keys(args, item.batch), key = first_visited_key(step) + dropped;
         const ProgramSequence of = sequence(dropped);

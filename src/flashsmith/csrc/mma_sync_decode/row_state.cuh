@@ -63,8 +63,8 @@ struct RowState {
         for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, next.o[i], weight_before * o[i]);
     }
 
-    // Merges the state of the preceding keys into this one, without a branch. Where warps' states
-    // were added up, sums without keys are 0, so the selection affects only the sign of zeros.
+    // Merges the state of the preceding keys into this one, without a branch. In added-up states of
+    // warps, sums without keys are 0, so the selection affects only the sign of zeros.
     FS_DEVICE void merge_after(const RowState& before) {
         const bool none_before = before.is_empty(), none = is_empty();
         const float joined = fmaxf(before.maximum, maximum);

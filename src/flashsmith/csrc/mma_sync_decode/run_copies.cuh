@@ -18,14 +18,14 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kWarpKeys = Kernel::warp_keys;
     static constexpr int kStages = Kernel::stages;
-    // Of the cache: bytes of an element, and elements of 16 bytes and of a panel's row.
+    // For the cache: bytes of an element, and elements of 16 bytes and of a panel's row.
     static constexpr int kBytes = Kernel::cache_bytes;
     static constexpr int kVector = kChunkBytes / kBytes, kPanelElements = 128 / kBytes;
     // Whether rows in shared memory have columns that a row of the cache may not have.
     static constexpr int kKeyBytes = kBytes * Kernel::d_head, kValueBytes = kBytes * Kernel::d_v;
     static constexpr bool kCutsKeys = SEMANTICS.uneven || Kernel::CFG.key_bytes() > kKeyBytes;
     static constexpr bool kCutsValues = SEMANTICS.uneven || Kernel::CFG.value_bytes() > kValueBytes;
-    // Whether all panels are wide, and the most that a tile has.
+    // Whether all panels are wide, and the most panels of a tile.
     static constexpr bool kAreWide = !KeysLayout::kHasNarrowPanel && !ValuesLayout::kHasNarrowPanel;
     static constexpr bool kAnyNarrow = KeysLayout::kHasNarrowPanel || ValuesLayout::kHasNarrowPanel;
     static constexpr int kMostWidePanels =
@@ -41,8 +41,8 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
 
         FS_DEVICE void materialize() { flashsmith::materialize(k, v); }
     };
-    // Whether a lane may do so in pages. It does if all of a warp's keys of a step are in one page,
-    // which the host knows. Tiles of a rolling cache begin anywhere in a page.
+    // Whether a lane may step in pages, too. It does if all of a warp's keys of a step are in one
+    // page, which the host knows. Tiles of a rolling cache begin anywhere in a page.
     static constexpr bool kGoesOnInPages = kPaged && !Kernel::takes_chunks && kAreWide;
     FS_DEVICE bool has_whole_steps() const {
         if (Kernel::canonical && SEMANTICS.hides_earlier && args.kv_offset != nullptr) return false;
@@ -76,8 +76,8 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
         }
     };
 
-    // With skipped steps: those whose copies are under way, in order, and the one to copy next with
-    // its page-table entry. They are known once the copies have started.
+    // With skipped steps: the steps whose copies are under way, in order, and the step to copy next
+    // with its page-table entry. They are known once the copies have started.
     struct Visits {
         int steps[kSkips ? kStages : 1];
         int entry;
@@ -99,7 +99,7 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
         FirstPages pages;
         Visits visits;
 
-        // Keeps the compiler from deferring the computations behind these values.
+        // Keeps the compiler from deferring the computation of these values.
         FS_DEVICE void materialize() {
             flashsmith::materialize(first_step, steps);
             if constexpr (kGoesOn) next_rows.materialize();
@@ -224,7 +224,7 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     // ---- keys ----
 
     // The warp's first row in a stage.
-    FS_DEVICE int warp_slot() const { return Kernel::own_rows ? warp * kWarpKeys : 0; }
+    FS_DEVICE int warp_slot() const { return Kernel::shares_stages ? warp * kWarpKeys : 0; }
 
     FS_DEVICE int first_key(int step) const {
         return run_begin + step * Kernel::B_c + warp * kWarpKeys;
@@ -244,8 +244,8 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     }
     FS_DEVICE int page_of(int step) const { return kPaged ? *entry_of(step) : 0; }
 
-    // Keys that no row sees are not read, whatever their memory holds, but zero-filled. After a
-    // wrong guess other keys of the cache may be copied; they are overwritten later.
+    // Keys that no row sees are zero-filled; their memory is not read and may hold anything. After
+    // a wrong guess other keys of the cache may be copied; they are overwritten later.
     FS_DEVICE void start_step(int step, int stage, int entry, NextRows& next_rows) const {
         const int key = first_key(step);
         if constexpr (kGoesOn) {
@@ -335,7 +335,7 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
             kNarrow ? ValuesLayout::kHasNarrowPanel : ValuesLayout::kWidePanels;
         constexpr int kFirstOfKey = kNarrow ? 8 * KeysLayout::kWidePanels : 0;
         constexpr int kFirstOfValue = kNarrow ? 8 * ValuesLayout::kWidePanels : 0;
-        // From a panel of keys to the one of values.
+        // The distance from a panel of keys to the panel of values.
         constexpr int kToValues =
             KeysLayout::kBytes +
             (kNarrow ? ValuesLayout::kNarrowOffset - KeysLayout::kNarrowOffset : 0);

@@ -27,7 +27,7 @@ struct RunInfo {
         store_shared_16B(address + 32, pack(s.queries * heads_per_group, 0, 0, 0));
     }
 
-    // Where a warp notes the stage that holds its sums, and these bytes of all warps.
+    // The byte in which a warp stores the stage that holds its sums, and these bytes of all warps.
     FS_DEVICE static uint32_t stage_address(uint32_t address, int warp) {
         return address + 36 + warp;
     }

@@ -56,8 +56,8 @@ FS_DEVICE void set_rows(DecodeSequence& s, const DecodeKernelArgs& args, int fir
 
 // Cache lengths before the call appends, read from memory or guessed. Guesses exist for up to
 // kMostGuessed sequences: each lane holds the guess of the sequence with the lane's number, and
-// must not request another one. Runs that are known without a search therefore use no guesses,
-// since all lanes would request the same sequence's.
+// must not request another guess. Runs that are known without a search therefore use no guesses,
+// since all lanes would request the same sequence's guess.
 struct Lengths {
     bool are_guessed = false;
     int guess = 0;
@@ -66,7 +66,7 @@ struct Lengths {
     }
 };
 
-// How many keys a sequence's cache has dropped: the position of its first key.
+// The number of keys that a sequence's cache has dropped, which is the position of its first key.
 FS_DEVICE int dropped_keys(const DecodeKernelArgs& args, int batch) {
     return args.kv_offset == nullptr ? 0 : min(max(args.kv_offset[batch], 0), kMostDropped);
 }
@@ -97,8 +97,8 @@ FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int ba
 }
 
 // Prefetches the lengths of all sequences, 32 per line, since searches read the lines one after
-// another. This waits for nothing, not even the preceding launch: writes that it still has to do go
-// through L2, too.
+// another. This waits for nothing, not even the preceding launch, whose remaining writes go through
+// L2, too.
 template <class Kernel>
 FS_DEVICE void prefetch_lengths(const DecodeKernelArgs& args) {
     const int batch = thread_index() * kWarpSize;
@@ -121,8 +121,8 @@ FS_DEVICE void prefetch_line(const void* cache, const DecodeStrides& strides, in
 template <class Kernel>
 inline constexpr bool kCutsRows = Kernel::SEMANTICS.uneven && !Kernel::has_d_v;
 
-// Prefetches the line of a key's row and that of its value's row which begin with an element. Of
-// rows of different widths, only those that have it.
+// Prefetches the lines of a key's row and of its value's row that begin with an element. If the
+// widths differ, only the row that has the element is prefetched.
 template <class Kernel>
 FS_DEVICE void prefetch_lines(const DecodeKernelArgs& args, int64_t block, int head, int slot,
                               int element) {
@@ -301,7 +301,7 @@ struct PartStates {
     }
 };
 
-// The same for few parts, in memory that is zero where nothing has arrived. Each word shows by
+// The states of few parts, in memory that is zero where no word has arrived. Each word shows by
 // itself whether it has arrived, so no order is needed between words. A float is stored as its
 // complement; a NaN whose complement is 0 becomes another NaN.
 template <class Kernel>

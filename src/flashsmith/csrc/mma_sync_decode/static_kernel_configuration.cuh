@@ -23,7 +23,7 @@ constexpr bool kClusters = true;
 constexpr bool kClusters = false;
 #endif
 
-// CTAs per SM that shared memory has room for.
+// CTAs per SM that fit in shared memory.
 constexpr int ctas_by_smem(int bytes) {
     constexpr int kReserved = 1024;
     return std::max((FLASHSMITH_MAX_SMEM_PER_BLOCK + kReserved) / (bytes + kReserved), 1);
@@ -59,23 +59,26 @@ struct StaticDecodeKernelConfig {
 
     // Whether a warp has its own 16 rows and all keys of a stage, instead of its own keys.
     static constexpr bool own_rows = CFG.own_rows;
+    // Whether a warp has its own columns of o and all keys of a stage, and whether either is so.
+    static constexpr bool own_columns = CFG.own_columns();
+    static constexpr bool shares_stages = CFG.shares_stages();
     // Whether parts are chunks of the canonical order.
     static constexpr bool canonical = CFG.canonical > 0;
     // The CTAs of a cluster that computes a chunk together; 0: one CTA computes a chunk.
     static constexpr int chunk_cluster = CFG.chunk_cluster;
     // Whether such a cluster's first keys are copied before V, and P V loads operands ahead.
     static constexpr bool keys_first = CFG.keys_first;
-    static constexpr int multiplied_keys = own_rows ? B_c : warp_keys;
+    static constexpr int multiplied_keys = shares_stages ? B_c : warp_keys;
 
     static constexpr int row_tiles = own_rows ? 1 : B_r / 16;
     static constexpr int d_steps = d_head / 16;
     static constexpr int key_steps = multiplied_keys / 16;
     static constexpr int key_tiles = multiplied_keys / 8;
-    static constexpr int column_tiles = d_v / 8;
+    static constexpr int column_tiles = d_v / 8 / (own_columns ? n_warps : 1);  // of a warp
     static constexpr bool keeps_queries = CFG.keeps_queries();
 
     // CTAs per SM that registers must allow; 0 sets no bound. ptxas would spill for one CTA more
-    // than shared memory has room for. With pages or masks there are not enough registers for a
+    // than fits in shared memory. With pages or masks there are not enough registers for a
     // third CTA.
     static constexpr bool is_large = B_r * d_wider > 16 * 128;
     static constexpr int most_ctas = SEMANTICS == Semantics{} ? 3 : 2;
@@ -100,8 +103,8 @@ struct StaticDecodeKernelConfig {
     static constexpr bool has_arrivals = CFG.has_arrivals() && kClusters;
     static constexpr bool uses_pdl = CFG.uses_pdl() && kClusters;
 
-    // Of 16 rows, a thread merges this number of states at once, each of four columns: the warps'
-    // states and those of a run.
+    // The number of states of 16 rows, each of four columns, that a thread merges at once: the
+    // warps' states and a run's.
     static constexpr int places = 16 * d_v / 4;
     static constexpr int states_per_thread =
         CFG.full_tiles ? std::clamp(places / n_threads, 1, 4) : 1;
@@ -114,28 +117,30 @@ struct StaticDecodeKernelConfig {
     using ValuesLayout = SmemLayout<multiplied_keys, value_columns, true>;
 
     // Shared-memory layout: byte offsets from its start. Each warp has its own stages, each with K
-    // and then V, but warps with their own rows share the stages. Their queries are kept in
-    // registers and pass through the last stage, the only one that is not copied to before they are
-    // read.
+    // and then V, but warps with their own rows or columns share the stages. Queries of own rows
+    // are kept in registers and pass through the last stage, the only one that is not copied to
+    // before they are read.
     static_assert(keeps_queries || !own_rows, "own_rows: the queries must fit in registers");
     static constexpr int ring_offset = own_rows ? 0 : QueriesLayout::kBytes;
     static constexpr int stage_bytes = KeysLayout::kBytes + ValuesLayout::kBytes;
     static constexpr int queries_offset = own_rows ? (stages - 1) * stage_bytes : 0;
     // Bytes from a warp's stages to the next warp's.
-    static constexpr int ring_bytes = own_rows ? 0 : stages * stage_bytes;
+    static constexpr int ring_bytes = shares_stages ? 0 : stages * stage_bytes;
     static constexpr int other_sums_offset =
-        ring_offset + (own_rows ? 1 : n_warps) * stages * stage_bytes;
+        ring_offset + (shares_stages ? 1 : n_warps) * stages * stage_bytes;
     static constexpr int statistics_offset = other_sums_offset + CFG.other_sums_bytes();
+    static constexpr int shares_offset = statistics_offset + B_r * 8;  // with own columns
     static constexpr int saved_tiles = CFG.own_tiles_in_registers();
-    // In canonical kernels, what warps exchange is stored instead of the statistics.
+    // In canonical kernels, the data that warps exchange replace the statistics.
     static constexpr int exchange_bytes = CFG.exchange_bytes();
     static constexpr int maxima_offset = statistics_offset;
     static constexpr int sums_offset = maxima_offset + CFG.maxima_bytes();
     static constexpr int P_offset = sums_offset + CFG.sums_bytes();
     static constexpr int search_offset =
-        statistics_offset + (own_rows    ? B_r * 8 + (column_tiles - saved_tiles) * n_threads * 16
-                             : canonical ? exchange_bytes
-                                         : n_warps * B_r * 8);
+        statistics_offset + (own_rows      ? B_r * 8 + (column_tiles - saved_tiles) * n_threads * 16
+                             : own_columns ? B_r * 8 + CFG.shares_bytes()
+                             : canonical   ? exchange_bytes
+                                           : n_warps * B_r * 8);
     static_assert(search_offset % 32 == 0, "two search addresses alternate");
     static constexpr int target_offset = search_offset + 32;
     static constexpr int saved_states_offset = target_offset + 48;
@@ -147,13 +152,18 @@ struct StaticDecodeKernelConfig {
     // The assumptions of the types above and of the kernels. `flashsmith explain` lists all rules
     // and their reasons.
     static constexpr bool valid_config() {
-        static_assert(d_head % 32 == 0 && d_head <= 256, "d_head: panels of 32 or 64 columns");
+        static_assert(d_head % 32 == 0, "d_head: panels of 32 or 64 columns");
+        static_assert(!own_columns || (d_head == 512 && !has_d_v && B_r == 16 && B_c == 32 &&
+                                       n_warps == 4 && !own_rows && !canonical && !CFG.full_tiles &&
+                                       chunk_rows == 0 && chunk_cluster == 0 && !has_warpgroups),
+                      "d_head: four warps share 512 columns, of 16 rows and 32 keys");
         static_assert(
             !has_d_v || (d_v % 64 == 0 && d_head % 64 == 0 && d_v <= 256 && chunk_cluster == 0),
             "d_v: panels of 64 columns, in all kernels but those of clusters");
         static_assert(B_r == 16 || B_r == 32, "B_r: 16 or 32");
         static_assert((B_c & (B_c - 1)) == 0, "B_c: a power of two");
-        static_assert(warp_keys == 16 || warp_keys == 32, "B_c: 16 or 32 keys per warp");
+        static_assert(own_columns || warp_keys == 16 || warp_keys == 32,
+                      "B_c: 16 or 32 keys per warp");
         static_assert(!has_scales || (chunk_cluster == 0 && !has_warpgroups),
                       "cache: scales and 8-bit floats are for the kernels with mma.sync");
         static_assert(!keys_first || chunk_cluster > 0, "keys_first: of clusters only");
@@ -174,7 +184,7 @@ struct StaticDecodeKernelConfig {
         } else if constexpr (own_rows) {
             static_assert(B_r == 16 * n_warps && !CFG.full_tiles, "own_rows: a warp has 16 rows");
             static_assert(d_v + B_c <= 192, "a thread has too many sums and scores");
-        } else {
+        } else if constexpr (!own_columns) {
             static_assert(B_r * (d_v + warp_keys) <= 32 * (warp_keys == 16 ? 144 : 128),
                           "a thread has too many sums and scores");
         }
@@ -196,11 +206,12 @@ struct StaticDecodeKernelConfig {
     }
 };
 
-// The same for the kernel of sequences with many rows, such as chunks of a prompt. A tile has many
-// rows. Its warps have different rows, not different keys: each key is copied once for all of them.
+// Types and constants of the kernel of sequences with many rows, such as chunks of a prompt. A tile
+// has many rows. Its warps have different rows, not different keys: each key is copied once for all
+// of them.
 template <class Kernel>
 struct ChunkKernelConfig : Kernel {
-    static constexpr bool takes_chunks = true, own_rows = true;
+    static constexpr bool takes_chunks = true, own_rows = true, shares_stages = true;
 
     static constexpr int B_r = Kernel::chunk_rows;
     static constexpr int n_warps = B_r / 16;

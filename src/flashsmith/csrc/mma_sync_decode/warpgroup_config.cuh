@@ -1,5 +1,5 @@
-// The kernel of sequences with many rows on sm_90: its config, which follows from that of the
-// decode kernels, and its arguments. Plain C++20 without CUDA types, because the host compiler and
+// The kernel of sequences with many rows on sm_90: its config, derived from the decode kernels'
+// config, and its arguments. Plain C++20 without CUDA types, because the host compiler and
 // the kernels read this file.
 #pragma once
 
@@ -67,7 +67,7 @@ struct CacheStrides {
     uint32_t block, row, head;
 };
 
-// The warps that copy a tile of K, and those that copy one of V.
+// The warps that copy a tile of K, and the warps that copy a tile of V.
 constexpr int kProducersOfTile = kWarpsPerWarpgroup / 2;
 
 // Boxes of fewer keys than this take longer than copies row by row. On an H200 pages of 16 keys

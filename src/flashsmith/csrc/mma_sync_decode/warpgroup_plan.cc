@@ -43,7 +43,7 @@ CacheRows cache_rows(const DecodeStrides& strides, int64_t blocks, int64_t slots
     return rows;
 }
 
-// Whether TMA takes a stride, which does not count in a dimension of size 1.
+// Whether TMA accepts a stride; in a dimension of size 1 any stride is accepted.
 bool suits(int64_t stride, int64_t size) {
     return size <= 1 || (stride > 0 && stride * kElementBytes % kStrideUnit == 0 &&
                          stride * kElementBytes < kStrideLimit);
@@ -87,8 +87,8 @@ int64_t most_rows_without_warpgroups(const FlashDecodeKernelConfig& config, cons
         return INT_MAX;
     const int64_t group = p.heads_q / p.heads_k;
     const int64_t tenths = config.canonical > 0 ? kCanonicalTenths : kTenthsOfSms;
-    // Rows of tiles that fill so much of the device. Their number of warpgroups depends on the
-    // batch.
+    // The number of rows whose tiles fill this share of the device. Their number of warpgroups
+    // depends on the batch.
     const int64_t filled = device.sm_count * tenths / 10 * kWarpgroupRows * 2;
     // A sequence of fewer queries would leave most rows of its tiles empty.
     const int64_t least = (kWarpgroupRows - 1) * group;
@@ -98,7 +98,7 @@ int64_t most_rows_without_warpgroups(const FlashDecodeKernelConfig& config, cons
 
 int64_t running_state_bytes(const FlashDecodeKernelConfig& config, const ForwardProblem& p,
                             const DeviceSpec& device) {
-    // A single chunk needs no workspace: its state is that of all keys.
+    // A single chunk needs no workspace: its state covers all keys.
     if (config.canonical == 0 || p.seq_k <= kCanonicalChunk) return 0;
     const WgmmaForwardKernelConfig its = warpgroup_config(config);
     return int64_t{device.sm_count} * its.n_warpgroups * its.running_state_bytes();

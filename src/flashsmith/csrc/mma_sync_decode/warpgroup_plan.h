@@ -9,7 +9,7 @@
 
 namespace flashsmith {
 
-// What the launch needs of a call, besides the arguments of the other kernels.
+// The data of a call that the launch needs besides the arguments of the other kernels.
 struct WarpgroupCall {
     const ForwardProblem& problem;  // seq_k is the capacity
     int64_t blocks, slots;
@@ -21,7 +21,7 @@ struct WarpgroupCall {
     Place tile_counter, running_states;
 };
 
-// The most rows of a K/V head with which a sequence is computed by the other kernels. INT_MAX if
+// The most rows of a K/V head with which the other kernels compute a sequence. INT_MAX if
 // they compute all of them: because the config has no such kernel, the device is another, or TMA
 // cannot copy the call's tensors.
 int64_t most_rows_without_warpgroups(const FlashDecodeKernelConfig& config,

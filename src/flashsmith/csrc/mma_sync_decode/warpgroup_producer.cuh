@@ -1,5 +1,5 @@
 // The producer of the kernel for sequences with many rows: a warpgroup that copies the tiles of Q,
-// and those of K and V from the cache. Two warps copy K, the other two V, and one of these Q.
+// and the tiles of K and V from the cache. Two warps copy K, the other two V, and one of these Q.
 // One warp could not request small copies as fast as they are needed.
 //
 // K and V are copied by TMA, box by box. Boxes of few keys take TMA longer than their bytes do. For
@@ -63,8 +63,8 @@ struct CacheProducer {
                     load_box(tile, block, now);
                 KV.state.advance();
             }
-            // Not earlier: a CTA that prefetched early would hold two tiles when others run out of
-            // them. The number arrives while the last V waits for a free stage.
+            // Not earlier: a CTA that prefetched early would hold two tiles while others have none
+            // left. The number arrives while the last V waits for a free stage.
             tiles.prefetch_tile();
             tiles.advance();
         }
@@ -84,7 +84,7 @@ struct CacheProducer {
         return block * Kernel::B_c + key;
     }
     // Numbers of pages are clamped, so that an invalid one leads to some page of the cache. Keys
-    // beyond the sequence have none.
+    // beyond the sequence have no page.
     FS_DEVICE Sources sources_of(const WorkTileInfo& tile, int block) const {
         Sources sources;
 #pragma unroll

@@ -1,5 +1,4 @@
-// The tiles of the kernel for sequences with many rows, which know on the device only how many they
-// are.
+// The tiles of the kernel for sequences with many rows; only the device knows their number.
 #pragma once
 
 #include "mma_sync_decode/warpgroup_config.cuh"
@@ -13,7 +12,7 @@ template <class Kernel>
 struct CachedTiles {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr unsigned kAllLanes = 0xffffffffu;
-    // After those of the consumers: see StageOrder.
+    // After the consumers' barriers: see StageOrder.
     static constexpr int kBarrier = 1 + 2 * Kernel::n_warpgroups;
 
     const WarpgroupKernelArgs& args;
@@ -78,7 +77,7 @@ struct CachedTiles {
     FS_DEVICE void prefetch_tile() {
         if (leads) prefetched = atomicAdd(args.forward.tile_counter, 1);
     }
-    // Moves on to the next tile, which was prefetched. The number takes turns between two places,
+    // Moves on to the next tile, which was prefetched. The number alternates between two places,
     // because a warp may still read the last one.
     FS_DEVICE void advance() {
         const uint32_t place = smem + Kernel::broadcast_offset + round * sizeof(uint32_t);

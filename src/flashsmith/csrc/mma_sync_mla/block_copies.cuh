@@ -20,8 +20,9 @@ struct MlaBlockCopies {
     const BlockRange blocks;
     const int row, chunk;
     const uint32_t to;
-    // Where the rows of the next block to copy are: the blocks of the cache and the slots in them.
-    // The page table is read a block ahead, and nothing waits for its numbers before they are used.
+    // The places of the rows of the next block to copy: the blocks of the cache and the slots in
+    // them. The page table is read a block ahead, and nothing waits for its numbers before they are
+    // used.
     int cache_blocks[kRows], slots[kRows];
 
     FS_DEVICE MlaBlockCopies(const MlaTile<Kernel>& tile, const BlockRange& blocks, uint32_t smem)
@@ -34,7 +35,7 @@ struct MlaBlockCopies {
         locate(blocks.begin);
     }
 
-    // Starts the copies of the part's i-th block, of which there may be none. Blocks must be
+    // Starts the copies of the part's i-th block, if it exists. Blocks must be
     // started in order.
     FS_DEVICE void start(int i) {
         const int block = blocks.begin + i;

@@ -14,7 +14,7 @@ constexpr int kMmaSyncMlaRows = 16;  // query rows of a CTA
 constexpr int kMmaSyncMlaWarps = 4;  // each has a quarter of the columns of o
 constexpr int kMmaSyncMlaThreads = kMmaSyncMlaWarps * kWarpSize;
 
-// The fields, their order and their meaning are those of the Python class.
+// The fields, their order and their meaning match the Python class.
 struct MmaSyncMlaKernelConfig {
     DType dtype;
     int d_head;    // columns of q and of the cache

@@ -1,5 +1,5 @@
 // Attention over a latent cache with mma.sync (sm_80 and later), for few query heads: a CTA
-// multiplies 16 rows, heads and tokens, with each block of keys, which it reads from global memory
+// multiplies 16 rows (heads of tokens) by each block of keys, which it reads from global memory
 // once for scores and output.
 #pragma once
 
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kMmaSyncMlaThreads)
     const uint32_t tiles = args.batch * args.tiles;
     const MlaTile<Kernel> tile(args, block_index() % tiles);
     const int part = static_cast<int>(block_index() / tiles);
-    // Every CTA waits: the next launch waits for this one only, not for the one that appends.
+    // Every CTA waits: the next launch waits only for this one, not for the launch that appends.
     wait_for_launch_before();
     allow_next_launch();
     if (!tile.exists() || part >= tile.parts) return;

@@ -1,9 +1,9 @@
 // A part: all 16 rows of the tile, over some of the keys, by four warps.
 //
-// Of O, a warp has 16 columns of every panel of 64. It computes the scores of half of a block's
-// keys, over half of the columns. The registers that O leaves could not hold more columns of Q. All
-// warps then add these shares of the scores in the same order, and compute all probabilities. So
-// all have the same maxima and sums.
+// A warp has 16 columns of every panel of 64 columns of O. It computes the scores of half of a
+// block's keys, over half of the columns. The registers that O leaves could not hold more columns
+// of Q. All warps then add these shares of the scores in the same order, and compute all
+// probabilities. So all warps have the same maxima and sums.
 #pragma once
 
 #include "common/softmax.cuh"
@@ -70,8 +70,8 @@ struct MlaPart {
     FS_DEVICE int key_half() const { return warp / 2; }
     FS_DEVICE int column_half() const { return warp % 2; }
 
-    // The scores of the warp's keys, over its columns: those of every panel's first k16-step in one
-    // chain of sums, and those of the second in another.
+    // The scores of the warp's keys, over its columns: every panel's first k16-step in one chain of
+    // sums, the second in another.
     FS_DEVICE void share_scores(uint32_t block) const {
         const typename Layout::Cursor keys(block,
                                            key_half() * Kernel::B_c / 2 + lane % 8 + lane / 16 * 8,
@@ -112,7 +112,7 @@ struct MlaPart {
             S[0][n][3] = __uint_as_float(left.w) + __uint_as_float(right.w);
         }
     }
-    // Where a lane's four scores of a warp's 16x8 tile are.
+    // The place of a lane's four scores of a warp's 16x8 tile.
     FS_DEVICE uint32_t share(int of_warp, int n) const {
         return smem + Kernel::shares_offset + 16 * ((of_warp * kOwnTiles + n) * kWarpSize + lane);
     }

@@ -23,8 +23,8 @@ struct StaticMmaSyncMlaConfig {
     static constexpr int grouped_blocks = 1;
     static constexpr int d_head = CFG.d_head, d_v = CFG.d_v;
 
-    // A block of keys is panels of 64 columns. Of each, a warp multiplies 32 columns of K, two
-    // k16-steps, and has 16 columns of O.
+    // A block of keys is panels of 64 columns. In each panel, a warp multiplies 32 columns of K,
+    // two k16-steps, and has 16 columns of O.
     using Layout = SmemLayout<B_c, d_head, true>;
     using Panel = typename Layout::template Panel<false>;
     static constexpr int panel_columns = 16 * kMmaSyncMlaWarps;

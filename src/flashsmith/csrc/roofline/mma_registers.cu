@@ -11,8 +11,8 @@ namespace flashsmith::roofline {
 
 constexpr int kMTiles = 4, kNTiles = 4;
 constexpr int kRows = kMTiles * 16, kCols = kNTiles * 8, kDepth = 16;
-// How often an iteration of the loop goes through the sixteen mma, so that the loop itself hardly
-// takes time.
+// How often an iteration of the loop issues the sixteen mma; with several times, the loop itself
+// hardly takes time.
 constexpr int kPasses = 4;
 
 // a (kWarps, kRows, kDepth), b (kWarps, kCols, kDepth), c (CTAs, kWarps, kRows, kCols) in fp32:

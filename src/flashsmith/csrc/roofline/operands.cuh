@@ -8,7 +8,7 @@ namespace flashsmith::roofline {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 
-// Signed, because the recorded rates were measured so.
+// Signed, as when the recorded rates were measured.
 FS_DEVICE int lane_index() {
     return thread_index() % kWarpSize;
 }

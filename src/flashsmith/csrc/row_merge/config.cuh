@@ -10,10 +10,10 @@
 
 namespace flashsmith {
 
-// How many parts one launch can merge. The operation has tensors for this many.
+// The most parts that one launch can merge. The operation has tensors for this number.
 constexpr int kMostParts = 8;
 
-// The fields, their order and their meaning are those of the Python class.
+// The fields, their order and their meaning match the Python class.
 struct RowMergeKernelConfig {
     DType dtype;
     int d_head;
@@ -43,8 +43,8 @@ struct RowMergeKernelArgs {
     int32_t rows;  // over all heads and sequences
     int32_t seq, heads, d;
     int32_t n_parts;
-    int32_t first_fp32, others_fp32, o_fp32;  // whether parts and output are fp32, or else the
-                                              // config's dtype
+    int32_t first_fp32, others_fp32, o_fp32;  // whether parts and output are fp32; otherwise they
+                                              // have the config's dtype
 };
 
 using row_merge_kernel_fn = void (*)(const RowMergeKernelArgs);

@@ -10,7 +10,7 @@
 
 namespace flashsmith {
 
-// The fields, their order and their meaning are those of the Python class.
+// The fields, their order and their meaning match the Python class.
 struct ScoreSumsKernelConfig {
     DType dtype;
     int d_head;
@@ -28,13 +28,13 @@ struct ScoreSumsKernelConfig {
     }
 };
 
-// What elements with the same sum have in common.
+// The coordinate that elements with the same sum share.
 enum class SumsAxis : int { rows = 0, keys = 1, distances = 2, elements = 3 };
 
 struct ScoreSums {
     float* sums;
     int64_t batch_stride, head_stride, row_stride;
-    int32_t batch, heads;  // 1, or those of the problem
+    int32_t batch, heads;  // 1, or the problem's
     int32_t rows, columns;
     SumsAxis axis;
 };

@@ -178,8 +178,8 @@ struct ScoreSumsBlock {
             for (int e = 0; e < 4; ++e) sums[0][n][e] += dP[0][n][e];
     }
 
-    // The value of an element. `score` is raw, or the tanh of a softcap. Where P is 0, the rest may
-    // be infinite or NaN; P is 0 in rows that do not exist or see no key.
+    // The value of an element. `score` is raw, or the tanh of a softcap. If P is 0, as in rows that
+    // do not exist or see no key, the rest may be infinite or NaN.
     FS_DEVICE float gradient(const BackwardProgram<SEMANTICS>& of, float score, float dP, int r,
                              program::Place q, program::Place k) const {
         float changed = score, slope = 1.0f;
@@ -204,7 +204,7 @@ struct ScoreSumsBlock {
 
     // ---- copies ----
 
-    // Loads what the tile before did not have.
+    // Loads the operands that the tile before did not have.
     FS_DEVICE void load(const Tile& at, Tile& loaded, const SequenceRows& q,
                         const SequenceRows& k) {
         const int head_k = at.head / (args.heads_q / args.heads_k);

@@ -11,7 +11,7 @@ namespace {
 constexpr uint32_t kRowsThreads = 256;
 constexpr int64_t kTile = ScoreSumsKernelConfig::kTile;
 
-// Where the arguments of the sums are. offsetof() is not defined for a derived struct.
+// The place of the sums' arguments. offsetof() is not defined for a derived struct.
 constexpr size_t kSumsOffset = sizeof(BackwardProgramArgs);
 static_assert(sizeof(ScoreSumsArgs) == kSumsOffset + sizeof(ScoreSums));
 

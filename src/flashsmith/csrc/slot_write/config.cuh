@@ -10,7 +10,7 @@
 
 namespace flashsmith {
 
-// The fields, their order and their meaning are those of the Python class.
+// The fields, their order and their meaning match the Python class.
 struct SlotWriteKernelConfig {
     DType dtype;
     int d_head;

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
     const int64_t index = int64_t{block_index()} * Kernel::kThreads + thread_index();
     const int column = index % Kernel::kThreadsPerRow * Kernel::kColumns;
     const int64_t copied_row = index / Kernel::kThreadsPerRow;
-    // The rows of a token are consecutive: those of k and of v for all heads.
+    // The rows of a token, of k and of v for all heads, are consecutive.
     const auto rows_per_token = static_cast<uint32_t>(2 * args.heads);
     if (copied_row >= int64_t{args.count} * rows_per_token ||
         (!Kernel::has_d_v && column >= args.d))

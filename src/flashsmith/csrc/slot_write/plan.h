@@ -1,4 +1,4 @@
-// What the family must define to plan calls. Plain C++20 without CUDA headers.
+// The function that the family must define to plan calls. Plain C++20 without CUDA headers.
 #pragma once
 
 #include "host/plan.h"

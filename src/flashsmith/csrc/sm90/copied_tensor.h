@@ -16,7 +16,7 @@ inline constexpr int64_t kStrideLimit = int64_t{1} << 40;
 inline constexpr uint64_t kWrap = uint64_t{1} << 34;
 
 // A tensor that TMA copies in boxes with `box_rows` rows of one head. If the rows are the heads of
-// a group, a box has `box_heads` heads of as many tokens as make `box_rows` rows.
+// a group, a box has `box_heads` heads of box_rows / box_heads tokens.
 struct CopiedTensor {
     const char* name;
     size_t index;  // in the order of the operation's tensors

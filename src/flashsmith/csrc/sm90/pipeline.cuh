@@ -60,7 +60,7 @@ struct TilePipeline {
     FS_DEVICE TilePipeline(uint32_t tiles, uint32_t barriers) : tiles(tiles), barriers{barriers} {
         if constexpr (kCtas == 2) peer_barriers = cluster_address(barriers, cluster_rank() ^ 1);
     }
-    // How many arrivals an empty barrier gets per round; see consumer_release().
+    // The arrivals that an empty barrier gets per round; see consumer_release().
     FS_DEVICE static constexpr int arrivals_at_empty(int warpgroups) {
         return warpgroups * (kWarpsPerWarpgroup + kCtas - 1);
     }

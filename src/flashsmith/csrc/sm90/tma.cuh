@@ -31,7 +31,7 @@ FS_DEVICE TmaBox<kPacked> box_of_rows(int row, int sequence_first, int count, in
         return {0, row, head, batch};
 }
 
-// The same for the query heads of a group, token after token; the box begins at `token` and `head`.
+// The box of the query heads of a group, token after token, that begins at `token` and `head`.
 // The box has one more dimension, and heads come before rows.
 template <bool kPacked>
 FS_DEVICE TmaBox<kPacked> box_of_group(int token, int sequence_first, int count, int head,
@@ -110,7 +110,7 @@ FS_DEVICE void tma_store_commit() {
 FS_DEVICE void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// Makes what this thread has stored in shared memory visible to later TMA operations.
+// Makes this thread's stores to shared memory visible to later TMA operations.
 FS_DEVICE void tma_store_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -8,7 +8,7 @@
 namespace flashsmith {
 
 // Each warpgroup has a hardware barrier that lets it enter the ordered stage; the ids begin with
-// `kFirstBarrier`. Id 0 is that of __syncthreads.
+// `kFirstBarrier`. Id 0 belongs to __syncthreads.
 template <int kWarpgroups, bool kOrdered, int kFirstBarrier = 1>
 struct WarpgroupOrder {
     int warpgroup;

@@ -33,12 +33,13 @@ struct Panel {
         return uint64_t{(smem & 0x3ffff) >> 4} | uint64_t{panel_stride >> 4} << 16 |
                uint64_t{kGroupBytes >> 4} << 32 | kSwizzle << 62;
     }
-    // What to add to a descriptor for the k-th step of 16 columns, in a matrix with kRows rows.
+    // The amount to add to a descriptor for the k-th step of 16 columns, in a matrix with kRows
+    // rows.
     template <int kRows>
     FS_DEVICE static constexpr uint64_t column_step(int k) {
         return (k / kStepsPerPanel * kRows * kRowBytes + k % kStepsPerPanel * 32) >> 4;
     }
-    // What to add to a descriptor for the k-th step of 16 rows.
+    // The amount to add to a descriptor for the k-th step of 16 rows.
     FS_DEVICE static constexpr uint64_t row_step(int k) { return (k * 16 * kRowBytes) >> 4; }
 };
 
@@ -135,7 +136,7 @@ FS_DEVICE void wgmma_wait(Registers&... registers) {
 #define FS_WGMMA_D_15 FS_WGMMA_D_14, FS_WGMMA_TILE(28), FS_WGMMA_TILE(29)
 #define FS_WGMMA_D_16 FS_WGMMA_D_15, FS_WGMMA_TILE(30), FS_WGMMA_TILE(31)
 
-// `pairs` of 16x8 tiles cover `columns`; i0... are the indices of the operands after those of d.
+// `pairs` of 16x8 tiles cover `columns`; i0... are the indices of the operands after d's.
 #define FS_WGMMA_SS(type, pairs, columns, i0, i1, i2, i3)                                          \
     asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #i2                        \
                  ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type       \
@@ -153,7 +154,7 @@ FS_DEVICE void wgmma_wait(Registers&... registers) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),      \
                    "n"(kTransposeB))
 
-// d = a b; if `accumulate`, d += a b. b is given by a descriptor. In memory it is K-major (the rows
+// d = a b; if `accumulate`, d += a b. b is given by a descriptor. In memory b is K-major (the rows
 // of the matrix are columns of b) or, with kTransposeB, b itself.
 template <typename value_t, int kColumns, bool kTransposeB>
 struct Wgmma;

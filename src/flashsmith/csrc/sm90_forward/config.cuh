@@ -48,7 +48,8 @@ struct WgmmaForwardKernelConfig {
     bool early_exp;      // overlap: exponentials are not deferred past the concurrent GEMM
     bool stale_max;      // later blocks compute no maximum; sums show when it is out of date
     bool direct_O;       // O is stored from registers, so that Q's slot is free before O is done
-    int short_block;     // a warpgroup's last block may end at a multiple of this; 0: it may not
+    int short_block;     // a warpgroup's last block may end at a multiple of this; 0: it is always
+                         // whole
     int split_keys;      // parts of a tile's keys if tiles would leave SMs idle; 0: none
     bool pack_gqa;       // a tile's rows are a group's query heads, token after token
     int register_Q;      // 16-column steps of Q that a tile's GEMMs read from registers
@@ -78,11 +79,12 @@ struct WgmmaForwardKernelConfig {
     constexpr int64_t smem_bytes() const {
         return tile_bytes() + kBarrierPage + (halves_O() ? message_bytes() : 0);
     }
-    // What a warpgroup sends its partner for a block: each thread's P, and two factors of O.
+    // The bytes that a warpgroup sends its partner for a block: each thread's P, and two factors of
+    // O.
     constexpr int64_t message_bytes() const { return int64_t{kWarpgroupThreads} * (B_c + 8); }
 
-    // Canonical kernels: the bytes that a warpgroup saves of its rows between chunks. Each thread
-    // has four sums of O for every eight columns, and two rows' statistics.
+    // Canonical kernels: the bytes of its rows' state that a warpgroup saves between chunks. Each
+    // thread has four sums of O for every eight columns, and two rows' statistics.
     constexpr int64_t running_state_bytes() const {
         return int64_t{kWarpgroupThreads} * (d_head_v() / 8 + 1) * 16;
     }
@@ -115,13 +117,13 @@ constexpr bool keeps_short_tiles_back(const WgmmaForwardKernelConfig& config,
 }
 
 // Whether sequences may end anywhere in the keys' tensor maps. This applies to packed sequences and
-// to those of which only some keys count. If the latter are dense, they are mapped as rows of one
-// long sequence: see rows_of_batches().
+// to sequences of which only some keys count. If the latter are dense, they are mapped as rows of
+// one long sequence: see rows_of_batches().
 constexpr bool packs_keys(const Semantics& semantics) {
     return semantics.packed || semantics.partial;
 }
 
-// A divisor that the host knows: one multiplication replaces the some twenty instructions of a
+// A divisor that the host knows: one multiplication replaces the about twenty instructions of a
 // division on the GPU. n / divisor is (high half of n * multiplier + n) >> shift, for n below 2^31.
 struct Reciprocal {
     uint32_t divisor, multiplier, shift;
@@ -142,12 +144,12 @@ struct HopperForwardKernelArgs {
     int32_t first_of_last_heads, first_short_tile, long_tiles;  // long_tiles: per head
     // Parts of a split tile, tiles of a head, query heads of a sequence, query heads that share a
     // key head. For longest_first also query heads (of all sequences) and tiles of a head group.
-    // With pack_gqa, tiles and all head counts except that of a group refer to key heads.
+    // With pack_gqa, tiles and all head counts except a group's refer to key heads.
     Reciprocal parts_per_tile, tiles_per_head, heads_q, heads_per_kv_head, heads_per_group,
         tiles_per_group;
 };
 
-// The same for kernels of a program.
+// The arguments of kernels of a program.
 struct HopperProgramArgs : HopperForwardKernelArgs {
     ProgramArgs program;
 };

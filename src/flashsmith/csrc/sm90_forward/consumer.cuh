@@ -88,9 +88,9 @@ struct Consumer {
         output.finish();
     }
 
-    // Last block first: masks and ragged ends mostly concern a row's last blocks. A pending turn of
-    // this warpgroup in the order comes after the first scores, because the next warpgroup does not
-    // need it sooner.
+    // Last block first: masks and ragged ends mostly concern a row's last blocks. If this warpgroup
+    // still has a turn in the order, it takes it after the first scores, because the next warpgroup
+    // does not need it sooner.
     FS_DEVICE void main_loop(const BlockRange& blocks, bool order_is_pending) {
         int block = blocks.end - 1;
         O_is_begun = false;
@@ -145,8 +145,8 @@ struct Consumer {
         if (rescales_O) softmax.rescale(O, O_factors);
     }
 
-    // The same from the first block on, chunk by chunk: see docs/bits.md. Every warpgroup takes
-    // part in the order once per block, except for the tile's first block.
+    // The main loop of canonical kernels: from the first block on, chunk by chunk (docs/bits.md).
+    // Every warpgroup takes part in the order once per block, except for the tile's first block.
     FS_DEVICE void run_canonically(const BlockRange& mine) {
         const int before = mine.begin - tile.block_begin;  // blocks that only other warpgroups see
         skip_blocks(before, max(before - 1, 0));
@@ -197,7 +197,7 @@ struct Consumer {
         return min(blocks.end, (block / Kernel::chunk_blocks + 1) * Kernel::chunk_blocks);
     }
     // The last PV GEMM takes the turn of the next chunk's first block. The other warpgroups' GEMMs
-    // then continue while this chunk is merged with those before it.
+    // then continue while this chunk is merged with earlier chunks.
     FS_DEVICE void compute_chunk(int block, int end, const BlockRange& blocks, bool is_last) {
         O_is_begun = false;
         softmax.reset();
@@ -416,7 +416,7 @@ struct Consumer {
             pack_fragment<typename Kernel::value_t>(P[step], S[0][2 * step], S[0][2 * step + 1]);
     }
 
-    // Gives the partner what it needs for this block.
+    // Gives the partner the P and the factors of this block.
     FS_DEVICE void send_P() {
         if constexpr (Kernel::halves_O) messages.send(P, rescales_O, O_factors);
     }
@@ -447,7 +447,7 @@ struct Consumer {
     FS_DEVICE auto token_of_lane() const {
         return [&](int m, int r) { return token_of<Kernel>(args, row_of_lane()(m, r)); };
     }
-    // The same as a Place. Rows that heads share have no base in common.
+    // A row of this lane as a Place. Rows that heads share have no common base.
     FS_DEVICE auto place_of_lane() const {
         return [&](int m, int r) {
             if constexpr (Kernel::packs_gqa) return program::Place(token_of_lane()(m, r));
@@ -492,7 +492,7 @@ struct Consumer {
         }
     }
 
-    // Everything that can be computed once all scores are known, except for O itself. It overlaps
+    // Computes everything that follows from the scores alone, without O. It overlaps
     // the last PV GEMM.
     FS_DEVICE void finalize_rows() {
         read_tile_info();  // read again, rather than kept in registers throughout
@@ -531,7 +531,7 @@ struct Consumer {
                            tile.head * problem.lse_head_stride + tile.q_first;
                 });
     }
-    // Whether this tile's rows are merged with those of other parts.
+    // Whether this tile's rows are merged with other parts' rows.
     FS_DEVICE bool is_part() const {
         if constexpr (Kernel::splits_keys)
             return tile.part_row != kNoPart;

@@ -18,7 +18,8 @@ FS_DEVICE float max_or_nan(float a, float b) {
 // -127 and below, including -inf, as masked scores require. NaN stays NaN.
 FS_DEVICE float exp2_fma(float x) {
     // From 1.5 x 2^23 on, consecutive floats are consecutive integers. The low bits of the sum are
-    // n + 127, the exponent of 2^n. Those of a NaN make it -inf, and NaN times that is NaN.
+    // n + 127, the exponent of 2^n. The low bits of a NaN make the power -inf, and NaN times -inf
+    // is NaN.
     constexpr float kShift = 12582912.0f + 127.0f;
     x = max_or_nan(x, -127.0f);
     const float shifted = x + kShift;
@@ -29,8 +30,7 @@ FS_DEVICE float exp2_fma(float x) {
     return p * __int_as_float(__float_as_int(shifted) << 23);
 }
 
-// The i-th of many exponentials. Of every hundred, kShare are computed by exp2_fma(), evenly
-// spread.
+// The i-th of many exponentials. exp2_fma() computes kShare of every hundred, evenly spread.
 template <int kShare>
 FS_DEVICE float exp2_shared_out(int i, float x) {
     return (i + 1) * kShare / 100 > i * kShare / 100 ? exp2_fma(x) : exp2_approx(x);

@@ -1,5 +1,5 @@
-// What a row's exponents are relative to: a maximum that is updated for every block, or one that
-// may be stale. A policy is part of a Consumer and works on its state.
+// The offset of a row's exponents: a maximum that is updated for every block, or one that may be
+// stale. A policy is part of a Consumer and works on its state.
 #pragma once
 
 #include "common/canonical.cuh"
@@ -133,8 +133,8 @@ struct StaleMax {
 
     // Whether fp32 can hold the probabilities, and the factor that scales them to 1 is not
     // subnormal, which ex2 flushes to 0. False for NaN. Otherwise the scores of the row cannot be
-    // recovered: it had no maximum, so that its probabilities are infinite, or its scores are too
-    // far above the maximum.
+    // recovered: either it had no maximum, so that its probabilities are infinite, or its scores
+    // are too far above the maximum.
     FS_DEVICE static bool is_recoverable(float sum) { return sum < 0x1p100f; }
 
     // Softmax::update_max() for scores that are probabilities already. Only `rows` may get another
@@ -171,7 +171,7 @@ struct StaleMax {
     }
 
     // Recomputes P of `rows` from Q and K, by this warp alone, the maximum first. It takes 16 keys
-    // at a time, which needs fewer registers than S did.
+    // at a time, which needs fewer registers than S.
     FS_DEVICE static void recompute_scores(Consumer<Kernel>& consumer, const bool (&rows)[2]) {
         Softmax& softmax = consumer.softmax;
         BlockSums& block_sums = consumer.block_sums;

@@ -17,7 +17,7 @@ FS_DEVICE void stmatrix_x4(uint32_t smem, const uint32_t (&d)[4]) {
 
 // One warp's sixteen rows of O. They pass through the warp's own rows of its Q slot or, if there is
 // one, of the warpgroup's O tile.
-// They are O's columns from kFirstColumn on.
+// They have O's columns from kFirstColumn on.
 template <class Kernel, int kFirstColumn = 0>
 struct OutputStore {
     using Panel = typename Kernel::Panel;
@@ -25,6 +25,8 @@ struct OutputStore {
     static constexpr bool kSeparate = Kernel::CFG.separate_O;
     static constexpr int kNoBarrier = 0;
     static constexpr int kTiles = Kernel::O_columns / 8;
+    // With d_head 72 and 80, zeros fill the last panel of a separate O tile, which holds nothing.
+    static constexpr int kWrittenTiles = kSeparate ? Kernel::V_panels * Panel::kChunks : kTiles;
 
     const HopperForwardKernelArgs& args;
     int warp, lane;
@@ -157,7 +159,7 @@ struct OutputStore {
         // registers that the main loop needs.
         const int lane = lane_index();
 #pragma unroll
-        for (int n = 0; n < kTiles; n += 2) {
+        for (int n = 0; n < kWrittenTiles; n += 2) {
             uint32_t rows[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) rows[i] = packed_or_zero(O, n + i / 2, i % 2);

@@ -1,5 +1,5 @@
-// The partner of a consumer warpgroup: it computes the right half of O's columns, where O is too
-// wide for one warpgroup's registers.
+// The partner of a consumer warpgroup computes the right half of O's columns, if O is too wide for
+// one warpgroup's registers.
 //
 // The consumer alone computes scores and probabilities, so that Q K^T is computed once, with a
 // wgmma for all keys of a block. It sends P to the partner, and both multiply it by their half of

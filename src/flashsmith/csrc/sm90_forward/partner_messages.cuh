@@ -1,4 +1,5 @@
-// What a consumer warpgroup sends its partner, which multiplies the same P by other columns of V.
+// The messages of a consumer warpgroup to its partner, which multiplies the same P by other columns
+// of V.
 #pragma once
 
 #include "common/opaque.cuh"
@@ -85,7 +86,7 @@ class PartnerMessages {
     }
 };
 
-// In place of these for a warpgroup that has no partner.
+// The replacement for a warpgroup without a partner.
 struct NoMessages {
     FS_DEVICE explicit NoMessages(uint32_t) {}
 };

@@ -42,7 +42,7 @@ struct RowSoftmax : OnlineSoftmax<1, true, false> {
         }
         return fmaxf(even, odd);
     }
-    // update_max(), given the largest score of each lane.
+    // update_max() from the largest score of each lane.
     template <bool kFirst>
     FS_DEVICE bool update_max_to(float (&lane_max)[2], float (&factors)[2], float threshold) {
 #pragma unroll
@@ -74,7 +74,7 @@ struct RowSoftmax : OnlineSoftmax<1, true, false> {
         }
     }
 
-    // A block's sum per row, and the largest of the kSums sums that it consists of.
+    // A block's sum per row, and the largest of the kSums partial sums.
     struct BlockSums {
         float sum[2];
         float largest[2];

@@ -22,8 +22,7 @@ struct RunningState {
 
     FS_DEVICE float* tile(int n) const { return own + n * kWarpgroupThreads * 4; }
 
-    // Marks that no row has seen a key. The sums of a row without keys are ignored, whatever they
-    // are.
+    // Marks that no row has seen a key. The sums of a row without keys are ignored.
     FS_DEVICE void clear(const CanonicalRows<1>& rows) const {
         store_4(kTiles, rows.floor(), rows.floor(), 0.0f, 0.0f);
     }
@@ -33,7 +32,8 @@ struct RunningState {
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) store_4(n, O[0][n][0], O[0][n][1], O[0][n][2], O[0][n][3]);
     }
-    // Merges the state of the chunks before into this chunk's, which then covers all chunks so far.
+    // Merges the state of the earlier chunks into this chunk's state, which then covers all chunks
+    // so far.
     FS_DEVICE void merge_into(CanonicalRows<1>& rows, typename Kernel::O_t& O) const {
         const float4 statistics = *reinterpret_cast<const float4*>(tile(kTiles));
         const StateMerge merge[2] = {rows.merge_after(0, 0, statistics.x, statistics.z),

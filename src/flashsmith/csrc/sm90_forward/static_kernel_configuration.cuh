@@ -44,8 +44,8 @@ struct StaticHopperKernelConfig {
     // An SM's 65,536 registers are divided among warpgroups of 128 threads, 8 per thread at a time.
     static constexpr int registers_at_start = 512 / ((consumers + 1) * CFG.ctas_per_sm) / 8 * 8;
 
-    // Under a mask a tile's last rows see the most keys. Where a softmax takes longer than the
-    // other warpgroups' GEMMs, the first warpgroup gets these rows, because it was the first to
+    // Under a mask a tile's last rows see the most keys. If a softmax takes longer than the other
+    // warpgroups' GEMMs, the first warpgroup gets these rows, because it was the first to
     // finish the preceding tile.
     static constexpr bool last_rows_first = kHidesKeys<SEMANTICS> && d_head < 128;
 
@@ -71,10 +71,10 @@ struct StaticHopperKernelConfig {
     static constexpr int QK_steps = (d_head + 15) / 16;
     static constexpr int PV_steps = B_c / 16;
     // Whether a warpgroup's last block is computed only as far as its rows see it, in units of
-    // short_steps steps of 16 keys. In whole blocks that no mask cuts, every key is visible.
+    // short_steps steps of 16 keys. Every key of a whole block without a mask is visible.
     static constexpr bool has_short_blocks = CFG.short_block > 0 && masked && !has_lists;
     static constexpr int short_steps = CFG.short_block / 16;
-    // Of the steps of Q K^T, every register_Q_stride-th has its Q in registers. The steps between
+    // Every register_Q_stride-th step of Q K^T has its Q in registers. The steps between
     // them read twice as much shared memory in the same time.
     static constexpr int register_Q_stride =
         CFG.register_Q > 0 ? QK_steps / CFG.register_Q : QK_steps;

@@ -48,8 +48,8 @@ struct WorkTileInfo {
     FS_DEVICE bool is_valid() const { return batch >= 0; }
     FS_DEVICE int n_blocks() const { return block_end - block_begin; }
 
-    // The info for one warpgroup. first_row becomes that of its own rows, or row_end or later if it
-    // has none.
+    // The info for one warpgroup. first_row becomes the first of the warpgroup's own rows, or
+    // row_end or later if it has none.
     template <class Kernel>
     FS_DEVICE WorkTileInfo of_warpgroup(int warpgroup) const {
         int index = warpgroup;
@@ -63,8 +63,8 @@ struct WorkTileInfo {
         return info;
     }
 
-    // Stores what consumers need in shared memory. q_count is stored only if sequences differ
-    // (kHasCount).
+    // Stores the fields that consumers need in shared memory. q_count is stored only if sequences
+    // differ (kHasCount).
     template <bool kHasCount>
     FS_DEVICE void store(uint32_t smem) const {
         store_shared_16B(
@@ -95,7 +95,7 @@ struct WorkTileInfo {
     }
 };
 
-// The same for a kernel that splits keys.
+// The info about a tile in a kernel that splits keys.
 struct WorkTilePart : WorkTileInfo {
     int part_row;  // first of its rows among the parts' rows, or kNoPart
 
@@ -119,7 +119,7 @@ struct WorkTilePart : WorkTileInfo {
     }
 };
 
-// The same for a kernel whose tiles visit the blocks of lists. Blocks are positions in the list.
+// The info about a tile that visits the blocks of a list. Blocks are positions in the list.
 struct WorkTileList : WorkTileInfo {
     const int32_t* list;
     int own_begin, own_end;  // the positions that a warpgroup's rows see
@@ -148,8 +148,8 @@ struct WorkTileList : WorkTileInfo {
     }
 };
 
-// The same for a canonical kernel, whose consumers read the list as well: they look for the ends of
-// chunks.
+// The info about a tile in a canonical kernel, whose consumers read the list as well: they look for
+// the ends of chunks.
 struct WorkTileChunks : WorkTileList {
     static constexpr int kBytes = 64;
 

@@ -16,7 +16,7 @@ namespace flashsmith {
 namespace {
 
 constexpr int kArch = 90;
-// Where the arguments of a program begin, in bytes.
+// The offset of a program's arguments, in bytes.
 constexpr size_t kProgramOffset = sizeof(HopperForwardKernelArgs);
 static_assert(sizeof(HopperProgramArgs) ==
               (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *
@@ -85,8 +85,8 @@ Reciprocal divide_by(int64_t divisor) {
     return {static_cast<uint32_t>(divisor), multiplier, shift};
 }
 
-// Query heads per group: those of at most section_mib of K and V. Groups are as even as possible:
-// if the last group had few heads, most SMs would be idle during its longest tiles.
+// Query heads per group: the heads of at most section_mib of K and V. Groups are as even as
+// possible: if the last group had few heads, most SMs would be idle during its longest tiles.
 int64_t heads_per_group(const WgmmaForwardKernelConfig& config, const ForwardProblem& p) {
     const int64_t columns = config.d_head + config.d_head_v();
     const int64_t bytes = std::max<int64_t>(1, p.seq_k) * columns * kElementBytes;
@@ -124,8 +124,8 @@ void set_last_heads(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfi
     args.first_short_tile = static_cast<int32_t>(args.first_of_last_heads + heads * longs);
 }
 
-// A tile is what a cluster computes together, and `at_once` of them run at a time. Returns how many
-// are computed in parts of their keys.
+// A tile is computed by one cluster, and `at_once` tiles run at a time. Returns the number of tiles
+// that are computed in parts of their keys.
 int64_t set_tiles(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfig& config,
                   const ForwardProblem& problem, const Semantics& semantics, int64_t at_once) {
     const ForwardProblem p = in_rows(problem, config.pack_gqa);
@@ -213,7 +213,7 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
         workspaces.push_back({"tile_counter", sizeof(uint32_t), Contents::kept_zero});
         launch.addresses.push_back({offsetof(Args, tile_counter), in_workspace(0)});
     }
-    // A single chunk needs no workspace: its state is that of all keys.
+    // A single chunk needs no workspace: its state covers all keys.
     if (config.canonical > 0 && p.seq_k > kCanonicalChunk) {
         launch.addresses.push_back({offsetof(Args, problem) + offsetof(ForwardKernelArgs, parts),
                                     in_workspace(workspaces.size())});

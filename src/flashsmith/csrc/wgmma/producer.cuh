@@ -51,8 +51,8 @@ struct Producer {
                 load(K, &args.k, tile, block + kNext);
                 load(V, &args.v, tile, block);
             }
-            // Not earlier: a CTA that prefetched early would hold two tiles when others run out of
-            // them. The number arrives while the last V waits for a free stage.
+            // Not earlier: a CTA that prefetched early would hold two tiles while others have none
+            // left. The number arrives while the last V waits for a free stage.
             scheduler.prefetch_tile();
             if (block == last) load(V, &args.v, tile, block);
             scheduler.advance();
@@ -61,8 +61,8 @@ struct Producer {
     }
 
   private:
-    // The same for the blocks of a list. An entry is requested while the block before it waits for
-    // a free stage.
+    // Loads a tile that visits the blocks of a list. An entry is requested while the block before
+    // it waits for a free stage.
     FS_DEVICE void load_listed_blocks(const TileInfo& tile, TileScheduler<Kernel>& scheduler) {
         const int32_t* const entries = tile.list + kBlockListHeader;
         if constexpr (Kernel::canonical) {

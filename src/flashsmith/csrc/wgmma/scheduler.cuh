@@ -14,8 +14,8 @@ FS_DEVICE BlockLists<Kernel::SEMANTICS> block_lists(const typename Kernel::Args&
 }
 
 // Hands out the tiles of one CTA, one after another. The CTAs of a cluster have neighbouring tiles
-// of one head, which count as one here. They go through the same K/V blocks: those that any of them
-// sees. The first CTA prefetches the next tile's number and broadcasts it. Tiles that would keep a
+// of one head, which count as one here. They all go through the K/V blocks that any of them sees.
+// The first CTA prefetches the next tile's number and broadcasts it. Tiles that would keep a
 // few SMs busy for one more round are split into parts; see splits_last_tiles() and split_keys.
 template <class Kernel>
 struct TileScheduler {
@@ -59,7 +59,7 @@ struct TileScheduler {
         if constexpr (CFG.schedule == Schedule::one_tile) tile = args.n_tiles;
         if constexpr (CFG.schedule == Schedule::static_persistent) tile += gridDim.x / kCtas;
         if constexpr (CFG.schedule == Schedule::dynamic) {
-            // Every CTA requests tiles until there are none, so n_tiles requests are made in all.
+            // Every CTA requests tiles until none is left, so n_tiles requests are made in all.
             // The last request resets the counter.
             if (rank == 0 && prefetched == args.n_tiles - 1) atomicExch(args.tile_counter, 0);
             if constexpr (kBroadcasts) broadcast();

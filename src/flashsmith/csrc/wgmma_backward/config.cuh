@@ -19,14 +19,14 @@ enum class StepOrder : int {
     scores_ahead = 3,     // like late_dq, but the next step's S also comes before dk
 };
 
-// When the dq of a step is added to the sums in global memory.
+// The time at which the dq of a step is added to the sums in global memory.
 enum class DqSums : int {
     beside_scores = 0,  // during the next step's first product
     sums_at_once = 1,   // as soon as it is done
     sums_under_dk = 2,  // the same, and it comes before dk's product
 };
 
-// The fields, their order and their meaning are those of the Python class. A new knob is added at
+// The fields, their order and their meaning match the Python class. A new knob is added at
 // the end; if it is 0, nothing may change.
 struct WgmmaBackwardKernelConfig {
     DType dtype;
@@ -42,13 +42,14 @@ struct WgmmaBackwardKernelConfig {
     StepOrder order;
     bool early_exp;    // exponentials are not deferred past the concurrent product
     bool split_roles;  // two warpgroups have the same keys: one computes dv, the other dk
-    bool lagged_dq;    // a step computes the preceding step's dq: none waits for another's dS
+    bool lagged_dq;    // a step computes the preceding step's dq: no warpgroup waits for another's
+                       // dS
     bool pingpong;     // warpgroups alternate in issuing their products
     bool persistent;   // one CTA per SM takes one block of keys after another
     DqSums dq_sums;    // when a step's dq is added to its sums
     bool ordered_dq;   // blocks of keys add to dq in a fixed order: the same bits in every run
     bool wide_stores;  // dk and dv are stored 16 bytes per lane
-    bool bulk_sums;    // dq goes through shared memory, and TMA adds it to its sums
+    bool bulk_sums;    // TMA adds dq to its sums from shared memory
     bool early_rows;   // a step's lse and D are read before its products are issued
     bool without_dq;   // only dk and dv are computed: q is frozen
     int d_v;           // columns of V, do and dv; 0: d_head
@@ -58,10 +59,10 @@ struct WgmmaBackwardKernelConfig {
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
     constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
 
-    // How many warpgroups have different keys, 64 each.
+    // The number of warpgroups with different keys, 64 each.
     constexpr int key_groups() const { return split_roles ? 1 : n_warpgroups; }
 
-    // Only for dq does dS go through shared memory.
+    // dS goes through shared memory only for dq.
     constexpr int n_ds_tiles() const { return without_dq ? 0 : ds_stages; }
     // Bytes of K and V, of the stages of Q, do and dS, of P if one warpgroup passes it to another,
     // and of dq before it is added.
@@ -90,8 +91,8 @@ struct WgmmaBackwardKernelConfig {
         return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (16 * n_warpgroups) == 0;
     }
     constexpr int dq_parts() const { return shares_rows() || shares_columns() ? n_warpgroups : 1; }
-    // How many floats there are for the sums of a block of queries. With ordered_dq, they are
-    // followed by the counters of its parts.
+    // The number of floats for the sums of a block of queries. With ordered_dq, the counters of its
+    // parts follow.
     static constexpr int kCounters = 32;
     constexpr int dq_block_floats() const { return B_r * d_head + (ordered_dq ? kCounters : 0); }
     constexpr int dq_columns() const { return shares_columns() ? d_head / n_warpgroups : d_head; }
@@ -105,7 +106,7 @@ struct HopperBackwardKernelArgs {
     uint32_t n_key_blocks;        // over all heads; packed: including nonexistent ones
 };
 
-// The same for kernels of a program.
+// The arguments of kernels of a program.
 struct HopperBackwardProgramArgs : HopperBackwardKernelArgs {
     ProgramArgs program;
 };

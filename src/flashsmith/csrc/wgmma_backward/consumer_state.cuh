@@ -1,4 +1,5 @@
-// What a consumer warpgroup keeps from step to step, and the GEMMs that read the queries of a step.
+// The state of a consumer warpgroup from step to step, and the GEMMs that read the queries of a
+// step.
 #pragma once
 
 #include "backward/store_gradient.cuh"
@@ -10,8 +11,8 @@
 
 namespace flashsmith {
 
-// Hardware barriers. 0 is that of __syncthreads. The next one is for rows that are set to zero, and
-// the others are for the order of warpgroups.
+// Hardware barriers. Barrier 0 belongs to __syncthreads. The next one is for rows that are set to
+// zero, and the others are for the order of warpgroups.
 constexpr int kRowsBarrier = 1, kFirstOrderBarrier = 2;
 
 template <class Kernel>
@@ -26,10 +27,10 @@ struct ConsumerState {
     using RowPairs = float2[Kernel::B_r / 8];
 
     // Whether dq is added to its sums between the GEMMs of the scores; and whether the GEMM of dq
-    // comes before that of dk.
+    // comes before dk's.
     static constexpr bool kSumsBesideScores = CFG.dq_sums == DqSums::beside_scores;
     static constexpr bool kdQBeforedk = CFG.dq_sums == DqSums::sums_under_dk;
-    // Whether a step adds its own dq, or that of the step before, between its GEMMs. Warpgroups
+    // Whether a step adds its own dq, or the previous step's, between its GEMMs. Warpgroups
     // that alternate do not.
     static constexpr bool kAddsBetween =
         kSumsBesideScores && !Kernel::alternates_dq && !CFG.without_dq;
@@ -45,10 +46,10 @@ struct ConsumerState {
     BackwardKeyMask<SEMANTICS> key_mask;
     int block;            // current block of queries
     int rounds_until_dq;  // for alternating warpgroups: steps until this one computes dq
-    int dq_block;         // block of the last dq, and where this lane's sums of it are
+    int dq_block;         // block of the last dq, and the address of this lane's sums of it
     float* dq_sums;
     // With ordered_dq, the heads of a block follow each other. These are the number of heads, the
-    // next head, and the head of the last dq. dq_block is not used then.
+    // next head, and the head of the last dq. dq_block is then unused.
     int n_heads, head, dq_head, direction;
     int batch, first_head;  // for programs; the current head is first_head + head
     // With lists: the entry of the current block, and the sums of this lane in block 0 of the first
@@ -134,7 +135,7 @@ struct ConsumerState {
         if (lane == 0) mbarrier_arrive(Q.barriers.empty(stage));
     }
 
-    // Sets rows to zero that see no key.
+    // Sets rows that see no key to zero.
     FS_DEVICE void zero_unattended_rows() const {
         if constexpr (!Kernel::zeroes_rows) return;
         // In a full block, every row sees keys; but its scores may be -inf.

@@ -11,9 +11,9 @@
 // before it. But then the longest CTA of a head is the last one. So the last heads of a launch
 // begin with the first keys. So do heads that share keys, which have the longest CTAs.
 //
-// Asking the L2 for a turn, and moving the sums there, takes longer than the work that a consumer
-// has meanwhile. So one warp besides the producer's waits for each turn of a part, a step before
-// the consumers need it. When the sums have arrived, it passes the turn on. Consumers use only
+// Asking the L2 for a turn, and moving the sums there, takes longer than a consumer's other work in
+// this time. So an extra warp waits for each turn of a part, a step before the consumers need it.
+// When the sums have arrived, it passes the turn on. Consumers use only
 // barriers of their CTA.
 #pragma once
 
@@ -39,13 +39,13 @@ FS_DEVICE void fence_acq_rel() {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-// How the warp that keeps turns and the warpgroups that add to dq communicate. Each warpgroup has
-// its own barrier for turns, because a warpgroup with every third turn must not see the turns of
-// others. Each part has a barrier for its sums.
+// The barriers between the warp that keeps turns and the warpgroups that add to dq. Each warpgroup
+// has its own barrier for turns, because a warpgroup with every third turn must not see the turns
+// of others. Each part has a barrier for its sums.
 //
 // With split roles, a part is one half of the columns of each warpgroup. The two halves are added
-// half a step apart. If both halves had one turn together, only the time between the second half of
-// a step and the first half of the next would be left to pass it on and to wait for it.
+// half a step apart. If both halves shared one turn, only the time from the second half of a step
+// to the first half of the next would be left to pass it on and to wait for it.
 template <class Kernel>
 struct dQOrder {
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
@@ -76,7 +76,7 @@ struct dQOrder {
             odd ^= 1;
         }
     }
-    // Says that this warp has added its sums.
+    // Signals that this warp has added its sums.
     FS_DEVICE void advance(int part, int lane) const {
         if constexpr (kOrdered) {
             __syncwarp();
@@ -124,7 +124,7 @@ struct dQTurns {
         const KeyBlock<Kernel> keys(args.problem, number);
         int n_steps = keys.n_steps();
         if (n_steps == 0) return;
-        // `turn`: how many blocks of keys of the sequence come before this one. The last of them
+        // `turn`: the number of the sequence's blocks of keys before this one. The last of them
         // also adds to the blocks of queries in `shared`. For all other blocks of queries, this
         // block of keys is the first.
         const int place = keys.first_key / Kernel::B_c;

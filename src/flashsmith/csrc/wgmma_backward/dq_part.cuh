@@ -7,7 +7,7 @@
 
 namespace flashsmith {
 
-// Adds fp32 numbers in shared memory to those in global memory.
+// Adds fp32 numbers in shared memory to numbers in global memory.
 FS_DEVICE void bulk_add(float* gmem, uint32_t smem, uint32_t bytes) {
     asm volatile(
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(gmem),
@@ -61,7 +61,7 @@ struct dQPart : ConsumerScores<Kernel> {
         return keys.n_steps();
     }
 
-    // Which part of dQ = dS K this warpgroup computes.
+    // The part of dQ = dS K that this warpgroup computes.
     FS_DEVICE int part() const { return Kernel::alternates_dq ? 0 : warpgroup; }
     FS_DEVICE void start_dq() {
         const int part = this->part();
@@ -106,8 +106,8 @@ struct dQPart : ConsumerScores<Kernel> {
         finish_dq();
         if constexpr (kSumsBesideScores) add_dq();
     }
-    // Adds the last dq, if there is one, to its sums while another GEMM runs. Without the branch,
-    // ptxas would move these instructions between the GEMMs and serialise those.
+    // Adds the last dq, if any, to its sums while another GEMM runs. Without the branch, ptxas
+    // would move these instructions between the GEMMs and serialise the GEMMs.
     FS_DEVICE void add_dq() {
         if (CFG.ordered_dq && !Kernel::has_lists ? dq_head < 0 : dq_block < blocks.begin) return;
         if constexpr (CFG.bulk_sums) return add_dq_by_tma();
@@ -146,12 +146,12 @@ struct dQPart : ConsumerScores<Kernel> {
         return args.dq_sums + Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - step) +
                part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
     }
-    // With lists: those in the block of queries that begins at a statistic.
+    // With lists: the sums in the block of queries that begins at a statistic.
     FS_DEVICE float* sums_of_lane(int64_t statistic) const {
         return args.dq_sums + Kernel::first_dq_sum(statistic) + this->part() * Kernel::part_sums +
                (warp * Kernel::warp_lanes + lane) * 4;
     }
-    // With lists, a stage of dS has its step.
+    // With lists, a stage of dS stores its step.
     FS_DEVICE void find_dq_sums() {
         const auto step =
             ListedStep::load(smem + Kernel::dS_entries + 8 * stages.read.stage(), lane);

@@ -21,7 +21,7 @@ FS_DEVICE void stmatrix_x4_transposed(uint32_t smem, const uint32_t (&d)[4]) {
 template <class Kernel>
 struct dSStages {
     static constexpr int kStages = Kernel::CFG.ds_stages;
-    // How many warps arrive at a full barrier, and at an empty one.
+    // The number of warps that arrive at a full barrier, and at an empty one.
     static constexpr int kWriters = Kernel::key_groups * kWarpsPerWarpgroup;
     static constexpr int kReaders = Kernel::dq_parts * kWarpsPerWarpgroup;
 
@@ -44,7 +44,7 @@ struct dSStages {
         mbarrier_wait(barriers().empty(written.stage()), written.phase() ^ 1);
         return tile(written.stage());
     }
-    // Makes what this warp has stored visible to wgmma.
+    // Makes this warp's stores visible to wgmma.
     FS_DEVICE void commit(int lane) {
         if constexpr (Kernel::CFG.without_dq) return __syncwarp();
         tma_store_fence();

@@ -41,7 +41,7 @@ struct DvFirst {
     }
 };
 
-// The same, but dq overlaps the exponentials of the next step.
+// Like DvFirst, but dq overlaps the exponentials of the next step.
 struct LateDq {
     template <bool kWithdQ, class Consumer>
     FS_DEVICE static void step(Consumer& c) {

@@ -1,5 +1,5 @@
-// What a CTA has to do: a block of keys of one head, and the blocks of queries that see them, for
-// all heads that share the keys.
+// The work of a CTA: a block of keys of one head, and the blocks of queries that see them, for all
+// heads that share the keys.
 #pragma once
 
 #include "backward/key_mask.cuh"
@@ -8,7 +8,7 @@
 
 namespace flashsmith {
 
-// Stands for the number of a block when no block is left.
+// The block number that means that no block is left.
 constexpr uint32_t kNoKeyBlock = 0xffffffffu;
 
 template <class Kernel>

@@ -7,17 +7,17 @@
 
 namespace flashsmith {
 
-// With ordered_dq: the order in which blocks of keys add to a block of queries. The workspace has
-// these numbers behind the lists.
+// With ordered_dq: the order in which blocks of keys add to a block of queries. In the workspace
+// these numbers follow the lists.
 template <class Kernel>
 struct BlockRanks {
     BlockLists<Kernel::SEMANTICS, BackwardKernelArgs> lists;
 
-    // How many blocks of keys before that of a list visit a block of queries.
+    // The number of blocks of keys before a list's own that visit a block of queries.
     FS_DEVICE int32_t& rank(int64_t list, int block) const {
         return behind_lists()[list * lists.n_blocks + block];
     }
-    // How many blocks of keys of a list's head visit it.
+    // The number of blocks of keys of a list's head that visit it.
     FS_DEVICE int32_t& total(int64_t list, int block) const {
         return behind_lists()[(lists.count() + list / lists.tiles_per_head) * lists.n_blocks +
                               block];

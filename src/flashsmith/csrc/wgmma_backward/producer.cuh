@@ -44,8 +44,8 @@ struct BackwardProducer {
         } else {
             while (number < args.n_key_blocks) {
                 const uint32_t given = load(number);
-                // Each CTA requests blocks until there are none, so there are n_key_blocks requests
-                // in total. The last of them resets the counter.
+                // Each CTA requests blocks until none is left, so n_key_blocks requests are made in
+                // total. The last of them resets the counter.
                 if (given == args.n_key_blocks - 1) atomicExch(args.key_block_counter, 0);
                 number = gridDim.x + given;
             }
@@ -56,8 +56,8 @@ struct BackwardProducer {
 
   private:
     // Loads everything for one block of keys. A persistent CTA also requests its next block here;
-    // the result is the value of the counter. This takes some time, but if it came too early, a CTA
-    // could have two blocks while others have none.
+    // the result is the value of the counter. The request takes some time, but if it came too
+    // early, a CTA could have two blocks while others have none.
     FS_DEVICE uint32_t load(uint32_t number) {
         if constexpr (Kernel::has_lists) return load_listed(number);
         const KeyBlock<Kernel> keys(args.problem, number);
@@ -88,7 +88,7 @@ struct BackwardProducer {
         return next;
     }
 
-    // The same for a block of keys that visits the blocks of queries of lists.
+    // Loads everything for a block of keys that visits the blocks of queries of lists.
     FS_DEVICE uint32_t load_listed(uint32_t number) {
         const KeyBlock<Kernel> keys(args.problem, number);
         if (CFG.persistent && !keys.exists()) return request();

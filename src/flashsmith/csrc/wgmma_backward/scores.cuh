@@ -1,4 +1,4 @@
-// What a consumer warpgroup computes between its GEMMs: P from S, and dS from dP, both masked and
+// The work of a consumer warpgroup between its GEMMs: P from S, and dS from dP, both masked and
 // rounded.
 #pragma once
 
@@ -21,11 +21,11 @@ struct ConsumerScores : ConsumerState<Kernel> {
 
     using Base::Base;
 
-    // If registers are left, the statistics are loaded during the product that is waited for. The
-    // product's instructions precede these loads in the queue, however. With early_rows, the
-    // statistics of kTilesFirst tiles of S are therefore loaded before it, and D's as well if there
-    // are still more registers. A softcap leaves no registers: P is live in addition to S, and tanh
-    // takes some.
+    // If registers are left, the statistics are loaded during the product that is waited for.
+    // However, the product's instructions precede these loads in the queue. With early_rows, the
+    // statistics of kTilesFirst tiles of S are therefore loaded before the product, and also D's if
+    // even more registers are left. A softcap leaves no registers: P is live in addition to S, and
+    // tanh takes some.
     static constexpr bool kRowsMayWait = kSumsBesideScores || !Kernel::changes_scores;
     static constexpr int kSums = (Kernel::d_head + Kernel::d_v) / 2;  // registers of dk and dv
     static constexpr bool kLoadsRowsEarly =
@@ -134,7 +134,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
             pack_fragment<value_t>(rounded[step], x[0][2 * step], x[0][2 * step + 1]);
     }
 
-    // Sets elements to zero whose query does not see the key or does not exist.
+    // Sets elements whose query does not see the key, or does not exist, to zero.
     FS_DEVICE void mask(typename Kernel::Scores& x) const {
         const int key = first_key + warp * kWarpRows + lane / 4;
         const int query = block * Kernel::B_r + lane % 4 * 2;

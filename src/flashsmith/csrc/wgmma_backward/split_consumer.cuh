@@ -71,9 +71,9 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
     }
 
     // Both roles use this order. Adding to the sums of dq in global memory takes as long as all
-    // GEMMs of a step. So each half of a warpgroup's columns is added during another GEMM. This is
-    // dq of the step before, so that no warpgroup waits for dS. No GEMM may be running where the
-    // loop begins; see dv_first.cuh.
+    // GEMMs of a step. So each half of a warpgroup's columns is added during another GEMM. The dq
+    // that is added is the previous step's, so that no warpgroup waits for dS. No GEMM may be
+    // running where the loop begins; see dv_first.cuh.
     template <bool kOfV>
     FS_DEVICE void compute(int n_steps) {
         step<kOfV, false>();
@@ -209,7 +209,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
     FS_DEVICE uint32_t P_phase() const {
         return (d_o.state.phase() * Base::CFG.do_stages + d_o.state.stage()) % 2;
     }
-    // Sends the contents of S. With a softcap that is not P; see exponentiate().
+    // Sends the contents of S. With a softcap S is not P; see exponentiate().
     FS_DEVICE void send_P() {
         mbarrier_wait(P_barriers().empty(0), P_phase() ^ 1);
 #pragma unroll

@@ -22,9 +22,9 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr bool has_program = SEMANTICS.has_program();
     // Whether blocks of keys visit the blocks of queries of lists, not of a range.
     static constexpr bool has_lists = SEMANTICS.program_masks;
-    // Whether consumers set rows to zero that see no key.
+    // Whether consumers set rows that see no key to zero.
     static constexpr bool zeroes_rows = SEMANTICS.hides_keys() || has_program;
-    // Whether P and the scores that it was computed from differ in more than the exponential.
+    // Whether more than the exponential lies between the scores and P.
     static constexpr bool changes_scores = SEMANTICS.changes_scores || !kSlopeIsOne<SEMANTICS>;
     using PrepareArgs = std::conditional_t<prepare_takes_program(SEMANTICS), BackwardProgramArgs,
                                            BackwardKernelArgs>;
@@ -68,7 +68,8 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int dq_parts = CFG.dq_parts();
     static constexpr int dq_block_floats = CFG.dq_block_floats();
     static_assert(dq_parts <= CFG.kCounters);
-    // Where the sums of a block of queries begin; `statistic` is that of its first row.
+    // The begin of the sums of a block of queries; `statistic` is the index of its first row's
+    // statistics.
     FS_DEVICE static int64_t first_dq_sum(int64_t statistic) {
         if constexpr (CFG.ordered_dq) return statistic / B_r * dq_block_floats;
         return statistic * d_head;
@@ -77,8 +78,8 @@ struct StaticHopperBackwardKernelConfig {
 
     // If two warpgroups divide the columns of dQ and there are three panels, each has one panel and
     // half of the middle one. A GEMM needs a panel, followed by half of the next one at a constant
-    // distance. So the middle panel of K is stored after the other two, and that of V too if it has
-    // as many.
+    // distance. So the middle panel of K is stored after the other two, and also V's if V has
+    // three.
     static constexpr bool halves_a_panel = CFG.shares_columns() && n_panels == 3 && dq_parts == 2;
     FS_DEVICE static constexpr int place_of_panel(int panel) {
         return halves_a_panel && panel > 0 ? n_panels - panel : panel;
@@ -135,7 +136,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int do_barriers = Q_barriers + 16 * CFG.q_stages;
     static constexpr int dS_barriers = do_barriers + 16 * CFG.do_stages;
     static constexpr int number_offset = dS_barriers + 16 * CFG.ds_stages;
-    // With split_roles there is no number. In its place is a barrier for rows that are set to zero.
+    // With split_roles there is no number. A barrier for rows that are set to zero replaces it.
     static constexpr int rows_barrier = number_offset;
     static constexpr int order_barriers = number_offset + 16;
     static_assert(order_barriers + 16 * n_warpgroups * CFG.ordered_dq <= CFG.smem_bytes());
@@ -144,8 +145,8 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int dS_entries = Q_entries + 8 * CFG.q_stages;
     static_assert(!has_lists || dS_entries + 8 * CFG.ds_stages <= CFG.smem_bytes());
 
-    // What the constants above and the kernel assume. `flashsmith explain` lists all rules with
-    // their reasons.
+    // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
+    // rules with their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");

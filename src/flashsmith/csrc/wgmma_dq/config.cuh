@@ -11,7 +11,7 @@
 
 namespace flashsmith {
 
-// The fields, their order and their meaning are those of the Python class. A new knob is added at
+// The fields, their order and their meaning match the Python class. A new knob is added at
 // the end; if it is 0, nothing may change.
 struct WgmmaDqKernelConfig {
     DType dtype;
@@ -45,7 +45,7 @@ struct HopperDqKernelArgs {
     BackwardKernelArgs problem;
 };
 
-// The same for kernels of a program.
+// The arguments of kernels of a program.
 struct HopperDqProgramArgs : HopperDqKernelArgs {
     ProgramArgs program;
 };

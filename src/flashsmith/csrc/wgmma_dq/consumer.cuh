@@ -245,7 +245,7 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
             pack_fragment<value_t>(dS[step], dP[0][2 * step], dP[0][2 * step + 1]);
     }
 
-    // Sets dS of keys to zero that the row does not see.
+    // Sets dS of keys that the row does not see to zero.
     FS_DEVICE void mask() {
         const auto seen = [&](int, int r) { return tile.key_mask.keys(row + 8 * r); };
         mask_keys<SEMANTICS>(dP, lane, block * Kernel::B_c, seen, 0.0f);

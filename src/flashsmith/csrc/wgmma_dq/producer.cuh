@@ -41,7 +41,7 @@ struct DqProducer {
         }
     }
 
-    // The same for the blocks of a list. The next entry is requested a step ahead.
+    // Loads a tile that visits the blocks of a list. The next entry is requested a step ahead.
     FS_DEVICE void load_listed() {
         const int32_t* const entries = tile.list + kBlockListHeader;
         const int n_steps = tile.n_steps();

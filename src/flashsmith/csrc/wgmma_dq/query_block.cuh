@@ -1,4 +1,4 @@
-// What a CTA has to do: a block of queries of one head, and the blocks of keys that they see.
+// The work of a CTA: a block of queries of one head, and the blocks of keys that they see.
 #pragma once
 
 #include "backward/key_mask.cuh"

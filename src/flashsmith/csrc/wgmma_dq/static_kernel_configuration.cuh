@@ -19,8 +19,8 @@ struct StaticHopperDqKernelConfig {
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
     static constexpr bool has_program = SEMANTICS.has_program();
-    // Whether blocks of queries visit the blocks of keys of lists, not of a range. The names below
-    // are those that the kernels that write lists use.
+    // Whether blocks of queries visit the blocks of keys of lists, not of a range. The kernels that
+    // write lists use the names below.
     static constexpr bool has_lists = SEMANTICS.program_masks;
     static constexpr int query_groups = CFG.n_warpgroups, dq_rows = CFG.B_r, step_keys = CFG.B_c;
     using PrepareArgs = std::conditional_t<prepare_takes_program(SEMANTICS), BackwardProgramArgs,
@@ -73,8 +73,8 @@ struct StaticHopperDqKernelConfig {
     static constexpr int K_entries = V_barriers + 16 * CFG.v_stages;
     static_assert(K_entries + 4 * has_lists * CFG.k_stages <= CFG.smem_bytes());
 
-    // What the constants above and the kernel assume. `flashsmith explain` lists all rules with
-    // their reasons.
+    // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
+    // rules with their reasons.
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0 && d_head <= 256,
                       "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");

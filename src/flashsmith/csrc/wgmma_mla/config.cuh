@@ -16,7 +16,7 @@ constexpr int kMlaStages = 2;  // blocks in flight, one for each consumer warpgr
 constexpr int kMlaConsumers = 2;
 constexpr int kMlaThreads = kWarpgroupThreads * (kMlaConsumers + 1);
 
-// The fields, their order and their meaning are those of the Python class.
+// The fields, their order and their meaning match the Python class.
 struct WgmmaMlaKernelConfig {
     DType dtype;
     int d_head;    // columns of q and of the cache

@@ -14,7 +14,7 @@
 
 namespace flashsmith {
 
-// Numbered barriers; 0 is that of __syncthreads.
+// Numbered barriers; 0 belongs to __syncthreads.
 constexpr int kBothBarrier = 1, kFirstPBarrier = 2, kSecondPBarrier = 3;
 
 template <class Kernel, int kHalf>
@@ -66,7 +66,7 @@ struct MlaConsumer {
         finish(part);
     }
 
-    // The first warpgroup. Meanwhile the second one computes its scores.
+    // The first warpgroup. Meanwhile the second warpgroup computes its scores.
     FS_DEVICE void own_block_first(int i, bool is_pair) {
         compute_scores(i);
         compute_probabilities();
@@ -145,7 +145,7 @@ struct MlaConsumer {
                                  v + Panel::row_step(step), true);
         wgmma_commit();
     }
-    // Nothing reads a half of V later than this.
+    // This is the last read of a half of V.
     FS_DEVICE void finish_PV_gemm(int i) {
         wgmma_wait<0>(O);
         release(i, kHalf);

@@ -1,6 +1,6 @@
 // Attention over a latent cache (sm_90a): a row of the cache is a key, and its first columns are
-// the value. All query heads share it, so that a CTA multiplies 64 rows, heads and tokens, with
-// each block of keys, and reads the block from global memory once for scores and output.
+// the value. All query heads share it: a CTA multiplies 64 rows (heads of tokens) by each block of
+// keys, and reads the block from global memory once for scores and output.
 #pragma once
 
 #include "mla/append_kernel.cuh"
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     const uint32_t tiles = args.batch * args.tiles;
     const MlaTile<Kernel> tile(args, block_index() % tiles);
     const int part = static_cast<int>(block_index() / tiles);
-    // Every CTA waits: the next launch waits for this one only, not for the one that appends.
+    // Every CTA waits: the next launch waits only for this one, not for the launch that appends.
     wait_for_launch_before();
     allow_next_launch();
     if (!tile.exists() || part >= tile.parts) return;

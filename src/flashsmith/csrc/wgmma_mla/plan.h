@@ -6,8 +6,8 @@
 
 namespace flashsmith {
 
-// Plans one call: the launch that appends, if rows are given, the main one, and the one that merges
-// if a tile's keys may be split. Throws std::invalid_argument if the call and the kernels do not
+// Plans one call: appending, if rows are given; the main launch; and merging, if a tile's keys may
+// be split. Throws std::invalid_argument if the call and the kernels do not
 // match, or if the device cannot hold the kernel.
 Plan plan_mla(const WgmmaMlaKernelConfig& config, NumberReader& numbers, Tensors tensors,
               const DeviceSpec& device, const Semantics& semantics);

@@ -67,7 +67,7 @@ struct MlaProducer {
         TmaBox<true> from{0, kRowsOfMap - left, cache_block * args.map_rows + slot + left, 0};
         const uint32_t to =
             smem + Kernel::K_offset + stage * Kernel::tile_bytes + box * Kernel::Panel::kRowBytes;
-        // In the order in which they become free and are read.
+        // In the order in which sections become free and are read.
         load_section<kTail>(i, from, to);
         load_section<0>(i, from, to);
         load_section<1>(i, from, to);

@@ -29,7 +29,7 @@ struct StaticMlaConfig {
     using Panel = flashsmith::Panel<64>;
     static constexpr int n_panels = d_head / Panel::kColumns;
     static constexpr int half_panels = half / Panel::kColumns;
-    // Q and a block of keys have equally many rows.
+    // Q and a block of keys have the same number of rows.
     static_assert(kMlaRows == kWarpgroupRows && kMlaKeys == kMlaRows);
     static constexpr int panel_bytes = kMlaKeys * Panel::kRowBytes;
     static constexpr int tile_bytes = n_panels * panel_bytes;

@@ -232,7 +232,7 @@ class FlashForwardKernelConfig(ForwardConfig):
 
     @property
     def kv_tiles(self) -> int:
-        """How many tiles of K are in shared memory; there are as many of V."""
+        """How many tiles of K are in shared memory at once; V has the same number."""
         return self.kv_stages or 1
 
     def smem_bytes(self, elem_size: int = 2) -> int:

@@ -37,7 +37,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over K and V; what is outside the loop does not count.
+    """FLOP per byte in the loop over K and V, without the work outside the loop.
 
     A step of the loop does 2 B_r B_c (d + d_v) FLOP. K and V are read from global memory once per
     CTA, and from shared memory once per warp. Q is read from shared memory too, unless its
@@ -118,7 +118,7 @@ def eager(cfg: Any) -> str:
 def swizzle(cfg: Any) -> str:
     if not cfg.swizzled:
         return "rows are stored unswizzled: the eight rows of an ldmatrix share their banks"
-    # The layout consists of panels with 64 columns, and one with 32 columns for the rest.
+    # The layout consists of panels of 64 columns, and one panel of 32 columns for the rest.
     wide, narrow = "c xor (r mod 8)", "c xor (r / 2 mod 4)"
     if cfg.d_head % 64 == 0:
         where = wide

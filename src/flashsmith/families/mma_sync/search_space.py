@@ -53,7 +53,7 @@ MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
 }
 SEARCH_D_HEADS = (64, 96, 128, 256)
 
-# Of the 255 registers of a thread, O, S and Q together may take this many. The others are needed
+# O, S and Q together may take this many of a thread's 255 registers. The others are needed
 # for addresses, row statistics and the fragments of K and V.
 _MAX_HELD_REGISTERS = 208
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)

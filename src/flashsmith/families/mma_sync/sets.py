@@ -43,8 +43,8 @@ def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:
         return False
     q_in_registers = cfg.Q_mma_load_K_tiles == 0
     if cfg.B_r == 64:
-        # With 8 warps, a warp would own 8 rows. For each length of tiles, Q is only in registers or
-        # only in shared memory, which halves the space.
+        # With 8 warps, a warp would own 8 rows. For each tile length, only one place of Q is tried,
+        # registers or shared memory, which halves the space.
         wrong_for_32 = cfg.B_c == 32 and q_in_registers
         wrong_for_64 = cfg.B_c == 64 and not q_in_registers
         return not (cfg.n_warps == 8 or wrong_for_32 or wrong_for_64)
@@ -112,8 +112,8 @@ def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKern
     It is sorted, and the same on every machine.
 
     Each pair of values of two knobs that occurs in any config that is legal on `device` (None: the
-    A100) occurs in a config of this set. So it contains configs without cp.async, eager ones
-    without async, loads of 4 to 16, 8 warps, d_head 64 and both dtypes.
+    A100) occurs in a config of this set. So it contains configs without cp.async (also with eager
+    loads), loads of 4 to 16 tiles, 8 warps, d_head 64 and both dtypes.
     """
     found = cover(FlashForwardKernelConfig.family, device or DEFAULT_DEVICE)
     return [cfg for cfg in found if isinstance(cfg, FlashForwardKernelConfig)]
@@ -167,7 +167,7 @@ SHAPES = (
 def candidates(
     dtype: DType, d_head: HeadDims, device: DeviceSpec
 ) -> tuple[FlashForwardKernelConfig, ...]:
-    """Kernels of those SHAPES that are legal on the device."""
+    """The kernels with one of the SHAPES that are legal on the device."""
     configs = (_of_shape(dtype, d_head, *shape) for shape in SHAPES)
     return tuple(config for config in configs if is_legal(config, device))
 
@@ -175,11 +175,11 @@ def candidates(
 def _of_shape(
     dtype: DType, d_head: HeadDims, rows: int, keys: int, n_warps: int
 ) -> FlashForwardKernelConfig:
-    """The kernel with this shape and the optimisations that were worthwhile on an H200.
+    """The kernel with this shape and the optimisations that paid off on an H200.
 
-    Q stays in registers if enough others are left, which is 4-7% faster with d 64 and slower with
-    larger d. If O takes half of all registers, the peeled first tile of optimized_softmax spills
-    more than it saves (causal, d 128: 325 and not 338 TFLOP/s).
+    Q stays in registers if enough registers are left for the rest: 4-7% faster with d 64, slower
+    with larger d. If O takes half of all registers, the peeled first tile of optimized_softmax
+    spills more than it saves (causal, d 128: 325 and not 338 TFLOP/s).
     """
     d_head, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
     of_a_warp = rows // n_warps * max(d_head, d_v)
@@ -194,7 +194,7 @@ def _of_shape(
 
 def canonical(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> FlashForwardKernelConfig | None:
     """The canonical counterpart of `cfg`: it has the canonical tile of keys, and no knob that
-    changes the order. Each warp has 16 rows. The number of K/V stages, and after it the number of
+    changes the order. Each warp has 16 rows. First the number of K/V stages, then the number of
     warps, is the largest that fits in shared memory."""
     made = (
         FlashForwardKernelConfig(

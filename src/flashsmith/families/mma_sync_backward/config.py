@@ -134,7 +134,7 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def scores(self) -> int:
-        """How many fp32 elements of S a lane computes per step; there are as many of dP."""
+        """How many fp32 elements of S a lane computes per step; dP has the same number."""
         return self.B_r * self.B_c // self.n_threads
 
     @property

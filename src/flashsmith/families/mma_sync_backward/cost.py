@@ -37,7 +37,7 @@ _FLOAT_BYTES = 4
 _PER_SCORE, _PER_PRODUCT, _PER_SUM, _PER_STEP = 9.0, 1.6, 25.0, 180.0
 # The share of a warp's own chain that does not overlap with other warps.
 _ALONE = 0.83
-# Cycles per barrier, including those for exchanges between warps, and per wait for copies.
+# Cycles per barrier, including barriers for exchanges between warps, and per wait for copies.
 _BARRIER, _LATENCY = 100.0, 620.0
 # Cycles for the launch, the first copies and the epilogue.
 _CTA_CYCLES = 6000.0
@@ -52,7 +52,7 @@ def tile_work(
     registers: int | None,
     gradients: str = "",
 ) -> TileWork:
-    """The work of the kernel that keeps keys, for the gradients that are named.
+    """The work of the kernel that keeps keys, for the named gradients.
 
     If ``registers`` is None, they are estimated.
     """
@@ -75,7 +75,7 @@ def tile_work(
     read *= cfg.n_warps
     exchanged = (columns > 1) + (columns > 1 or atomics)
     if atomics:
-        # Reads of dS and K for dQ. The warps divide dQ so that these are fewest.
+        # Reads of dS and K for dQ. The warps divide dQ so that they need the fewest reads.
         read += cfg.B_c * min(
             cfg.B_r * (cfg.n_warps // rows) + cfg.d_head * rows
             for rows in (1, 2, 4)
@@ -157,7 +157,7 @@ def _work(
         sums * _FLOAT_BYTES / reduced_per_clock(device),
         streamed / rates.l2,
     )
-    # Of the warps that share a quarter of the SM, the chain of one does not overlap.
+    # The chain of one of the warps that share a quarter of the SM does not overlap.
     chain = QUARTERS / cfg.n_warps * (mma + shared + exp2 + issue) * _ALONE
     waits = barriers * _BARRIER + (_LATENCY if cfg.stages == 1 else 0.0)
     steps = (joined([*(n * bound for bound in bounds), chain + waits]) for n in range(resident + 1))

@@ -29,7 +29,7 @@ def smem_map(cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
 
 
 def intensity(cfg: FlashBackwardKernelConfig) -> Intensity:
-    """FLOP per byte in the loop over queries; what is outside the loop does not count.
+    """FLOP per byte in the loop over queries, without the work outside the loop.
 
     A step does 2 B_r B_c (3 d + 2 d_v) FLOP, or one d less without dq. Q and do are read from
     global memory once per CTA. From shared memory, each warp reads its parts of K, V, Q, do, dS

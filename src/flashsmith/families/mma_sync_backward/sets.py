@@ -13,8 +13,8 @@ from flashsmith.semantics.dtype import DType
 # By d_head: (B_r, B_c, n_warps, column_warps, stages), in order of preference. For each d_head up
 # to 256, the last tile fits in 101,376 bytes of shared memory, however dq is summed. The tiles for
 # d 64 and 128 were the fastest of 57 and of 51 configs on an H200. On an A100, the first tile for
-# d 128 fits only with one stage. The tiles for 32 and 96 are derived from these; those for 192, 256
-# and 512 were not compared with others.
+# d 128 fits only with one stage. The tiles for 32 and 96 are derived from these; the tiles for 192,
+# 256 and 512 were not compared with others.
 _TILES: dict[HeadDims, tuple[tuple[int, int, int, int, int], ...]] = {
     32: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
     64: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
@@ -25,7 +25,7 @@ _TILES: dict[HeadDims, tuple[tuple[int, int, int, int, int], ...]] = {
     # Four warps share the columns of 16 keys. It fits in 232,448 bytes, and only with atomics: a
     # warp has no registers for 16 rows of dq.
     512: ((64, 32, 8, 4, 1),),
-    # Those of the wider of the two.
+    # The tiles of the wider of the two.
     HeadPair(64, 128): ((64, 128, 8, 2, 2), (64, 64, 4, 2, 2), (64, 64, 4, 2, 1)),
     HeadPair(128, 64): ((64, 128, 8, 2, 2), (64, 64, 4, 2, 2), (64, 64, 4, 2, 1)),
     HeadPair(192, 128): ((64, 64, 8, 2, 1), (32, 32, 4, 2, 1)),

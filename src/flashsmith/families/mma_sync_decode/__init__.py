@@ -86,7 +86,8 @@ class MmaSyncDecodeFamily(Family):
         if not isinstance(d, HeadPair):
             d_head = min(d_head for d_head in self.knob_values["d_head"] if d <= d_head)
         device = device_spec(self.oldest_arch)
-        first, *others, last = sets.candidates(dtype, d_head, device)
+        found = sets.candidates(dtype, d_head, device)  # of d 512 there is one
+        first, others, last = found[0], found[1:-1], found[-1]
         last = replace(last, chunk_rows=64, cluster=8, full_tiles=True)
         chunks = (replace(first, chunk_rows=128), *others, last)
         # These are like configs in the shipped tables of winners.

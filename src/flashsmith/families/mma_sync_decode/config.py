@@ -17,10 +17,12 @@ from flashsmith.families.knob import knob
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
-# What most configs have: the fewest keys of a part, and the most parts per SM.
+# The usual fewest keys of a part, and the usual most parts per SM.
 MIN_KEYS, PARTS_PER_SM = 128, 1
 MMA_ROWS = 16  # Rows of one MMA m16n8k16, and also its depth k
 _STATISTICS_BYTES = 8  # For each row of a warp, its maximum and its sum
+# A warp has registers for 16 rows' sums of this many columns; of wider rows, it has only some.
+_MOST_COLUMNS_OF_WARP = 256
 _PANEL_BYTES = 64  # Bytes of a narrow panel's row in shared memory
 _TARGET_BYTES = 80  # For the description of a CTA's run (RunInfo) and the CTA's next searches
 
@@ -47,10 +49,10 @@ class FlashDecodeKernelConfig(KernelConfig):
     )
     d_head: int = knob(
         "head dimension, elements",
-        values=(64, 96, 128, 192, 256),
+        values=(64, 96, 128, 192, 256, 512),
         effect=lambda cfg: (
             f"scores take {cfg.d_head // MMA_ROWS} k16-steps; a lane sums {cfg.accumulators} "
-            "elements of o"
+            "elements of o" + (", whose columns warps share" if cfg.own_columns else "")
         ),
         where="StaticDecodeKernelConfig",
     )
@@ -73,7 +75,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         values=(2, 4, 8),
         effect=lambda cfg: (
             f"{cfg.n_threads} threads per CTA, whose warps share the stages"
-            if cfg.own_rows
+            if cfg.shares_stages
             else f"{cfg.n_threads} threads per CTA; no warp waits for another's keys"
         ),
         where="StaticDecodeKernelConfig",
@@ -270,7 +272,7 @@ class FlashDecodeKernelConfig(KernelConfig):
     def value_warps(self) -> int:
         """If a cluster computes a chunk together: the warps that copy V.
 
-        Each stage has as many, and there are four in all if possible.
+        Every stage has the same number, in all four if possible.
         """
         return self.stages * max(1, 4 // self.stages) if self.chunk_cluster else 0
 
@@ -281,8 +283,19 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def cluster_waves(self) -> int:
-        """For how many tiles of a round one of these warps computes the probabilities."""
+        """The number of tiles of a round whose probabilities one of these warps computes."""
         return -(-self.chunk_cluster // self.probability_warps) if self.chunk_cluster else 0
+
+    @property
+    def own_columns(self) -> bool:
+        """Whether each warp has its own columns of o and all keys of a stage, because a row's sums
+        do not fit in the registers of a warp."""
+        return self.d_head > _MOST_COLUMNS_OF_WARP
+
+    @property
+    def shares_stages(self) -> bool:
+        """Whether warps multiply all keys of a stage, and not only those that they copy."""
+        return self.own_rows or self.own_columns
 
     @property
     def keys_per_warp(self) -> int:
@@ -291,9 +304,9 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def multiplied_keys(self) -> int:
-        """How many keys of a stage one warp multiplies: with own_rows all, otherwise those that it
-        copies."""
-        return self.B_c if self.own_rows else self.keys_per_warp
+        """How many keys of a stage one warp multiplies: all if warps share the stages, otherwise
+        those that it copies."""
+        return self.B_c if self.shares_stages else self.keys_per_warp
 
     @property
     def rows_per_warp(self) -> int:
@@ -310,7 +323,8 @@ class FlashDecodeKernelConfig(KernelConfig):
         if self.canonical:
             groups = -(-self.d_head_v // MMA_ROWS // self.n_warps)
             return 2 * self.B_r * groups * MMA_ROWS // THREADS_PER_WARP
-        return self.rows_per_warp * self.d_head_v // THREADS_PER_WARP
+        columns = self.d_head_v // (self.n_warps if self.own_columns else 1)
+        return self.rows_per_warp * columns // THREADS_PER_WARP
 
     @property
     def scores(self) -> int:
@@ -342,15 +356,17 @@ class FlashDecodeKernelConfig(KernelConfig):
     def other_sums_bytes(self) -> int:
         """Bytes for those of a warp's 16 rows of sums, over all warps, that do not fit in its
         stage when warps merge their states."""
-        if self.own_rows or self.canonical:
+        if self.shares_stages or self.canonical:
             return 0
         return self.n_warps * (MMA_ROWS - self.rows_in_stage) * self.d_head_v * 4
 
     @property
     def rows_in_stage(self) -> int:
-        """Rows of a warp's sums, of 16, for which its stage has room when warps merge their
+        """How many of the 16 rows of a warp's sums fit in its stage when warps merge their
         states."""
-        return MMA_ROWS if MMA_ROWS * self.d_head_v * 4 <= self.warp_stage_bytes else MMA_ROWS // 2
+        if self.own_columns or MMA_ROWS * self.d_head_v * 4 <= self.warp_stage_bytes:
+            return MMA_ROWS
+        return MMA_ROWS // 2
 
     @property
     def warp_stage_bytes(self) -> int:
@@ -369,14 +385,14 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def own_tiles_in_registers(self) -> int:
-        """For how many of the own_tiles the sums over the first subtree of a run stay in
+        """The number of the own_tiles whose sums over the first subtree of a run stay in
         registers."""
         most = (25 if self.B_c == 32 else 16) - self.own_tiles
         return min(max(most, 0), self.own_tiles)
 
     @property
     def most_ctas(self) -> int:
-        """For how many CTAs per SM the registers suffice; 0: only shared memory limits them."""
+        """The number of CTAs per SM that the registers allow; 0: only shared memory limits it."""
         return 256 // self.n_threads if self.own_rows else 0
 
     @property
@@ -408,7 +424,8 @@ class FlashDecodeKernelConfig(KernelConfig):
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: the queries, the stages of K and V, the row
         statistics of the warps, and where the states of a run are stored. With own_rows: the row
-        statistics of the first subtree of a run, and the sums that do not fit in registers."""
+        statistics of the first subtree of a run, and the sums that do not fit in registers. If
+        warps have their own columns: the row statistics and two shares of the scores."""
         # Queries that stay in registers are copied through the last stage.
         queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
         streamed = self._streamed_bytes + self.other_sums_bytes
@@ -416,9 +433,11 @@ class FlashDecodeKernelConfig(KernelConfig):
         if self.own_rows:
             in_shared = self.own_tiles - self.own_tiles_in_registers
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
+        elif self.own_columns:
+            statistics = self.B_r * (_STATISTICS_BYTES + 2 * 4 * self.B_c)
         elif self.chunk_cluster:
-            # What CTAs and warps exchange in a round: scores of eight rows with maxima (in one or
-            # two buffers), P with its sums, factors and maxima (in two), and barriers. This
+            # The data that CTAs and warps exchange in a round: scores of eight rows with maxima (in
+            # one or two buffers), P with its sums, factors and maxima (in two), and barriers. This
             # includes the padding between the columns of V.
             keys = self.chunk_cluster * self.B_c
             statistics = (
@@ -428,7 +447,7 @@ class FlashDecodeKernelConfig(KernelConfig):
                 + 16 * (1 + self.cluster_waves + self.stages)
             )
         elif self.canonical:
-            # What warps exchange for a tile: maxima, sums of 16 keys, and P.
+            # The data that warps exchange for a tile: maxima, sums of 16 keys, and P.
             statistics = self.B_r * (4 * self.n_warps + self.B_c + elem_size * self.B_c)
         return queries + streamed + statistics + _TARGET_BYTES
 

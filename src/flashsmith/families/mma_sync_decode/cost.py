@@ -3,7 +3,7 @@
 One estimates how long a call takes from the bytes that it reads. The other, RunCosts, estimates how
 this depends on the number of runs.
 
-In the first, constants that are not from data sheets are assumptions; they are not fitted. RunCosts
+In the first, constants that are not from data sheets are assumptions, not fitted. RunCosts
 is fitted to timings.
 """
 
@@ -28,7 +28,7 @@ _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
 # Instructions of a warp that load and widen a pair of 8-bit floats: with fp16 a load and a
 # conversion, with bf16 also two to fp32 and one back.
 _PER_PAIR = {DType.FP16: 1.6, DType.BF16: 4.6}
-# By this factor, a run may be longer than the CTA's share (csrc/mma_sync_decode/plan.cc).
+# A run may be longer than the CTA's share by this factor (csrc/mma_sync_decode/plan.cc).
 _ROUNDING_UP = 1.125
 # Cycles that a step takes if the warp runs alone.
 _WARP_STEP = 900.0
@@ -45,13 +45,13 @@ class RunCosts:
     A wave is one run in each CTA that the GPU can hold. The cost of a call is its bytes times a
     factor. Up to one wave, the factor is ``few_ctas`` divided by the waves, but at least
     ``one_turn``. Below ``uneven_from`` waves, ``one_turn`` increases by ``uneven_slope`` times the
-    waves that are missing, but at most by ``uneven_most``, because one SM may then have two CTAs
+    missing waves, but at most by ``uneven_most``, because one SM may then have two CTAs
     while another has one.
 
     Above one wave, a last wave that is not full counts as ``last_start`` plus ``last_slope`` times
     its share of the CTAs, at most as a whole wave. It counts at least as ``last_least``, minus
     ``last_least_fall`` for each full wave before it, because each of its CTAs has more memory
-    bandwidth. If tiles have more than 8 rows, the last wave counts as a whole one, and bytes count
+    bandwidth. If tiles have more than 8 rows, the last wave counts as a whole wave, and bytes count
     ``full_tiles`` times.
 
     Other costs are given as the bytes that the GPU reads in the same time: ``turn_bytes`` for each
@@ -116,7 +116,7 @@ def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
 
 
 def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> tuple[int, int]:
-    """In the invariant split, how many parts each sequence has, and how many keys a part has."""
+    """The number of parts of each sequence, and of keys in a part, in the invariant split."""
     keys = problem.seq_k
     if problem.window is not None:
         keys = min(keys, problem.window[0] + problem.seq_q)
@@ -130,7 +130,7 @@ def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec)
 
 
 def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int) -> int:
-    """Into how many runs the parts of a sequence are grouped, if all sequences are equal."""
+    """The number of runs into which a sequence's parts are grouped, if all sequences are equal."""
     share = _ROUNDING_UP * all_parts / (ctas * cfg.rounds) if all_parts > ctas else 0.0
     length = 1
     while length < parts and 2 * length <= share:
@@ -138,12 +138,12 @@ def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int)
     return -(-parts // length)
 
 
-# min_keys is multiplied by this for chunks; the kernels have the same value.
+# For chunks, min_keys is multiplied by this factor; the kernels have the same value.
 _CHUNK_MIN_KEYS_FACTOR = 8
 
 
 def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKernelConfig:
-    """A config whose main kernel does the work that the kernel for this problem does: `cfg` itself
+    """A config whose main kernel does the same work as the kernel for this problem: `cfg` itself
     or, for many rows, a config with the tiles of the chunk kernel."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if not cfg.chunk_rows or rows <= cfg.most_rows_without_chunks:
@@ -164,8 +164,8 @@ _TILE_ROWS = 2 * WARPGROUP_ROWS
 def most_rows_without_warpgroups(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> float:
-    """Up to how many rows per K/V head the mma.sync kernels compute a sequence, whatever else is in
-    its batch; infinite if the config has no warpgroups."""
+    """The most rows per K/V head with which the mma.sync kernels compute a sequence, in any batch;
+    infinite if the config has no warpgroups."""
     if not cfg.chunk_warpgroups:
         return float("inf")
     filled = device.sm_count * _TENTHS_OF_SMS[cfg.canonical > 0] // 10 * _TILE_ROWS

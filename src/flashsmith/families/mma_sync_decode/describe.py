@@ -19,15 +19,17 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
     """The layout of shared memory: the stages of each warp follow each other; at the end, the sums
-    of the warp are stored in their place. With own_rows, all warps share the stages, and Q is
-    copied to registers through the last one."""
-    if cfg.own_rows:
+    of the warp are stored in their place. Warps with own rows or columns share the stages; with
+    own_rows, Q is copied to registers through the last one."""
+    if cfg.shares_stages:
         shared = [
             (f"{tile} of stage {stage + 1}", 1, cfg.B_c)
             for stage in range(cfg.stages)
             for tile in "KV"
         ]
-        return _regions(cfg, shared, "a run's first subtree")
+        if cfg.own_rows:
+            return _regions(cfg, shared, "a run's first subtree")
+        return _regions(cfg, [("Q", 1, cfg.B_r), *shared], "row statistics, shares of scores")
     warps = [
         (f"{tile} of warp {warp + 1}, stage {stage + 1}", 1, cfg.keys_per_warp)
         for warp in range(cfg.n_warps)
@@ -40,7 +42,7 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
 def _regions(
     cfg: FlashDecodeKernelConfig, tiles: list[tuple[str, int, int]], rest: str
 ) -> Sequence[SmemRegion]:
-    """smem_regions(), with keys and values of as many bytes as they have."""
+    """smem_regions(), with the bytes that keys and values have."""
     regions, begin = [], 0
     for name, _, rows in tiles:
         is_value = name.startswith("V")
@@ -58,7 +60,7 @@ def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
     if cfg.canonical:
         return Order.canonical(arch, cfg.B_c)
     states, warps = ONE_STATE, ""
-    if not cfg.own_rows:
+    if not cfg.shares_stages:
         states = f"{cfg.n_warps}, each of {cfg.keys_per_warp} keys of a tile"
         warps = "of a part by warp, then "
         if cfg.chunk_rows:
@@ -81,12 +83,14 @@ def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
 
     A key costs 2 B_r (d + d_v) FLOP. A key is read once from global memory and once from shared
     memory; with own_rows every warp reads it from shared memory. If queries do not fit in
-    registers, they are read from shared memory again for each keys_per_warp keys.
+    registers, they are read from shared memory again for each keys_per_warp keys, or half a stage
+    if warps have their own columns.
     """
     element = cfg.dtype.element_size
     columns = cfg.d_head + cfg.d_head_v
     flop = 2 * cfg.B_r * columns
     streamed = columns * cfg.cache_element_bytes
     read = streamed * (cfg.n_warps if cfg.own_rows else 1)
-    again = 0.0 if cfg.keeps_queries else cfg.B_r * cfg.d_head * element / cfg.keys_per_warp
+    keys = cfg.B_c // 2 if cfg.own_columns else cfg.keys_per_warp
+    again = 0.0 if cfg.keeps_queries else cfg.B_r * cfg.d_head * element / keys
     return Intensity(shared=flop / (read + again), global_memory=flop / streamed)

@@ -16,11 +16,13 @@ from flashsmith.families.warpgroups import HOPPER_ARCH
 # By the number of keys of a warp: the most fp32 sums and scores per thread. With more, fragments
 # and addresses would not fit in 255 registers, and would spill.
 MAX_ELEMENTS = {16: 144, 32: 128}
-# The same limit for the chunk kernel, by the number of keys of a stage. Its warps have 16 rows and
-# all these keys. With 64 keys and d_head 192, a kernel with window, softcap and pages spills.
+# The most fp32 sums and scores per thread of the chunk kernel, by the number of keys of a stage.
+# Its warps have 16 rows and all these keys. With 64 keys and d_head 192, a kernel with window,
+# softcap and pages spills.
 _MAX_CHUNK_ELEMENTS = {32: 144}
 _MAX_OTHER_CHUNK_ELEMENTS = 112
-# The same limit for own_rows, where warps also keep sums over other keys.
+# The most fp32 sums and scores per thread with own_rows, where warps also keep sums over other
+# keys.
 MAX_OWN_ELEMENTS = 96
 # Canonical configs may have at most this many warps: otherwise the first columns of some warps
 # would be beyond the first panel.
@@ -29,10 +31,19 @@ MOST_CANONICAL_WARPS = 4
 
 def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
     """Whether each copy instruction of a warp stays within the keys of this warp in a stage, and
-    gives each lane at most one key. Such an instruction copies 4 rows of a panel with 64 columns,
-    or 8 rows of one with 32."""
+    gives each lane at most one key. Such an instruction copies 4 rows of a panel of 64 columns, or
+    8 rows of a panel of 32."""
     least = 4 if cfg.key_bytes % 128 == 0 == cfg.value_bytes % 128 else 8
     return not cfg.chunk_rows or least <= cfg.B_c // cfg.chunk_warps <= 32
+
+
+def _is_tile_of_own_columns(cfg: FlashDecodeKernelConfig) -> bool:
+    others = (cfg.chunk_rows, cfg.canonical, cfg.chunk_cluster, cfg.chunk_warpgroups)
+    return (
+        (cfg.B_r, cfg.B_c, cfg.n_warps) == (MMA_ROWS, 32, 4)
+        and not any(others)
+        and not (cfg.full_tiles or cfg.own_rows)
+    )
 
 
 _supported = partial(
@@ -52,19 +63,33 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "warp_keys_in_mma_steps",
-        "B_c / n_warps, the keys of one warp, must be 16 or 32: an mma works on 16, and each lane "
-        "reads one number of the page table",
-        lambda cfg, device: cfg.B_c in (MMA_ROWS * cfg.n_warps, 2 * MMA_ROWS * cfg.n_warps),
-        ("B_c", "n_warps"),
+        "up to d_head 256, B_c / n_warps, the keys of one warp, must be 16 or 32: an mma works on "
+        "16, and each lane reads one number of the page table",
+        lambda cfg, device: (
+            cfg.own_columns or cfg.B_c in (MMA_ROWS * cfg.n_warps, 2 * MMA_ROWS * cfg.n_warps)
+        ),
+        ("B_c", "n_warps", "d_head"),
+    ),
+    Rule(
+        "own_columns_of_four_warps",
+        "with d_head 512, whose columns warps share, B_r must be 16, B_c 32 and n_warps 4, without "
+        "chunk_rows, full_tiles, own_rows, canonical, chunk_cluster and chunk_warpgroups: there is "
+        "code for this tile only",
+        lambda cfg, device: not cfg.own_columns or _is_tile_of_own_columns(cfg),
+        (
+            *("d_head", "B_r", "B_c", "n_warps", "chunk_rows", "full_tiles", "own_rows"),
+            *("canonical", "chunk_cluster", "chunk_warpgroups"),
+        ),
     ),
     Rule(
         "rows_fit_registers",
-        "B_r (d_v + B_c / n_warps) / 32, a thread's sums and scores, where a d_v of 0 is d_head, "
-        "must be at most 144, or 128 with 32 keys per warp; with own_rows (d_v + B_c) / 2 must be "
-        "at most 96. With canonical, B_r (2 columns of a warp + B_c / n_warps) / 32 must be at "
-        "most 128: a thread has 255 registers",
+        "up to d_head 256, B_r (d_v + B_c / n_warps) / 32, a thread's sums and scores, where a d_v "
+        "of 0 is d_head, must be at most 144, or 128 with 32 keys per warp; with own_rows "
+        "(d_v + B_c) / 2 must be at most 96. With canonical, B_r (2 columns of a warp + B_c / "
+        "n_warps) / 32 must be at most 128: a thread has 255 registers",
         lambda cfg, device: (
-            cfg.accumulators + cfg.scores
+            cfg.own_columns
+            or cfg.accumulators + cfg.scores
             <= (MAX_OWN_ELEMENTS if cfg.own_rows else MAX_ELEMENTS.get(cfg.keys_per_warp, 0))
         ),
         ("B_r", "B_c", "n_warps", "d_head", "d_v", "own_rows", "canonical"),
@@ -186,7 +211,7 @@ RULES: tuple[Rule, ...] = (
         "without own_rows and canonical, eight rows of a warp's sums, 32 d_v bytes, must fit where "
         "its keys and values of a stage were: with 8-bit v wider than k it needs 32 keys",
         lambda cfg, device: (
-            cfg.own_rows
+            cfg.shares_stages
             or cfg.canonical > 0
             or cfg.rows_in_stage * cfg.d_head_v * 4 <= cfg.warp_stage_bytes
         ),

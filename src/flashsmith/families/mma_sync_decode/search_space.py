@@ -17,7 +17,7 @@ from flashsmith.semantics.dtype import DType
 # The search begins here. A tile of 16 rows can hold the heads of a group for one query, up to 16.
 _KNOBS: dict[str, tuple[Any, ...]] = {
     "B_r": (16,),
-    "B_c": (64, 128),
+    "B_c": (32, 64, 128),
     "n_warps": (4,),
     "stages": (2, 3, 4),
     "min_keys": (128, 256),

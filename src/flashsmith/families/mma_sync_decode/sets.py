@@ -21,16 +21,17 @@ from flashsmith.operations.problem import Problem
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
-# By widths: (B_r, B_c, n_warps, stages), in order of preference. For each width, the last tile
-# fits in 101,376 bytes of shared memory. With the first tile, an SM that has 233,472 bytes can hold
-# two CTAs, which have 96 to 128 KiB of copies in flight. docs/log/decode.md explains the number of
-# parts per SM.
+# By widths: (B_r, B_c, n_warps, stages), in order of preference. For each width up to 256, the last
+# tile fits in 101,376 bytes of shared memory. Those of d 512 were not measured, and need at least
+# 151,760. With the first tile, an SM that has 233,472 bytes can hold two CTAs, up to d 256, which
+# have 96 to 128 KiB of copies in flight. docs/log/decode.md explains the number of parts per SM.
 _TILES: dict[HeadDims, tuple[tuple[int, int, int, int], ...]] = {
     64: ((16, 128, 4, 3), (32, 128, 4, 3), (16, 64, 4, 4)),
     96: ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
     128: ((16, 64, 4, 3), (32, 64, 4, 3), (16, 32, 2, 4)),
     192: ((16, 64, 4, 2), (16, 32, 2, 3)),
     256: ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
+    512: ((16, 32, 4, 3), (16, 32, 4, 2)),
     HeadPair(64, 128): ((16, 128, 4, 2), (16, 64, 2, 3)),
     HeadPair(128, 64): ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
     HeadPair(192, 128): ((16, 64, 4, 2), (32, 64, 4, 2), (16, 32, 2, 3)),
@@ -98,8 +99,8 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
     return next((one for one in made if is_legal(one, device)), None)
 
 
-# When the CTAs of a cluster compute a chunk together, as measured on an H200. With fewer keys or
-# more CTAs, one CTA is as fast. A cluster has at most as many CTAs as a sequence has tiles. See
+# The limits for computing a chunk with all CTAs of a cluster, measured on an H200. With fewer keys
+# or more CTAs, one CTA is as fast. A cluster has at most as many CTAs as a sequence has tiles. See
 # docs/log/bits.md.
 _CLUSTERS, _CLUSTER_ROWS = (8, 4, 2), 8
 # Where keys_first was measured, and shortened every call: d 128, and clusters of this many CTAs.
@@ -134,7 +135,7 @@ def _in_clusters(
 def adapt_to_queries(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg`; if sequences of the problem may have many rows, with kernels for these.
+    """`cfg`, with kernels for many rows if sequences of the problem may have them.
 
     On one device, the tiles of these kernels are the same in all calls. If the rows fill two tiles,
     the config gets full_tiles, which merges the states of several columns at once and does not
@@ -162,11 +163,12 @@ def adapt_to_queries(
 def over_cache(
     cfg: FlashDecodeKernelConfig, cache: CacheFormat, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg` for a cache of this format. Its bits are those of `cfg` without wgmma on the cache in
-    q's dtype.
+    """`cfg` for a cache of this format. It gives the bits that `cfg` without wgmma gives on the
+    cache in q's dtype.
 
     Keys of 8-bit floats take half the shared memory, so there are as many stages as `cfg` has room
-    for. If its tiles for chunks cannot copy such keys, it gets smaller ones, and chunks other bits.
+    for. If its tiles for chunks cannot copy such keys, it gets smaller tiles, which change the bits
+    of chunks.
     """
     plain = replace(cfg, chunk_cluster=0, chunk_warpgroups=0, keys_first=False)
     rows_of_chunks = (rows for rows in (*_CHUNK_ROWS, 0) if rows <= plain.chunk_rows)
@@ -199,7 +201,7 @@ def _adapt_tiles(
         clusters = _in_clusters(cfg, problem, device) if may else None
         if clusters is not None:
             return clusters
-        # How many rows a tile has does not affect the bits.
+        # The number of rows of a tile does not affect the bits.
         made = (replace(cfg, B_r=B_r) for B_r in _CANONICAL_ROWS if rows > B_r - MMA_ROWS)
         fitting = [one for one in made if is_legal(one, device)]
         return fitting[-1] if fitting else cfg

@@ -10,7 +10,7 @@ from flashsmith.families.tile_work import EXP2, SMEM_BYTES, CallWork, rates_of
 from flashsmith.operations.problem import Problem
 
 # Cycles from one block of 32 keys to the next if a CTA runs alone: two barriers, the MMAs of each
-# product one after another, the scores' way through shared memory, and the softmax.
+# product one after another, the exchange of scores through shared memory, and the softmax.
 _ALONE = 900.0
 _ALONE_KEYS = 32
 _REGISTERS = 232

@@ -25,10 +25,10 @@ def smem_map(cfg: MmaSyncMlaKernelConfig) -> Sequence[SmemRegion]:
 
 
 def intensity(cfg: MmaSyncMlaKernelConfig) -> Intensity:
-    """FLOP per byte in the loop over blocks of keys; what is outside the loop does not count.
+    """FLOP per byte in the loop over blocks of keys, without the work outside the loop.
 
-    A block is read from global memory once. From shared memory, it is read once for the scores and
-    its first d_v columns for O, and each warp reads all shares of the scores.
+    A block is read from global memory once. From shared memory, the block is read once for the
+    scores, and its first d_v columns again for O. Each warp also reads all shares of the scores.
     """
     flop = 2 * cfg.B_r * cfg.B_c * (cfg.d_head + cfg.d_v)
     size = cfg.dtype.element_size

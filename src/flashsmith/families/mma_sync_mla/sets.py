@@ -17,8 +17,8 @@ _CTAS = (2, 1)
 
 
 def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[MmaSyncMlaKernelConfig]:
-    """The kernel for d and d_v with as many stages as fit twice on an SM, or else once; none for a
-    single width."""
+    """The kernel for d and d_v with the most stages of which two CTAs, or else one, fit on an SM;
+    none for a single width."""
     if not isinstance(widths, HeadPair) or widths not in PAIRS:
         return []
     # The merge writes and reads a part's rows of o in fp32: 3% of the bytes of 1,024 keys.
@@ -34,7 +34,7 @@ def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[MmaSy
 def proof_configs(
     dtype: DType, widths: HeadDims, device: DeviceSpec
 ) -> list[MmaSyncMlaKernelConfig]:
-    """The candidates, and one that rescales at once, splits short sequences, and has larger
+    """The candidates, and a config that rescales at once, splits short sequences, and has larger
     blocks."""
     found = candidates(dtype, widths, device)
     changes = {"B_c": 64, "stages": 2, "min_keys": 128, "most_parts": 4, "lazy_rescale": False}

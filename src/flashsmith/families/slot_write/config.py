@@ -42,7 +42,7 @@ class SlotWriteKernelConfig(KernelConfig):
     )
     d_head: int = knob(
         "head dimension, elements",
-        values=(32, 64, 96, 128, 192, 256),
+        values=(32, 64, 96, 128, 192, 256, 512),
         effect=lambda cfg: (
             f"{max(cfg.d_head, cfg.d_head_v) // COLUMNS} threads per row, {COLUMNS} columns each"
         ),

@@ -32,7 +32,7 @@ class WgmmaFamily(WarpgroupFamily):
     config_class = WgmmaForwardKernelConfig
     title = "wgmma"
     rules = rules.HOPPER_RULES
-    # Knobs that determine shared memory come before those that determine registers, so that a
+    # Knobs that determine shared memory come before knobs that determine registers, so that a
     # device which is too small for all tiles is soon rejected.
     choose_first = (
         "dtype", "d_head", "d_v", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages",

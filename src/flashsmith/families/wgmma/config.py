@@ -50,8 +50,8 @@ class Schedule(IntEnum):
 
 
 class TileOrder(IntEnum):
-    """In which order tiles begin: head by head, or the longest first, with heads grouped so that
-    they fit in the L2."""
+    """The order in which tiles begin: head by head, or the longest first, with heads grouped so
+    that they fit in the L2."""
 
     BY_HEAD = 0
     LONGEST_FIRST = 1
@@ -70,7 +70,8 @@ MAX_CTAS = 4
 MAX_EXP2_FMA_SHARE = 50
 
 _WARPGROUPS = tuple(range(1, MAX_WARPGROUPS + 1))
-# The registers for the smallest tiles: the columns of O, those of S, and everything else.
+# The registers for the smallest tiles: for the columns of O, for the columns of S, and for
+# everything else.
 _LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 
 
@@ -302,7 +303,7 @@ class WgmmaForwardKernelConfig(ForwardConfig):
 
     @property
     def n_warps(self) -> int:
-        """Warps of one CTA, with those of the producer."""
+        """Warps of one CTA, including the producer's."""
         return self.n_threads // THREADS_PER_WARP
 
     @property

@@ -27,7 +27,7 @@ from flashsmith.families.wgmma.config import (
 )
 
 # How long a kernel takes to compile, relative to others. It is short for all tiles, because one
-# wgmma is for a whole warpgroup.
+# wgmma multiplies for a whole warpgroup.
 COMPILE_COST = 700.0
 
 # Cycles of a tile for its first copy of K, its epilogue, and the fetch of its work-tile info.
@@ -49,8 +49,8 @@ def tile_work(
 ) -> TileWork:
     """The work of a tile on ``device``.
 
-    The registers follow from the config, and the kernel does not spill, so the arguments from the
-    compiler are ignored.
+    The registers follow from the config, and the kernel does not spill, so the compiler's figures
+    are ignored.
     """
     rates = rates_of(device)
     resident = cfg.ctas_per_sm if is_legal(cfg, device) else 0

@@ -28,7 +28,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over K and V; what is outside the loop does not count.
+    """FLOP per byte in the loop over K and V, without the work outside the loop.
 
     A step of the loop does 2 B_r B_c (d + d_v) FLOP. K and V are read from global memory once per
     CTA, and from shared memory once per warpgroup. All of Q counts as read from shared memory in

@@ -35,7 +35,7 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# Of the registers that a thread has at its start, ptxas needs this many besides the accumulators of
+# ptxas needs this many of the registers that a thread has at its start, besides the accumulators of
 # one wgmma. Registers that setmaxnreg adds later do not help (C7602).
 REGISTERS_BESIDE_PRODUCT = 26
 
@@ -44,7 +44,7 @@ _supported = partial(supported, WgmmaForwardKernelConfig)
 
 
 def tile_registers(cfg: WgmmaForwardKernelConfig) -> int:
-    """The registers that a thread needs for O and S in fp32, and for P if it is not in the place of
+    """The registers that a thread needs for O and S in fp32, and for P if it does not overwrite
     S."""
     return cfg.O_columns // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
 

@@ -1,8 +1,8 @@
 """The search space of `flashsmith tune` for the wgmma family: for each head dimension a list of
 tile shapes, with a few values of other knobs, and the neighbours of the fastest configs.
 
-It is a list and not all combinations, because a kernel takes five times as long to compile as one
-of mma_sync, and the registers allow few shapes. A new knob becomes a line of MOVES.
+It is a list and not all combinations, because a kernel takes five times as long to compile as an
+mma_sync kernel, and the registers allow few shapes. A new knob becomes a line of MOVES.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("short_block",): ((0,), (16,), (64,)),
     ("register_Q",): ((0,), (4,), (8,)),
 }
-# By how much B_c may change in a step.
+# The most by which B_c may change in a step.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
 _SHORTEST_B_C = 48
 

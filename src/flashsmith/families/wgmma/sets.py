@@ -39,8 +39,8 @@ def get_hopper_configs(
             _four_warpgroups(dtype, 32, 128, longest_first),
             _three_warpgroups(dtype, 32, 192, longest_first, stale_max=True),
             # Up to some thousand keys, four warpgroups hide most of each other's waits. With more
-            # keys, longer tiles are faster if a GEMM overlaps the softmax, or if the softmax needs
-            # no maximum.
+            # keys, longer tiles are faster if a GEMM overlaps the softmax or the softmax needs no
+            # maximum.
             _four_warpgroups(dtype, 64, 96, by_head),
             _four_warpgroups(dtype, 64, 96, longest_first),
             _three_warpgroups(dtype, 64, 128, by_head, stale_max=True),
@@ -72,7 +72,7 @@ def get_hopper_configs(
 
 def get_pair_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
     """For each pair of widths, configs for full and for causal attention, not yet measured. Tiles
-    are those of the neighbouring d_head, longer if shared memory allows it with a narrower V."""
+    are the neighbouring d_head's, with more keys if a narrower V leaves room in shared memory."""
     return [
         replace(cfg, d_v=d_v)
         for order in TileOrder
@@ -109,8 +109,8 @@ def get_vision_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
 def get_wide_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
     """For d_head 512, configs for full and for causal attention, not yet measured.
 
-    A tile has 64 rows, whose O two warpgroups halve: each has half of the columns in its registers,
-    and one of them all scores. K and V of 64 keys fill the rest of shared memory. Two CTAs that
+    A tile has 64 rows. Each of two warpgroups has half of O's columns in its registers, and one of
+    them computes all scores. K and V of 64 keys fill the rest of shared memory. Two CTAs that
     share them read half as much from L2.
     """
     return [
@@ -141,7 +141,8 @@ def unmeasured_configs(dtype: DType) -> tuple[WgmmaForwardKernelConfig, ...]:
 
 
 def _one_buffer(cfg: WgmmaForwardKernelConfig) -> WgmmaForwardKernelConfig:
-    """There is room for only one Q buffer; O is stored from registers so that it is free."""
+    """There is room for only one Q buffer; O is stored from registers so that the buffer is
+    free."""
     return replace(cfg, q_buffers=1, direct_O=True)
 
 
@@ -355,9 +356,9 @@ def candidates(
     """The shipped configs, or those of a pair or of d_head 72, 80 or 512; none for a device or
     widths without kernels.
 
-    Configs with the right order of tiles come first, followed by the others with their order
-    changed to it. With a mask, the longest first is right: causal 607 and not 585 TFLOP/s, but
-    without a mask 637 and not 687 (d 128, H200).
+    Configs with the faster order of tiles come first, followed by the others, changed to this
+    order. With a mask, longest-first is faster: 607 instead of 585 TFLOP/s (causal). Without a mask
+    it is slower: 637 instead of 687 (d 128, H200).
     """
     order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
     known = (*get_hopper_configs((dtype,)), *unmeasured_configs(dtype))

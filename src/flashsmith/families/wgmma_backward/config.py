@@ -306,9 +306,9 @@ class WgmmaBackwardKernelConfig(KernelConfig):
     @property
     def accumulators(self) -> int:
         """The registers that a thread needs for dk and dv, for S and dP, and for P and dS if these
-        are not in the place of S and dP. With split roles, a thread has only dk or dv. If S and dP
-        are not computed together, dq needs registers too in a persistent CTA, and if the dq of a
-        step is added only during the next step."""
+        do not overwrite S and dP. With split roles, a thread has only dk or dv. If S and dP are not
+        computed together, dq needs registers, too: in a persistent CTA, and if a step's dq is added
+        during the next step."""
         if self.split_roles:
             return max(self.d_head, self.d_head_v) // 2 + self.B_r + self.B_r // 4
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
@@ -322,7 +322,7 @@ class WgmmaBackwardKernelConfig(KernelConfig):
     def tile_bytes(self, elem_size: int = 2) -> int:
         """Bytes of K and V, of the stages of Q and do, and of dS unless without_dq.
 
-        With split_roles also of P, and with bulk_sums of dq, from which TMA adds.
+        With split_roles also of P, and with bulk_sums of the dq that TMA adds.
         """
         of_qk = (self.B_c + self.q_stages * self.B_r) * self.d_head
         of_v = (self.B_c + self.do_stages * self.B_r) * self.d_head_v

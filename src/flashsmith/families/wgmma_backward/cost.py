@@ -2,9 +2,9 @@
 
 It holds one CTA.
 
-The model uses only the knobs of the tile, and ordered_dq, in which sums wait for each other. Of
-configs with the same tile, the first in order of preference is chosen. The five GEMMs of a step
-take time of the tensor cores, their operands of shared memory, and the sums of dq of the path to
+The model uses only the knobs of the tile, and ordered_dq, with which sums wait for each other.
+Among configs with the same tile, the first in order of preference is chosen. In a step, five GEMMs
+occupy the tensor cores, their operands occupy shared memory, and the sums of dq occupy the path to
 the L2. In a warpgroup, GEMMs, exponentials and waits follow each other.
 
 The constants below are fitted to timings on an H200, which are in
@@ -29,10 +29,10 @@ COMPILE_COST = 1500.0
 _FLOAT_BYTES = 4
 # Cycles of a CTA for loading K, V and the first queries, and for storing dk and dv.
 _CTA_CYCLES = 4300.0
-# Cycles for barriers and for waiting for GEMMs with which nothing in the warpgroup overlaps.
+# Cycles for barriers, and for GEMMs with which nothing in the warpgroup overlaps.
 _CHAIN_LATENCY = 920.0
 _OVERHEAD = 1.1
-# What ordered_dq costs: 2 to 12% of a step, mostly for waiting for the previous block of keys.
+# The cost of ordered_dq: 2 to 12% of a step, mostly for waiting for the previous block of keys.
 _ORDER_LATENCY = 300.0
 # The same with split roles, relative to a step: 1.13 at d 192, and 1.15 to 1.17 at d 192:128.
 _ORDER_OF_SPLIT_ROLES = 1.13
@@ -42,8 +42,8 @@ _ORDER_OF_SPLIT_ROLES = 1.13
 def tile_work(cfg: WgmmaBackwardKernelConfig, device: DeviceSpec) -> TileWork:
     """The work of a tile on ``device``.
 
-    The registers follow from the config, and the kernel does not spill, so the arguments from the
-    compiler are ignored.
+    The registers follow from the config, and the kernel does not spill, so the compiler's figures
+    are ignored.
     """
     rates, resident = rates_of(device), int(is_legal(cfg, device))
     step = _step_cycles(cfg, rates.wgmma, device) if resident else 0.0
@@ -68,8 +68,8 @@ def _step_cycles(
     products = 2 * cfg.B_r * cfg.B_c * columns / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
     # A warpgroup reads K and V once, and Q and do twice; with split roles half of that. For dQ it
-    # reads dS and K, 64 rows at a time. Q, do and dS are also written to shared memory; so are the
-    # sums of dq, and P if split roles exchange it.
+    # reads dS and K, 64 rows at a time. Q, do, dS and the sums of dq are also written to shared
+    # memory, and P too if split roles exchange it.
     read = (WARPGROUP_ROWS + cfg.B_r) * both + cfg.B_r * both
     read *= cfg.key_groups
     written = cfg.B_r * both + 4 * cfg.split_roles * cfg.B_r * cfg.B_c

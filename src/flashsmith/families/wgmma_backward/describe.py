@@ -20,7 +20,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over queries; what is outside the loop does not count.
+    """FLOP per byte in the loop over queries, without the work outside the loop.
 
     A step does 2 B_r B_c (3 d + 2 d_v) FLOP, or one d less without dq. Q and do are read from
     global memory once per CTA. From shared memory, each warpgroup reads its keys of K and V once,
@@ -51,7 +51,7 @@ ORDERS = {
 
 
 def of_dq(cfg: Any, effect: str) -> str:
-    """What a knob that concerns dq does."""
+    """The effect of a knob that concerns dq."""
     return "nothing: there is no dq" if cfg.without_dq else effect
 
 

@@ -18,7 +18,8 @@ _FIXED = ("dtype", "d_head", "d_v", "B_c", "n_warpgroups")
 
 
 def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
-    """Where the search begins: the candidates, and all configs that are one step away from them."""
+    """The first configs of the search: the candidates, and all configs that are one step away from
+    them."""
     device = device_spec("H200")
     return with_neighbours(candidates(dtype, d_head, device), moves, device)
 

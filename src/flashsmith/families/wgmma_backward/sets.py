@@ -40,8 +40,8 @@ _EARLY_64 = _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_r
 _EARLY_128 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True)
 _SPLIT = _Tile(64, 2, 2, StepOrder.DV_FIRST, wide_stores=True, early_rows=True)
 # By d_head, in order of preference; a mask reverses the order. These tiles were the fastest
-# on the H200. Those in the middle leave more registers for masks and other semantics. Up to d_head
-# 128, dq is computed one step later; wider heads have split roles.
+# on the H200. The tiles in the middle leave more registers for masks and other semantics. Up to
+# d_head 128, dq is computed one step later; wider heads have split roles.
 _TILES: dict[HeadDims, tuple[_Tile, ...]] = {
     64: (
         _Tile(128, 2, 2, _TOGETHER, pingpong=True, dq_sums=_UNDER),

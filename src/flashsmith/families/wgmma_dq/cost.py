@@ -2,8 +2,8 @@
 
 It holds one CTA.
 
-The three GEMMs of a step take time of the tensor cores, and their operands take time of shared
-memory. In a warpgroup, GEMMs, exponentials and waits follow each other.
+In a step, three GEMMs occupy the tensor cores, and their operands occupy shared memory. In a
+warpgroup, GEMMs, exponentials and waits follow each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPILE_COST = 1000.0
 
 # Cycles of a CTA for loading Q, do and the first keys, and for storing dq.
 _CTA_CYCLES = 3500.0
-# Cycles for barriers and for waiting for GEMMs with which nothing in the warpgroup overlaps. The
+# Cycles for barriers, and for GEMMs with which nothing in the warpgroup overlaps. The
 # factor is applied if the dq of a step overlaps the exponentials of the next.
 _CHAIN_LATENCY, _LATE = 700.0, 0.85
 # Instructions per score of a thread. Each scheduler has one warp of a warpgroup.
@@ -35,8 +35,8 @@ _OVERHEAD = 1.1
 def tile_work(cfg: WgmmaDqKernelConfig, device: DeviceSpec) -> TileWork:
     """The work of a tile on ``device``.
 
-    The registers follow from the config, and the kernel does not spill, so the arguments from the
-    compiler are ignored.
+    The registers follow from the config, and the kernel does not spill, so the compiler's figures
+    are ignored.
     """
     rates, resident = rates_of(device), int(is_legal(cfg, device))
     step = _step_cycles(cfg, rates.wgmma) if resident else 0.0

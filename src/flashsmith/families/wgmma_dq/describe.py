@@ -19,7 +19,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over keys; what is outside the loop does not count.
+    """FLOP per byte in the loop over keys, without the work outside the loop.
 
     A step does 6 B_r B_c d FLOP. K and V are read from global memory once per CTA. From shared
     memory, each warpgroup reads its rows of Q and do, V once and K twice.

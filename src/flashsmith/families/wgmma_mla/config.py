@@ -94,7 +94,7 @@ class WgmmaMlaKernelConfig(LatentConfig):
 
     @property
     def n_threads(self) -> int:
-        """Threads of a CTA, with the producer's."""
+        """Threads of a CTA, including the producer's."""
         return WARPGROUP_THREADS * (self.n_warpgroups + 1)
 
     @property

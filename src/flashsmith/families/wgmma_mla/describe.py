@@ -25,10 +25,10 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over blocks of keys; what is outside the loop does not count.
+    """FLOP per byte in the loop over blocks of keys, without the work outside the loop.
 
-    A block is read from global memory once. From shared memory, S reads Q and the block once, each
-    warpgroup reads its half of V, and one of them reads P.
+    A block is read from global memory once. From shared memory, the QK GEMM reads Q and the block
+    once, each warpgroup reads its half of V, and one of them reads P.
     """
     columns = cfg.d_head + cfg.d_v
     flop = 2 * cfg.B_r * cfg.B_c * columns

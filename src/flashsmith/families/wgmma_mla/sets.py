@@ -18,14 +18,14 @@ def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[Wgmma
     single width."""
     if not isinstance(widths, HeadPair) or widths not in PAIRS:
         return []
-    # Shorter parts let a few sequences use more SMs. With many, their rows of o, written and read
-    # again in fp32, would cost a quarter of the time.
+    # Shorter parts let a few sequences use more SMs. With many sequences, the parts' rows of o,
+    # written and read again in fp32, would cost a quarter of the time.
     lazy = WgmmaMlaKernelConfig(dtype, widths.d_head, 1024, 16, rescale_threshold=8, d_v=widths.d_v)
     return [lazy] if is_legal(lazy, device) else []
 
 
 def proof_configs(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[WgmmaMlaKernelConfig]:
-    """The candidates, and for each one that rescales at once and splits short sequences."""
+    """The candidates, and a variant of each that rescales at once and splits short sequences."""
     found = candidates(dtype, widths, device)
     changes = {"min_keys": 128, "most_parts": 4, "rescale_threshold": 0}
     return [*found, *(cfg.with_knobs(**changes) for cfg in found)]

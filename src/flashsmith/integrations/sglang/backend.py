@@ -11,7 +11,7 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_parallel
 
 import flashsmith
-from flashsmith.integrations.layer_kernels import build_kernels, device_of
+from flashsmith.integrations.layer_kernels import build_kernels, device_of, unserved_head
 from flashsmith.integrations.sglang.layers import LayerAttention, unserved_layer
 from flashsmith.integrations.sglang.releases import (
     cache_name,
@@ -27,7 +27,7 @@ from flashsmith.semantics.cache_format import CacheFormat
 
 _MODEL_DTYPES = (torch.float16, torch.bfloat16)
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
-# The engine's names of caches whose elements are those of _EIGHT_BITS, without scales of blocks.
+# The engine's names of caches with elements in _EIGHT_BITS and without scales of blocks.
 _NAMES_OF_8_BITS = ("auto", "fp8_e4m3", "fp8_e5m2")
 # Algorithms of speculative decoding whose drafts are chains with speculative_eagle_topk 1.
 _CHAINS = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -38,7 +38,7 @@ class FlashsmithBackend(AttentionBackend):
     ``flashsmith.attention_with_cache``. With --enable-deterministic-inference its bits are
     canonical (docs/bits.md).
 
-    Raises NotImplementedError for what is not served, when the engine starts.
+    Raises NotImplementedError for unsupported features, when the engine starts.
     """
 
     def __init__(self, model_runner: Any) -> None:
@@ -67,9 +67,13 @@ class FlashsmithBackend(AttentionBackend):
         )
 
     def _attention_of(self, layer: RadixAttention) -> LayerAttention:
-        if problem := unserved_layer(layer, self.cache_format):
-            raise NotImplementedError(f"flashsmith: {problem}; choose another attention backend")
         slots = self.tables.slots
+        device = device_of(slots.device.type, slots.device.index or 0)
+        problem = unserved_layer(layer, self.cache_format) or unserved_head(
+            layer.head_dim, device, canonical=self.bits == "canonical"
+        )
+        if problem:
+            raise NotImplementedError(f"flashsmith: {problem}; choose another attention backend")
         return LayerAttention.of(
             layer,
             dtype=self.model_runner.dtype,
@@ -78,7 +82,7 @@ class FlashsmithBackend(AttentionBackend):
             split=self.split,
             bits=self.bits,
             cache=self.cache_format,
-            device=device_of(slots.device.type, slots.device.index or 0),
+            device=device,
         )
 
     # --- a step's metadata -----------------------------------------------------------------------
@@ -119,8 +123,8 @@ class FlashsmithBackend(AttentionBackend):
         save_kv_cache: bool = True,
         **options: Any,
     ) -> torch.Tensor:
-        """Attention of a step's queries (tokens, heads * d), as such. Keys and values, if any, are
-        written first."""
+        """Attention of a step's queries, (tokens, heads * d) like its result. Keys and values, if
+        any, are written first."""
         sinks = options.pop("sinks", None)
         given = sorted(name for name, it in options.items() if it is not None and it is not False)
         if given:
@@ -149,7 +153,7 @@ class FlashsmithBackend(AttentionBackend):
             window=attention.window_limits,
             softcap=attention.softcap,
             scale=attention.scale,
-            # Weights may be loaded again while graphs live, so that no copy is kept.
+            # No copy is kept, because weights may be loaded again while graphs exist.
             sinks=None if sinks is None else sinks.float(),
             **self._scales(layer),
             split=self.split,
@@ -172,8 +176,8 @@ class FlashsmithBackend(AttentionBackend):
     ) -> None:
         """Writes a step's keys and values into the layer's slots.
 
-        8-bit floats are rounded once, from the quotient in fp32, and saturate; the engine's pools
-        would divide k and v in place, in 16 bits.
+        8-bit floats are rounded once, from the fp32 quotient, and saturate. The engine's own pools
+        divide k and v in place, in 16 bits.
         """
         window_slots = None if self.forward_metadata is None else self.forward_metadata.window_slots
         location = write_location(forward_batch, window_slots)
@@ -185,7 +189,7 @@ class FlashsmithBackend(AttentionBackend):
         flashsmith.write_slots(k, v, *self._caches(layer), slots, **self._scales(layer))
 
     def _scales(self, layer: RadixAttention) -> dict[str, Any]:
-        """What the elements of the layer's cache are multiplied by: numbers or tensors of one, from
+        """The factors of the elements of the layer's cache: numbers or tensors of one number, from
         the checkpoint; None is 1."""
         if not self.cache_format.is_8bit:
             return {}
@@ -197,8 +201,8 @@ class FlashsmithBackend(AttentionBackend):
         return self._pages(keys), self._pages(values)
 
     def _pages(self, buffer: torch.Tensor) -> torch.Tensor:
-        """(pages, tokens of a page, heads, d) of a pool's buffer (slots, heads, d), or of one whose
-        heads come before the tokens of a page."""
+        """A view (pages, tokens of a page, heads, d) of a pool's buffer (slots, heads, d), or of a
+        buffer in which heads come before the tokens of a page."""
         if buffer.dim() == 4:
             return buffer.transpose(1, 2)
         pages = buffer.shape[0] // self.page

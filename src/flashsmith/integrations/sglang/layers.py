@@ -1,4 +1,4 @@
-"""What a layer of SGLang asks of attention, and the kernels that serve it."""
+"""The attention that a layer of SGLang needs, and the kernels that serve it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashsmith.integrations.layer_kernels import LayerKernels, cache_problem
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.signature import check_mask
 
-_LARGEST_HEAD, _HEAD_STEP = 256, 8
+_LARGEST_HEAD, _HEAD_STEP = 512, 8
 # Rows of 8-bit floats are copied by 16 bytes.
 _HEAD_STEP_OF_8_BITS = 16
 Window = tuple[int | None, int | None]
@@ -20,7 +20,8 @@ Window = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's attention. ``window``: how many keys before its own a query sees; None: all."""
+    """One layer's attention. ``window``: the number of keys before its own that a query sees; None:
+    all."""
 
     heads: int
     d: int

@@ -1,4 +1,4 @@
-"""What differs between the supported releases of SGLang, 0.5.16 to 0.5.23."""
+"""The differences between the supported releases of SGLang, 0.5.16 to 0.5.23."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _OLDEST, _NEWEST = (0, 5, 16), (0, 5, 23)
 def register_backend() -> str:
     """Registers the backend, once per process. Returns why it did not, or ''.
 
-    The deterministic choices let `--enable-deterministic-inference` name it; the third list keeps
-    the radix cache in that mode.
+    An entry in the deterministic choices lets `--enable-deterministic-inference` name it; an entry
+    in the third list keeps the radix cache in that mode.
     """
     if problem := unsupported(_installed()):
         return problem
@@ -75,7 +75,7 @@ def is_deterministic(model_runner: Any) -> bool:
 
 
 def cache_name(model_runner: Any) -> str:
-    """What the server calls the elements of its caches, such as 'fp8_e4m3' or 'auto'."""
+    """The server's name for the element type of its caches, such as 'fp8_e4m3' or 'auto'."""
     name = getattr(model_runner, "kv_cache_dtype_str", None)
     return str(name or model_runner.server_args.kv_cache_dtype)
 
@@ -93,7 +93,8 @@ def most_tokens(model_runner: Any) -> int:
 
 
 def draft_settings(model_runner: Any) -> tuple[int, int]:
-    """Of speculative decoding: the branches of a draft at each token, and the tokens of a draft."""
+    """For speculative decoding: the branches of a draft at each token, and the tokens of a
+    draft."""
     try:
         from sglang.srt.runtime_context import get_spec
     except ImportError:
@@ -118,7 +119,8 @@ def window_slots(model_runner: Any, forward_batch: Any) -> Any:
 
 
 def write_location(forward_batch: Any, window: Any) -> Any:
-    """What the pools' set_kv_buffer take: the step's slots, and those in the windows' pool."""
+    """The arguments of the pools' set_kv_buffer: the step's slots, and its slots in the windows'
+    pool."""
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
     if hasattr(KVWriteLoc, "for_batch"):

@@ -12,13 +12,13 @@ from flashsmith.integrations.sglang.releases import window_slots
 
 @dataclass
 class Step:
-    """What all layers of a step share.
+    """The tensors and numbers that all layers of a step share.
 
     rows: query tokens of the step; queries may have more, which are padding. longest: an upper
     bound on the tokens of one request. starts: (requests + 1,) int32. lens: (requests,) int32, keys
     of each request, this step's included. table: (requests, most pages) int32. window_table and
-    window_slots: the table and the written slots of layers with a window, where these have a pool
-    of their own.
+    window_slots: the table and the written slots of layers with a window, if these have their own
+    pool.
     """
 
     rows: int
@@ -44,13 +44,13 @@ class PageTables:
         self.slots: torch.Tensor = model_runner.req_to_token_pool.req_to_token
         self.most_pages = -(-self.slots.shape[1] // page)
         pool = model_runner.token_to_kv_pool
-        # Layers with a window may have a pool of their own, with slots of its own.
+        # Layers with a window may have their own pool, which has its own slots.
         self.window_pool = pool if isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0 else None
 
     def pages_for(self, forward_batch: Any, more: int = 0) -> int:
         """How many pages the longest request needs with ``more`` tokens, rounded up to a power of
-        two, so that steps of many lengths have tables of few sizes. All pages where the host knows
-        no lengths."""
+        two, so that steps of many lengths have tables of few sizes. All pages if the host does not
+        know the lengths."""
         lens = forward_batch.seq_lens_cpu
         if lens is None or not len(lens):
             return self.most_pages
@@ -90,8 +90,8 @@ def drafted(forward_batch: Any, drafts: int) -> int:
 
 
 class GraphSteps:
-    """Steps of graphs of decode and of verification, whose tensors stay where a graph has captured
-    them."""
+    """Steps of captured graphs of decode and of verification, whose tensors keep their
+    addresses."""
 
     def __init__(
         self, tables: PageTables, most_requests: int, most_tokens: int, drafts: int

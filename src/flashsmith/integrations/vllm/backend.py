@@ -1,10 +1,11 @@
-"""FlashsmithBackend: what vLLM asks a backend, and the metadata of a step."""
+"""FlashsmithBackend: answers vLLM's questions to a backend, and makes the metadata of a step."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 import torch
+import vllm.envs
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -13,20 +14,21 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from flashsmith.integrations.layer_kernels import build_kernels
+from flashsmith.families import device_spec
+from flashsmith.integrations.layer_kernels import build_kernels, unserved_head
 from flashsmith.integrations.vllm.cache_dtypes import SERVED_CACHES, unserved_cache
 from flashsmith.integrations.vllm.context_parallel import LocalKeys
 from flashsmith.integrations.vllm.impl import SERVED_TYPES, FlashsmithImpl
 from flashsmith.integrations.vllm.metadata import StepMetadata
 from flashsmith.integrations.vllm.releases import CacheLayouts, backend_name, ranks_of_cache
 
-_LARGEST_HEAD, _HEAD_STEP = 256, 8
+_LARGEST_HEAD, _HEAD_STEP = 512, 8
 
 
 class FlashsmithBackend(CacheLayouts, AttentionBackend):
     """Prefill, chunked prefill, decode and mixes of them in one call of
-    ``flashsmith.attention_with_cache``. What is not served is answered here, so that the engine
-    says why."""
+    ``flashsmith.attention_with_cache``. The answers refuse unsupported features, so that the engine
+    reports the reason."""
 
     accept_output_buffer: ClassVar[bool] = True
     supported_kv_cache_dtypes: ClassVar[list[Any]] = SERVED_CACHES
@@ -78,9 +80,20 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
 
     @classmethod
     def supports_combination(
-        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **__: Any
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: str | None,
+        *others: Any,
+        **named: Any,
     ) -> str | None:
-        return unserved_cache(head_size, dtype, kv_cache_dtype)
+        capability = named.get("device_capability", others[-1] if others else None)
+        device = None
+        if capability is not None and cls.supports_compute_capability(capability):
+            device = device_spec(10 * capability.major + capability.minor)
+        canonical = bool(vllm.envs.VLLM_BATCH_INVARIANT)
+        reason = unserved_head(head_size, device, canonical=canonical)
+        return reason or unserved_cache(head_size, dtype, kv_cache_dtype)
 
 
 class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
@@ -149,7 +162,7 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
         return metadata.with_block_table(blk_table, slot_mapping)
 
     def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
-        """Nothing: all fields that change are the engine's own tensors."""
+        """Does nothing: all fields that change are the engine's own tensors."""
 
     def use_cascade_attention(self, *_: Any, **__: Any) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""What kv_cache_dtype names: the elements of an engine's caches."""
+"""The element types of an engine's caches, which kv_cache_dtype names."""
 
 from __future__ import annotations
 

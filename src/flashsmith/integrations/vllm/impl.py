@@ -1,4 +1,4 @@
-"""FlashsmithImpl: one layer's attention, and how new keys and values get into its cache."""
+"""FlashsmithImpl: one layer's attention, and the writes of new keys and values to its cache."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Window = tuple[int | None, int | None]
 class FlashsmithImpl(AttentionImpl[StepMetadata]):
     """One layer. With VLLM_BATCH_INVARIANT=1 its bits are canonical (docs/bits.md).
 
-    Raises NotImplementedError for what the backend's answers cannot refuse, such as ALiBi.
+    Raises NotImplementedError for features that the backend's answers cannot refuse, such as ALiBi.
     """
 
-    # What decode context parallelism asks: the LSE, in base e.
+    # Decode context parallelism requires the LSE, in base e.
     can_return_lse_for_decode = True
     # Queries have 16 bits over caches of 8-bit floats, too.
     supports_quant_query_input = False
@@ -83,7 +83,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What layers must have in common to share launches, apart from the tensors' layouts."""
+        """The properties that layers must share to use the same launches, apart from the tensors'
+        layouts."""
         return (
             *(self.num_heads, self.num_kv_heads, self.head_size, self.scale, self.softcap),
             *(self.window, self.sinks is not None, self.split, self.bits, self.attn_type),
@@ -270,7 +271,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         *,
         return_lse: bool = False,
     ) -> Any:
-        """Attention to the step's own keys: an encoder's, or that of a decoder that merges it with
+        """Attention to the step's own keys, for an encoder, or for a decoder that merges it with
         attention to earlier keys. Returns as ``flashsmith.attention`` does."""
         causal = self.attn_type not in _ENCODERS and bool(step.causal)
         starts, longest = step.query_start_loc, step.max_query_len
@@ -360,7 +361,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     def cache_kernels(
         self, query: torch.Tensor, k_cache: torch.Tensor, step: StepMetadata, causal: bool
     ) -> LayerKernels:
-        """The kernels of attention to a cache, for the query heads of this rank or of all."""
+        """The kernels of attention to a cache, for the query heads of this rank or of all ranks."""
         ranks = query.shape[1] // self.num_heads
         found = self._kernels.get((causal, ranks))
         if found is not None:

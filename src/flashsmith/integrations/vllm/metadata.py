@@ -1,4 +1,4 @@
-"""StepMetadata: what all layers of a step share."""
+"""StepMetadata: the tensors and numbers that all layers of a step share."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class StepMetadata:
     is_distributed: bool = False
 
     def __post_init__(self) -> None:
-        # What selects a launch, apart from the tensors' layouts.
+        # The properties that select a launch, apart from the tensors' layouts.
         self.sizes = self.num_actual_tokens, self.max_query_len, self.causal
 
     def with_block_table(self, block_table: torch.Tensor, slots: torch.Tensor) -> StepMetadata:
-        """The same step for layers with another cache."""
+        """This step for layers with another cache."""
         return replace(self, block_table=block_table, slot_mapping=slots)

@@ -1,4 +1,4 @@
-"""What differs between the supported releases of vLLM, 0.26 to 0.33."""
+"""The differences between the supported releases of vLLM, 0.26 to 0.33."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _OLDEST, _NEWEST = (0, 26), (0, 33)
 def register_backend() -> str:
     """Registers the backends, once per process. Returns why it did not, or ''.
 
-    Releases before 0.32 take no new names: there the backend is CUSTOM, unless another
-    package has taken that name, and there is none for latent attention.
+    Releases before 0.32 take no new names: there the backend is CUSTOM, unless another package has
+    taken that name, and no backend serves latent attention.
     """
     if problem := unsupported(_installed()):
         return problem
@@ -37,7 +37,7 @@ def register_backend() -> str:
 
 
 def backend_name() -> str:
-    """The name under which the backend is registered: what `--attention-backend` takes."""
+    """The name under which the backend is registered, for `--attention-backend`."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     return NAME if NAME in AttentionBackendEnum.__members__ else "CUSTOM"
@@ -65,7 +65,8 @@ def _installed() -> str:
 
 
 def ranks_of_cache(kv_cache_spec: Any) -> tuple[int, int]:
-    """Over how many ranks a cache is distributed, and this rank; (1, 0) if it is not."""
+    """The number of ranks over which a cache is distributed, and this rank; (1, 0) if it is not
+    distributed."""
     from vllm.distributed.parallel_state import get_dcp_group
 
     # Older releases have no such field: there ranks have parts of all caches.
@@ -94,8 +95,8 @@ def dcp_combine() -> Any:
 
 
 class CacheLayouts:
-    """How releases before 0.29 ask a backend for the cache's shape and memory order. Later ones
-    take every layout from a backend that names none."""
+    """The methods by which releases before 0.29 ask a backend for the cache's shape and memory
+    order. Later releases accept any layout from a backend without them."""
 
     @staticmethod
     def get_kv_cache_shape(

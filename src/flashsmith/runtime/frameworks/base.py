@@ -109,8 +109,8 @@ class Framework(ABC):
 
     @classmethod
     def refusal(cls, kind: type) -> str | None:
-        """Why objects of type ``kind`` are refused, if they are this framework's but not tensors;
-        None for any other type."""
+        """Why objects of type ``kind`` are refused if they belong to this framework but are not
+        tensors; None for any other type."""
         return None
 
     @abstractmethod
@@ -211,7 +211,7 @@ class RepeatableFramework(Framework):
     ) -> Callable[[], Any]:
         """A function that makes dense tensors on the device of ``like``; it keeps no reference to
         ``like``. Without ``strides``, in elements, they are contiguous. With ``filled``, new memory
-        is filled if the framework's settings demand it."""
+        is filled if the framework's settings require it."""
 
 
 class HostMemory:

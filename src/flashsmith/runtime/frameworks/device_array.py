@@ -152,7 +152,8 @@ def _free_in_order(ordinal: int, address: int, stream: int) -> None:
 
 
 def stream_ordered_workspace(nbytes: int, device: Device, stream: int) -> Workspace:
-    """A workspace from the driver's own pool or, while ``stream`` is capturing, from the graph's.
+    """A workspace from the driver's own pool or, while ``stream`` is capturing, from the graph's
+    pool.
 
     Raises LaunchError when there is not enough memory.
     """
