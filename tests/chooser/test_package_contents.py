@@ -20,8 +20,10 @@ from flashsmith.chooser.package_contents import (
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Problem, device_spec
+from flashsmith.families.head_dims import HeadPair
 
 H200 = device_spec("H200")
+PAIR = HeadPair(192, 128)
 ONE = {"d_heads": (128,), "dtypes": (DType.BF16,)}
 
 
@@ -64,6 +66,37 @@ def test_over_a_cache_it_has_the_kernel_itself() -> None:
         assert config == adapt_to_queries(chosen, problem, device_spec(80))
 
 
+@pytest.mark.parametrize("arch", [80, 90])
+def test_it_has_the_kernels_over_latent_caches(arch: int) -> None:
+    found = package_contents(arch, dtypes=(DType.BF16,), kinds=("latent_decode causal packed",))
+    device = H200 if arch == 90 else device_spec(80)
+    for heads, widths in ((16, "576:512"), (128, "576:512"), (64, "320:256")):
+        words = f"b64 s1:8192 h{heads}:1 d{widths} bf16 latent_decode causal packed"
+        problem = Problem.parse(words)
+        config = CHOOSERS["invariant"](problem, device)
+        assert config in found.kernels[problem.required_semantics(config)]
+    every = {config.head_dims for configs in found.kernels.values() for config in configs}
+    assert every == {HeadPair(576, 512), HeadPair(320, 256)}
+
+
+@pytest.mark.parametrize("kind", ["causal packed", "backward causal packed", "decode causal"])
+def test_it_has_the_widths_of_models_whose_v_has_another_d(kind: str) -> None:
+    found = package_contents(90, d_heads=(PAIR,), dtypes=(DType.BF16,), kinds=(kind,))
+    problem = Problem.parse(f"b4 s1024:4096 h16 d192:128 bf16 {kind}")
+    every = {config for configs in found.kernels.values() for config in configs}
+    assert {it.head_dims for it in every} == {PAIR}
+    if "decode" in kind:
+        best = CHOOSERS["invariant"](problem, H200)
+        assert best.chunk_warpgroups
+        assert best in every
+    else:
+        best = choose_config(problem, H200)
+        assert choose_config(problem, H200, among=(*every, best), tolerance=0.02) in every
+    everything = package_contents(90, dtypes=(DType.BF16,), kinds=(kind,))
+    for semantics, configs in found.kernels.items():
+        assert set(configs) <= set(everything.kernels[semantics])
+
+
 def test_both_repeatable_and_other_gradients_are_there() -> None:
     found = package_contents(90, kinds=("backward causal",), **ONE)
     every = {config for configs in found.kernels.values() for config in configs}
@@ -78,7 +111,7 @@ def test_the_users_own_table_has_no_influence(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_kind_is_a_problem_and_every_operation_has_one() -> None:
     assert {Problem.parse(f"s1 d64 fp16 {kind}").operation for kind in KINDS} == {
-        *("forward", "backward", "decode", "merge")
+        *("forward", "backward", "decode", "latent_decode", "merge")
     }
     assert words_of("causal packed") == {"causal", "packed", "forward"}
     assert 64 in d_heads_of(90)

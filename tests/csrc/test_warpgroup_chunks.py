@@ -24,6 +24,7 @@ from flashsmith.families import (
     device_spec,
     parse_kernel_name_into_config,
 )
+from flashsmith.families.canonical import canonical_tile
 from flashsmith.runtime import decode_pass, run_operation
 from flashsmith.runtime.emulation import exact_mma
 from flashsmith.runtime.operation_run import prepare_operation
@@ -64,6 +65,18 @@ OTHERS = (
     ("(BF16, 192, 16, 64, 4): decode+stages_2+least_128+parts_2", 2, "window page64", {}),
     ("(FP16, 256, 16, 32, 2): decode+stages_3+least_128+parts_2", 2, "packed causal page8", {}),
     ("(BF16, 256, 16, 32, 2): decode+stages_3+least_128+parts_2", 2, "causal page1", {}),
+)
+# The same where v has another d than q and k.
+PAIRED = (
+    ("(FP16, 64:128, 16, 128, 4): decode+stages_2+least_128+parts_2", 3, "causal page64", {}),
+    ("(BF16, 128:64, 16, 64, 4): decode+stages_4+least_128+parts_2", 2, "page6", {"append": True}),
+    (
+        *("(BF16, 192:128, 16, 64, 4): decode+stages_2+least_128+parts_2", 2, "packed causal"),
+        {"lens_q": (200, 99), "lens_k": (450, 130)},
+    ),
+    ("(FP16, 192:128, 16, 64, 4): decode+stages_2+least_128+parts_2", 2, "window page2", {}),
+    ("(FP16, 256:128, 16, 64, 4): decode+stages_2+least_128+parts_2", 2, "causal page96", {}),
+    ("(BF16, 256:256, 16, 32, 2): decode+stages_3+least_128+parts_2", 2, "causal page1", {}),
 )
 
 
@@ -138,6 +151,27 @@ def test_other_head_dimensions(
 ) -> None:
     cfg = replace(config(text), chunk_warpgroups=warpgroups)
     problem = f"b2 s200:450 h4:2 d{cfg.d_head} {cfg.dtype.name.lower()} {words} decode"
+    verdict = proven(cfg, problem, 1, seed=warpgroups, **options)
+    assert products(verdict)["wgmma"] > 0
+
+
+PAIR = config("(FP16, 64:128, 16, 128, 4): decode+stages_2+least_128+parts_1+chunk_warpgroups_2")
+
+
+@pytest.mark.parametrize("page", ["page64", "page6"])
+def test_values_may_have_another_width(page: str) -> None:
+    """In boxes, and row by row: neither fills its tiles' columns."""
+    text = f"b2 s150:300 h4:2 d40:104 fp16 packed causal {page} decode"
+    verdict = proven(PAIR, text, 1, lens_q=(150, 70), lens_k=(300, 90), layout="heads first")
+    assert products(verdict)["wgmma"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("text", "warpgroups", "words", "options"), PAIRED)
+def test_every_pair(text: str, warpgroups: int, words: str, options: dict[str, Any]) -> None:
+    cfg = replace(config(text), chunk_warpgroups=warpgroups)
+    widths = f"d{cfg.d_head - 8}:{cfg.d_head_v - 16}"
+    problem = f"b2 s200:450 h4:2 {widths} {cfg.dtype.name.lower()} {words} decode"
     verdict = proven(cfg, problem, 1, seed=warpgroups, **options)
     assert products(verdict)["wgmma"] > 0
 
@@ -244,9 +278,8 @@ def test_the_number_of_warpgroups_affects_no_bit() -> None:
 def canonical_differing(sequence: Sequence, page: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many elements differ from those that the specification gives."""
     monkeypatch.setattr(decode_pass, "emulated_arch", lambda cfg: ONE_SM)
-    cfg = replace(CANONICAL, dtype=sequence.dtype, d_head=sequence.d)
-    if sequence.d > 128:
-        cfg = replace(cfg, B_c=64)
+    cfg = replace(CANONICAL, dtype=sequence.dtype, d_head=sequence.d, d_v=sequence.d_v)
+    cfg = replace(cfg, B_c=canonical_tile(cfg.d_head, 90, cfg.d_v))
     shared_kernels.load([cfg], sequence.semantics_of_cache(cfg), arch=90)
     rows = slice(0, sequence.queries)
     with exact_mma():
@@ -268,6 +301,8 @@ def test_chunks_keep_the_canonical_order(monkeypatch: pytest.MonkeyPatch) -> Non
         (Sequence(70, 4300, DType.FP16, 96, group=2, window=(4100, 0), softcap=3.0), 2),
         (Sequence(90, 4200, DType.BF16, 256, group=1, packed=True), 8),
         (Sequence(80, 4200, DType.FP16, 64, group=2, causal=False), 48),
+        (Sequence(90, 4200, DType.BF16, 192, group=2, d_v=128), 64),
+        (Sequence(70, 4300, DType.FP16, 64, group=2, d_v=128), 2),
     ],
 )
 def test_canonical_chunks_of_other_kinds(

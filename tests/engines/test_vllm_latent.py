@@ -17,6 +17,7 @@ from vllm_driver import config_of
 from flashsmith.integrations import vllm as plugin
 from flashsmith.integrations.vllm.latent_backend import FlashsmithLatentBackend
 from flashsmith.integrations.vllm.releases import LATENT_NAME
+from flashsmith.runtime import libraries
 
 HEADS, RANK, ROPE = 4, 256, 64
 SCALE = 192**-0.5
@@ -81,9 +82,13 @@ def test_a_step_that_decodes_is_attention_over_the_latent_rows(
 ) -> None:
     config, lens = config_of(tmp_path), [70, 3, 33]
     monkeypatch.setattr(type(config.model_config), "get_head_size", lambda _: RANK + ROPE)
+    # As with a draft model
+    builder_class = FlashsmithLatentBackend.get_builder_cls()
+    monkeypatch.setattr(builder_class, "reorder_batch_threshold", max(queries))
     impl = layer_of(config)
     builder = builder_of(config, impl)
-    builder.reorder_batch_threshold = max(queries)  # as with a draft model
+    built: list[Any] = []
+    monkeypatch.setattr(type(libraries.loaded_kernels), "_build", lambda _, key: built.append(key))
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(sum(queries), HEADS, RANK + ROPE, generator=generator).bfloat16()
     cache = torch.randn(20, 16, RANK + ROPE, generator=generator).bfloat16()
@@ -92,6 +97,7 @@ def test_a_step_that_decodes_is_attention_over_the_latent_rows(
     assert (metadata.num_decodes, metadata.num_prefills) == (3, 0)
     o, lse = impl.forward_mqa((q[..., :RANK], q[..., RANK:]), cache, metadata, None)
     assert lse is None
+    assert built == []
     assert o.shape == (sum(queries), HEADS, RANK)
     first = 0
     for pages, length, count in zip(table.tolist(), lens, queries, strict=True):
@@ -101,6 +107,42 @@ def test_a_step_that_decodes_is_attention_over_the_latent_rows(
             weights = (q[first + i].double() @ seen.T * SCALE).softmax(-1)
             assert (o[first + i] - weights @ seen[:, :RANK]).abs().max() < 1e-2
         first += count
+
+
+def test_two_ranks_have_parts_of_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode context parallelism: each rank has the queries of all heads, and some requests have no
+    key on one of them. What the engine's collective does with outputs and LSE is done here."""
+    config, parts = config_of(tmp_path), [[40, 0, 17], [30, 3, 16]]
+    monkeypatch.setattr(type(config.model_config), "get_head_size", lambda _: RANK + ROPE)
+    impl = layer_of(config)
+    impl.dcp_world_size, impl.need_to_return_lse_for_decode = 2, True
+    builder = builder_of(config, impl)
+    built: list[Any] = []
+    monkeypatch.setattr(type(libraries.loaded_kernels), "_build", lambda _, key: built.append(key))
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(3, 2 * HEADS, RANK + ROPE, generator=generator).bfloat16()
+    caches = torch.randn(2, 20, 16, RANK + ROPE, generator=generator).bfloat16()
+    table = torch.randperm(18, generator=generator).int().view(3, 6)
+    outs, lses = [], []
+    for cache, lens in zip(caches, parts, strict=True):
+        metadata = builder.build(0, step_of(lens, [1, 1, 1], table))
+        o, lse = impl.forward_mqa(q, cache, metadata, None)
+        assert lse.is_contiguous()
+        outs.append(o.double())
+        lses.append(lse.double())
+    assert lses[0][1].tolist() == [-torch.inf] * 2 * HEADS
+    weights = torch.stack(lses).softmax(0)
+    found = (torch.stack(outs) * weights[..., None]).sum(0)
+    for i, pages in enumerate(table.tolist()):
+        rows = torch.cat(
+            [
+                cache[pages].reshape(-1, RANK + ROPE)[: lens[i]].double()
+                for cache, lens in zip(caches, parts, strict=True)
+            ]
+        )
+        right = (q[i].double() @ rows.T * SCALE).softmax(-1) @ rows[:, :RANK]
+        assert (found[i] - right).abs().max() < 1e-2
+    assert built == []
 
 
 @pytest.mark.parametrize(
@@ -137,6 +179,7 @@ def test_it_is_registered_and_the_engine_accepts_it() -> None:
         "attn_type": AttentionType.DECODER,
     }
     assert backend.validate_configuration(**asked) == []
+    assert backend.validate_configuration(**asked, use_dcp=True) == []
     for change in (
         {"head_size": 128},
         {"use_mla": False},

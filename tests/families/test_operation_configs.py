@@ -282,7 +282,7 @@ SAMPLES = {
             "cache_of_mma_sync": {"cache": CacheFormat.E4M3, "chunk_warpgroups": 2},
             "sums_fit_in_a_stage": {"cache": CacheFormat.E4M3, "d_v": 128, "B_c": 64},
             "d_v_supported": {"d_v": 96},
-            "d_v_of_mma_sync": {"d_v": 128, "chunk_warpgroups": 2},
+            "d_v_without_cluster": {"d_v": 128, "chunk_cluster": 2},
         },
         {
             "d_head": {"d_head": 80},
@@ -296,7 +296,7 @@ SAMPLES = {
             "min_keys": {"B_c": 128, "min_keys": 64},
             "the tiles need more": {"d_head": 256, "stages": 8},
             "cache": {"cache": CacheFormat.SCALED, "chunk_warpgroups": 2},
-            "d_v": {"d_v": 128, "chunk_warpgroups": 2},
+            "d_v": {"d_v": 96},
         },
         (
             *("smem_bytes", "chunk_smem_bytes", "n_threads", "keys_per_warp", "keeps_queries"),

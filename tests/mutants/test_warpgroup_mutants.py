@@ -16,6 +16,7 @@ from flashsmith.families import Semantics
 from flashsmith.families import parse_kernel_name_into_config as config
 
 CONFIG = config("(FP16, 64, 16, 64, 4): decode+stages_2+least_64+parts_2+chunk_warpgroups_2")
+PAIR = config("(FP16, 64:128, 16, 128, 4): decode+stages_2+least_128+parts_1+chunk_warpgroups_2")
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 VICTIMS = {
     # Rows are copied by threads. Several tiles for each CTA, beside a token that is split.
@@ -67,6 +68,25 @@ VICTIMS = {
         sm_count=1,
         arch=90,
     ),
+    # v is wider than q and k. Rows are copied by threads in one problem, in boxes in the other.
+    "pair": OperationVictim(
+        PAIR,
+        Semantics("causal", packed=True, uneven=True),
+        (
+            AskedDecode(
+                "b2 s80:300 h4:2 d40:104 causal packed page6",
+                options={"lens_q": (80, 64), "lens_k": (300, 170), "layout": "heads first"},
+                seed=6,
+            ),
+            AskedDecode(
+                "b2 s80:300 h4:2 d40:104 causal packed page64",
+                options={"lens_q": (80, 70), "lens_k": (300, 170)},
+                seed=6,
+            ),
+        ),
+        sm_count=1,
+        arch=90,
+    ),
     # Without a mask only the last keys are cut.
     "dense": OperationVictim(
         CONFIG,
@@ -82,7 +102,8 @@ _TILES, _SPLIT = "mma_sync_decode/warpgroup_tiles.cuh", "mma_sync_decode/split.c
 MISTAKES = {
     "gathered": (
         SourcePatch("rows beyond the sequence", _PRODUCER, "row < last &&", "true &&"),
-        SourcePatch("columns beyond d", _PRODUCER, "< args.forward.problem.d", "< 1000"),
+        SourcePatch("columns beyond d", _PRODUCER, "kChunkElements < columns",
+                    "kChunkElements < 1000"),
         SourcePatch("pages of the first sequence", _PRODUCER,
                     "tile.batch * args.page_table_stride + page", "page"),
         SourcePatch("slots as in a dense cache", _PRODUCER,
@@ -143,6 +164,12 @@ MISTAKES = {
                     "if (in_tile > 0) return;"),
         SourcePatch("V for K", _PRODUCER, "kOfK ? &args.forward.k : &args.forward.v",
                     "&args.forward.v"),
+    ),
+    "pair": (
+        SourcePatch("columns of K as of V", _PRODUCER, "kOfK && CFG.d_v > 0 ? args.d :", ""),
+        SourcePatch("columns of V as of K", _PRODUCER, "kOfK && CFG.d_v > 0", "CFG.d_v > 0"),
+        SourcePatch("panels of V as of K", _PRODUCER,
+                    "kOfK ? Kernel::n_panels : Kernel::V_panels", "Kernel::n_panels"),
     ),
     "dense": (
         SourcePatch("the last keys are not cut", "mma_sync_decode/warpgroup_config.cuh",

@@ -41,6 +41,16 @@ CFG = FlashForwardKernelConfig(
 )
 REPEATABLE = parse("(FP16, 64, 64, 64, 4): backward")
 KERNELS = {"config": CFG, "backward_config": REPEATABLE, "deterministic": True}
+# For v with another d than q and k.
+CFG_OF_PAIR = parse(
+    "(FP16, 64:128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
+)
+REPEATABLE_OF_PAIR = parse("(FP16, 64:128, 64, 64, 4): backward+columns_2")
+KERNELS_OF_PAIR = {
+    "config": CFG_OF_PAIR,
+    "backward_config": REPEATABLE_OF_PAIR,
+    "deterministic": True,
+}
 TIMEOUT = 300.0
 
 
@@ -61,10 +71,15 @@ class Case:
     heads_q: int = 4
     heads_k: int = 2
     d: int = 64
+    d_v: int = 64
 
     @property
     def keys(self) -> tuple[int, ...]:
         return self.lens_k or self.lens_q
+
+    @property
+    def kernels(self) -> dict[str, Any]:
+        return KERNELS if self.d == self.d_v else KERNELS_OF_PAIR
 
     @property
     def semantics(self) -> dict[str, Any]:
@@ -82,16 +97,16 @@ class Case:
         """The whole tensors, the same on every rank."""
         generator = torch.Generator().manual_seed(7)
 
-        def normal(rows: int, heads: int) -> Any:
-            shape = (*([self.batch] if self.batch else []), rows, heads, self.d)
+        def normal(rows: int, heads: int, d: int) -> Any:
+            shape = (*([self.batch] if self.batch else []), rows, heads, d)
             return torch.randn(shape, generator=generator).half()
 
         queries, keys = sum(self.lens_q), sum(self.keys)
         found = {
-            "q": normal(queries, self.heads_q),
-            "k": normal(keys, self.heads_k),
-            "v": normal(keys, self.heads_k),
-            "do": normal(queries, self.heads_q),
+            "q": normal(queries, self.heads_q, self.d),
+            "k": normal(keys, self.heads_k, self.d),
+            "v": normal(keys, self.heads_k, self.d_v),
+            "do": normal(queries, self.heads_q, self.d_v),
         }
         if self.sinks:
             found["sinks"] = torch.randn(self.heads_q, generator=generator)
@@ -120,7 +135,7 @@ def run_case(case: Case, group: Any = None, **keywords: Any) -> dict[str, Any]:
         cu_seqlens_k=cu_k,
         return_lse=True,
         return_row_max=has_row_max,
-        **{**KERNELS, **case.semantics, **keywords},
+        **{**case.kernels, **case.semantics, **keywords},
     )
     rows = {**of_q, "dim": -1}
     loss = (o * parallel.shard(whole["do"], **of_q)).float().sum()
@@ -186,12 +201,12 @@ class HostMemory:
     def end_sending(self) -> Callable[[], None]:
         return lambda: None
 
-    def put(self, first: int, rows: Any, places: Any) -> None:
-        self.send(self._rank, first, rows, places)
+    def put(self, first: int, places: Any) -> None:
+        self.send(self._rank, first, places)
 
-    def send(self, rank: int, first: int, rows: Any, places: Any) -> None:
+    def send(self, rank: int, first: int, places: Any) -> None:
         base = self._of_ranks[rank].data_ptr() + first
-        for address, offset in places:
+        for address, offset, rows in places:
             for row in range(rows.number):
                 to = base + offset + row * rows.slot_step
                 ctypes.memmove(to, address + row * rows.step, rows.width)
@@ -237,7 +252,7 @@ def run_copied(case: Case) -> dict[str, Any]:
         smaller = [parallel.shard(case.draw()[name][:1], group=group) for name in "qkv"]
         for _ in range(3):
             parallel.attention(
-                *smaller, schedule="allgather", group=group, **{**KERNELS, **case.semantics}
+                *smaller, schedule="allgather", group=group, **{**case.kernels, **case.semantics}
             )
         found = run_case(case, group=group)
         assert len(made) == min(case.batch, 2)
@@ -299,6 +314,11 @@ def refused(rank: int) -> dict[str, str]:
         ),
         "heads": lambda: parallel.attention(*tensors(16, 5, 2)),
         "d": lambda: parallel.attention(*tensors(16, d=60)),
+        "d_v": lambda: parallel.attention(*tensors(16)[:2], tensors(16, d=60)[2]),
+        "rows of v": lambda: parallel.attention(*tensors(16)[:2], tensors(15)[2]),
+        "one d_v": lambda: parallel.attention(
+            *tensors(16)[:2], tensors(16, d=128 if other else 72)[2]
+        ),
         "sinks": lambda: parallel.attention(*tensors(16), sinks=torch.zeros(3)),
         "max_seqlen": lambda: parallel.attention(*packed, max_seqlen_q=39, **twice),
         "strided": lambda: parallel.attention(half.transpose(1, 3), half, half),

@@ -34,6 +34,7 @@ def chosen(length: int, mask: Limits = CAUSAL, *, keys: int | None = None, **opt
         has_gradients=False,
         return_lse=False,
         shape=(1, layouts[0].rows(0), 32, 128),
+        d_v=128,
         confirm=lambda: None,
         **given,
     )

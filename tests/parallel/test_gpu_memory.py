@@ -18,6 +18,7 @@ from flashsmith.parallel.rank_memory import (  # noqa: E402
     HERE,
     GpuMemory,
     HostSync,
+    Place,
     RankMemory,
     RowShape,
 )
@@ -156,10 +157,10 @@ def test_each_rank_gets_the_rows_of_the_others_and_its_own(pretended: Driver) ->
         slots = [it.begin() for it in shared]
         waits = []
         for rank, it in enumerate(shared):
-            place = (sources[rank].data_ptr() + 3, 12 * rank + turn)
+            place = Place(sources[rank].data_ptr() + 3, 12 * rank + turn, rows)
             others = [other for other in range(RANKS) if other != rank]
-            waits += it.send(slots[rank], rows, [[(to, [place]) for to in others]], [others])
-            it.put(slots[rank], rows, [place])
+            waits += it.send(slots[rank], [[(to, [place]) for to in others]], [others])
+            it.put(slots[rank], [place])
         for wait in waits:
             wait()
         pretended.check_waits()

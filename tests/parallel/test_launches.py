@@ -42,24 +42,25 @@ def by_addresses(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def drawn(batch: int) -> dict[str, Any]:
-    sizes = {"q": HEADS[0], "k": HEADS[1], "v": HEADS[1], "do": HEADS[0]}
-    shapes = {name: (batch, ROWS, heads, D) for name, heads in sizes.items()}
-    return {name: torch.randn(shape, dtype=torch.float16) for name, shape in shapes.items()}
+def drawn(batch: int, d: int, d_v: int) -> dict[str, Any]:
+    shapes = {"q": (HEADS[0], d), "k": (HEADS[1], d), "v": (HEADS[1], d_v), "do": (HEADS[0], d_v)}
+    return {name: torch.randn(batch, ROWS, *of).half() for name, of in shapes.items()}
 
 
 class Rank:
     """One rank; the keys and gradients of the others are planted."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, batch: int, rank: int) -> None:
-        self.tensors, self.rank, chunk = drawn(batch), rank, ROWS // 2
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, batch: int, rank: int, d: int = D, d_v: int = D
+    ) -> None:
+        self.tensors, self.rank, chunk = drawn(batch, d, d_v), rank, ROWS // 2
         self.sinks = torch.randn(HEADS[0])
-        both = [torch.randn(batch, 5 * chunk, HEADS[1], D).half() for _ in range(2)]
+        both = [torch.randn(batch, 5 * chunk, HEADS[1], width).half() for width in (d, d_v)]
         keys = causal_allgather._Keys(
             *causal_allgather._prefixes(both, RANKS, rank, chunk), lambda: None, lambda: None
         )
         self.keys = both
-        pair = [torch.zeros(batch, chunk, HEADS[1], D) for _ in range(2)]
+        pair = [torch.zeros(batch, chunk, HEADS[1], width) for width in (d, d_v)]
         monkeypatch.setattr(causal_allgather, "_gather", lambda *_: keys)
         monkeypatch.setattr(causal_allgather, "_peers", lambda *_: None)
         monkeypatch.setattr(
@@ -76,7 +77,7 @@ class Rank:
         options = {"softcap": 0.0, "scale": None, "emulate": False}
         call = GroupCall(
             *(group, layout, layout, False, CAUSAL, options, None, None, False, True, True, False),
-            *(tuple(self.tensors["q"].shape), lambda: None),
+            *(tuple(self.tensors["q"].shape), self.tensors["v"].shape[-1], lambda: None),
             launches=launches,
         )
         return call._replace(**changed)
@@ -116,11 +117,12 @@ def named(launches: list[Launch], places: list[tuple[int, int]]) -> list[Any]:
 @pytest.mark.parametrize("rank", range(RANKS))
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("how", [{}, {"sinks": True, "dlse": True}])
+@pytest.mark.parametrize("widths", [(D, D), (192, 128)])
 def test_launches_with_addresses_are_those_for_tensors(
-    batch: int, rank: int, how: dict[str, bool], gpu: PretendedGpu, by_addresses: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
+    batch: int, rank: int, how: dict[str, bool], widths: tuple[int, int], gpu: PretendedGpu,
+    by_addresses: list[Any], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    one, launches = Rank(monkeypatch, batch, rank), dict[Any, Any]()
+    one, launches = Rank(monkeypatch, batch, rank, *widths), dict[Any, Any]()
     shown = []
     for given in (None, launches, launches):
         gpu.launches.clear()

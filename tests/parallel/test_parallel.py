@@ -15,7 +15,15 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 pytestmark = pytest.mark.torch
 
 from exact_attention import exact_attention  # noqa: E402
-from ranks import CFG, IDLE, KERNELS, REPEATABLE, Case, run_ranks  # noqa: E402
+from ranks import (  # noqa: E402
+    CFG,
+    CFG_OF_PAIR,
+    IDLE,
+    REPEATABLE,
+    REPEATABLE_OF_PAIR,
+    Case,
+    run_ranks,
+)
 
 import flashsmith  # noqa: E402
 from flashsmith.families import DType, Semantics  # noqa: E402
@@ -26,6 +34,8 @@ from flashsmith.verify.gradients import Rows, compute_gradients  # noqa: E402
 from flashsmith.verify.reference import compute_references  # noqa: E402
 from flashsmith.verify.tolerance import compare  # noqa: E402
 
+# v has another d than q and k, and both are less than the kernels' tiles.
+CAUSAL_PAIR: dict[str, Any] = {"causal": True, "d": 56, "d_v": 104}
 # No part of a sequence is a multiple of a tile, so that all need the same kernels.
 PLAIN = {
     "zigzag causal": Case("zigzag", (80,), batch=2, causal=True, sinks=True, dlse=True),
@@ -42,6 +52,16 @@ PLAIN = {
     "auto": Case("auto", (41,), batch=1, causal=True),
     "packed": Case("zigzag", (24, 0, 52), causal=True, sinks=True),
     "packed window": Case("allgather", (23, 40, 0), (61, 77, 9), window=(7, 3), softcap=5.0),
+    "zigzag of a pair": Case("zigzag", (80,), batch=2, sinks=True, dlse=True, **CAUSAL_PAIR),
+    "allgather of a pair": Case("allgather", (37,), (51,), batch=1, sinks=True, **CAUSAL_PAIR),
+    "prefixes of a pair": Case("allgather", (80,), batch=2, dlse=True, **CAUSAL_PAIR),
+    "prefixes of a pair copied": Case("allgather", (80,), batch=2, dlse=True, **CAUSAL_PAIR),
+    "prefixes of one of a pair": Case("allgather", (72,), batch=1, sinks=True, **CAUSAL_PAIR),
+    "prefixes of one of a pair copied": Case(
+        "allgather", (72,), batch=1, sinks=True, **CAUSAL_PAIR
+    ),
+    "ulysses of a pair": Case("ulysses", (53,), batch=1, sinks=True, dlse=True, **CAUSAL_PAIR),
+    "auto of a pair": Case("auto", (41,), batch=1, **CAUSAL_PAIR),
 }
 SCRIPTS = (
     "who_holds_what",
@@ -74,6 +94,13 @@ for _semantics in FORWARD:
     shared_kernels.want([CFG], _semantics)
 for _semantics in SEMANTICS:
     shared_kernels.want([REPEATABLE], _semantics)
+OF_PAIR = [
+    *((CFG_OF_PAIR, replace(semantics, partial=True)) for semantics in SEMANTICS[:2]),
+    (CFG_OF_PAIR, SEMANTICS[1]),
+    *((REPEATABLE_OF_PAIR, semantics) for semantics in SEMANTICS[:2]),
+]
+for _config, _semantics in OF_PAIR:
+    shared_kernels.want([_config], _semantics)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +110,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         shared_kernels.load([CFG], semantics)
     for semantics in SEMANTICS:
         shared_kernels.load([REPEATABLE], semantics)
+    for config, semantics in OF_PAIR:
+        shared_kernels.load([config], semantics)
     for shape in ((1, 1, 1, 64), (1, 1, 64)):
         part = torch.zeros(shape), torch.zeros(shape[:-1])
         flashsmith.merge_attention([part[0]], [part[1]], dtype="float16")
@@ -99,7 +128,7 @@ def test_the_problems_of_ranks_are_known_ahead(
     """Exactly those that some rank computes, forward and backward; merges have no others."""
     case = PLAIN[name]
     mask = "causal" if case.causal else ""
-    sizes = f"s{case.lens_q[0]}:{case.keys[0]} h{case.heads_q}:{case.heads_k} d{case.d}"
+    sizes = f"s{case.lens_q[0]}:{case.keys[0]} h{case.heads_q}:{case.heads_k} d{case.d}:{case.d_v}"
     monkeypatch.setattr(schedules, "SMALLEST_MESSAGE", 1)
     ahead = flashsmith.parallel.problems(
         f"b{case.batch} {sizes} fp16 {mask}",
@@ -162,14 +191,20 @@ def test_two_ranks(pair: list[dict[str, Any]], name: str) -> None:
         torch.testing.assert_close(found[1][key], tensor, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["zigzag causal", "zigzag", "allgather", "prefixes", "ulysses"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("zigzag causal", "zigzag", "allgather", "prefixes", "ulysses"),
+        *("zigzag of a pair", "allgather of a pair", "prefixes of a pair", "ulysses of a pair"),
+    ],
+)
 def test_the_error_is_that_of_one_kernel(pair: list[dict[str, Any]], name: str) -> None:
     case = PLAIN[name]
     whole = case.draw()
     sinks = whole.get("sinks")
     results = []
     for attend, keywords, dtype in (
-        (flashsmith.attention, {"return_lse": True, **KERNELS}, torch.float16),
+        (flashsmith.attention, {"return_lse": True, **case.kernels}, torch.float16),
         (exact_attention, {}, torch.float64),
     ):
         leaves = [whole[it].to(dtype, copy=True).requires_grad_() for it in "qkv"]
@@ -192,6 +227,8 @@ def test_the_error_is_that_of_one_kernel(pair: list[dict[str, Any]], name: str) 
         ("prefixes", "prefixes again"),
         ("prefixes", "prefixes copied"),
         ("prefixes of one", "prefixes of one copied"),
+        ("prefixes of a pair", "prefixes of a pair copied"),
+        ("prefixes of one of a pair", "prefixes of one of a pair copied"),
     ],
 )
 def test_a_call_repeats_its_bits(pair: list[dict[str, Any]], name: str, repeated: str) -> None:
@@ -260,6 +297,9 @@ REFUSED = {
     "gradients": "requires_grad: rank 1 of the group gave (True, True, True, False), and rank 0",
     "heads": "q: has 5 heads, and k 2",
     "d": "q: d is 60",
+    "d_v": "v: d is 60; must be q's, 64, or a multiple of 8 up to 256",
+    "rows of v": "v: has shape (1, 15, 2, 64), and k (1, 16, 2, 64); must be equal, except for",
+    "one d_v": "d_v: rank 1 of the group gave 128, and rank 0 72",
     "sinks": "sinks: has shape (3,)",
     "max_seqlen": "max_seqlen_q=39: the longest sequence has 40 rows",
     "strided": "k: has shape (1, 4, 4, 64), and q (1, 64, 4, 4)",
@@ -363,9 +403,9 @@ def test_more_ranks(ranks: int, tmp_path: Path) -> None:
             )
     for batch in (1, 2):
         for name in ("prefixes", "prefixes copied"):
-            cases[f"{name} {batch}"] = Case(
-                "allgather", (even,), batch=batch, causal=True, sinks=True, dlse=True, **heads
-            )
+            some = {"batch": batch, "sinks": True, "dlse": True, **heads}
+            cases[f"{name} {batch}"] = Case("allgather", (even,), causal=True, **some)
+            cases[f"{name} {batch} of a pair"] = Case("allgather", (even,), **some, **CAUSAL_PAIR)
     found = run_ranks(ranks, tmp_path, cases)
     for name, case in cases.items():
         results = found_by(found, name)

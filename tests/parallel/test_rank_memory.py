@@ -20,6 +20,7 @@ from flashsmith.parallel.rank_memory import (  # noqa: E402
     FREE,
     HERE,
     HostSync,
+    Place,
     RankMemory,
     RowShape,
 )
@@ -113,20 +114,20 @@ class Memory:
     def keep(self, tensors: Any) -> str:
         return self._side
 
-    def put(self, first: int, rows: RowShape, places: Any) -> None:
-        self._copy("main", self._gpu.rank, first, rows, places)
+    def put(self, first: int, places: Any) -> None:
+        self._copy("main", self._gpu.rank, first, places)
 
-    def send(self, rank: int, first: int, rows: RowShape, places: Any) -> None:
-        self._copy(self._side, rank, first, rows, places)
+    def send(self, rank: int, first: int, places: Any) -> None:
+        self._copy(self._side, rank, first, places)
 
-    def _copy(self, stream: str, rank: int, first: int, rows: RowShape, places: Any) -> None:
-        for address, offset in places:
+    def _copy(self, stream: str, rank: int, first: int, places: Any) -> None:
+        for address, offset, rows in places:
             for row in range(rows.number):
                 source, to = address + row * rows.step, first + offset + row * rows.slot_step
 
-                def work(source: int = source, to: int = to) -> None:
+                def work(source: int = source, to: int = to, width: int = rows.width) -> None:
                     base = self._gpus.memories[rank].memory.data_ptr()
-                    ctypes.memmove(base + to, source, rows.width)
+                    ctypes.memmove(base + to, source, width)
 
                 self._gpu.ask(stream, work)
 
@@ -200,18 +201,16 @@ def wrong_reads(
 
             gpu.ask("main", write)
             sent = [
-                [(it, [(source.data_ptr() + group * SIZE, rank * SIZE)]) for it in to]
+                [(it, [Place(source.data_ptr() + group * SIZE, rank * SIZE, MESSAGE)]) for it in to]
                 for group, to in enumerate(groups)
             ]
             come = groups[::-1]
-            own = [(source.data_ptr(), rank * SIZE)]
+            own = [Place(source.data_ptr(), rank * SIZE, MESSAGE)]
             *waits, has_sent = peers.send(
-                *(slot, MESSAGE, sent, come),
-                kept=[source] if kept else (),
-                own=(MESSAGE, own) if beside else None,
+                *(slot, sent, come), kept=[source] if kept else (), own=own if beside else ()
             )
             if not beside:
-                peers.put(slot, MESSAGE, own)
+                peers.put(slot, own)
             # What came by the transfer before may be needed while this one is under way.
             if turn % 2:
                 finish()
@@ -268,9 +267,9 @@ def test_every_wait_of_a_stream_for_the_others_is_marked() -> None:
 
     peers = RankMemory(HostSync(0, 2, is_same, mark), Memory(gpu, gpus), SLOT)
     source = torch.zeros(SIZE, dtype=torch.uint8)
-    some = [(1, [(source.data_ptr(), 0)])]
+    some = [(1, [Place(source.data_ptr(), 0, MESSAGE)])]
     kept: dict[str, Any] = {"kept": (source,)}
-    own: dict[str, Any] = {"own": (MESSAGE, some[0][1])}
+    own: dict[str, Any] = {"own": some[0][1]}
     for sent, come, how, marked in (
         ([some, []], [[], []], {}, [False, False, True]),
         ([[], []], [[1], [1]], {}, [True, True, False]),
@@ -281,7 +280,7 @@ def test_every_wait_of_a_stream_for_the_others_is_marked() -> None:
         ([[], some], [[], [1]], own, [False, True, False]),
     ):
         marks.clear()
-        waits = peers.send(peers.begin(), MESSAGE, sent, come, **how)
+        waits = peers.send(peers.begin(), sent, come, **how)
         # When the stream of transfers has been told to wait, if no other stream waits for it.
         assert marks == [("side", len(gpu.streams["side"]))] * (how is kept)
         for wait, is_marked in zip(waits, marked, strict=True):
@@ -376,13 +375,11 @@ def test_copies_of_keys_are_kept_until_they_are_sent(of: int) -> None:
         def view(self, slot: int, key: Any, make: Callable[..., Any]) -> Any:
             return make(lambda offset, shape, dtype: torch.empty(shape, dtype=dtype))
 
-        def send(
-            self, slot: int, rows: Any, sent: Any, come: Any, own: Any = None
-        ) -> list[Callable[[], None]]:
-            self.sent += [address for group in sent for _, its in group for address, _ in its]
+        def send(self, slot: int, sent: Any, come: Any, own: Any = ()) -> list[Callable[[], None]]:
+            self.sent += [address for group in sent for _, its in group for address, *_ in its]
             return [lambda: None] * 3
 
-        def put(self, slot: int, rows: Any, places: Any) -> None: ...
+        def put(self, slot: int, places: Any) -> None: ...
 
     qkv = torch.randn(1, 8, 3, 2, 16)
     peers: Any = Peers()

@@ -9,25 +9,28 @@ import pytest
 import torch
 
 import flashsmith
+from flashsmith.chooser.write_slots import write_config
 from flashsmith.errors import ArgumentError
-from flashsmith.families import DType, Problem, families
+from flashsmith.families import DType, Problem
 from flashsmith.verify import prove
 
 PAGES, PAGE, HEADS = 5, 16, 2
 
 
-def fresh(d: int, layout: str, dtype: Any = torch.bfloat16) -> tuple[Any, Any, Any]:
-    """The memory of both caches, and the caches, as serving engines lay them out."""
+def fresh(
+    d: int, layout: str, dtype: Any = torch.bfloat16, d_v: int | None = None
+) -> tuple[Any, Any]:
+    """Both caches, as serving engines lay them out."""
+    widths = d, d if d_v is None else d_v
     if layout == "heads first":  # (pages, heads, page, K and V)
-        both = torch.randn(PAGES, HEADS, PAGE, 2 * d).to(dtype)
-        k_cache, v_cache = both.transpose(1, 2).split(d, dim=-1)
+        both = torch.randn(PAGES, HEADS, PAGE, sum(widths)).to(dtype)
+        k_cache, v_cache = both.transpose(1, 2).split(widths, dim=-1)
     elif layout == "halves":
-        both = torch.randn(PAGES, PAGE, HEADS, 2 * d).to(dtype)
-        k_cache, v_cache = both.split(d, dim=-1)
+        both = torch.randn(PAGES, PAGE, HEADS, sum(widths)).to(dtype)
+        k_cache, v_cache = both.split(widths, dim=-1)
     else:
-        both = torch.randn(2, PAGES, PAGE, HEADS, d).to(dtype)
-        k_cache, v_cache = both
-    return both, k_cache, v_cache
+        k_cache, v_cache = (torch.randn(PAGES, PAGE, HEADS, it).to(dtype) for it in widths)
+    return k_cache, v_cache
 
 
 def written(cache: Any, new: Any, slots: Any) -> Any:
@@ -39,11 +42,19 @@ def written(cache: Any, new: Any, slots: Any) -> Any:
 
 
 @pytest.mark.parametrize("layout", ["apart", "halves", "heads first"])
-@pytest.mark.parametrize(("d", "dtype"), [(128, torch.bfloat16), (80, torch.float16)])
-def test_rows_go_into_their_slots(layout: str, d: int, dtype: Any) -> None:
+@pytest.mark.parametrize(
+    ("d", "d_v", "dtype"),
+    [
+        (128, 128, torch.bfloat16),
+        (80, 80, torch.float16),
+        (192, 128, torch.bfloat16),
+        (40, 104, torch.float16),
+    ],
+)
+def test_rows_go_into_their_slots(layout: str, d: int, d_v: int, dtype: Any) -> None:
     torch.manual_seed(0)
-    _, k_cache, v_cache = fresh(d, layout, dtype)
-    k, v = torch.randn(2, 9, HEADS, d).to(dtype)
+    k_cache, v_cache = fresh(d, layout, dtype, d_v)
+    k, v = (torch.randn(9, HEADS, it).to(dtype) for it in (d, d_v))
     slots = torch.tensor([3, -1, 79, 16, 15, -7, 41])
     expected = written(k_cache, k, slots), written(v_cache, v, slots)
     assert flashsmith.write_slots(k, v, k_cache, v_cache, slots) is None
@@ -64,7 +75,7 @@ def test_strided_rows_of_a_projection() -> None:
     """K and V as an engine has them: slices of one projection."""
     qkv = torch.randn(6, (4 + 2 * HEADS) * 64).half()
     k, v = (it.view(6, HEADS, 64) for it in qkv[:, 256:].split(HEADS * 64, dim=-1))
-    _, k_cache, v_cache = fresh(64, "halves", torch.float16)
+    k_cache, v_cache = fresh(64, "halves", torch.float16)
     slots = torch.tensor([5, 4, 3, 60, 61, 62])
     expected = written(k_cache, k, slots)
     flashsmith.write_slots(k, v, k_cache, v_cache, slots)
@@ -80,14 +91,17 @@ def test_strided_rows_of_a_projection() -> None:
         ),
         ({"slot_mapping": torch.zeros(1, dtype=torch.int32)}, "slot_mapping: dtype torch.int32"),
         ({"slot_mapping": torch.zeros(10, dtype=torch.int64)}, "10 slots for the 9 rows"),
-        ({"v": torch.zeros(9, HEADS, 32).half()}, r"v: shape \(9, 2, 32\); must be k's"),
+        ({"v": torch.zeros(8, HEADS, 64).half()}, r"v: shape \(8, 2, 64\); all but d must be k's"),
+        ({"v": torch.zeros(9, HEADS, 60).half()}, r"v: shape \(9, 2, 60\); heads_k must be 1 or"),
+        ({"v": torch.zeros(9, HEADS, 32).half()}, r"v_cache: shape .* \(pages, page, 2, 32\)"),
+        ({"v_cache": torch.zeros(5, 15, HEADS, 64).half()}, "v_cache: shape .* all but d must be"),
         ({"k": torch.zeros(9, HEADS * 64).half()}, "k: rank 2"),
         ({"v_cache": torch.zeros(5, 16, 3, 64).half()}, r"v_cache: shape .* must be \(pages, page"),
         ({"k": torch.zeros(9, HEADS, 64)}, "k: dtype torch.float32"),
     ],
 )
 def test_unusable_arguments_are_refused(change: dict[str, Any], words: str) -> None:
-    _, k_cache, v_cache = fresh(64, "apart", torch.float16)
+    k_cache, v_cache = fresh(64, "apart", torch.float16)
     k, v = torch.randn(2, 9, HEADS, 64).half()
     call = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
     call["slot_mapping"] = torch.zeros(1, dtype=torch.int64)
@@ -98,7 +112,7 @@ def test_unusable_arguments_are_refused(change: dict[str, Any], words: str) -> N
 
 
 def test_one_cache_for_both_is_refused() -> None:
-    _, cache, _ = fresh(64, "apart", torch.float16)
+    cache, _ = fresh(64, "apart", torch.float16)
     k, v = torch.randn(2, 9, HEADS, 64).half()
     with pytest.raises(ArgumentError, match="v_cache: shares memory with k_cache"):
         flashsmith.write_slots(k, v, cache, cache, torch.arange(9))
@@ -128,10 +142,14 @@ def test_a_compiled_function_writes() -> None:
 
 
 @pytest.mark.parametrize("dtype", DType)
-@pytest.mark.parametrize(("d", "heads"), [(64, 3), (96, 1), (256, 8)])
-def test_the_kernel_is_proven(dtype: DType, d: int, heads: int) -> None:
-    (family,) = families("write_slots")
-    (config, *_) = family.proof_configs(dtype, d)
-    problem = Problem.parse(f"b1 s37 h{heads} d{d} {dtype.name.lower()} write_slots")
-    verdict = prove(config, problem, checks=True)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *("h3 d64", "h1 d96", "h8 d256", "h3 d184:120", "h1 d56:128"),
+        *("h2 d176:112 cache_e4m3", "h1 d64:128 cache_scaled"),
+    ],
+)
+def test_the_kernel_is_proven(dtype: DType, sizes: str) -> None:
+    problem = Problem.parse(f"b1 s37 {sizes} {dtype.name.lower()} write_slots")
+    verdict = prove(write_config(problem), problem, checks=True)
     assert verdict.ok, verdict

@@ -62,7 +62,7 @@ from flashsmith.chooser import build_for
 from flashsmith.errors import FlashsmithError
 from flashsmith.families import Problem
 from flashsmith.parallel.group import Group
-from flashsmith.parallel.rank_memory import RankMemory, RowShape
+from flashsmith.parallel.rank_memory import Place, RankMemory, RowShape
 from flashsmith.runtime import query_gpu
 
 # These transfers work on all machines; multicast needs rights that some machines do not grant.
@@ -200,11 +200,11 @@ class Bench:
             slot, "messages", lambda tensor: tensor(0, (self.ranks, MESSAGE), torch.uint8)
         )
         others = [(self.rank + step) % self.ranks for step in range(1, self.ranks)]
-        place = (mine.data_ptr(), self.rank * MESSAGE)
         # In two rows, since so batches are sent.
         rows = RowShape(MESSAGE // 2, 2, MESSAGE // 2, MESSAGE // 2)
-        waits = peers.send(slot, rows, [[(it, [place]) for it in others]], [others])
-        peers.put(slot, rows, [place])
+        place = Place(mine.data_ptr(), self.rank * MESSAGE, rows)
+        waits = peers.send(slot, [[(it, [place]) for it in others]], [others])
+        peers.put(slot, [place])
         for wait in waits:
             wait()
         return found

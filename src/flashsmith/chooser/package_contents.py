@@ -33,17 +33,21 @@ from flashsmith.families import (
 )
 from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.families.gpu_names import same_gpu
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.operations import DEFAULT
 from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
+from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.operations.merge import MERGE
 
 PackedKernel = tuple[KernelConfig, Semantics]
 # Called as searched(finished, all), with numbers of kinds of calls.
 Searched = Callable[[int, int], None]
 
-# The grid. (heads_q, heads_k): one or four heads of q use one head of k and v.
+# The grid. (heads_q, heads_k): one or four heads of q use one head of k and v. All heads of a
+# latent cache's queries use one row.
 HEADS = ((16, 16), (32, 8))
+LATENT_HEADS = ((16, 1), (64, 1), (128, 1))
 _MASKS = ("", "causal", "window", "causal softcap", "window softcap")
 _PACKED = tuple(f"{words} packed" for words in _MASKS)
 _CANONICAL = (
@@ -65,8 +69,11 @@ DECODE_KINDS = tuple(
     for words in (*_MASKS, "causal packed", "window packed", "causal canonical", "window canonical")
 )
 MERGE_KINDS = ("merge", "merge packed")
-KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, *DECODE_KINDS, *MERGE_KINDS)
+LATENT_KINDS = tuple(f"latent_decode{words}" for words in ("", " causal", " causal packed"))
+KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, *DECODE_KINDS, *LATENT_KINDS, *MERGE_KINDS)
 SMALLEST_D_HEAD = 64
+# The widths of q and k and of v in models whose latent attention is not absorbed.
+PAIRS = (HeadPair(192, 128),)
 # The length 1000 is no multiple of any tile. Batches have at most _MOST_ROWS rows of q.
 _LENGTHS = (512, 1000, 2048, 4096, 8192, 16384, 65536)
 _BATCHES = (1, 4, 16)
@@ -78,6 +85,9 @@ SIZES: tuple[CallSizes, ...] = (
 CACHE_SIZES: tuple[CallSizes, ...] = tuple(
     itertools.product((1, 64), (1, 4, 64, 1024), (1000, 8192, 65536))
 )
+# Prompts are not absorbed, so calls have few queries.
+LATENT_SIZES: tuple[CallSizes, ...] = tuple(itertools.product((1, 64), (1, 4), (1000, 8192, 65536)))
+_OVER_CACHES = (DECODE.name, LATENT_DECODE.name)
 
 
 def words_of(kind: str) -> set[str]:
@@ -104,7 +114,7 @@ class PackageContents:
 def package_contents(
     arch: int,
     *,
-    d_heads: Sequence[int] | None = None,
+    d_heads: Sequence[HeadDims] | None = None,
     dtypes: Iterable[DType] = tuple(DType),
     kinds: Sequence[str] = KINDS,
     searched: Searched | None = None,
@@ -112,15 +122,19 @@ def package_contents(
     """The kernels that a package for ``arch`` contains.
 
     ``d_heads``, ``dtypes`` and ``kinds`` restrict them; None stands for every d_head that has
-    kernels. The table of the user is not used. Raises ArgumentError if there is no such kernel.
+    kernels, the PAIRS, and the widths of latent caches. The table of the user is not used. Raises
+    ArgumentError if there is no such kernel.
     """
     table = WinnersTable.shipped()
     devices = _grid_devices(table, arch)
-    widths = d_heads_of(arch) if d_heads is None else tuple(d_heads)
     measured = list(_measured_problems(table, arch))
     found: dict[PackedKernel, None] = {}
     count = 0
-    groups = list(itertools.product(kinds, dtypes, widths))
+    groups = [
+        (kind, dtype, d)
+        for kind, dtype in itertools.product(kinds, dtypes)
+        for d in _widths(arch, kind, d_heads)
+    ]
     for number, (kind, dtype, d) in enumerate(groups):
         if searched is not None:
             searched(number, len(groups))
@@ -130,7 +144,8 @@ def package_contents(
         count += len(own) + len(grid)
         found.update(dict.fromkeys(_chosen(own, grid, table)))
     if not found:
-        raise ArgumentError(f"sm_{arch}: no kernel of d_head {widths} serves these kinds of calls")
+        widths = "any d_head" if d_heads is None else f"d_head {', '.join(map(str, d_heads))}"
+        raise ArgumentError(f"sm_{arch}: no kernel of {widths} serves these kinds of calls")
     kernels: dict[Semantics, list[KernelConfig]] = {}
     for config, semantics in sorted(found, key=lambda it: (it[1], it[0].FAMILY, it[0].to_ints())):
         kernels.setdefault(semantics, []).append(config)
@@ -161,10 +176,27 @@ def d_heads_of(arch: int) -> tuple[int, ...]:
     return tuple(sorted(d for d in every if d >= SMALLEST_D_HEAD))
 
 
+def _widths(arch: int, kind: str, asked: Sequence[HeadDims] | None) -> Iterator[HeadDims]:
+    """Those of the widths ``asked`` for that a kind of calls has; None stands for all."""
+    operation = Problem.parse(f"s1 d64 fp16 {kind}").operation
+    of_rows = {pair for family in families(LATENT_DECODE.name) for pair in family.pairs}
+    every: tuple[HeadDims, ...] = (*d_heads_of(arch), *PAIRS, *sorted(of_rows))
+    for d in every if asked is None else asked:
+        if operation == MERGE.name:  # of outputs, which have one width
+            fits = isinstance(d, int)
+        else:
+            fits = (d in of_rows) == (operation == LATENT_DECODE.name)
+        if fits:
+            yield d
+
+
 def _grid(wanted: Problem) -> Iterator[Problem]:
     """The problems of the grid that have one kind, dtype and d."""
+    heads: tuple[tuple[int, int], ...] = HEADS
     sizes = CACHE_SIZES if wanted.operation == DECODE.name else SIZES
-    for (heads_q, heads_k), (batch, seq_q, seq_k) in itertools.product(HEADS, sizes):
+    if wanted.operation == LATENT_DECODE.name:
+        heads, sizes = LATENT_HEADS, LATENT_SIZES
+    for (heads_q, heads_k), (batch, seq_q, seq_k) in itertools.product(heads, sizes):
         if wanted.operation == MERGE.name:
             heads_k, seq_k = heads_q, 1
         yield replace(
@@ -205,7 +237,7 @@ def _chosen(
             few[chosen] = None
             config = adapt_to_queries(chosen, problem, device)
             yield config, problem.required_semantics(config)
-    if grid and grid[0][0].operation == DECODE.name:
+    if grid and grid[0][0].operation in _OVER_CACHES:
         for problem, device in grid:
             try:
                 yield _over_a_cache(problem, device, table)

@@ -54,9 +54,9 @@ def write_slots(
 
     Args:
         k, v: (rows, heads_k, d), fp16 or bf16, PyTorch tensors or NumPy or CuPy arrays, with
-            strides as for attention(). Rows beyond the slots are not read.
+            strides as for attention(). v may have another d. Rows beyond the slots are not read.
         k_cache, v_cache: (pages, page, heads_k, d) or (batch, capacity, heads_k, d), with dtype and
-            strides as for k; both may be halves of one tensor. They are changed. Both may be
+            strides as for k; both may be parts of one tensor. They are changed. Both may be
             float8_e4m3fn or float8_e5m2: elements are rounded to nearest even and saturate.
         slot_mapping: (at most rows,) int64, contiguous: the slot of each row. A row with a negative
             slot is skipped. A slot beyond the cache is an error on the host; on a device its row is
@@ -133,25 +133,27 @@ def _views(
         raise ArgumentError(
             f"k: rank {len(first.shape)} (shape {first.shape}); must be 3: (rows, heads_k, d)"
         )
-    if views["v"].shape != first.shape:
+    if views["v"].shape[:-1] != first.shape[:-1]:
         raise ArgumentError(
-            f"v: shape {views['v'].shape}; must be k's, {first.shape}: give a value for every key"
+            f"v: shape {views['v'].shape}; all but d must be k's, {first.shape}: give a value for "
+            "every key"
         )
-    heads, d = first.shape[1:]
-    if not heads or not d or d % D_STEP:
-        raise ArgumentError(
-            f"k: shape {first.shape}; heads_k must be 1 or more, and d a multiple of {D_STEP}: pad "
-            "k, v and the caches"
-        )
-    for name in ("k_cache", "v_cache"):
-        shape = views[name].shape
+    for name in ("k", "v"):
+        _, heads, d = views[name].shape
+        if not heads or not d or d % D_STEP:
+            raise ArgumentError(
+                f"{name}: shape {views[name].shape}; heads_k must be 1 or more, and d a multiple "
+                f"of {D_STEP}: pad {name} and its cache"
+            )
+        shape = views[f"{name}_cache"].shape
         if len(shape) != 4 or shape[2:] != (heads, d):
             raise ArgumentError(
-                f"{name}: shape {shape}; must be (pages, page, {heads}, {d}), with k's heads and d"
+                f"{name}_cache: shape {shape}; must be (pages, page, {heads}, {d}), with {name}'s "
+                "heads and d"
             )
-    if views["v_cache"].shape != views["k_cache"].shape:
+    if views["v_cache"].shape[:-1] != views["k_cache"].shape[:-1]:
         raise ArgumentError(
-            f"v_cache: shape {views['v_cache'].shape}; must be k_cache's, "
+            f"v_cache: shape {views['v_cache'].shape}; all but d must be k_cache's, "
             f"{views['k_cache'].shape}: give a value for every key"
         )
     if share_memory(views["k_cache"], views["v_cache"]):
@@ -187,6 +189,8 @@ def _problem(views: dict[str, TensorView], *, has_scales: bool) -> Problem:
     count = views["slot_mapping"].shape[0]
     dtype = DTYPES[views["k"].dtype]
     cache = cache_format(views, has_scales=has_scales)
+    d_v = views["v"].shape[-1]
     check_d(cache, "k_cache", d)
+    check_d(cache, "v_cache", d_v)
     sizes = 1, count, 1, heads, heads, d
-    return Problem(*sizes, dtype, Semantics(), WRITE_SLOTS.name, cache=cache.label)
+    return Problem(*sizes, dtype, Semantics(), WRITE_SLOTS.name, cache=cache.label, d_v=d_v)

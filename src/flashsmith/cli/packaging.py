@@ -17,6 +17,7 @@ from flashsmith.cli.command import App
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Semantics
 from flashsmith.families.device import architecture_number
+from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
 from flashsmith.safe_json import whole_number
@@ -43,7 +44,7 @@ _Only = Annotated[
         "--only",
         metavar="WORDS",
         help="Only kernels of these dtypes, d_heads and kinds of calls: 'bf16 d128', or 'd128 "
-        "decode'.",
+        "decode'. d192:128 stands for kernels whose v has 128 columns.",
     ),
 ]
 _Ptx = Annotated[
@@ -209,7 +210,7 @@ class _Restriction(NamedTuple):
     If ``d_heads`` is None, all head dimensions are included.
     """
 
-    d_heads: tuple[int, ...] | None
+    d_heads: tuple[HeadDims, ...] | None
     dtypes: tuple[DType, ...]
     kinds: tuple[str, ...]
 
@@ -217,10 +218,12 @@ class _Restriction(NamedTuple):
 def _restriction(text: str | None) -> _Restriction:
     from flashsmith.chooser.package_contents import KINDS, words_of
 
-    d_heads, dtypes, others = [], [], []
+    d_heads: list[HeadDims] = []
+    dtypes, others = [], []
     for word in (text or "").split():
-        if re.fullmatch(r"d\d+", word, re.ASCII):
-            d_heads.append(whole_number(word[1:]) or 0)
+        if re.fullmatch(r"d\d+(:\d+)?", word, re.ASCII):
+            widths = [whole_number(it) or 0 for it in word[1:].split(":")]
+            d_heads.append(HeadPair(*widths) if len(widths) > 1 else widths[0])
         elif word.upper() in DType.__members__:
             dtypes.append(DType[word.upper()])
         elif any(word in words_of(kind) for kind in KINDS):

@@ -17,6 +17,7 @@ from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, f
 from flashsmith.families.device import device_spec
 from flashsmith.operations import DEFAULT
 from flashsmith.operations.decode import DECODE, FREE
+from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.operations.merge import MERGE
 from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.runtime.driver import query_gpu
@@ -107,6 +108,20 @@ def cache_problem(
     )
 
 
+def latent_problem(
+    *, heads: int, d: int, v_width: int, dtype: Any, page: int, keys: int
+) -> Problem:
+    """The problem of a layer over latent rows of d columns, whose first v_width are values. Other
+    arguments are as for ``cache_problem``."""
+    return Problem(
+        *(1, 1, keys, heads, 1, d, DTYPES[dtype_name(dtype) or ""]),
+        Semantics("causal", packed=True, uneven=True),
+        operation=LATENT_DECODE.name,
+        page=page,
+        d_v=v_width,
+    )
+
+
 def direct_problem(
     *, heads: int, kv_heads: int, d: int, dtype: Any, mask: MaskLimits, softcap: float, bits: str
 ) -> Problem:
@@ -170,7 +185,7 @@ def _chosen(
 ) -> KernelConfig:
     """All layers of one kind share the search."""
     sized = replace(problem, batch=requests, seq_q=queries, seq_k=max(problem.seq_k, queries))
-    choose = CHOOSERS[split] if problem.operation == DECODE.name else choose_config
+    choose = choose_config if problem.operation == DEFAULT else CHOOSERS[split]
     config: KernelConfig = choose(sized, device)
     return config
 

@@ -20,13 +20,14 @@ from flashsmith.semantics.sizes import Sizes
 # Slots of a block, if only a problem determines their number.
 _MEASURED_SLOTS = 16
 _SLOT_BYTES = 8
-_NEW = ("new_rows", "heads_k", "d")
-_CACHE = ("blocks", "slots", "heads_k", "d")
+# v has d_v in the place of d.
+_NEW = ("new_rows", "heads_k")
+_CACHE = ("blocks", "slots", "heads_k")
 
 
 def _elements(sizes: Sizes) -> int:
     """Elements of k and v that are copied."""
-    return 2 * sizes.batch * sizes.seq_q * sizes.heads_k * sizes.d
+    return sizes.batch * sizes.seq_q * sizes.heads_k * (sizes.d + sizes.d_v)
 
 
 def _bytes(sizes: Sizes) -> int:
@@ -51,38 +52,38 @@ def _measured(sizes: Sizes) -> dict[str, int]:
 def _numbers(call: Call) -> tuple[int | float, ...]:
     """The numbers that the C++ host path takes, in its order.
 
-    Sizes come first: the number of slots to write, heads_k, d, blocks, and slots of a block.
+    Sizes come first: the number of slots to write, heads_k, d, d_v, blocks, and slots of a block.
     Strides follow: (row, head) of k and v, and (block, slot, head) of k_cache and v_cache. The
     scales come last, as scale_numbers() gives them.
 
     Raises ArgumentError if there are fewer rows than slots, and the errors of scale_numbers().
     """
     sizes, strides = call.sizes, call.strides
-    rows, count = sizes["new_rows"], sizes["slot_count"]
+    p, rows, count = call.problem, sizes["new_rows"], sizes["slot_count"]
     if count > rows:
         raise ArgumentError(
             f"slot_mapping: {count} slots for the {rows} rows of k and v; give at most as many"
         )
     names = ("k", "v", "k_cache", "v_cache")
     return (
-        *(count, call.problem.heads_k, call.problem.d, sizes["blocks"], sizes["slots"]),
+        *(count, p.heads_k, p.d, p.d_v, sizes["blocks"], sizes["slots"]),
         *(step for name in names for step in strides[name][:-1]),
         *scale_numbers(call),
     )
 
 
-def _cache(name: str, other: str) -> TensorSpec:
-    return TensorSpec(name, _CACHE, role="inout", may_share=(other,), is_cache=True)
+def _cache(name: str, other: str, width: str) -> TensorSpec:
+    return TensorSpec(name, (*_CACHE, width), role="inout", may_share=(other,), is_cache=True)
 
 
 WRITE_SLOTS = Operation(
     name="write_slots",
     tensors=(
-        TensorSpec("k", _NEW),
-        TensorSpec("v", _NEW),
+        TensorSpec("k", (*_NEW, "d")),
+        TensorSpec("v", (*_NEW, "d_v")),
         # Both may be halves of one tensor.
-        _cache("k_cache", "v_cache"),
-        _cache("v_cache", "k_cache"),
+        _cache("k_cache", "v_cache", "d"),
+        _cache("v_cache", "k_cache", "d_v"),
         TensorSpec("slot_mapping", ("slot_count",), "int64", alignment=8),
         *SCALE_TENSORS,
     ),

@@ -132,7 +132,8 @@ def attention(
 
     Args:
         q, k, v: this rank's shards, (batch, rows, heads, d) or packed (rows, heads, d), as
-            ``shard`` returns them; fp16 or bf16, on a GPU (NCCL group) or on the host (gloo).
+            ``shard`` returns them; fp16 or bf16, on a GPU (NCCL group) or on the host (gloo). v may
+            have another d.
         group: a ProcessGroup or a DeviceMesh of one dimension; None means the group of all
             processes.
         schedule: 'zigzag' passes K and V around a ring of ranks while kernels run. Every length

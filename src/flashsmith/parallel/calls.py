@@ -168,8 +168,10 @@ def _agree(
         _check_rows(name, layout, rows)
         layouts.append(layout)
     devices = tuple(facts["device"] for facts in said)
-    call = _call(group, layouts[0], layouts[1], q, asked, any(facts["requires_grad"]), devices)
-    return q, k, v, _Agreed(message, said, call, schedule_named(asked.schedule, call, k.shape[-2]))
+    heads_k, d_v = v.shape[-2:]
+    needs_any = any(facts["requires_grad"])
+    call = _call(group, layouts[0], layouts[1], q, d_v, asked, needs_any, devices)
+    return q, k, v, _Agreed(message, said, call, schedule_named(asked.schedule, call, heads_k))
 
 
 # By group: the last calls, by signature. If the signature of a call is known, the call is not
@@ -294,7 +296,7 @@ class _Parallel(torch.autograd.Function):
         saved = ctx.saved_tensors
         # All ranks must send the same messages, also if the loss of some rank does not depend on o.
         if do is None:
-            do = dlse.new_zeros(call.shape, dtype=saved[0].dtype)
+            do = call.zeros(dlse, dtype=saved[0].dtype)
         if dlse is None and call.return_lse:
             *leading, rows, heads, _d = call.shape
             dlse = do.new_zeros((*leading, heads, rows), dtype=torch.float32)
@@ -373,6 +375,7 @@ def _check(
             "batch": None if packed else q.shape[0],
             "heads": (q.shape[-2], heads_k),
             "d": d,
+            "d_v": v.shape[-1],
             "mask": list(mask),
             "scale": scale,
             "softcap": softcap,
@@ -407,8 +410,11 @@ def _check_tensors(q: Any, k: Any, v: Any, packed: bool) -> None:
             raise ArgumentError(f"{name}: on {it.device}, and q on {q.device}; move it there")
     heads_q, d = q.shape[-2:]
     heads_k = k.shape[-2]
-    if v.shape != k.shape:
-        raise ArgumentError(f"v: has shape {tuple(v.shape)}, and k {tuple(k.shape)}; must be equal")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ArgumentError(
+            f"v: has shape {tuple(v.shape)}, and k {tuple(k.shape)}; must be equal, except for the "
+            "last dimension"
+        )
     if k.shape[-1] != d or (not packed and k.shape[0] != q.shape[0]):
         raise ArgumentError(
             f"k: has shape {tuple(k.shape)}, and q {tuple(q.shape)}; must have q's d"
@@ -416,6 +422,10 @@ def _check_tensors(q: Any, k: Any, v: Any, packed: bool) -> None:
         )
     if not 0 < d <= 256 or d % 8:
         raise ArgumentError(f"q: d is {d}; must be a multiple of 8 up to 256")
+    if v.shape[-1] != d and (not 0 < v.shape[-1] <= 256 or v.shape[-1] % 8):
+        raise ArgumentError(
+            f"v: d is {v.shape[-1]}; must be q's, {d}, or a multiple of 8 up to 256"
+        )
     if heads_k == 0 or heads_q == 0 or heads_q % heads_k:
         raise ArgumentError(
             f"q: has {heads_q} heads, and k {heads_k}; must be a multiple of k's heads, and not 0"
@@ -471,11 +481,14 @@ def _check_vectors(q: Any, k: Any, v: Any, asked: CallOptions) -> list[bool]:
             )
         if (
             not isinstance(out, torch.Tensor)
-            or out.shape != q.shape
+            or out.shape != (*q.shape[:-1], v.shape[-1])
             or out.dtype != q.dtype
             or out.device != q.device
         ):
-            raise ArgumentError("out: must be a tensor of q's shape, dtype and device")
+            raise ArgumentError(
+                "out: must be a tensor of q's shape with v's last dimension, of q's dtype and "
+                "on its device"
+            )
     return needs
 
 
@@ -567,7 +580,7 @@ MOST_GATHERED = 512 << 20
 def _bytes_of_keys(call: GroupCall, heads_k: int) -> int:
     """The bytes of K and V of a dense batch, over the whole sequences."""
     batch, _, _, d = call.shape
-    return 2 * 2 * batch * call.k_layout.starts[-1] * heads_k * d
+    return 2 * batch * call.k_layout.starts[-1] * heads_k * (d + call.d_v)
 
 
 _NO_BITS = (
@@ -624,6 +637,7 @@ def _call(
     q_layout: Layout,
     k_layout: Layout,
     q: Any,
+    d_v: int,
     asked: CallOptions,
     has_gradients: bool,
     devices: tuple[str, ...],
@@ -642,6 +656,7 @@ def _call(
         bool(asked.return_lse),
         bool(asked.return_row_max),
         tuple(q.shape),
+        d_v,
         lambda: None,
         devices,
         resolve_bits(asked.bits),

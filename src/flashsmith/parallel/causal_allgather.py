@@ -15,6 +15,7 @@ of the ranks 0 to r. While the earlier chunk is computed, the later chunks arriv
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -80,10 +81,10 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
     ranks, rank = call.group.size, call.group.rank
     if peers is not None:
         return _copy_keys(peers, k, v)
-    batch, rows, heads, d = k.shape
+    batch, rows = k.shape[:2]
     chunk = rows // 2
     places = ranks * chunk, ranks * chunk, chunk
-    whole = k.new_empty((2, batch, sum(places), heads, d)).unbind()
+    whole = [it.new_empty((batch, sum(places), *it.shape[2:])) for it in (k, v)]
     if batch == 1:
         # The rows of each rank are contiguous in the gathered tensor, so they arrive where they
         # belong.
@@ -107,15 +108,18 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
     return _Keys(earlier, later, wait_and_copy, wait_for_later)
 
 
-def _peers(call: GroupCall, k: Any) -> RankMemory | None:
+def _peers(call: GroupCall, k: Any, v: Any) -> RankMemory | None:
     """Slots for K and V and for their gradients; None if ranks cannot write to each other's
     memory."""
-    ranks = call.group.size
+    ranks, chunk_bytes = call.group.size, (k.nbytes + v.nbytes) // 2
     # K and V take 2P + 1 chunks. Gradients take two pairs from each other rank, in fp32.
-    return call.group.peers(call.devices, k.device, k.nbytes * max(2 * ranks + 1, 4 * (ranks - 1)))
+    nbytes = chunk_bytes * max(2 * ranks + 1, 4 * (ranks - 1))
+    return call.group.peers(call.devices, k.device, nbytes)
 
 
-def _prefixes(whole: Any, ranks: int, rank: int, chunk: int) -> tuple[list[Any], list[Any]]:
+def _prefixes(
+    whole: Sequence[Any], ranks: int, rank: int, chunk: int
+) -> tuple[list[Any], list[Any]]:
     """The K and V that the earlier and the later chunk of a rank see: (batch, places, heads, d)."""
     earlier, later = (
         [it.narrow(1, first * chunk, count * chunk) for it in whole]
@@ -128,69 +132,85 @@ class _Places(NamedTuple):
     """Views of a slot with K and V, and the copies to make.
 
     earlier, later: the K and V that the two chunks of this rank see. own: what this rank copies to
-    its own slot, in rows own_rows. sent: what it sends to others for their earlier chunk, and then
-    for their later chunk. come: from which ranks these come. In place of an address, a place has
-    the tensor (0 for K, 1 for V) and the offset in it.
+    its own slot. sent: what it sends to others for their earlier chunk, and then for their later
+    chunk. come: from which ranks these come. A place is given with its tensor (0 for K, 1 for V),
+    and has the offset in it in place of an address.
     """
 
     earlier: list[Any]
     later: list[Any]
-    rows: RowShape
-    own_rows: RowShape
-    own: list[tuple[int, int, int]]
-    sent: list[list[tuple[int, list[tuple[int, int, int]]]]]
+    own: list[tuple[int, Place]]
+    sent: list[list[tuple[int, list[tuple[int, Place]]]]]
     come: list[list[int]]
 
 
 def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
     k, v = k.contiguous(), v.contiguous()
     slot = peers.begin()
-    make = functools.partial(_places_of_keys, peers.size, peers.rank, k.shape, k.dtype)
-    it = peers.view(slot, ("keys", k.shape, k.dtype), make)
+    shapes = k.shape, v.shape
+    make = functools.partial(_places_of_keys, peers.size, peers.rank, shapes, k.dtype)
+    it = peers.view(slot, ("keys", *shapes, k.dtype), make)
     addresses = k.data_ptr(), v.data_ptr()
 
-    def at(places: list[tuple[int, int, int]]) -> list[Place]:
-        return [(addresses[side] + first, to) for side, first, to in places]
+    def at(places: list[tuple[int, Place]]) -> list[Place]:
+        return [Place(addresses[side] + first, to, rows) for side, (first, to, rows) in places]
 
     sent = [[(rank, at(its)) for rank, its in group] for group in it.sent]
     if peers.rank == 0:
         # Its earlier chunk sees no other keys, so it is computed while all keys are copied.
-        earlier, later, all_sent = peers.send(
-            slot, it.rows, sent, it.come, own=(it.own_rows, at(it.own))
-        )
+        earlier, later, all_sent = peers.send(slot, sent, it.come, own=at(it.own))
         chunk = k.shape[1] // 2
         own = k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)
         return _Keys(own, it.later, earlier, later, all_sent, (k, v))
     # The other ranks copy theirs while the keys of others are on the way.
-    earlier, later, all_sent = peers.send(slot, it.rows, sent, it.come)
-    peers.put(slot, it.own_rows, at(it.own))
+    earlier, later, all_sent = peers.send(slot, sent, it.come)
+    peers.put(slot, at(it.own))
     return _Keys(it.earlier, it.later, earlier, later, all_sent, (k, v))
 
 
 def _places_of_keys(
-    ranks: int, rank: int, shape: Sequence[int], dtype: Any, tensor: Callable[..., Any]
+    ranks: int,
+    rank: int,
+    shapes: Sequence[Sequence[int]],
+    dtype: Any,
+    tensor: Callable[..., Any],
 ) -> _Places:
-    batch, rows, heads, d = shape
+    batch, rows = shapes[0][:2]
     chunk, places = rows // 2, 2 * ranks + 1
-    both = tensor(0, (2, batch, places * chunk, heads, d), dtype)
-    size = chunk * heads * d * dtype.itemsize
+    # The bytes of a chunk of K and of V, and where the two begin.
+    sizes = [chunk * heads * d * dtype.itemsize for _, _, heads, d in shapes]
+    firsts = 0, batch * places * sizes[0]
+    both = [
+        tensor(first, (batch, places * chunk, *shape[2:]), dtype)
+        for first, shape in zip(firsts, shapes, strict=True)
+    ]
 
-    def copies(half: int, place: int) -> list[tuple[int, int, int]]:
+    def copies(half: int, place: int) -> list[tuple[int, Place]]:
         """The copies of K and V from a chunk to a place."""
-        return [(side, half * size, (side * batch * places + place) * size) for side in (0, 1)]
+        return [
+            (
+                side,
+                Place(
+                    half * size,
+                    firsts[side] + place * size,
+                    RowShape(size, batch, 2 * size, places * size),
+                ),
+            )
+            for side, size in enumerate(sizes)
+        ]
 
     # Each rank begins with the next rank, so that all links are used.
     others = [(rank + step) % ranks for step in range(1, ranks)]
     own_earlier, own_later = copies(0, ranks + rank), copies(1, rank)
-    shape_of_rows = RowShape(size, batch, 2 * size, places * size)
-    own_rows, own = shape_of_rows, own_earlier + copies(1, 2 * ranks)
+    own = own_earlier + copies(1, 2 * ranks)
     if batch == 1:
         # Both chunks of a tensor in one copy.
-        own_rows, own = RowShape(size, 2, size, (ranks - rank) * size), own_earlier
+        own = [
+            (side, it._replace(rows=RowShape(size, 2, size, (ranks - rank) * size)))
+            for (side, it), size in zip(own_earlier, sizes, strict=True)
+        ]
     return _Places(
-        *_prefixes(both.unbind(), ranks, rank, chunk),
-        shape_of_rows,
-        own_rows,
+        *_prefixes(both, ranks, rank, chunk),
         own,
         [
             [(it, own_earlier) for it in others if it > rank],
@@ -313,9 +333,9 @@ def _remember(
 
 
 def forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults:
-    o = torch.empty_like(q)
+    o = q.new_empty((*q.shape[:-1], call.d_v))
     call.confirm()
-    keys = _gather(call, _peers(call, k), k, v)
+    keys = _gather(call, _peers(call, k, v), k, v)
     keys.wait_for_earlier()
     earlier = _attend(call, 0, q, keys.earlier, o, sinks)
     keys.wait_for_later()
@@ -363,7 +383,7 @@ def backward(
             _remember(call, key, repeated, chunks, halved, whole)
         return gradients
 
-    peers = _peers(call, k)
+    peers = _peers(call, k, v)
     keys = _gather(call, peers, k, v)
     keys.wait_for_earlier()
     keys.wait_for_later()
@@ -402,10 +422,15 @@ def backward(
 
 
 class _Chunks(NamedTuple):
-    """Dense dk and dv, (batch, chunks * rows, heads, d)."""
+    """Dense dk and dv, (batch, chunks * rows, heads, d); their d may differ."""
 
     both: list[Any]
     rows: int
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of dk and dv of a chunk."""
+        return [(it.shape[0], self.rows, *it.shape[2:]) for it in self.both]
 
     def at(self, chunk: int, count: int = 1) -> list[Any]:
         """dk and dv of some chunks."""
@@ -426,50 +451,89 @@ def _exchange(
     What is sent must not be overwritten. The returned function waits for the received pairs of dk
     and dv, by owner. All ranks must call this, even those that send nothing.
     """
-    ranks, rank = call.group.size, call.group.rank
-    (like, _), chunk = gradients.both, gradients.rows
-    batch, _, heads, d = like.shape
-    shape = batch, chunk, heads, d
     if peers is None:
-        parts = [it for its in sent.values() for at in its for it in gradients.at(at)]
-        mine = torch.stack(parts) if parts else like.new_empty((0, *shape))
-        wait = call.group.exchange_parts(
-            mine.unflatten(0, (-1, 2)),
-            sent=[count * (it in sent) for it in range(ranks)],
-            come=[count * (it in owners) for it in range(ranks)],
-        )
-        return lambda: {
-            owner: [pair.unbind() for pair in pairs]
-            for owner, pairs in zip(owners, wait().unflatten(0, (-1, count)), strict=True)
-        }
+        return _exchange_by_message(call.group, gradients, sent, owners, count)
+    return _exchange_by_copy(peers, gradients, sent, owners, count)
+
+
+def _pairs(flat: Any, shapes: Sequence[Sequence[int]]) -> list[_Pair]:
+    """The pairs in a tensor (pairs, elements), in which dv follows dk."""
+    parts = flat.split([math.prod(it) for it in shapes], 1)
+    both = (part.unflatten(1, it).unbind() for part, it in zip(parts, shapes, strict=True))
+    return list(zip(*both, strict=True))
+
+
+def _exchange_by_message(
+    group: Group,
+    gradients: _Chunks,
+    sent: dict[int, list[int]],
+    owners: Sequence[int],
+    count: int,
+) -> Callable[[], dict[int, list[_Pair]]]:
+    shapes = gradients.shapes
+    parts = [it for its in sent.values() for at in its for it in gradients.at(at)]
+    elements = sum(math.prod(it) for it in shapes)
+    mine = gradients.both[0].new_empty((len(parts) // 2, elements))
+    if parts:
+        torch._foreach_copy_([it for pair in _pairs(mine, shapes) for it in pair], parts)
+    arrived = group.exchange_parts(
+        mine,
+        sent=[count * (it in sent) for it in range(group.size)],
+        come=[count * (it in owners) for it in range(group.size)],
+    )
+
+    def wait() -> dict[int, list[_Pair]]:
+        found = _pairs(arrived(), shapes)
+        return {owner: found[n * count : (n + 1) * count] for n, owner in enumerate(owners)}
+
+    return wait
+
+
+def _exchange_by_copy(
+    peers: RankMemory,
+    gradients: _Chunks,
+    sent: dict[int, list[int]],
+    owners: Sequence[int],
+    count: int,
+) -> Callable[[], dict[int, list[_Pair]]]:
+    ranks, rank, shapes = peers.size, peers.rank, gradients.shapes
+    dtype = gradients.both[0].dtype
 
     def make(tensor: Callable[..., Any]) -> list[list[_Pair]]:
-        whole = tensor(0, (ranks - 1, count, 2, *shape), like.dtype)
-        return [[pair.unbind() for pair in pairs] for pairs in whole.unbind()]
+        whole = tensor(0, (ranks - 1, count, sum(math.prod(it) for it in shapes)), dtype)
+        return [_pairs(it, shapes) for it in whole.unbind()]
 
-    def place(rank: int, of: int) -> int:
+    def index(rank: int, of: int) -> int:
         """The index of the rank ``of`` among all ranks except ``rank``."""
         return of - (of > rank)
 
     slot = peers.begin()
-    pairs = peers.view(slot, ("gradients", shape, count), make)
-    row = chunk * heads * d * like.element_size()
-    addresses = [it.data_ptr() for it in gradients.both]
+    pairs = peers.view(slot, ("gradients", *shapes, count), make)
+    # The bytes of a chunk of each sequence, of dk and of dv.
+    sizes = [math.prod(shape[1:]) * dtype.itemsize for shape in shapes]
+    batch, pair_bytes = shapes[0][0], shapes[0][0] * sum(sizes)
+    of_both = [
+        (it.data_ptr(), size, first, RowShape(size, batch, it.stride(0) * dtype.itemsize, size))
+        for it, size, first in zip(gradients.both, sizes, (0, batch * sizes[0]), strict=True)
+    ]
     # Each rank begins with the next rank, so that all links are used.
     mine = []
     for to in sorted(sent, key=lambda it: (it - rank) % ranks):
-        parts = [address + at * row for at in sent[to] for address in addresses]
-        first = 2 * count * place(to, rank)
-        mine.append((to, [(it, (first + n) * batch * row) for n, it in enumerate(parts)]))
-    rows = RowShape(row, batch, like.stride(0) * like.element_size(), row)
+        first = count * index(to, rank)
+        places = [
+            Place(address + at * size, (first + n) * pair_bytes + offset, rows)
+            for n, at in enumerate(sent[to])
+            for address, size, offset, rows in of_both
+        ]
+        mine.append((to, places))
     kept = gradients.both if mine else ()
-    arrived, _ = peers.send(slot, rows, [mine], [owners], kept=kept)
+    arrived, _ = peers.send(slot, [mine], [owners], kept=kept)
 
-    def wait_for_peers() -> dict[int, list[_Pair]]:
+    def wait() -> dict[int, list[_Pair]]:
         arrived()
-        return {owner: pairs[place(rank, owner)] for owner in owners}
+        return {owner: pairs[index(rank, owner)] for owner in owners}
 
-    return wait_for_peers
+    return wait
 
 
 def _add_into(into: _Pair, pairs: Sequence[_Pair]) -> None:

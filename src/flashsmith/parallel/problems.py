@@ -102,6 +102,7 @@ def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool
         return_lse=False,
         return_row_max=False,
         shape=shape,
+        d_v=whole.d_v,
         confirm=lambda: None,
         bits=whole.bits,
     )
@@ -176,7 +177,7 @@ def _of_zigzag(whole: Problem, call: GroupCall, sinks: bool) -> Iterator[Problem
     # Intermediate results of merges are fp32, for which the fp16 kernels are used.
     for dtype in (whole.dtype, *[DType.FP16] * (count >= MOST_PARTS)):
         batch = 1 if packed else whole.batch
-        sizes = batch, rows, 1, whole.heads_q, whole.heads_q, whole.d
+        sizes = batch, rows, 1, whole.heads_q, whole.heads_q, whole.d_v
         yield Problem(*sizes, dtype, Semantics(packed=packed, uneven=packed), MERGE.name)
     if sinks:
         yield _gradient_of_sinks(whole, call)
@@ -185,8 +186,8 @@ def _of_zigzag(whole: Problem, call: GroupCall, sinks: bool) -> Iterator[Problem
 def _of_allgather(whole: Problem, call: GroupCall, sinks: bool) -> Iterator[Problem]:
     most = call.k_layout.most_rows
     batch = () if call.packed else (whole.batch,)
-    kv = torch.empty((2, *batch, most, whole.heads_k, whole.d), dtype=torch.half, device="meta")
-    for heads in head_parts(kv):
+    shape = (*batch, most, whole.heads_k, whole.d + whole.d_v)
+    for heads in head_parts(torch.empty(shape, dtype=torch.half, device="meta")):
         for part in _parts(call, None):
             one = _of_part(whole, part, heads)
             yield from (one, _backward(one))

@@ -54,7 +54,7 @@ class HostSync(NamedTuple):
 
 
 class RowShape(NamedTuple):
-    """Rows of bytes at equal distances, in a tensor and in a slot."""
+    """Rows of bytes at equal distances, in a tensor and in a slot of a rank."""
 
     width: int
     number: int = 1
@@ -62,8 +62,14 @@ class RowShape(NamedTuple):
     slot_step: int = 0
 
 
-# Where rows begin: their address in this rank's memory, and their offset in a slot.
-Place = tuple[int, int]
+class Place(NamedTuple):
+    """Rows, and where they begin: an address in this rank's memory, and the offset in a slot."""
+
+    address: int
+    offset: int
+    rows: RowShape
+
+
 # The data that are sent to each of some ranks.
 Sent = Sequence[tuple[int, Sequence[Place]]]
 
@@ -152,18 +158,17 @@ class RankMemory:
             views[key] = make(tensor)
         return views[key]
 
-    def put(self, slot: int, rows: RowShape, places: Sequence[Place]) -> None:
+    def put(self, slot: int, places: Sequence[Place]) -> None:
         """Copies to this rank's own slot, on the current stream."""
-        self._memory.put(slot * self.capacity, rows, places)
+        self._memory.put(slot * self.capacity, places)
 
     def send(
         self,
         slot: int,
-        rows: RowShape,
         sent: Sequence[Sent],
         come: Sequence[Sequence[int]],
         kept: Sequence[Any] = (),
-        own: tuple[RowShape, Sequence[Place]] | None = None,
+        own: Sequence[Place] = (),
     ) -> list[Callable[[], None]]:
         """Sends groups of data, one group after the other.
 
@@ -185,10 +190,10 @@ class RankMemory:
                 if rank not in is_free:
                     memory.wait_to_send(rank, FREE, self.number)
                     is_free.add(rank)
-                memory.send(rank, first, rows, places)
+                memory.send(rank, first, places)
                 memory.tell(rank, HERE, self._word(group))
         if own:
-            memory.send(self.rank, first, *own)
+            memory.send(self.rank, first, own)
         last = has_sent = _nothing_to_wait_for
         if kept:
             self._host.mark(memory.keep(kept))
@@ -316,8 +321,8 @@ class GpuMemory:
         self.begin()
         self.begin_sending()
         for rank in range(self._size):
-            place = data.data_ptr(), 64 * self._rank
-            self.send(rank, 0, RowShape(16, 2, 32, 48), [place])
+            place = Place(data.data_ptr(), 64 * self._rank, RowShape(16, 2, 32, 48))
+            self.send(rank, 0, [place])
             self.tell(rank, HERE, 1)
         self.wait(self._rank, HERE, 1)
         torch.cuda.synchronize(self._device)
@@ -365,18 +370,15 @@ class GpuMemory:
             tensor.record_stream(self._side)
         return self._side
 
-    def put(self, first: int, rows: RowShape, places: Sequence[Place]) -> None:
-        self._copy(self._rank, first, rows, places, self.main)
+    def put(self, first: int, places: Sequence[Place]) -> None:
+        self._copy(self._rank, first, places, self.main)
 
-    def send(self, rank: int, first: int, rows: RowShape, places: Sequence[Place]) -> None:
-        self._copy(rank, first, rows, places, self._side)
+    def send(self, rank: int, first: int, places: Sequence[Place]) -> None:
+        self._copy(rank, first, places, self._side)
 
-    def _copy(
-        self, rank: int, first: int, rows: RowShape, places: Sequence[Place], on: Any
-    ) -> None:
-        width, number, step, slot_step = rows
+    def _copy(self, rank: int, first: int, places: Sequence[Place], on: Any) -> None:
         base, stream, ordinal = self._bases[rank] + first, on.cuda_stream, self._ordinal
-        for address, offset in places:
+        for address, offset, (width, number, step, slot_step) in places:
             driver.copy_rows(
                 base + offset, slot_step, address, step, width, number, ordinal, stream
             )

@@ -59,6 +59,7 @@ class GroupCall(NamedTuple):
     return_lse: bool
     return_row_max: bool
     shape: tuple[int, ...]  # The shape of this rank's q
+    d_v: int  # The head dimension of v and o
     # Returns when all ranks have agreed on the call. Before that, the forward pass sends nothing.
     confirm: Callable[[], None]
     devices: tuple[str, ...] = ()  # The devices of all ranks
@@ -71,6 +72,15 @@ class GroupCall(NamedTuple):
     def dim(self) -> int:
         """The dimension of rows."""
         return 0 if self.packed else 1
+
+    def zeros(self, like: Any, dtype: Any = None) -> Any:
+        """Zeros in the shape of this rank's o."""
+        return like.new_zeros((*self.shape[:-1], self.d_v), dtype=dtype)
+
+    def split(self, kv: Any) -> tuple[Any, Any]:
+        """The reverse of side_by_side(): views of K and V, or of their gradients."""
+        k, v = kv.split((self.shape[-1], self.d_v), -1)
+        return k, v
 
 
 class GroupResults(NamedTuple):
@@ -234,6 +244,12 @@ def shard_of(whole: Any, layout: Layout, rank: int, dim: int) -> Any:
     return torch.cat(parts, dim) if parts else whole.narrow(dim, 0, 0)
 
 
+def side_by_side(k: Any, v: Any) -> Any:
+    """K and V in one tensor for messages: the rows of each head one after the other, because they
+    may have different d."""
+    return torch.cat([k, v], -1)
+
+
 # --- kernels -------------------------------------------------------------------------------------
 
 
@@ -306,16 +322,20 @@ def _add_gradients(
 ) -> None:
     """Adds the gradients for each part, in fp32, to dq and dkv."""
     for part in parts:
-        found = _backward(call, part, of, kv[0], kv[1], needs)
-        for into, rows, gradient in zip((dq, *dkv), (part.q, part.k, part.k), found, strict=True):
+        found = _backward(call, part, of, *call.split(kv), needs)
+        sums, rows = (dq, *call.split(dkv)), (part.q, part.k, part.k)
+        for total, its_rows, gradient in zip(sums, rows, found, strict=True):
             if gradient is not None:
-                rows.add(into, call.dim, gradient)
+                its_rows.add(total, call.dim, gradient)
 
 
-def _dsinks(call: GroupCall, of: _Differentiated, kv: Any, sinks: Any) -> Any:
+def _dsinks(call: GroupCall, of: _Differentiated, k: Any, v: Any, sinks: Any) -> Any:
     """The part of the gradient of the sinks that comes from this rank's queries; no keys are needed
     for it."""
-    nothing = kv.narrow(call.dim + 1, 0, 0)
+    # Not views, whose strides kernels might refuse.
+    nothing_k, nothing_v = (
+        it.new_empty((*it.shape[: call.dim], 0, *it.shape[call.dim + 1 :])) for it in (k, v)
+    )
     keywords: dict[str, Any] = {}
     if call.packed:
         rows = of.q.shape[0]
@@ -327,8 +347,8 @@ def _dsinks(call: GroupCall, of: _Differentiated, kv: Any, sinks: Any) -> Any:
     found = traceable.backward(
         of.do,
         of.q,
-        nothing[0],
-        nothing[1],
+        nothing_k,
+        nothing_v,
         of.o,
         of.lse,
         dlse=of.dlse,
@@ -367,12 +387,12 @@ def head_parts(kv: Any) -> list[Span]:
 
 
 def _gathered(call: GroupCall, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
-    """Yields groups of heads with their K and V from all ranks, in order.
+    """Yields groups of heads with their K and V side by side, from all ranks and in order.
 
     The transfers of later groups have begun already.
     """
-    dim = call.dim + 1
-    kv = padded(torch.stack([k, v]), dim, call.k_layout.most_rows)
+    dim = call.dim
+    kv = padded(side_by_side(k, v), dim, call.k_layout.most_rows)
     parts = head_parts(kv)
     transfers = [call.group.all_gather(kv[..., begin:end, :].contiguous()) for begin, end in parts]
     for heads in parts:
@@ -388,7 +408,7 @@ def _calls(call: GroupCall, device: Any, owner: int | None = None) -> tuple[Kern
 
 def _allgather_forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults:
     call.confirm()
-    o, lse = torch.zeros_like(q), _empty_statistics(call, q)
+    o, lse = call.zeros(q), _empty_statistics(call, q)
     if sinks is not None:
         lse = torch.maximum(lse, sinks[:, None])  # For rows that see no key
     row_max = _empty_statistics(call, q) if call.return_row_max else None
@@ -400,7 +420,7 @@ def _allgather_forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> G
                 call,
                 part,
                 q[..., begin:end, :],
-                *kv,
+                *call.split(kv),
                 sinks=None if sinks is None else sinks[begin:end],
             )
             part.q.put(o[..., begin:end, :], call.dim, found[0])
@@ -415,7 +435,7 @@ def _allgather_backward(
 ) -> GroupGradients:
     q, k, v, o, lse, sinks = saved
     of = _Differentiated(do, q, o, lse, dlse)
-    dim, group = call.dim + 1, _group_of(q, k)
+    dim, group = call.dim, _group_of(q, k)
     dq = torch.zeros_like(q, dtype=torch.float32)
     sent: list[tuple[Span, Transfer]] = []
     for heads, kv in _gathered(call, k, v):
@@ -426,15 +446,15 @@ def _allgather_backward(
         _add_gradients(call, parts, some, kv, needs, dq[..., begin:end, :], dkv)
         if needs[1] or needs[2]:
             sent.append((heads, call.group.all_to_all(by_owner(dkv, call.k_layout, dim))))
-    dsinks = _dsinks(call, of, torch.stack([k, v]), sinks) if needs[3] else None
+    dsinks = _dsinks(call, of, k, v, sinks) if needs[3] else None
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     for (begin, end), transfer in sent:
         found = transfer.wait()
         total = found[0]
         for rank in range(1, call.group.size):
             total = total + found[rank]
-        total = total.narrow(dim, 0, k.shape[call.dim])
-        for into, gradient in zip((dk, dv), total, strict=True):
+        total = total.narrow(dim, 0, k.shape[dim])
+        for into, gradient in zip((dk, dv), call.split(total), strict=True):
             into[..., begin:end, :].copy_(gradient)
     return as_needed(needs, dq.to(q.dtype), dk, dv, dsinks)
 
@@ -452,20 +472,31 @@ def _to_heads(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
     order, of this rank's heads."""
     ranks, dim = call.group.size, call.dim
     parts = [it.unflatten(-2, (ranks, -1)) for it in tensors]
-    counts = [part.shape[-2] for part in parts]
-    sent = torch.cat(parts, -2).movedim(-3, 0)
+    shapes = [part.shape[-2:] for part in parts]
+    sent = _joined_heads(parts).movedim(-2, 0)
     sent = padded(sent, dim + 1, layout.most_rows)
     whole = in_order(call.group.all_to_all(sent).wait(), layout, dim)
-    return list(whole.split(counts, -2))
+    return _split_heads(whole, shapes)
 
 
 def _to_rows(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
     """The reverse of _to_heads(): receives this rank's rows of all heads."""
-    dim, counts = call.dim, [it.shape[-2] for it in tensors]
-    sent = by_owner(torch.cat(tensors, -2), layout, dim)
+    dim, shapes = call.dim, [it.shape[-2:] for it in tensors]
+    sent = by_owner(_joined_heads(tensors), layout, dim)
     rows = layout.rows(call.group.rank)
     found = call.group.all_to_all(sent).wait().narrow(dim + 1, 0, rows)
-    return [part.movedim(0, -3).flatten(-3, -2) for part in found.split(counts, -2)]
+    return [part.movedim(0, -3).flatten(-3, -2) for part in _split_heads(found, shapes)]
+
+
+def _joined_heads(tensors: Sequence[Any]) -> Any:
+    """Tensors (..., heads, d), whose heads and d may differ, in one with the elements of a row."""
+    return torch.cat([it.flatten(-2) for it in tensors], -1)
+
+
+def _split_heads(joined: Any, shapes: Sequence[Sequence[int]]) -> list[Any]:
+    """The reverse of _joined_heads(), for tensors with these (heads, d)."""
+    parts = joined.split([heads * d for heads, d in shapes], -1)
+    return [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _as_tensor(statistics: Any) -> Any:
@@ -664,7 +695,7 @@ class _Merged:
         regions = _regions(tuple(part.rows.spans for part in self._parts), q.device)
         if len(regions) == 1 and regions[0].rows.count == q.shape[call.dim]:
             return self._merged(regions[0], dtype, sinks)
-        o, lse = torch.zeros_like(q, dtype=dtype), _empty_statistics(call, q)
+        o, lse = call.zeros(q, dtype), _empty_statistics(call, q)
         if sinks is not None:
             lse = torch.maximum(lse, sinks[:, None])  # For rows that see no key
         for region in regions:
@@ -701,9 +732,9 @@ def _partial(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any) -> _Part
 
 def _zigzag_forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults:
     merged = _Merged(call, q)
-    for owner, kv in _Ring(call, torch.stack([k, v]), call.confirm):
+    for owner, kv in _Ring(call, side_by_side(k, v), call.confirm):
         for part in _calls(call, q.device, owner):
-            merged.add(_partial(call, part, q, *kv))
+            merged.add(_partial(call, part, q, *call.split(kv)))
     o, lse = merged.results(sinks)
     return GroupResults(o, lse, None, (q, k, v, o, lse, sinks))
 
@@ -713,7 +744,7 @@ def _zigzag_backward(
 ) -> GroupGradients:
     q, k, v, o, lse, sinks = saved
     of = _Differentiated(do, q, o, lse, dlse)
-    own = torch.stack([k, v])
+    own = side_by_side(k, v)
     dq = torch.zeros_like(q, dtype=torch.float32)
     # This rank's own keys are computed in two halves of the heads: one while the first other keys
     # arrive, one while the last gradients return to their rank.
@@ -734,8 +765,9 @@ def _zigzag_backward(
     _add_own(call, of, own, needs, dq, own_dkv, late)
     if coming is not None:
         own_dkv += coming.wait()
-    dsinks = _dsinks(call, of, own, sinks) if needs[3] else None
-    return as_needed(needs, dq.to(q.dtype), *own_dkv.to(k.dtype), dsinks)
+    dsinks = _dsinks(call, of, k, v, sinks) if needs[3] else None
+    dk, dv = (it.to(k.dtype) for it in call.split(own_dkv))
+    return as_needed(needs, dq.to(q.dtype), dk, dv, dsinks)
 
 
 def halves(heads: int) -> tuple[Span, Span]:
@@ -749,7 +781,7 @@ def _add_own(
     begin, end = heads
     if begin == end:
         return
-    group = _group_of(of.q, kv[0])
+    group = _group_of(of.q, kv)
     _add_gradients(
         call,
         _calls(call, of.q.device, call.group.rank),

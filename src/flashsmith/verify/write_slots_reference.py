@@ -27,12 +27,13 @@ class WriteSlotsReference(OperationReference):
         rng = np.random.default_rng(seed)
         sizes = WRITE_SLOTS.sizes(problem)
         count, slots = sizes["slot_count"], sizes["blocks"] * sizes["slots"]
-        row = (problem.heads_k, problem.d)
+        blocks = sizes["blocks"], sizes["slots"]
+        of_k, of_v = ((problem.heads_k, d) for d in (problem.d, problem.d_v))
         shapes = {
-            "k": (count + _MORE_ROWS, *row),
-            "v": (count + _MORE_ROWS, *row),
-            "k_cache": (sizes["blocks"], sizes["slots"], *row),
-            "v_cache": (sizes["blocks"], sizes["slots"], *row),
+            "k": (count + _MORE_ROWS, *of_k),
+            "v": (count + _MORE_ROWS, *of_v),
+            "k_cache": (*blocks, *of_k),
+            "v_cache": (*blocks, *of_v),
         }
         dtype = NUMPY_DTYPES[problem.dtype.numpy_name]
         drawn = {

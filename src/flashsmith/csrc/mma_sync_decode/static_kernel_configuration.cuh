@@ -157,9 +157,9 @@ struct StaticDecodeKernelConfig {
                                        n_warps == 4 && !own_rows && !canonical && !CFG.full_tiles &&
                                        chunk_rows == 0 && chunk_cluster == 0 && !has_warpgroups),
                       "d_head: four warps share 512 columns, of 16 rows and 32 keys");
-        static_assert(!has_d_v || (d_v % 64 == 0 && d_head % 64 == 0 && d_v <= 256 &&
-                                   chunk_cluster == 0 && !has_warpgroups),
-                      "d_v: panels of 64 columns, in the kernels with mma.sync");
+        static_assert(
+            !has_d_v || (d_v % 64 == 0 && d_head % 64 == 0 && d_v <= 256 && chunk_cluster == 0),
+            "d_v: panels of 64 columns, in all kernels but those of clusters");
         static_assert(B_r == 16 || B_r == 32, "B_r: 16 or 32");
         static_assert((B_c & (B_c - 1)) == 0, "B_c: a power of two");
         static_assert(own_columns || warp_keys == 16 || warp_keys == 32,

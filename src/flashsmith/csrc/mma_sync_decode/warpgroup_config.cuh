@@ -12,13 +12,15 @@ namespace flashsmith {
 // Keys of a tile are a multiple of 16 that the usual page sizes divide, so that a page is one box
 // of the copies or a few.
 constexpr int warpgroup_keys(const FlashDecodeKernelConfig& config) {
-    if (config.canonical > 0) return canonical_tile(config.d_head, 90);
-    return config.d_head <= 128 ? 128 : config.d_head <= 192 ? 96 : 64;
+    if (config.canonical > 0) return canonical_tile(config.d_head, 90, config.d_v);
+    // Two stages of wide K and V leave less room.
+    const int columns = config.d_head + config.d_head_v();
+    return columns <= 320 ? 128 : columns <= 384 ? 96 : 64;
 }
 
 // Two warpgroups have registers for a product that overlaps their softmax; three hide it behind
 // each other's products. With long heads there is room for one Q buffer only, so O is stored from
-// registers.
+// registers. The same holds where O is wider than Q's slot.
 constexpr WgmmaForwardKernelConfig warpgroup_config(const FlashDecodeKernelConfig& config) {
     const int warpgroups = config.chunk_warpgroups;
     const bool is_wide = config.d_head > 128, has_three = warpgroups > 2;
@@ -44,12 +46,13 @@ constexpr WgmmaForwardKernelConfig warpgroup_config(const FlashDecodeKernelConfi
         .exp2_fma_share = 0,
         .early_exp = false,
         .stale_max = false,
-        .direct_O = is_wide,
+        .direct_O = is_wide || config.d_v > config.d_head,
         .short_block = 0,
         .split_keys = 0,
         .pack_gqa = false,
         .register_Q = 0,
         .canonical = config.canonical,
+        .d_v = config.d_v,
     };
 }
 
@@ -89,6 +92,7 @@ struct WarpgroupKernelArgs {
     int32_t most_rows;       // of a K/V head in the sequences that other kernels compute
     int32_t section_keys;    // of all K/V heads whose K and V should stay in L2 together
     Divisor by_page;
+    int32_t d;  // of Q and K; that of the problem is O's
 };
 
 }  // namespace flashsmith

@@ -119,6 +119,7 @@ Launch plan_warpgroups(const FlashDecodeKernelConfig& config, size_t kernel, int
     Args args;
     std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     args.forward.problem = forward_arguments(p, its.B_r, its.B_c);
+    args.forward.problem.d = static_cast<int32_t>(p.d_v);
     args.forward.problem.lse_batch_stride = decode.lse_batch_stride;
     args.forward.problem.lse_head_stride = decode.lse_head_stride;
     args.forward.heads_per_kv_head.divisor = static_cast<uint32_t>(p.heads_q / p.heads_k);
@@ -140,8 +141,9 @@ Launch plan_warpgroups(const FlashDecodeKernelConfig& config, size_t kernel, int
     args.v_strides = of_cache(decode.v_cache_strides);
     args.most_rows = static_cast<int32_t>(most_rows);
     args.section_keys =
-        static_cast<int32_t>((int64_t{its.section_mib} << 20) / (2 * p.d * kElementBytes));
+        static_cast<int32_t>((int64_t{its.section_mib} << 20) / ((p.d + p.d_v) * kElementBytes));
     args.by_page = decode.by_page;
+    args.d = static_cast<int32_t>(p.d);
 
     // Each sequence has at most one tile that is not full.
     const int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
@@ -179,9 +181,11 @@ Launch plan_warpgroups(const FlashDecodeKernelConfig& config, size_t kernel, int
 
     const int64_t q_rows = p.packed ? p.total_q : p.seq_q;
     const auto add_map = [&](const char* name, const Place& place, size_t offset, Strides strides,
-                             int64_t rows, int64_t heads, int box_rows, bool packed) {
-        const CopiedTensor tensor{name,  place.index, kForward + offset, strides, rows,
-                                  heads, rows,        box_rows};
+                             int64_t rows, int64_t heads, int box_rows, bool packed,
+                             int64_t columns) {
+        const CopiedTensor tensor{name,   place.index, kForward + offset, strides, rows,
+                                  heads,  rows,        box_rows,          0,       false,
+                                  columns};
         TensorMapSpec map = tensor_map(its.d_head, its.dtype, p, packed, tensor);
         map.place = place;
         launch.tensor_maps.push_back(std::move(map));
@@ -190,18 +194,19 @@ Launch plan_warpgroups(const FlashDecodeKernelConfig& config, size_t kernel, int
     using Hopper = HopperForwardKernelArgs;
     const int box = args.box_keys;
     add_map("q", call.q, offsetof(Hopper, q), p.q, q_rows, p.heads_q, kWarpgroupRows,
-            semantics.packed);
+            semantics.packed, p.d);
     if (p.seq_k > 0) {
         add_map("k_cache", call.k_cache, offsetof(Hopper, k), k.strides, k.total, p.heads_k, box,
-                true);
+                true, p.d);
         add_map("v_cache", call.v_cache, offsetof(Hopper, v), v.strides, v.total, p.heads_k, box,
-                true);
+                true, p.d_v);
     } else {
         // Without keys nothing is copied, but a map needs an address.
-        add_map("k_cache", call.q, offsetof(Hopper, k), p.q, 1, 1, box, true);
-        add_map("v_cache", call.q, offsetof(Hopper, v), p.q, 1, 1, box, true);
+        add_map("k_cache", call.q, offsetof(Hopper, k), p.q, 1, 1, box, true, p.d);
+        add_map("v_cache", call.q, offsetof(Hopper, v), p.q, 1, 1, box, true, p.d_v);
     }
-    add_map("o", call.o, offsetof(Hopper, o), p.o, q_rows, p.heads_q, kWarpRows, semantics.packed);
+    add_map("o", call.o, offsetof(Hopper, o), p.o, q_rows, p.heads_q, kWarpRows, semantics.packed,
+            p.d_v);
     return launch;
 }
 

@@ -27,7 +27,9 @@ struct CacheProducer {
     const uint32_t smem;
     const int warp, lane;  // one of kProducersOfTile warps
     TilePipeline<Kernel::Q_slots, Kernel::Q_tile_bytes> Q;
-    TilePipeline<CFG.kv_stages, Kernel::KV_tile_bytes> KV;  // of the warp's tensor
+    // Of the warp's tensor.
+    static constexpr int kPanels = kOfK ? Kernel::n_panels : Kernel::V_panels;
+    TilePipeline<CFG.kv_stages, kPanels * Kernel::KV_panel_bytes> KV;
 
     FS_DEVICE CacheProducer(const WarpgroupKernelArgs& args, uint32_t smem)
         : args(args),
@@ -115,7 +117,7 @@ struct CacheProducer {
         const int row = sources.of_step[0] * (kOfK ? args.k_rows : args.v_rows) + slot_of(key);
         TmaBox<true> box{0, kRowsOfMap - left, row + left, tile.head_k};
 #pragma unroll
-        for (int p = 0; p < Kernel::n_panels; ++p) {
+        for (int p = 0; p < kPanels; ++p) {
             box.column = p * Panel::kColumns;
             tma_load(KV.tile() + in_tile * Panel::kRowBytes + p * Kernel::KV_panel_bytes,
                      kOfK ? &args.forward.k : &args.forward.v, box, KV.full());
@@ -130,6 +132,7 @@ struct CacheProducer {
         const auto* const cache =
             static_cast<const char*>(kOfK ? args.k_cache : args.v_cache) + chunk * kChunkBytes;
         const int last = tile.k_count - block * Kernel::B_c;
+        const int columns = kOfK && CFG.d_v > 0 ? args.d : args.forward.problem.d;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             const uint32_t own = sources.of_step[step] * strides.block +
@@ -144,11 +147,10 @@ struct CacheProducer {
                 const int row = warp * kWarpKeys + step * kWarpSize + row_of_step;
                 const uint32_t to = KV.tile() + Panel::offset(row, chunk);
 #pragma unroll
-                for (int p = 0; p < Kernel::n_panels; ++p)
+                for (int p = 0; p < kPanels; ++p)
                     cp_async_16B_or_zeros(
                         to + p * Kernel::KV_panel_bytes, from + p * Panel::kRowBytes,
-                        row < last &&
-                            p * Panel::kColumns + chunk * kChunkElements < args.forward.problem.d);
+                        row < last && p * Panel::kColumns + chunk * kChunkElements < columns);
             }
         }
         cp_async_commit();

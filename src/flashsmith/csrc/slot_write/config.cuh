@@ -16,10 +16,14 @@ struct SlotWriteKernelConfig {
     int d_head;
     int n_warps;
     CacheFormat cache;
+    int d_v;
 
     constexpr auto operator<=>(const SlotWriteKernelConfig&) const = default;
 
     constexpr bool has_scales() const { return cache != CacheFormat::plain; }
+    // The columns of v, where d_v 0 stands for those of k.
+    constexpr int v_columns() const { return d_v > 0 ? d_v : d_head; }
+    constexpr int most_columns() const { return d_head > v_columns() ? d_head : v_columns(); }
     constexpr int n_threads() const { return kWarpSize * n_warps; }
 };
 
@@ -41,6 +45,7 @@ struct SlotWriteKernelArgs {
     int32_t heads, d;
     int32_t slots_per_block;
     int32_t total_slots;
+    int32_t d_v;  // read only if the config has one
 };
 
 // The arguments of kernels whose cache has scales.

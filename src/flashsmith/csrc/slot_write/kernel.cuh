@@ -13,12 +13,13 @@ template <SlotWriteKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticSlotWriteConfig {
     static constexpr SlotWriteKernelConfig CFG = CFG_;
     static constexpr bool has_scales = CFG.has_scales(), has_codes = is_8bit(CFG.cache);
+    static constexpr bool has_d_v = CFG.d_v > 0;  // otherwise v is as wide as k
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
     using Args = std::conditional_t<has_scales, SlotWriteScaledArgs, SlotWriteKernelArgs>;
     static constexpr int kThreads = CFG.n_threads();
     static constexpr int kColumns = 8;  // 16 bytes of 16-bit elements
-    static constexpr int kThreadsPerRow = CFG.d_head / kColumns;
-    static_assert(CFG.d_head % kColumns == 0 && kThreads <= 1024);
+    static constexpr int kThreadsPerRow = CFG.most_columns() / kColumns;
+    static_assert(CFG.most_columns() % kColumns == 0 && kThreads <= 1024);
 };
 
 // Writes a thread's columns of a row, divided by its scale.
@@ -55,7 +56,9 @@ __global__ void __launch_bounds__(Kernel::kThreads)
     const int64_t copied_row = index / Kernel::kThreadsPerRow;
     // The rows of a token, of k and of v for all heads, are consecutive.
     const auto rows_per_token = static_cast<uint32_t>(2 * args.heads);
-    if (copied_row >= int64_t{args.count} * rows_per_token || column >= args.d) return;
+    if (copied_row >= int64_t{args.count} * rows_per_token ||
+        (!Kernel::has_d_v && column >= args.d))
+        return;
     const auto row = static_cast<uint32_t>(copied_row);
     const uint32_t token = row / rows_per_token, part = row - token * rows_per_token;
     const int64_t slot = args.slot_mapping[token];
@@ -65,6 +68,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
                    slot_of_block = place - block * static_cast<uint32_t>(args.slots_per_block);
 
     const bool is_v = part >= static_cast<uint32_t>(args.heads);
+    if (Kernel::has_d_v && column >= (is_v ? args.d_v : args.d)) return;
     const uint32_t head = is_v ? part - args.heads : part;
     const NewRowStrides& from = is_v ? args.v_strides : args.k_strides;
     const SlotStrides& to = is_v ? args.v_cache_strides : args.k_cache_strides;

@@ -9,6 +9,14 @@ namespace flashsmith {
 namespace {
 
 constexpr int kColumnUnit = 8;
+
+// Throws std::invalid_argument if the kernel has no such width.
+void check_width(const char* name, int64_t width, int columns) {
+    require(width > 0 && width <= columns && width % kColumnUnit == 0,
+            std::string(name) + " is " + std::to_string(width) +
+                "; the config serves multiples of 8 up to " + std::to_string(columns));
+}
+
 static_assert(sizeof(SlotWriteScaledArgs) == sizeof(SlotWriteKernelArgs) + sizeof(CacheScales));
 // The tensors of the operation, in order.
 constexpr size_t kK = 0, kV = 1, kKCache = 2, kVCache = 3, kSlotMapping = 4, kKScale = 5,
@@ -21,7 +29,7 @@ Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers,
     SlotWriteScaledArgs args;
     std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     const int64_t count = numbers.integer(), heads = numbers.integer(), d = numbers.integer(),
-                  blocks = numbers.integer(), slots = numbers.integer();
+                  d_v = numbers.integer(), blocks = numbers.integer(), slots = numbers.integer();
     // The elements of a braced list are evaluated from left to right.
     args.k_strides = {numbers.integer(), numbers.integer()};
     args.v_strides = {numbers.integer(), numbers.integer()};
@@ -36,9 +44,11 @@ Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers,
     require(config.has_scales() || (tensors[kKScale] == 0 && tensors[kVScale] == 0 &&
                                     scales.k_value == 1.0f && scales.v_value == 1.0f),
             "k_scale, v_scale: the config's kernel has no scales; use one with cache_scaled");
-    require(d > 0 && d <= config.d_head && d % kColumnUnit == 0,
-            "d is " + std::to_string(d) + "; the config serves multiples of 8 up to " +
-                std::to_string(config.d_head));
+    check_width("d", d, config.d_head);
+    check_width("d_v", d_v, config.v_columns());
+    require(config.d_v > 0 || d_v == d,
+            "d_v is " + std::to_string(d_v) + ", and d " + std::to_string(d) +
+                "; the config's kernel has one width: use one with a d_v");
     require(count >= 0 && heads > 0 && count <= INT_MAX / 2 && heads <= INT_MAX / 2 &&
                 count * 2 * heads <= INT_MAX,
             "rows of all heads of k and v must stay within 2^31 - 1");
@@ -49,10 +59,11 @@ Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers,
     args.heads = static_cast<int32_t>(heads);
     args.d = static_cast<int32_t>(d);
     args.slots_per_block = static_cast<int32_t>(slots);
+    args.d_v = static_cast<int32_t>(d_v);
     args.total_slots = static_cast<int32_t>(blocks * slots);
 
     using Args = SlotWriteKernelArgs;
-    const int64_t threads = count * 2 * heads * (config.d_head / kColumnUnit);
+    const int64_t threads = count * 2 * heads * (config.most_columns() / kColumnUnit);
     const auto* bytes = reinterpret_cast<const uint8_t*>(&args);
     Plan plan;
     plan.launches.push_back(Launch{

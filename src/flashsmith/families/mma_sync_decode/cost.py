@@ -185,7 +185,8 @@ def _work_of_warpgroups(
         keys = min(keys, problem.window[0] + rows)
     elif problem.semantics.key_mask.is_triangular:
         keys -= min(problem.seq_q, keys) // 2
-    of_tile = 4 * rows * keys * cfg.d_head / (rates.wgmma * _SHARE_OF_WGMMA) + _PART
+    columns = cfg.d_head + cfg.d_head_v
+    of_tile = 2 * rows * keys * columns / (rates.wgmma * _SHARE_OF_WGMMA) + _PART
     cycles = max(tiles / device.sm_count, 1.0) * of_tile + _LAUNCH
     return CallWork(cycles / rates.wgmma_clock / 1e6, tiles, 1, rows)
 

@@ -201,10 +201,10 @@ RULES: tuple[Rule, ...] = (
         ("chunk_warpgroups", "chunk_cluster"),
     ),
     Rule(
-        "d_v_of_mma_sync",
-        "d_v needs chunk_cluster 0 and chunk_warpgroups 0: their kernels have one width",
-        lambda cfg, device: not cfg.d_v or not (cfg.chunk_cluster or cfg.chunk_warpgroups),
-        ("d_v", "chunk_cluster", "chunk_warpgroups"),
+        "d_v_without_cluster",
+        "d_v needs chunk_cluster 0: the kernel of such a cluster has one width",
+        lambda cfg, device: not (cfg.d_v and cfg.chunk_cluster),
+        ("d_v", "chunk_cluster"),
     ),
     Rule(
         "sums_fit_in_a_stage",

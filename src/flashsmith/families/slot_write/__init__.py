@@ -10,6 +10,7 @@ from typing import Any
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family, register_family
+from flashsmith.families.head_dims import PAIRS, HeadDims, HeadPair
 from flashsmith.families.slot_write import cost, describe, rules, search_space, sets
 from flashsmith.families.slot_write.config import SlotWriteKernelConfig
 from flashsmith.operations.problem import Problem
@@ -21,6 +22,7 @@ class SlotWriteFamily(Family):
 
     config_class = SlotWriteKernelConfig
     title = "cache writes"
+    pairs = PAIRS
     operation = "write_slots"
     rules = rules.RULES
     csrc = Path(__file__).parents[2] / "csrc" / "slot_write"
@@ -36,16 +38,18 @@ class SlotWriteFamily(Family):
     translation_seconds = cost.TRANSLATION_SECONDS
 
     def candidates(
-        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+        self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
     ) -> Sequence[SlotWriteKernelConfig]:
         return sets.candidates(dtype, d_head)
 
     def search_space(
-        self, dtype: DType, d_head: int, masked: bool
+        self, dtype: DType, d_head: HeadDims, masked: bool
     ) -> Sequence[SlotWriteKernelConfig]:
         return search_space.search_space(dtype, d_head)
 
-    def proof_configs(self, dtype: DType, d: int) -> Sequence[Any]:
+    def proof_configs(self, dtype: DType, d: HeadDims) -> Sequence[Any]:
+        if isinstance(d, HeadPair):
+            return sets.candidates(dtype, d)
         d_heads = (d_head for d_head in self.knob_values["d_head"] if d <= d_head)
         return sets.candidates(dtype, min(d_heads))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
+from flashsmith.families.head_dims import d_v_knob
 from flashsmith.families.knob import knob
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
@@ -42,7 +43,9 @@ class SlotWriteKernelConfig(KernelConfig):
     d_head: int = knob(
         "head dimension, elements",
         values=(32, 64, 96, 128, 192, 256, 512),
-        effect=lambda cfg: f"{cfg.d_head // COLUMNS} threads per row, {COLUMNS} columns each",
+        effect=lambda cfg: (
+            f"{max(cfg.d_head, cfg.d_head_v) // COLUMNS} threads per row, {COLUMNS} columns each"
+        ),
         where="slot_write_kernel",
     )
     n_warps: int = knob(
@@ -64,6 +67,7 @@ class SlotWriteKernelConfig(KernelConfig):
         ),
         where="write_scaled",
     )
+    d_v: int = d_v_knob()
 
     @property
     def n_threads(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from flashsmith.families.head_dims import HeadDims, split_dims
 from flashsmith.families.slot_write.config import SlotWriteKernelConfig
 from flashsmith.semantics.dtype import DType
 
 
-def search_space(dtype: DType, d_head: int) -> list[SlotWriteKernelConfig]:
+def search_space(dtype: DType, d_head: HeadDims) -> list[SlotWriteKernelConfig]:
     """A config for each number of warps."""
-    return [SlotWriteKernelConfig(dtype, d_head, n_warps) for n_warps in (1, 2, 4, 8)]
+    widths = split_dims({"dtype": dtype, "d_head": d_head})
+    return [SlotWriteKernelConfig(**widths, n_warps=n_warps) for n_warps in (1, 2, 4, 8)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from flashsmith.families.head_dims import HeadDims, split_dims
 from flashsmith.families.slot_write.config import SlotWriteKernelConfig
 from flashsmith.semantics.dtype import DType
 
 
-def candidates(dtype: DType, d_head: int) -> list[SlotWriteKernelConfig]:
+def candidates(dtype: DType, d_head: HeadDims) -> list[SlotWriteKernelConfig]:
     """One config with 4 warps: few rows are still spread over SMs, and 16 CTAs fill an SM."""
-    return [SlotWriteKernelConfig(dtype, d_head, 4)]
+    return [SlotWriteKernelConfig(**split_dims({"dtype": dtype, "d_head": d_head}), n_warps=4)]

@@ -21,8 +21,15 @@ from vllm.model_executor.layers.attention.mla_attention import (
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
 from flashsmith.families.latent import PAIRS
+from flashsmith.integrations.layer_kernels import (
+    LayerKernels,
+    build_kernels,
+    device_of,
+    latent_problem,
+)
 from flashsmith.integrations.traceable import attention_with_cache
 from flashsmith.integrations.vllm.releases import LATENT_NAME
+from flashsmith.operations.decode import INVARIANT
 
 
 class FlashsmithLatentBackend(MLACommonBackend):
@@ -71,6 +78,27 @@ class LatentDecodeStep(MLACommonDecodeMetadata):
 class FlashsmithLatentBuilder(MLACommonMetadataBuilder[MLACommonMetadata[LatentDecodeStep]]):
     """The engine's builder; decoding requests may have different numbers of tokens."""
 
+    def __init__(
+        self,
+        kv_cache_spec: Any,
+        layer_names: list[str],
+        vllm_config: Any,
+        device: torch.device,
+        *more: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device, *more, **options)
+        model, page = vllm_config.model_config, kv_cache_spec.block_size
+        keys = -(-model.max_model_len // page) * page
+        layers = vllm_config.compilation_config.static_forward_context
+        impls = [layers[name].impl for name in layer_names]
+        build_kernels(
+            [impl.kernels(page, model.dtype, keys, device) for impl in impls],
+            vllm_config.scheduler_config.max_num_seqs,
+            self.reorder_batch_threshold,
+            with_writes=False,  # the engine writes latent rows
+        )
+
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
 
@@ -95,7 +123,14 @@ class FlashsmithLatentBuilder(MLACommonMetadataBuilder[MLACommonMetadata[LatentD
 
 
 class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
-    """A layer: absorbed queries over latent rows."""
+    """A layer: absorbed queries over latent rows.
+
+    With decode context parallelism, a rank has some keys of a request and the queries of all heads.
+    The engine merges the outputs of all ranks by their LSE.
+    """
+
+    can_return_lse_for_decode = True
+    supports_dcp = True
 
     def __init__(self, **layer: Any) -> None:
         super().__init__(**layer)
@@ -106,6 +141,26 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
         if kind != AttentionType.DECODER:
             raise NotImplementedError(f"{LATENT_NAME}: attn_type={kind} is not served")
         self.supports_quant_query_input = False
+        self._kernels: dict[tuple[int, torch.dtype], LayerKernels] = {}
+
+    def kernels(
+        self, page: int, dtype: torch.dtype, keys: int, device: torch.device
+    ) -> LayerKernels:
+        """The layer's kernels over pages of this size, where a request has room for ``keys`` keys
+        on all ranks together."""
+        found = self._kernels.get((page, dtype))
+        if found is None:
+            problem = latent_problem(
+                heads=self.num_heads * self.dcp_world_size,
+                d=self.head_size,
+                v_width=self.kv_lora_rank,
+                dtype=dtype,
+                page=page,
+                keys=-(-keys // (page * self.dcp_world_size)) * page,
+            )
+            gpu = device_of(device.type, device.index or 0)
+            found = self._kernels[page, dtype] = LayerKernels(problem, INVARIANT, gpu)
+        return found
 
     def forward_mqa(
         self,
@@ -114,11 +169,16 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
         attn_metadata: MLACommonMetadata[LatentDecodeStep],
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The latent outputs of decoding tokens, (tokens, heads, kv_lora_rank)."""
+        """The latent outputs of decoding tokens, (tokens, heads, kv_lora_rank), and the LSE,
+        (tokens, heads), if the engine merges those of several ranks."""
         step = attn_metadata.decode
         assert step is not None
-        o = attention_with_cache(
-            torch.cat(q, dim=-1) if isinstance(q, tuple) else q,
+        queries = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        page, (requests, pages) = kv_c_and_k_pe_cache.shape[1], step.block_table.shape
+        keys = page * pages * self.dcp_world_size
+        kernels = self.kernels(page, queries.dtype, keys, queries.device)
+        found = attention_with_cache(
+            queries,
             kv_c_and_k_pe_cache.unsqueeze(2),
             v_width=self.kv_lora_rank,
             cache_lens=step.seq_lens,
@@ -126,5 +186,10 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
             cu_seqlens_q=step.query_start_loc,
             max_seqlen_q=step.most_queries,
             scale=self.scale,
+            return_lse=self.need_to_return_lse_for_decode,
+            config=kernels.config_for(requests, step.most_queries),
         )
-        return o, None
+        if not self.need_to_return_lse_for_decode:
+            return found, None
+        o, lse = found
+        return o, lse.transpose(0, 1).contiguous()
