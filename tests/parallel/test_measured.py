@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "benchmarks" / "h200" / "parallel.jsonl.gz"
 # The run of the table, in which 'auto' is allgather.
 RUN = 7
+# It was measured again at these lengths.
+LATER = {("auto", 8192): 8, ("auto", 32768): 8}
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +25,14 @@ def rows() -> list[dict[str, Any]]:
 def efficiency(rows: list[dict[str, Any]], **columns: Any) -> str:
     """attention() on one GPU over twice the time on two: of the medians, and of the rounds."""
 
+    seq, direction = columns["seq"], columns["direction"]
+    run = LATER.get((columns["schedule"], seq), RUN)
+
     def found(what: str, **columns: Any) -> dict[str, Any]:
-        columns |= {"what": what, "run": RUN, "batch": 1}
+        columns |= {"what": what, "run": run, "batch": 1}
         (row,) = [row for row in rows if all(row.get(name) == it for name, it in columns.items())]
         return row
 
-    seq, direction = columns["seq"], columns["direction"]
     alone = found("alone", seq=seq, direction=direction)
     call = found("call", ranks=2, **columns)
     by_round = [a / (2 * b) for a, b in zip(alone["rounds"], call["rounds"], strict=True)]
