@@ -110,7 +110,8 @@ def attention_with_cache(
 
     Args:
         q: (batch, seq_q, heads_q, d), fp16 or bf16, a PyTorch tensor or a NumPy, CuPy or JAX array;
-            packed (total_q, heads_q, d) with cu_seqlens_q. Strides as for attention().
+            packed (total_q, heads_q, d) with cu_seqlens_q. Strides as for attention(). d is at most
+            512, and 256 on sm_86, sm_89 and sm_120.
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
             d), with strides as for attention(): both may be halves of one tensor. v_cache may have
             another d, which is then the d of o. heads_q must be a multiple of heads_k. Rows beyond
