@@ -248,3 +248,20 @@ def test_reads_that_kernels_do_not_sum() -> None:
         assert score is not None
         (node,) = (it for it in score.parts() if it.function == "read")
         assert axis_of(node) is None
+
+
+def test_heads_that_no_kernel_of_sums_takes() -> None:
+    """PyTorch's operations sum for a d above 256, which attention() serves on sm_90."""
+    at = {name: x if name == "dlse" else x.repeat(1, 1, 1, 17) for name, x in inputs().items()}
+    statistics = torch.full((BATCH, HEADS, SEQ_Q), 40.0)
+    saved = Saved(
+        **in_fp16(at), o=at["do"].half(), lse=statistics, cu_seqlens_q=None, cu_seqlens_k=None
+    )
+    assert saved.q.shape[-1] == 272
+    program, options = trace(FUNCTIONS["slopes"][0]), ForwardOptions()
+    (expected,) = captured_gradients(saved, options, program, [True])
+    (found,) = captured_gradients(saved, options, program, [True], emulate=True)
+    assert expected is not None
+    assert found is not None
+    assert expected.abs().max() > 0
+    assert torch.equal(found, expected)

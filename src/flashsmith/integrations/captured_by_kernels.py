@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashsmith.operations.score_sums import TILE, sums_shape
+from flashsmith.families import families
+from flashsmith.operations.score_sums import SCORE_SUMS, TILE, sums_shape
 from flashsmith.runtime.score_sums import run_score_sums
 from flashsmith.semantics.derivatives import derivative
 from flashsmith.semantics.program import SCORE, B, BoundProgram, H, K, Q, is_uniform, program_of
@@ -114,7 +115,9 @@ class ScoreSums:
     @staticmethod
     def serves(saved: Any, emulate: bool) -> bool:
         """Whether kernels take the tensors."""
-        if saved.q.shape[-1] != saved.v.shape[-1]:
+        d = saved.q.shape[-1]
+        (family, *_) = families(SCORE_SUMS.name)
+        if d != saved.v.shape[-1] or d > max(family.knob_values["d_head"]):
             return False
         return saved.q.dtype in _DTYPES and (saved.q.is_cuda or emulate) and saved.q.numel() > 0
 
