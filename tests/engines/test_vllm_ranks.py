@@ -85,8 +85,16 @@ def test_a_wrong_count_of_local_keys_is_noticed(
     assert engine.run().largest_error > TOLERANCE
 
 
-def test_a_window_over_several_ranks_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (Layer(heads=4, kv_heads=1, window=20), "a window"),
+        (Layer(heads=4, kv_heads=1, d=264), "head_size 264"),
+    ],
+    ids=["a window", "d 264"],
+)
+def test_layers_over_several_ranks_that_are_refused(
+    layer: Layer, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NotImplementedError, match="set decode_context_parallel_size to 1"):
-        ParallelEngine(tmp_path, Layer(heads=4, kv_heads=1, window=20), 48, 1, monkeypatch)
+    with pytest.raises(NotImplementedError, match=f"{named}.* decode_context_parallel_size to 1"):
+        ParallelEngine(tmp_path, layer, 48, 1, monkeypatch)

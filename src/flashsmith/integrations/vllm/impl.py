@@ -9,7 +9,7 @@ import vllm.envs
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 import flashsmith
-from flashsmith.families import DeviceSpec, KernelConfig
+from flashsmith.families import DeviceSpec, KernelConfig, families
 from flashsmith.integrations.layer_kernels import (
     LayerKernels,
     cache_problem,
@@ -23,12 +23,15 @@ from flashsmith.integrations.vllm.metadata import StepMetadata
 from flashsmith.integrations.vllm.releases import dcp_combine
 from flashsmith.operations.cache_scales import SCALES
 from flashsmith.operations.decode import FREE, INVARIANT
+from flashsmith.operations.merge import MERGE
 from flashsmith.runtime.cached_calls import CachedCall
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
 from flashsmith.semantics.signature import check_mask
 
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 SERVED_TYPES = (AttentionType.DECODER, *_ENCODERS)
+# The largest d of the kernels that merge the parts of several ranks.
+_MOST_MERGED = max(d for it in families(MERGE.name) for d in it.knob_values["d_head"])
 Window = tuple[int | None, int | None]
 
 
@@ -320,7 +323,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     ) -> list[LayerKernels]:
         """The layer's kernels for steps over pages of this size, with room for ``keys`` keys.
 
-        Raises NotImplementedError for a window over a cache that is distributed over ``ranks``.
+        Raises NotImplementedError for a cache that is distributed over ``ranks`` if it has 8-bit
+        floats, a window, or a d that no kernel merges.
         """
         if self.attn_type in _ENCODERS:
             return [self.direct_kernels(dtype, device, False)]
@@ -335,6 +339,12 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             raise NotImplementedError(
                 "flashsmith: a window over a cache that is distributed over ranks is not served; "
                 "set decode_context_parallel_size to 1"
+            )
+        if self.head_size > _MOST_MERGED:
+            raise NotImplementedError(
+                f"flashsmith: head_size {self.head_size} is not served for a cache that is "
+                f"distributed over ranks, only up to {_MOST_MERGED}; set "
+                "decode_context_parallel_size to 1"
             )
         return [
             self._over_cache(page, dtype, -(-keys // (page * ranks)) * page, device, False, ranks),
