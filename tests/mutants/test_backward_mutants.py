@@ -399,8 +399,7 @@ EQUIVALENT = (
             ("drop commit",),
             ("bulk",),
             "main",
-            "Kernel::GradientGemm::run(gradient, a[step], b + Panel::row_step(step), 1);\n"
-            "wgmma_commit();",
+            "run(gradient, a[step], b + Panel::row_step(step), 1);\nwgmma_commit();",
             "The product joins the next one's group, and no wait is for it alone. "
             + _DV_IS_WAITED_FOR,
             place=place,
@@ -425,8 +424,7 @@ EQUIVALENT = (
         ("drop commit",),
         ("wgmma",),
         "main",
-        "Kernel::GradientGemm::run(gradient, a[step], b + Panel::row_step(step), 1);\n"
-        "wgmma_commit();",
+        "run(gradient, a[step], b + Panel::row_step(step), 1);\nwgmma_commit();",
         "The product joins the next one's group, and every wait for either is a wait for both.",
     ),
     Equivalent(

@@ -27,7 +27,6 @@ from flashsmith.families import (
     Problem,
     Semantics,
     by_family,
-    compiled_d_head,
     d_head_for,
 )
 from flashsmith.operations.decode import INVARIANT
@@ -272,6 +271,5 @@ def compiled_for(kind: Semantics, problem: Problem) -> list[Semantics]:
     semantics are needed.
     """
     uneven, d, d_v = replace(kind, uneven=True), problem.d, problem.d_v
-    compiled = compiled_d_head(d) if d == d_v else d_head_for(problem)
-    whole = compiled == (d if d == d_v else (d, d_v))
+    whole = d_head_for(problem) == (d if d == d_v else (d, d_v))
     return [kind, uneven] if whole and not kind.uneven else [uneven]

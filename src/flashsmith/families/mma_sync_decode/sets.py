@@ -22,7 +22,7 @@ from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
 # By widths: (B_r, B_c, n_warps, stages), in order of preference. For each width up to 256, the last
-# tile fits in 101,376 bytes of shared memory. Those of d 512 were not measured, and need at least
+# tile fits in 101,376 bytes of shared memory. Those of d 512 were not compared, and need at least
 # 151,760. With the first tile, an SM that has 233,472 bytes can hold two CTAs, up to d 256, which
 # have 96 to 128 KiB of copies in flight. docs/log/decode.md explains the number of parts per SM.
 _TILES: dict[HeadDims, tuple[tuple[int, int, int, int], ...]] = {
