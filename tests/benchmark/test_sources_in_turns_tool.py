@@ -135,12 +135,15 @@ def test_softcapped_pairs_are_the_same_kernels(tool: ModuleType, run: Any) -> No
 
 
 def test_of_a_family_it_measures_what_would_serve_alone(tool: ModuleType, run: Any) -> None:
-    """Also where kernels of another family rank first, as wgmma's do throughout on an H200."""
+    """Also where kernels of another family rank first, as wgmma's do throughout on an H200.
+
+    mma_sync has no forward kernel of d 512.
+    """
     problems = {pair.problem for pair in tool.first_ranked(["forward"])}
     pairs = tool.first_ranked(["forward"], family="mma_sync")
     assert {pair.config.FAMILY for pair in pairs} == {"mma_sync"}
     assert len({(pair.config, pair.semantics) for pair in pairs}) == len(pairs) > 20
-    assert {pair.problem.d for pair in pairs} == {problem.d for problem in problems}
+    assert {pair.problem.d for pair in pairs} == {problem.d for problem in problems} - {512}
     _, rows = run("--family", "mma_sync", "--rounds", "1")
     assert [row["problem"] for row in rows] == [str(pair.problem) for pair in pairs]
 

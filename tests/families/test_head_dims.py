@@ -165,10 +165,11 @@ def test_widths_without_kernels_are_refused(widths: str) -> None:
         d_head_for(Problem.parse(f"s128 d{widths} fp16"))
 
 
-@pytest.mark.parametrize(("words", "advice"), [("", "one width"), ("decode", "such widths")])
-def test_one_width_is_advised_where_kernels_have_it(words: str, advice: str) -> None:
+@pytest.mark.parametrize("operation", ["", "decode", "backward"])
+@pytest.mark.parametrize(("d", "advice"), [(320, "one width"), (520, "such widths")])
+def test_one_width_is_advised_where_kernels_have_it(operation: str, d: int, advice: str) -> None:
     with pytest.raises(ArgumentError, match=f"pad q, k and v with zeros to {advice}"):
-        d_head_for(Problem.parse(f"s128 d320:256 fp16 {words}"))
+        d_head_for(Problem.parse(f"s128 d{d}:256 fp16 {operation}"))
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)

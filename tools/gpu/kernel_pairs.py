@@ -21,6 +21,7 @@ from flashsmith.builder.user_cache import cache_dir
 from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.families import (
+    FAMILIES,
     KernelConfig,
     Problem,
     Semantics,
@@ -61,7 +62,7 @@ def first_ranked(
     """All configs that rank first in a shipped entry for these operations, with their semantics.
 
     With ``family``, these are the configs that the chooser chooses from this family alone, for the
-    GPUs of the entries.
+    GPUs of the entries. Entries of a d_head that the family has no kernel of are left out.
     """
     found: dict[tuple[KernelConfig, Semantics], Pair] = {}
     for entry in WinnersTable.shipped():
@@ -72,7 +73,10 @@ def first_ranked(
             problem = replace(problem, semantics=replace(problem.semantics, softcap=True))
         config = parse_kernel_name_into_config(entry.best.config)
         if family is not None:
-            config = choose_config(problem, device_spec(entry.key.gpu), family)
+            device = device_spec(entry.key.gpu)
+            if not FAMILIES[family].candidates(problem.dtype, config.head_dims, device, True):
+                continue
+            config = choose_config(problem, device, family)
         pair = Pair(config, problem)
         found.setdefault(pair.kernel, pair)
     return list(found.values())

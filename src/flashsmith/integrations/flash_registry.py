@@ -282,7 +282,7 @@ class _Activated:
         if reason is None and is_causal and query.shape[-2] != key.shape[-2]:
             # PyTorch's implementations align such masks to different corners.
             reason = Reason("is_causal", "with different lengths of query and key")
-        # PyTorch asks for gradients by a separate operator, if at all.
+        # PyTorch may compute gradients later, by a separate operator.
         reason = reason or why_not_on(
             query.device, self._emulate, query.shape[-1], with_gradients=True
         )
