@@ -112,6 +112,18 @@ def test_a_choice_says_which_kernel_is_repeatable() -> None:
     assert forward.to_json()["deterministic"] is True
 
 
+def test_a_choice_says_that_no_kernel_is_repeatable() -> None:
+    text = "b2 s512 h8:2 d320 bf16 backward"
+    answer = choose(text, H200)
+    assert not answer.config.family.is_deterministic(answer.config)
+    line = "  repeatable  no, and no other kernel of this d gives the same bits in every run"
+    assert line in str(answer).splitlines()
+    facts = answer.to_json()
+    assert (facts["deterministic"], facts["repeatable"]) == (False, None)
+    with pytest.raises(ArgumentError, match=r"^deterministic=True: no backward kernel"):
+        choose(text, H200, deterministic=True)
+
+
 def test_an_entry_of_free_kernels_alone_does_not_keep_deterministic_from_a_kernel() -> None:
     answer = choose(TEXT, H200, table=measured({FREE: 10.0}), deterministic=True)
     assert answer.config.family.is_deterministic(answer.config)

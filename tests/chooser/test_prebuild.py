@@ -243,6 +243,21 @@ def test_a_model_is_built_for(built: list[Any], tmp_path: Path) -> None:
     assert "built already" in done.stdout
 
 
+def test_layers_of_a_model_without_a_kernel_are_left_out(built: list[Any], tmp_path: Path) -> None:
+    config: dict[str, Any] = {"hidden_size": 2048, "num_attention_heads": 8, "head_dim": 64}
+    config |= {"torch_dtype": "bfloat16", "model_type": "llama", "global_head_dim": 512}
+    config |= {"num_global_key_value_heads": 1, "sliding_window": 256}
+    config["layer_types"] = ["sliding_attention", "full_attention"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = run("--model", str(tmp_path), "--device", "A100")
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stderr.split())
+    assert "note: h8:1 d512 bf16 causal packed: left out: device: no kernel of d_head 512" in said
+    assert "window+packed+uneven" in {semantics for _, semantics, _ in built}
+    done = run("--for", "h8:1 d512 bf16 causal packed", "--any-length", "--device", "A100")
+    assert "no kernel of d_head 512" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

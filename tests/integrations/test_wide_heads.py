@@ -89,6 +89,18 @@ def test_gpus_without_kernels_of_such_heads(
         assert f"an sm_{arch}; kernels of d above 256 need sm_90" in reason.facts
 
 
+def test_compiled_code_asks_for_a_symbolic_d(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytorch_state, "query_gpu", lambda ordinal: device_spec("A100"))
+
+    def served(x: torch.Tensor) -> torch.Tensor:
+        gpu, d = torch.device("cuda", 0), x.shape[-1]
+        return x + (pytorch_state.why_not_on(gpu, None, d, with_gradients=False) is None)
+
+    compiled = torch.compile(served, backend="eager", dynamic=True, fullgraph=True)
+    for d in (64, 72, 264, 320):
+        assert compiled(torch.zeros(3, d)).unique().item() == (d <= 256)
+
+
 def test_repeatable_gradients_are_left_to_pytorch() -> None:
     q = drawn(1, 2, 20, 264).requires_grad_()
     torch.use_deterministic_algorithms(True)

@@ -62,7 +62,8 @@ class Choice:
     measured) or 'offered' (nothing was measured and there is no cost model). why: the evidence as a
     sentence. ms: the expected time; 0 if unknown. tflops: the problem's attn_flop() divided by ms;
     0 if there is no time.
-    repeatable: a config with the same bits in every run, if the chosen config's bits vary.
+    repeatable: the best config with the same bits in every run, if the chosen config's bits vary;
+    None also if there is no such config.
     runners_up: the other configs, fastest first. passed_over: for each family that was not chosen,
     the reason. notes: why the kernel is slow on this problem, and which table entries were ignored.
     """
@@ -113,9 +114,16 @@ class Choice:
         return "\n".join(map(printable, lines))
 
     @property
+    def _is_deterministic(self) -> bool:
+        """Whether the chosen config gives the same bits in every run."""
+        return self.config.family.is_deterministic(self.config)
+
+    @property
     def _repeatable(self) -> str:
-        if self.repeatable is None:
+        if self._is_deterministic:
             return "yes: the same bits in every run"
+        if self.repeatable is None:
+            return "no, and no other kernel of this d gives the same bits in every run"
         return f"no; with deterministic=True {self._beside(self.repeatable)}"
 
     def _beside(self, one: RunnerUp) -> str:
@@ -137,7 +145,7 @@ class Choice:
             "why": self.why,
             "ms": self.ms,
             "tflops": self.tflops,
-            "deterministic": self.repeatable is None,
+            "deterministic": self._is_deterministic,
             "repeatable": None if self.repeatable is None else self.repeatable.to_json(),
             "runners_up": [one.to_json() for one in self.runners_up],
             "passed_over": dict(self.passed_over),
@@ -197,8 +205,7 @@ def choose(
     chosen, *others = _expected_here(evidence, problem, device)
     repeatable = None
     if not chosen.config.family.is_deterministic(chosen.config):
-        first = gather(problem, device, winners, deterministic=True).expected[0]
-        repeatable = RunnerUp(first.config, first.config.FAMILY, first.ms)
+        repeatable = _repeatable(problem, device, winners)
     return Choice(
         problem=problem,
         device=device,
@@ -219,6 +226,15 @@ def choose(
         ),
         repeatable=repeatable,
     )
+
+
+def _repeatable(problem: Problem, device: DeviceSpec, winners: WinnersTable) -> RunnerUp | None:
+    """The best kernel with the same bits in every run; None if no kernel of this d has them."""
+    try:
+        first = gather(problem, device, winners, deterministic=True).expected[0]
+    except ArgumentError:
+        return None
+    return RunnerUp(first.config, first.config.FAMILY, first.ms)
 
 
 def choose_config(

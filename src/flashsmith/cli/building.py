@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,7 @@ from flashsmith.safe_json import whole_number
 
 if TYPE_CHECKING:
     from flashsmith.builder import BuildEvent, KernelEntry, KernelLibrary
+    from flashsmith.chooser.prebuild import AnyLength
     from flashsmith.runtime.target import Target
 
 app = App()
@@ -158,7 +160,8 @@ def build_kernels(
 
         work = _Work(reporter)
         if problems or model:
-            build = _build_for_any_length if any_length or model else _build_for
+            by_length = _build_for_model if model else _build_for_any_length
+            build = by_length if any_length or model else _build_for
             texts = _problems_of(model, gradients, reporter) if model else problems or []
             if ranks:
                 texts = _problems_of_ranks(texts, _counts(ranks), schedule, gradients, reporter)
@@ -310,11 +313,17 @@ def _build_for(
 
 
 def _build_for_any_length(
-    texts: list[str], device: DeviceSpec, deterministic: bool, work: _Work
+    texts: list[str],
+    device: DeviceSpec,
+    deterministic: bool,
+    work: _Work,
+    *,
+    skips_unserved: bool = False,
 ) -> list[KernelLibrary]:
     """Builds libraries for problems of any batch and length.
 
-    Reports the chosen kernels before it builds.
+    Reports the chosen kernels before it builds. ``skips_unserved``: a problem without a kernel is
+    reported and left out, unless all are.
     """
     from flashsmith.chooser.function_problems import ANY_SIZES, has_functions, parse_with_functions
     from flashsmith.chooser.prebuild import (
@@ -329,15 +338,31 @@ def _build_for_any_length(
     if any(map(has_functions, texts)):
         import_from_here()
     parsed = [parse_with_functions(text, parse_any_length, ANY_SIZES).problem for text in texts]
-    found = [
-        choose_for_any_length(problem, device, searched=searched, deterministic=deterministic)
-        for problem in parsed
-    ]
+    found: list[AnyLength] = []
+    refused: ArgumentError | None = None
+    for text, problem in zip(texts, parsed, strict=True):
+        try:
+            found.append(
+                choose_for_any_length(
+                    problem, device, searched=searched, deterministic=deterministic
+                )
+            )
+        except ArgumentError as error:
+            if not skips_unserved:
+                raise
+            work.reporter.say(f"note: {text}: left out: {error}")
+            refused = error
+    if refused is not None and not found:
+        raise refused
     for one in found:
         work.reporter.say(str(one))
     return _each_once(
         library for one in found for library in build_for_any_length(one, progress=work.build)
     )
+
+
+# transformers' layers without a kernel are left to PyTorch.
+_build_for_model = partial(_build_for_any_length, skips_unserved=True)
 
 
 def _each_once(libraries: Iterable[KernelLibrary]) -> list[KernelLibrary]:

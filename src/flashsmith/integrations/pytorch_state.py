@@ -232,7 +232,8 @@ def why_not_on(device: Any, emulate: bool | None, d: int, *, with_gradients: boo
     if is_on_host(device):
         runs = _emulation_enabled() if emulate is None else emulate
         return None if runs else _ON_THE_HOST
-    facts = _why_not_on_gpu(device.index, is_wide)
+    # Tracers evaluate these functions: d may be symbolic, and cannot be an argument.
+    facts = _why_not_wide_on_gpu(device.index) if is_wide else _why_not_on_gpu(device.index)
     return None if facts is None else Reason("query", facts)
 
 
@@ -242,14 +243,24 @@ def needs_gradients(*tensors: Any) -> bool:
 
 
 @assume_constant_result
-def _why_not_on_gpu(ordinal: int, is_wide: bool) -> str | None:
+def _why_not_wide_on_gpu(ordinal: int) -> str | None:
+    try:
+        arch = query_gpu(ordinal).arch
+    except ArgumentError:
+        return None  # this machine has no such GPU: the program is exported for another
+    if arch == HOPPER_ARCH:
+        return None
+    where = f"on cuda:{ordinal}, an sm_{arch}"
+    return f"{where}; kernels of d above {MAX_D_OF_ALL_GPUS} need sm_{HOPPER_ARCH}"
+
+
+@assume_constant_result
+def _why_not_on_gpu(ordinal: int) -> str | None:
     try:
         arch = query_gpu(ordinal).arch
     except ArgumentError:
         return None  # this machine has no such GPU: the program is exported for another
     where = f"on cuda:{ordinal}, an sm_{arch}"
-    if is_wide and arch != HOPPER_ARCH:
-        return f"{where}; kernels of d above {MAX_D_OF_ALL_GPUS} need sm_{HOPPER_ARCH}"
     if OLDEST_ARCH <= arch < FIRST_UNTUNED_ARCH:
         return None
     if arch < OLDEST_ARCH:

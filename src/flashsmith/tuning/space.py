@@ -186,7 +186,12 @@ def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
     """
     found: dict[KernelConfig, None] = {}
     for deterministic in (False, True):
-        evidence = gather(problem, device, _shipped(), deterministic=deterministic)
+        try:
+            evidence = gather(problem, device, _shipped(), deterministic=deterministic)
+        except ArgumentError:
+            if found:
+                break  # no kernel of this d gives the same bits in every run
+            raise
         expected = sorted(evidence.expected, key=lambda one: one.ms)
         limit = expected[0].ms * (1 + _KNOWN_MARGIN)
         near = [one.config for one in expected if one.ms <= limit]
