@@ -10,8 +10,6 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 transformers = pytest.importorskip("transformers", reason="needs transformers: it is not installed")
-if not hasattr(transformers, "Gemma4TextConfig"):
-    pytest.skip("needs a transformers with Gemma 4", allow_module_level=True)
 pytestmark = pytest.mark.torch
 
 from model_runs import assert_same, both, quietly  # noqa: E402

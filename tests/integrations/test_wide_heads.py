@@ -124,7 +124,7 @@ def test_queries_over_a_dense_cache() -> None:
         seqused_k=torch.tensor(lengths, dtype=torch.int32),
     )  # fmt: skip
     expected = exact(q, cache.nan_to_num(), values.nan_to_num(), lengths)
-    torch.testing.assert_close(o.double(), expected, rtol=0, atol=2e-4)
+    torch.testing.assert_close(o.double(), expected, rtol=0, atol=4e-4)
     assert lse.isfinite().all()
 
 

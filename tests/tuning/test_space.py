@@ -117,7 +117,7 @@ def test_only_masked_problems_try_the_longest_tiles_first() -> None:
 
 
 def test_a_d_between_two_head_dimensions_takes_the_larger() -> None:
-    odd = replace(PROBLEM, d=72, d_v=72)
+    odd = replace(PROBLEM, d=88, d_v=88)
     assert {cfg.d_head for cfg in search_space(odd, DEVICE)} == {96}
 
 

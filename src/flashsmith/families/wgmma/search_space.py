@@ -24,7 +24,7 @@ from flashsmith.families.wgmma.config import (
     TileOrder,
     WgmmaForwardKernelConfig,
 )
-from flashsmith.families.wgmma.sets import get_hopper_configs, unmeasured_configs
+from flashsmith.families.wgmma.sets import configs_of_other_widths, get_hopper_configs
 from flashsmith.semantics.dtype import DType
 
 
@@ -207,7 +207,7 @@ def get_hopper_space_configs(
         for shape in SHAPES.get(d_head, ())
         for cfg in _of_shape(dtype, d_head, shape, orders)
     )
-    others = (cfg for dtype in dtypes for cfg in unmeasured_configs(dtype))
+    others = (cfg for dtype in dtypes for cfg in configs_of_other_widths(dtype))
     shipped = (cfg for cfg in (*get_hopper_configs(dtypes), *others) if cfg.tile_order in orders)
     found.update(dict.fromkeys(cfg for cfg in shipped if cfg.head_dims in d_heads))
     return list(found)
