@@ -363,6 +363,6 @@ def test_what_validation_finds(change: Any, words: str) -> None:
 def test_what_is_first_for_gradients_is_in_the_grid_of_proofs(family: str) -> None:
     shipped = [parse_kernel_name_into_config(entry.best.config) for entry in WinnersTable.shipped()]
     first = {cfg for cfg in shipped if family == cfg.FAMILY}
-    proven = {cfg for it in first for cfg in it.family.proof_configs(it.dtype, it.d_head)}
+    proven = {cfg for it in first for cfg in it.family.proof_configs(it.dtype, it.head_dims)}
     assert first, family
     assert {str(cfg) for cfg in first - proven} == set()

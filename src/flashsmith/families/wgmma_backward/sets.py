@@ -32,6 +32,8 @@ class _Tile(NamedTuple):
     wide_stores: bool = False
     early_rows: bool = False
     q_stages: int = 2
+    do_stages: int = 2
+    consumer_registers: int = 0  # 0: as registers() says
 
 
 _TOGETHER, _AHEAD, _UNDER = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD, DqSums.SUMS_UNDER_DK
@@ -84,7 +86,11 @@ _ORDERED: dict[HeadDims, _Tile] = {
 _ORDERED_MASKED = _ORDERED | {64: _EARLY_64}
 
 # Others that were the fastest on the H200; they are proven together with the candidates.
-_ALSO_PROVEN = {64: _EARLY_64, 128: _EARLY_128}
+_ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
+    64: (_EARLY_64,),
+    128: (_EARLY_128,),
+    HeadPair(192, 128): (_SPLIT._replace(do_stages=4), _SPLIT._replace(consumer_registers=224)),
+}
 
 
 def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
@@ -145,8 +151,7 @@ def proof_configs(
 ) -> list[WgmmaBackwardKernelConfig]:
     """The candidates with and without a mask, and the other configs that were the fastest."""
     found = candidates(dtype, d_head, device)
-    if isinstance(d_head, int) and d_head in _ALSO_PROVEN:
-        found.append(_config(dtype, d_head, _ALSO_PROVEN[d_head]))
+    found += [_config(dtype, d_head, tile) for tile in _ALSO_PROVEN.get(d_head, ())]
     masked = candidates(dtype, d_head, device, masked=True)
     return found + [cfg for cfg in masked if cfg not in found]
 
@@ -164,9 +169,10 @@ def _config(
         WARPGROUP_ROWS * (tile.n_warpgroups if is_whole else 1),
         tile.n_warpgroups,
         q_stages=tile.q_stages,
+        do_stages=tile.do_stages,
         ds_stages=tile.ds_stages,
         producer_registers=producer,
-        consumer_registers=consumer,
+        consumer_registers=tile.consumer_registers or consumer,
         order=tile.order,
         split_roles=not is_whole,
         lagged_dq=is_whole,
