@@ -64,7 +64,10 @@ VICTIMS = {
                 "b2 s2:300 h4:2 d504 causal page24",
                 options={**APPENDED, "rotary": "halves", "rotary_half": 30},
             ),
-            AskedDecode("b1 s1:2400 h2:1 d480 causal", options={"lens_k": (2400,)}),
+            # So many parts that each warp of the merge has more than eight.
+            AskedDecode("b1 s1:4800 h1 d480 causal", options={"lens_k": (4800,)}, sm_count=300),
+            # A CTA takes one run after another.
+            AskedDecode("b2 s1:300 h2:2 d480 causal", options={"lens_k": (300, 290)}, sm_count=1),
         ),
     ),
     "cluster over a cache": OperationVictim(
