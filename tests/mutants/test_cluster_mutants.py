@@ -26,13 +26,13 @@ VICTIM, KEYS_FIRST = (
 )
 QUICK = (
     SourcePatch("no fence before a copy", _CHUNK, "                fence_for_copies();\n", ""),
+)  # fmt: skip
+MORE = (
     SourcePatch("scores are used before they arrive", _CHUNK,
                 "mbarrier_wait(scores_full(smem, buffer), (has_two ? round / 2 : round) & 1);", ""),
     SourcePatch("nothing is waited for at the end", _CHUNK,
                 "for (int i = max(round - (has_two ? 2 : 1), 0); i < round; ++i)",
                 "for (int i = round; i < round; ++i)"),
-)  # fmt: skip
-MORE = (
     SourcePatch("scores are stored while others copy them", _CHUNK,
                 "if (before >= 0) wait_for_free(before, has_two);", ""),
     SourcePatch("scores are sent before they are stored", _CHUNK,

@@ -164,6 +164,20 @@ OF_TABLES = (
 )  # fmt: skip
 
 
+EVERY_MISTAKE = (
+    *((WGMMA, it) for it in MISTAKES),
+    *((MMA_SYNC, it) for it in OF_MMA_SYNC),
+    *OF_TABLES,
+)
+# Of each file, and of each victim, one is enough for a plain run.
+QUICK = (
+    *("partial as full", "no barrier while a list is compacted", "the first group's blocks"),
+    *("keys of a position", "an entry twice", "the neighbour's element"),
+    *("the next Q block's list", "clamped keys as inside", "past the end as inside"),
+    "strides as 1",
+)
+
+
 @cache
 def _is_right(victim: Victim) -> str:
     return victim.says()
@@ -176,8 +190,12 @@ def _caught(victim: Victim, changed: LoadedKernel) -> bool:
 
 @pytest.mark.parametrize(
     ("victim", "mistake"),
-    [*((WGMMA, it) for it in MISTAKES), *((MMA_SYNC, it) for it in OF_MMA_SYNC), *OF_TABLES],
-    ids=[*map(str, MISTAKES), *map(str, OF_MMA_SYNC), *(str(it) for _, it in OF_TABLES)],
+    [
+        pytest.param(
+            *(victim, it), id=it.name, marks=[] if it.name in QUICK else [pytest.mark.full]
+        )
+        for victim, it in EVERY_MISTAKE
+    ],
 )
 def test_mistakes_in_the_sources_are_caught(victim: Victim, mistake: SourcePatch) -> None:
     changed = replace(victim.kernel)

@@ -360,7 +360,7 @@ def _remembered_manifest(path: Path) -> Manifest:
     return _parsed(path, (status.st_ino, status.st_size, status.st_mtime_ns))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _parsed(path: Path, status: tuple[int, ...]) -> Manifest:
     return Manifest.read(path)
 
