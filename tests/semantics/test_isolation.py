@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from built_kernels import SEMANTICS
+from built_kernels import SEMANTICS, marked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import LENS_Q, run_for
@@ -27,7 +27,7 @@ def bits(outputs: dict[str, np.ndarray]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("on_gpu", WHERE, ids=["emulator", "gpu"])
-@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
+@pytest.mark.parametrize("semantics", marked(SEMANTICS), ids=str)
 def test_repeats_give_the_same_bits(semantics: Semantics, on_gpu: bool) -> None:
     run = run_for(semantics, on_gpu)
     first = bits(run(on_gpu))
@@ -37,7 +37,7 @@ def test_repeats_give_the_same_bits(semantics: Semantics, on_gpu: bool) -> None:
 
 @pytest.mark.parametrize("on_gpu", WHERE, ids=["emulator", "gpu"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
+@pytest.mark.parametrize("semantics", marked(SEMANTICS), ids=str)
 def test_neighbours_do_not_change_a_sequence(
     semantics: Semantics, value: float, on_gpu: bool
 ) -> None:
@@ -49,7 +49,7 @@ def test_neighbours_do_not_change_a_sequence(
 
 
 @pytest.mark.parametrize("on_gpu", WHERE, ids=["emulator", "gpu"])
-@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
+@pytest.mark.parametrize("semantics", marked(SEMANTICS), ids=str)
 def test_a_sequence_alone_gives_the_same_bits(semantics: Semantics, on_gpu: bool) -> None:
     run = run_for(semantics, on_gpu)
     alone = run.alone(SEQUENCE)
@@ -116,7 +116,7 @@ def test_garbage_in_cu_seqlens_leads_nowhere(garbage: tuple[int, ...], side: str
     check_garbage(semantics, q, k, 130, 70)
 
 
-@pytest.mark.parametrize("semantics", PACKED, ids=str)
+@pytest.mark.parametrize("semantics", marked(PACKED), ids=str)
 def test_random_garbage_leads_nowhere(semantics: Semantics) -> None:
     @settings(max_examples=5, deadline=None, derandomize=True, database=None)
     @given(
@@ -130,7 +130,7 @@ def test_random_garbage_leads_nowhere(semantics: Semantics) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("garbage", GARBAGE, ids=str)
-@pytest.mark.parametrize("semantics", PACKED, ids=str)
+@pytest.mark.parametrize("semantics", marked(PACKED), ids=str)
 def test_garbage_in_cu_seqlens_leads_nowhere_on_the_gpu(
     semantics: Semantics, garbage: tuple[int, ...]
 ) -> None:
