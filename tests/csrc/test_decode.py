@@ -894,12 +894,9 @@ def compare_full_tiles(
         assert_same(*found)
 
 
-@pytest.mark.parametrize(
-    "text", [str(OWN), *(pytest.param(it, marks=pytest.mark.full) for it in OTHER_OWN)]
-)
-@pytest.mark.parametrize(
-    "heads", [pytest.param("s1:{} h32:1", marks=pytest.mark.full), "s5:{} h14:2 causal"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("text", [str(OWN), *OTHER_OWN])
+@pytest.mark.parametrize("heads", ["s1:{} h32:1", "s5:{} h14:2 causal"])
 def test_own_rows_have_the_same_bits_in_runs_of_any_length(text: str, heads: str) -> None:
     """Of one part and of eight, whose states are in registers, in shared and in global memory, of
     tiles with all their rows and with some; in clusters, and with any number of stages."""
