@@ -82,7 +82,9 @@ CHUNKS = replace(SMALL, chunk_rows=64)
 PLAIN, CAUSAL = Semantics(), Semantics("causal")
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (PLAIN, WINDOW):
-    shared_kernels.want([SMALL, SEVERAL_RUNS, OWN, replace(OWN, rounds=4)], semantics)
+    shared_kernels.want([SMALL, OWN], semantics)
+shared_kernels.want([SEVERAL_RUNS], PLAIN)
+shared_kernels.want([replace(OWN, rounds=4)], WINDOW)
 shared_kernels.want([EIGHT_PARTS])
 shared_kernels.want([FULL])
 shared_kernels.want([WIDE], CAUSAL)
@@ -246,8 +248,15 @@ def test_pages_leave_every_bit(page: int, packed: bool, cfg: FlashDecodeKernelCo
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("small", [SMALL, OWN], ids=["keys", "rows"])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("packed", "small"),
+    [
+        pytest.param(False, SMALL, id="keys"),
+        pytest.param(True, OWN, id="packed rows"),
+        pytest.param(False, OWN, id="rows", marks=pytest.mark.full),
+        pytest.param(True, SMALL, id="packed keys", marks=pytest.mark.full),
+    ],
+)
 def test_runs_of_any_length_leave_every_bit(packed: bool, small: FlashDecodeKernelConfig) -> None:
     """A CTA merges runs of one, two and all parts of a sequence, as its share of a batch is; with
     many rows some states in between are in global memory."""
