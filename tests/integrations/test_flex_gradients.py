@@ -66,7 +66,7 @@ def compare(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...])
 
 
 @pytest.mark.parametrize(
-    "score", full_after(2, [alibi, capped, None]), ids=["alibi", "capped", "none"]
+    "score", full_after(1, [alibi, capped, None]), ids=["alibi", "capped", "none"]
 )
 def test_gradients(monkeypatch: pytest.MonkeyPatch, score: Callable[..., Any] | None) -> None:
     tensors = draw()

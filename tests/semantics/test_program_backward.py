@@ -59,7 +59,7 @@ def test_every_program(name: str) -> None:
 KINDS_OF_CALLS = [it for it in CALLS if it not in ("dense", "no keys", "wide")]
 
 
-@pytest.mark.parametrize("name", full_except(KINDS_OF_CALLS, "window", "packed causal"))
+@pytest.mark.parametrize("name", full_except(KINDS_OF_CALLS, "packed causal"))
 def test_every_kind_of_call(name: str) -> None:
     prove(PERSISTENT, "alibi_in_documents", CALLS[name], sinks=True, dlse=True)
 
@@ -90,7 +90,7 @@ def test_dq_alone(name: str) -> None:
         pytest.param(cfg, name, id=f"{name}-{how}", marks=[pytest.mark.full] * (name != plain))
         for cfg, how, plain in (
             (ATOMICS, "atomics", "everything"),
-            (TWO_KERNELS, "two_kernels", "alibi_in_documents"),
+            (TWO_KERNELS, "two_kernels", ""),
         )
         for name in ("alibi_in_documents", "capped", "everything")
     ],

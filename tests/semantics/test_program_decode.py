@@ -247,7 +247,7 @@ def check_block_mask(cache: Cache, mask: BlockMask, says: Function, *, paged: bo
     [
         pytest.param((1, 1, 1), False, id="a query-dense", marks=pytest.mark.full),
         pytest.param((1, 1, 1), True, id="a query-paged"),
-        pytest.param((70, 3, 1), False, id="packed-dense"),
+        pytest.param((70, 3, 1), False, id="packed-dense", marks=pytest.mark.full),
         pytest.param((70, 3, 1), True, id="packed-paged", marks=pytest.mark.full),
     ],
 )
