@@ -105,6 +105,7 @@ def test_killed_at_every_step(first, cache, cuda_home, tiny_csrc):
     assert step > 50
 
 
+@pytest.mark.full
 def test_killed_again_and_again(all_steps, cache, cuda_home, tiny_csrc):
     for part in range(1, 6):
         run_build(tiny_csrc, part * all_steps // 6)

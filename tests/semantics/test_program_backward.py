@@ -64,7 +64,8 @@ def test_every_kind_of_call(name: str) -> None:
     prove(PERSISTENT, "alibi_in_documents", CALLS[name], sinks=True, dlse=True)
 
 
-@pytest.mark.parametrize("name", full_except(["documents", "widths"], "widths"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["documents", "widths"])
 def test_warpgroups_in_turns(name: str) -> None:
     prove(THREE, name, CALLS["many heads"])
 

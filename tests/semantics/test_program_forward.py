@@ -55,7 +55,7 @@ def test_every_program(name: str) -> None:
 KINDS_OF_CALLS = [it for it in CALLS if it not in ("dense", "no keys")]
 
 
-@pytest.mark.parametrize("name", full_except(KINDS_OF_CALLS, "window", "packed causal"))
+@pytest.mark.parametrize("name", full_except(KINDS_OF_CALLS, "packed causal"))
 def test_every_kind_of_call(name: str) -> None:
     prove(TURNS, "alibi_in_documents", CALLS[name])
 
@@ -102,7 +102,7 @@ def test_the_mma_sync_family(cfg: KernelConfig, name: str, call: str) -> None:
     assert wrong(cfg, CALLS[call], made, arch=80) == ""
 
 
-@pytest.mark.parametrize("name", full_except(TABLES, "near", "distances"))
+@pytest.mark.parametrize("name", full_except(TABLES, "near"))
 def test_tables_along_keys(name: str) -> None:
     """Tiles inside the tables, beyond them, and across their ends."""
     made = TABLES[name](TALL, np.random.default_rng(3))
