@@ -116,6 +116,7 @@ def test_it_gives_the_bits_of_attention() -> None:
     assert differing(chosen, (o, lse)) == 0
 
 
+@pytest.mark.full
 def test_many_rows_use_no_warpgroups() -> None:
     case = Rolled((CHUNK + 300,), 40, 450)
     whole = case.whole(ONE_CTA)

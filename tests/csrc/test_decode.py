@@ -425,7 +425,8 @@ def planned(
     return made, made.kernel.plan(made.call)
 
 
-@pytest.mark.parametrize("schedule", [pytest.param(None, marks=pytest.mark.full), 1])
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", [None, 1])
 def test_few_ctas_look_for_rows_to_merge(schedule: int | None) -> None:
     """Where sequences of one length would be one run each; in calls of one plan with other lengths
     there are other rows to merge, more than CTAs, fewer, and none."""
@@ -597,6 +598,7 @@ def test_the_merge_waits_for_every_word(word: int, monkeypatch: pytest.MonkeyPat
         made.run()
 
 
+@pytest.mark.full
 def test_states_arrive_where_few_parts_may_be() -> None:
     """Beyond clusters, or where a cache has room for no more parts than a merge takes; not of
     packed sequences, of several tiles, or where the merge looks for rows."""

@@ -120,8 +120,8 @@ SHIPPED_KERNELS = [
 ]
 
 
-# Of d 192 and 512; of 512 the plain run has another kernel.
-LARGE = [KERNELS[6], KERNELS[9]]
+# Of d 192, 256 and 512; of 512 the plain run has another kernel.
+LARGE = [KERNELS[6], KERNELS[7], KERNELS[9]]
 QUICK = [*SHIPPED_KERNELS, *(known for known in KERNELS if known not in LARGE)]
 for _known in QUICK:
     shared_kernels.want([_known.config], _known.semantics)
