@@ -14,13 +14,12 @@ SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 
 
 def marked(script: Path) -> object:
-    """PyTorch's are skipped where it is not installed."""
+    """PyTorch's are skipped where it is not installed; one that takes the emulator half a minute is
+    run by shards."""
     needs_torch = re.search(r"^import torch$", script.read_text(), re.MULTILINE)
-    return pytest.param(script, id=script.name, marks=[pytest.mark.torch] if needs_torch else [])
-
-
-# The emulator takes half a minute for what a script computes by default.
-FEWER = {"one_set_of_bits.py": ("--length", "13", "--chunk", "5", "--decoded", "2")}
+    marks = [pytest.mark.torch] * (needs_torch is not None)
+    marks += [pytest.mark.full] * (script.name == "one_set_of_bits.py")
+    return pytest.param(script, id=script.name, marks=marks)
 
 
 @pytest.mark.parametrize("script", [*map(marked, SCRIPTS)])
@@ -29,7 +28,7 @@ def test_an_example_runs(
 ) -> None:
     # A script may set it; what a test sets is taken back.
     monkeypatch.setenv("FLASHSMITH_EMULATE", "1")
-    monkeypatch.setattr(sys, "argv", [str(script), *FEWER.get(script.name, ())])
+    monkeypatch.setattr(sys, "argv", [str(script)])
     runpy.run_path(str(script), run_name="__main__")
     assert capsys.readouterr().out
 
