@@ -25,8 +25,9 @@ from pathlib import Path
 
 TREE = Path(__file__).parents[1]
 DURATIONS = TREE / "tests" / "durations.json"
-# Of work in one shard. Two workers on two cores need two thirds of it, and compile besides.
-SHARD_SECONDS = 900.0
+# Of work in one shard. Two workers on two cores need two thirds of it, four minutes, and compile
+# besides.
+SHARD_SECONDS = 360.0
 # Of a test whose function has no duration.
 UNKNOWN_SECONDS = 5.0
 

@@ -67,7 +67,7 @@ def test_durations_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     shards.record([log, junit])
     assert shards.recorded() == {"tests.a.test_b.TestC.test_d": (2001.2, 2)}
     assert shards.function_of(node_id) in shards.recorded()
-    assert shards.count() == 3
+    assert shards.count() == 6
 
 
 def test_functions_that_did_not_run_keep_their_durations(

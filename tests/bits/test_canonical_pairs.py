@@ -1,7 +1,7 @@
 """Rows have the same bits whichever way they are computed.
 
 One program stands for all ways, the specification's (oracle.py): ways that equal it are equal to
-each other. The plain run takes two cases of the cover, with kernels that other tests build.
+each other. The plain run takes a case of the cover, and one whose v has another width.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shared_kernels
 from bit_inputs import KINDS
 from cases import VALUES, Case, cover
 from oracle import CHUNK
+from plain_run import full_after
 from rounding import unrounded_of
 from sequence import Sequence, differing
 
@@ -28,15 +29,15 @@ KEYS = CHUNK + 76
 
 #: (kernel, arch), d, mask, group, dtype, softcap, sinks, packed
 PLAIN = (
-    Case((("wgmma", 90), 64, "causal", 4, DType.FP16, 0.0, (0.5, -1.0, 2.0, 0.0), False), 1),
     Case((("mma_sync_of_groups", 90), 64, "window", 2, DType.FP16, 3.0, (), True), 2),
+    Case((("wgmma", 90), 64, "causal", 4, DType.FP16, 0.0, (0.5, -1.0, 2.0, 0.0), False), 1),
 )
 TWO_WIDTHS = (
     Case((("wgmma", 90), (40, 120), "causal", 4, DType.FP16, 0.0, (0.5, 2.0), False), 3),
     Case((("mma_sync", 90), (120, 56), "causal", 1, DType.FP16, 0.0, (), False), 4),
 )
 
-for _case in PLAIN:
+for _case in PLAIN[:1]:
     _sequence = _case.sequence(1, 1)
     shared_kernels.want([_case.forward], _sequence.semantics, 90)
     shared_kernels.want([_case.decode], _sequence.semantics_of_cache(_case.decode), 90)
@@ -146,17 +147,17 @@ def kinds_from(number: int) -> Iterator[str]:
 # --- tests -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", PLAIN, ids=str)
+@pytest.mark.parametrize("case", full_after(1, PLAIN), ids=str)
 def test_rows_have_the_same_bits(case: Case) -> None:
     sequence = case.sequence(40, KEYS)
     check_forward(case, sequence)
     check_neighbours(case, sequence)
     check_batch(case, sequence)
-    check_chunks(case, sequence, [(1, 0), (2, 16), (7, 48), (33, 16)])
+    check_chunks(case, sequence, [(2, 16), (7, 0), (33, 48)])
     check_lengths(case, kinds_from(case.number))
 
 
-@pytest.mark.parametrize("case", TWO_WIDTHS, ids=str)
+@pytest.mark.parametrize("case", full_after(1, TWO_WIDTHS), ids=str)
 def test_rows_of_two_widths_have_the_same_bits(case: Case) -> None:
     sequence = case.sequence(9, KEYS)
     assert sequence.differing(sequence.forward(case.forward)) == 0

@@ -11,6 +11,7 @@ import shared_kernels
 from bit_inputs import KINDS
 from bit_kernels import Kernels
 from oracle import CHUNK
+from plain_run import full_after
 from sequence import Sequence
 
 from flashsmith.families import DType, KernelConfig
@@ -34,11 +35,15 @@ WINDOW = (
     Sequence(3, CHUNK + 76, window=(CHUNK + 26, 0), softcap=0.7, packed=True, kind="outliers"),
 )
 FORWARD = (
-    *((cfg, CAUSAL) for cfg in (HOPPER.wgmma, HOPPER.wgmma_in_turns, HOPPER.mma_sync)),
-    (AMPERE.mma_sync, CAUSAL),
-    *((cfg, WINDOW) for cfg in (HOPPER.wgmma, HOPPER.mma_sync_of_groups)),
+    *((cfg, CAUSAL) for cfg in (HOPPER.wgmma, AMPERE.mma_sync)),
+    (HOPPER.mma_sync_of_groups, WINDOW),
 )
-DECODE = ((HOPPER.decode, CAUSAL), (AMPERE.decode, CAUSAL), (HOPPER.decode, WINDOW))
+MORE_FORWARD = (
+    *((cfg, CAUSAL) for cfg in (HOPPER.wgmma_in_turns, HOPPER.mma_sync)),
+    (HOPPER.wgmma, WINDOW),
+)
+DECODE = ((HOPPER.decode, CAUSAL), (HOPPER.decode, WINDOW))
+MORE_DECODE = ((AMPERE.decode, CAUSAL),)
 
 
 def _arch(cfg: KernelConfig) -> int:
@@ -55,14 +60,18 @@ def _name(value: object) -> str | None:
     return str(value) if isinstance(value, KernelConfig) else None
 
 
-@pytest.mark.parametrize(("cfg", "sequences"), FORWARD, ids=_name)
+@pytest.mark.parametrize(
+    ("cfg", "sequences"), full_after(len(FORWARD), FORWARD + MORE_FORWARD), ids=_name
+)
 def test_forward(cfg: KernelConfig, sequences: tuple[Sequence, ...]) -> None:
     for sequence in sequences:
         sequence = replace(sequence, arch=_arch(cfg))
         assert sequence.differing(sequence.forward(cfg)) == 0, sequence
 
 
-@pytest.mark.parametrize(("cfg", "sequences"), DECODE, ids=_name)
+@pytest.mark.parametrize(
+    ("cfg", "sequences"), full_after(len(DECODE), DECODE + MORE_DECODE), ids=_name
+)
 def test_decode(cfg: KernelConfig, sequences: tuple[Sequence, ...]) -> None:
     for sequence in sequences:
         sequence = replace(sequence, arch=_arch(cfg))

@@ -116,13 +116,14 @@ def test_it_gives_the_bits_of_attention() -> None:
     assert differing(chosen, (o, lse)) == 0
 
 
+@pytest.mark.full
 def test_many_rows_use_no_warpgroups() -> None:
     case = Rolled((CHUNK + 300,), 40, 450)
     whole = case.whole(ONE_CTA)
     assert differing(whole, case.rolled(WGMMA, (3700,))) == 0
 
 
-@pytest.mark.parametrize("how", ["canonical", "free"])
+@pytest.mark.parametrize("how", ["canonical", pytest.param("free", marks=pytest.mark.full)])
 def test_appended_keys_are_rotated_by_their_position_in_the_sequence(how: str) -> None:
     rng = np.random.default_rng(7)
     case = Rolled((900,), 2, 100)

@@ -115,7 +115,7 @@ DAMAGES = ("flip", "truncate", "remove")
     ("name", "how"),
     [
         ("lock", "remove"),
-        *zip(DAMAGED, ("flip", "truncate", "remove", "flip"), strict=True),
+        (DAMAGED[0], "flip"),
         *(pytest.param(*each, marks=pytest.mark.full) for each in product(DAMAGED, DAMAGES)),
     ],
 )

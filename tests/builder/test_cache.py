@@ -17,6 +17,7 @@ from synthetic_library import PTX, key_of, publish
 import flashsmith.builder as builder
 from flashsmith.builder.kernel_cache import Cache
 from flashsmith.builder.locks import try_lock
+from flashsmith.builder.manifest import Manifest
 from flashsmith.errors import ArgumentError, CacheError, KernelNotBuiltError
 
 OBJECT = f"{key_of('sources')}-bindings"
@@ -253,6 +254,22 @@ def test_manifests_are_read_again_when_they_change(cache):
     publish(cache, "a")
     publish(cache, "b", used=1000.0)
     assert [NAMES[manifest.key] for manifest in cache.manifests()] == ["a", "b"]
+
+
+def test_the_manifests_of_many_libraries_are_read_once(cache, monkeypatch):
+    """A sweep leaves a thousand, and every choice of a kernel looks through all of them."""
+    publish(cache, "a")
+    for number in range(1000):
+        folder = cache.libraries / key_of(f"copy {number}")
+        folder.mkdir()
+        shutil.copy(cache.libraries / key_of("a") / "manifest.json", folder)
+    read: list[Path] = []
+    monkeypatch.setattr(Manifest, "read", lambda path, *_: read.append(path) or path.name)
+    assert len(cache.manifests()) == 1001
+    assert len(set(read)) == len(read) >= 1000  # some were read when they were published
+    before = len(read)
+    cache.manifests()
+    assert len(read) == before
 
 
 # ---- temporary folders of dead processes ----

@@ -95,6 +95,7 @@ def test_kernels_loads_it_offline_and_calls_are_right(hub: Path, tmp_path: Path)
     run_calls(hub, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.torch
 def test_a_model_of_transformers_generates_with_it(hub: Path, tmp_path: Path) -> None:
     run_calls(hub, tmp_path, "generate")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from check_library import check_stand_in_library
+from plain_run import full_except
 from stand_in_sources import CONFIGS, copy_home
 
 from flashsmith.builder.library_build import build_from
@@ -81,7 +82,7 @@ def check_recovery(cache, csrc) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    [pytest.param(part, marks=[pytest.mark.full] * (part % 4 != 2)) for part in range(PARTS)],
+    full_except(range(PARTS), PARTS // 2),
 )
 def test_killed_at_a_step(part, all_steps, cache, cuda_home, tiny_csrc):
     survived, _ = run_build(tiny_csrc, 1 + part * all_steps // PARTS)
@@ -104,6 +105,7 @@ def test_killed_at_every_step(first, cache, cuda_home, tiny_csrc):
     assert step > 50
 
 
+@pytest.mark.full
 def test_killed_again_and_again(all_steps, cache, cuda_home, tiny_csrc):
     for part in range(1, 6):
         run_build(tiny_csrc, part * all_steps // 6)

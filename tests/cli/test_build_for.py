@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import shared_kernels
+from plain_run import full_after
 
 from flashsmith.families import Semantics
 
@@ -89,7 +90,7 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", full_after(1, SERVED))
 def test_what_is_built_for_a_problem_serves_read_only_and_without_a_compiler(
     name: str, tmp_path: Path
 ) -> None:

@@ -14,9 +14,12 @@ SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 
 
 def marked(script: Path) -> object:
-    """PyTorch's are skipped where it is not installed."""
+    """PyTorch's are skipped where it is not installed; one that takes the emulator half a minute is
+    run by shards."""
     needs_torch = re.search(r"^import torch$", script.read_text(), re.MULTILINE)
-    return pytest.param(script, id=script.name, marks=[pytest.mark.torch] if needs_torch else [])
+    marks = [pytest.mark.torch] * (needs_torch is not None)
+    marks += [pytest.mark.full] * (script.name == "one_set_of_bits.py")
+    return pytest.param(script, id=script.name, marks=marks)
 
 
 @pytest.mark.parametrize("script", [*map(marked, SCRIPTS)])

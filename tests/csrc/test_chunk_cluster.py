@@ -144,7 +144,9 @@ def test_windows_and_softcap_across_chunks() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (EIGHT, "b1 s1:600 h4:1 d128 fp16 causal decode canonical"),
+        pytest.param(
+            EIGHT, "b1 s1:600 h4:1 d128 fp16 causal decode canonical", marks=pytest.mark.full
+        ),
         (EIGHT_FIRST, "b1 s1:600 h4:1 d128 fp16 causal decode canonical"),
         pytest.param(
             f"{WIDE}+keys_first",

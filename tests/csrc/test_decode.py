@@ -19,6 +19,7 @@ import pytest
 import shared_kernels
 from grids.decode_grid import DecodeCase, covering_decode_cases
 from guessed_lengths import WRONG_BY_WARPS, WRONG_IN_WARP_0, asked_by_loads, guessing
+from plain_run import full_after
 
 from flashsmith.errors import EmulatorError
 from flashsmith.families import (
@@ -81,7 +82,9 @@ CHUNKS = replace(SMALL, chunk_rows=64)
 PLAIN, CAUSAL = Semantics(), Semantics("causal")
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 for semantics in (PLAIN, WINDOW):
-    shared_kernels.want([SMALL, SEVERAL_RUNS, OWN, replace(OWN, rounds=4)], semantics)
+    shared_kernels.want([SMALL, OWN], semantics)
+shared_kernels.want([SEVERAL_RUNS], PLAIN)
+shared_kernels.want([replace(OWN, rounds=4)], WINDOW)
 shared_kernels.want([EIGHT_PARTS])
 shared_kernels.want([FULL])
 shared_kernels.want([WIDE], CAUSAL)
@@ -245,8 +248,15 @@ def test_pages_leave_every_bit(page: int, packed: bool, cfg: FlashDecodeKernelCo
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("small", [SMALL, OWN], ids=["keys", "rows"])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("packed", "small"),
+    [
+        pytest.param(False, SMALL, id="keys"),
+        pytest.param(True, OWN, id="packed rows"),
+        pytest.param(False, OWN, id="rows", marks=pytest.mark.full),
+        pytest.param(True, SMALL, id="packed keys", marks=pytest.mark.full),
+    ],
+)
 def test_runs_of_any_length_leave_every_bit(packed: bool, small: FlashDecodeKernelConfig) -> None:
     """A CTA merges runs of one, two and all parts of a sequence, as its share of a batch is; with
     many rows some states in between are in global memory."""
@@ -299,50 +309,70 @@ def test_a_warp_merges_as_many_runs_as_fill_its_tree() -> None:
     np.testing.assert_allclose(found.outputs["lse"], np.log(keys), atol=1e-4)
 
 
-def test_sequences_of_small_caches_are_one_run_each() -> None:
+@pytest.mark.parametrize(
+    ("times", "capacity", "grids"),
+    full_after(
+        2,
+        [
+            *((1, SPLIT - 1, [12]), (1, SPLIT, [32, 9]), (1, 700, [12])),
+            *((6, 700, [32]), (6, SPLIT, [32, 8])),
+        ],
+    ),
+)
+def test_sequences_of_small_caches_are_one_run_each(
+    times: int, capacity: int, grids: list[int]
+) -> None:
     """Where there are tiles for most SMs, and room for 512 KiB in a K/V head: nothing is stored or
     merged, whatever the lengths, and there is no launch for it. Bits are those of a larger cache,
     and of a sequence alone."""
     lengths = (700, 0, 65, 330, 1, 64)
     sequences = draw(lengths, (1,) * len(lengths))
     expected = [attend([one], dense([one], max(1, len(one.k)))) for one in sequences]
-    for times, capacity, grids in (
-        *((1, 700, [12]), (1, SPLIT - 1, [12]), (1, SPLIT, [32, 9])),
-        *((6, 700, [32]), (6, SPLIT, [32, 8])),
-    ):
-        many = sequences * times
-        made, plan = planned(many, dense(many, capacity))
-        assert [launch.grid[0] for launch in plan.launches] == grids, (times, capacity)
-        found = made.run(all_checks(), schedule_seed=times).emulation
-        assert found is not None
-        assert not found.findings
-        stores = found.instructions.get("st.global.v4.u32", 0)
-        assert (stores == 0) == (capacity < SPLIT)
-        # Of the lengths one a CTA. Others are of first keys, before their number is known.
-        asked = found.instructions["prefetch.global.L2"]
-        assert (asked > grids[0]) == (capacity < SPLIT)
-        for i, rows in enumerate(made.outputs["o"]):
-            np.testing.assert_array_equal(rows, expected[i % len(lengths)][0])
+    many = sequences * times
+    made, plan = planned(many, dense(many, capacity))
+    assert [launch.grid[0] for launch in plan.launches] == grids
+    found = made.run(all_checks(), schedule_seed=times).emulation
+    assert found is not None
+    assert not found.findings
+    stores = found.instructions.get("st.global.v4.u32", 0)
+    assert (stores == 0) == (capacity < SPLIT)
+    # Of the lengths one a CTA. Others are of first keys, before their number is known.
+    asked = found.instructions["prefetch.global.L2"]
+    assert (asked > grids[0]) == (capacity < SPLIT)
+    for i, rows in enumerate(made.outputs["o"]):
+        np.testing.assert_array_equal(rows, expected[i % len(lengths)][0])
 
 
-def test_whole_sequences_of_few_ctas_beyond_one_an_sm_hold_the_next_launch() -> None:
+# Of a d_head and stages whose small caches are one run each, and whose calls hold the next one.
+WHOLE = config("(FP16, 128, 16, 64, 4): decode+stages_3+least_64+parts_2")
+
+
+@pytest.mark.parametrize(
+    ("cfg", "batch", "capacity", "held"),
+    full_after(
+        2,
+        [
+            *((WHOLE, 5, 500, 1), (WHOLE, 7, 500, 0), (WHOLE, 4, 500, 0), (WHOLE, 6, 500, 1)),
+            *((WHOLE, 5, 190, 0), (WHOLE, 5, 1100, 0), (SMALL, 5, 700, 0)),
+        ],
+    ),
+)
+def test_whole_sequences_of_few_ctas_beyond_one_an_sm_hold_the_next_launch(
+    cfg: FlashDecodeKernelConfig, batch: int, capacity: int, held: int
+) -> None:
     """Up to half as many more, above d 64: CTAs of the next launch that came early would share SMs
     that a CTA of this one reads for alone. Where others begin early, every CTA lets them."""
     device = replace(device_spec("H200"), sm_count=8)
     allows = "griddepcontrol.launch_dependents"
-    for cfg, batch, capacity, held in (
-        *((WHOLE, 4, 500, 0), (WHOLE, 5, 500, 1), (WHOLE, 6, 500, 1), (WHOLE, 7, 500, 0)),
-        *((WHOLE, 5, 190, 0), (WHOLE, 5, 1100, 0), (SMALL, 5, 700, 0)),
-    ):
-        sequences = draw((70, 1) * 4, (1,) * 8, cfg.d_head)[:batch]
-        made, plan = planned(sequences, dense(sequences, capacity), cfg, device)
-        assert flags(plan) & HOLDS == HOLDS * held, (cfg, batch, capacity)
-        found = made.run(all_checks()).emulation
-        assert found is not None
-        assert not found.findings
-        assert (allows in found.instructions) != bool(held)
-        for one, rows in zip(sequences, made.outputs["o"], strict=True):
-            np.testing.assert_allclose(rows[0], exact_rows(one), atol=2e-3)
+    sequences = draw((70, 1) * 4, (1,) * 8, cfg.d_head)[:batch]
+    made, plan = planned(sequences, dense(sequences, capacity), cfg, device)
+    assert flags(plan) & HOLDS == HOLDS * held
+    found = made.run(all_checks()).emulation
+    assert found is not None
+    assert not found.findings
+    assert (allows in found.instructions) != bool(held)
+    for one, rows in zip(sequences, made.outputs["o"], strict=True):
+        np.testing.assert_allclose(rows[0], exact_rows(one), atol=2e-3)
 
 
 def exact_rows(one: Cached) -> np.ndarray:
@@ -353,8 +383,6 @@ def exact_rows(one: Cached) -> np.ndarray:
     return np.einsum("hk,khd->hd", weights / weights.sum(axis=1, keepdims=True), v)
 
 
-# Of a d_head and stages whose small caches are one run each, and whose calls hold the next one.
-WHOLE = config("(FP16, 128, 16, 64, 4): decode+stages_3+least_64+parts_2")
 HOLDS = 2  # kHoldsNextLaunch (config.cuh)
 
 
@@ -397,7 +425,8 @@ def planned(
     return made, made.kernel.plan(made.call)
 
 
-@pytest.mark.parametrize("schedule", [pytest.param(None, marks=pytest.mark.full), 1])
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", [None, 1])
 def test_few_ctas_look_for_rows_to_merge(schedule: int | None) -> None:
     """Where sequences of one length would be one run each; in calls of one plan with other lengths
     there are other rows to merge, more than CTAs, fewer, and none."""
@@ -569,6 +598,7 @@ def test_the_merge_waits_for_every_word(word: int, monkeypatch: pytest.MonkeyPat
         made.run()
 
 
+@pytest.mark.full
 def test_states_arrive_where_few_parts_may_be() -> None:
     """Beyond clusters, or where a cache has room for no more parts than a merge takes; not of
     packed sequences, of several tiles, or where the merge looks for rows."""
@@ -627,7 +657,7 @@ def test_what_lengths_seem_to_be_changes_no_bit(
 
 
 # A step of a warp's in one page, and not.
-@guesses((16, 24), ("other warps' are wrong", 16))
+@guesses((16, 24))
 def test_what_pages_seem_to_be_changes_no_bit(
     guess: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -815,7 +845,10 @@ def test_merges_let_the_next_launch_begin_before_they_wait() -> None:
         assert allows < waits, entry
 
 
-@pytest.mark.parametrize(("page", "packed", "times"), [(0, True, 1), (24, False, 2)])
+@pytest.mark.parametrize(
+    ("page", "packed", "times"),
+    [(0, True, 1), pytest.param(24, False, 2, marks=pytest.mark.full)],
+)
 def test_clusters_merge_to_the_bits_of_the_merge_kernel(
     page: int, packed: bool, times: int
 ) -> None:
@@ -872,9 +905,8 @@ def compare_full_tiles(
         assert_same(*found)
 
 
-@pytest.mark.parametrize(
-    "text", [str(OWN), *(pytest.param(it, marks=pytest.mark.full) for it in OTHER_OWN)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("text", [str(OWN), *OTHER_OWN])
 @pytest.mark.parametrize("heads", ["s1:{} h32:1", "s5:{} h14:2 causal"])
 def test_own_rows_have_the_same_bits_in_runs_of_any_length(text: str, heads: str) -> None:
     """Of one part and of eight, whose states are in registers, in shared and in global memory, of

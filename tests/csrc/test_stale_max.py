@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import shared_kernels
 from hopper_plans import wgmma_config
+from plain_run import full_after
 
 from flashsmith.families import (
     Semantics,
@@ -316,8 +317,8 @@ HALF = (NARROW.B_c * 4 > K) | apply("remainder", Q, 2).equals(0)
 
 @pytest.mark.parametrize(
     ("mask", "causal", "jump"),
-    [(EVERY, False, 0), (EVERY, True, 60), (EVERY, False, 1000), (HALF, False, 9)],
-    ids=["level", "causal", "lost", "late"],
+    full_after(2, [(EVERY, False, 1000), (EVERY, True, 60), (EVERY, False, 0), (HALF, False, 9)]),
+    ids=["lost", "causal", "level", "late"],
 )
 def test_full_blocks_of_lists_compute_no_maximum(mask: Typed, causal: bool, jump: float) -> None:
     """Full blocks after the first three may raise any maximum, also that of rows without one."""
@@ -350,8 +351,21 @@ SHAPES: list[tuple[WgmmaForwardKernelConfig, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("cfg", "shape"), SHAPES, ids=["plain", "causal", "ordered"])
-@pytest.mark.parametrize("inputs", INPUT_KINDS)
+@pytest.mark.parametrize(
+    ("cfg", "shape", "inputs"),
+    [
+        pytest.param(
+            *(cfg, shape, inputs),
+            id=f"{inputs}-{name}",
+            # Each kind in one kernel.
+            marks=[pytest.mark.full] * ((number - place) % len(SHAPES) != 0),
+        )
+        for number, inputs in enumerate(INPUT_KINDS)
+        for place, (name, (cfg, shape)) in enumerate(
+            zip(("plain", "causal", "ordered"), SHAPES, strict=True)
+        )
+    ],
+)
 def test_no_inputs_make_it_wrong(
     cfg: WgmmaForwardKernelConfig, shape: dict[str, Any], inputs: str
 ) -> None:

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Iterable
 from itertools import combinations, product
 
+import pytest
+from plain_run import full_except
+
 from flashsmith.families import (
     DEFAULT_DEVICE,
     KNOB_VALUES,
@@ -41,12 +44,13 @@ LOADS = {name for name in KNOBS if name.endswith("_K_tiles")} | {"mma_double_buf
 GROUPS = (tuple(sorted(LOADS | set(SHARED))), tuple(sorted(READ - LOADS)))
 
 
-def legal_choices(group: tuple[str, ...]) -> list[dict[str, object]]:
-    """All values of the group's knobs that break none of the rules over them."""
+def legal_choices(group: tuple[str, ...], d_head: int) -> list[dict[str, object]]:
+    """All values of the group's knobs, at one d_head, that break none of the rules over them."""
     rules = [rule for rule in RULES if set(rule.knobs) <= set(group)]
-    base = {knob: values[0] for knob, values in KNOB_VALUES.items()}
+    all_values = KNOB_VALUES | {"d_head": (d_head,)}
+    base = {knob: values[0] for knob, values in all_values.items()}
     choices = []
-    for values in product(*(KNOB_VALUES[knob] for knob in group)):
+    for values in product(*(all_values[knob] for knob in group)):
         choice = dict(zip(group, values, strict=True))
         # Values are those of the knobs: a million checks of their types take most of the time.
         cfg = object.__new__(FlashForwardKernelConfig)
@@ -56,13 +60,14 @@ def legal_choices(group: tuple[str, ...]) -> list[dict[str, object]]:
     return choices
 
 
-def possible_pairs() -> set[tuple[object, ...]]:
-    """By brute force over each group; knobs that no rule reads are free to meet anything."""
+def possible_pairs(d_head: int) -> set[tuple[object, ...]]:
+    """Of a d_head, by brute force over each group; knobs that no rule reads are free to meet
+    anything."""
     assert all(any(set(rule.knobs) <= set(group) for group in GROUPS) for rule in RULES)
     by_shared: list[dict[tuple[object, ...], list[dict[str, object]]]] = []
     for group in GROUPS:
         found: dict[tuple[object, ...], list[dict[str, object]]] = {}
-        for choice in legal_choices(group):
+        for choice in legal_choices(group, d_head):
             found.setdefault(tuple(choice[knob] for knob in SHARED), []).append(choice)
         by_shared.append(found)
     items: set[frozenset[tuple[str, object]]] = set()
@@ -84,8 +89,12 @@ def possible_pairs() -> set[tuple[object, ...]]:
     }
 
 
-def test_cover_holds_every_pair_that_a_legal_config_holds() -> None:
-    assert pairs_in(get_cover_configs()) == possible_pairs()
+@pytest.mark.parametrize("d_head", full_except(D_HEADS, 64))
+def test_cover_holds_every_pair_that_a_legal_config_holds(d_head: int) -> None:
+    possible = possible_pairs(d_head)
+    found = pairs_in(get_cover_configs())
+    assert possible <= found
+    assert {pair for pair in found if ("d_head", d_head) in (pair[:2], pair[2:])} <= possible
 
 
 def test_cover_is_legal_small_sorted_and_without_idle_members() -> None:

@@ -55,7 +55,9 @@ def by_pytorch(q: Any, k: Any, v: Any, bias: Any, shown: Any) -> torch.Tensor:
     return (score.masked_fill(~shown, -torch.inf).softmax(-1) @ v).transpose(1, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)]
+)
 def test_output_and_gradients(dtype: torch.dtype) -> None:
     """With causal and a bool tensor, and with a bias that all sequences share."""
     of, tensors = torch.Generator().manual_seed(2), draw()

@@ -92,7 +92,7 @@ def of_rows(whole: BlockMask) -> BlockMask:
     return row
 
 
-@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize("sliced", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_block_mask_is_an_argument(sliced: bool) -> None:
     def shown(b: Any, h: Any, q: Any, k: Any) -> Any:
         return (IDS[0, q] == IDS[0, k]) | (k < 5)

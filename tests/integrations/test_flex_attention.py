@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_run import full_after
 from torch.nn.attention import flex_attention as pytorch
 
 import flashsmith
@@ -162,8 +163,17 @@ def test_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("shape", [(150, 201), (2, 1, 1, 201), (2, 4, 150, 201)])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    full_after(
+        2,
+        [
+            *((torch.bool, (2, 1, 1, 201)), (torch.bfloat16, (150, 201))),
+            *((torch.bool, (150, 201)), (torch.bfloat16, (2, 1, 1, 201))),
+            *((dtype, (2, 4, 150, 201)) for dtype in (torch.bool, torch.bfloat16)),
+        ],
+    ),
+)
 def test_sdpa_applies_mask_tensors(
     shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

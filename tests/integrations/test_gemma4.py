@@ -60,6 +60,7 @@ def test_generation_with_a_static_cache(calls: Calls) -> None:
     assert {call["q"].shape[-1] for call in steps} >= {512}
 
 
+@pytest.mark.full
 def test_kernels_of_both_widths() -> None:
     model = tiny_gemma(256).half()
     ours.register(emulate=True, strict=True)

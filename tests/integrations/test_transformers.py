@@ -570,7 +570,7 @@ PAGED = {"page_size": 16, "max_batch_tokens": 24}
     ("name", "blocks"),
     [
         ("llama", 8),
-        ("gemma3n", 0),
+        pytest.param("gemma3n", 0, marks=pytest.mark.full),
         pytest.param("llama", 0, marks=pytest.mark.full),
         pytest.param("gemma3n", 8, marks=pytest.mark.full),
     ],

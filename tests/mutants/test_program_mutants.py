@@ -164,6 +164,19 @@ OF_TABLES = (
 )  # fmt: skip
 
 
+EVERY_MISTAKE = (
+    *((WGMMA, it) for it in MISTAKES),
+    *((MMA_SYNC, it) for it in OF_MMA_SYNC),
+    *OF_TABLES,
+)
+# Of each kind one is enough for a plain run.
+QUICK = (
+    *("partial as full", "no barrier while a list is compacted", "keys of a position"),
+    *("the neighbour's element", "the next Q block's list"),
+    *("clamped keys as inside", "past the end as inside"),
+)
+
+
 @cache
 def _is_right(victim: Victim) -> str:
     return victim.says()
@@ -176,13 +189,21 @@ def _caught(victim: Victim, changed: LoadedKernel) -> bool:
 
 @pytest.mark.parametrize(
     ("victim", "mistake"),
-    [*((WGMMA, it) for it in MISTAKES), *((MMA_SYNC, it) for it in OF_MMA_SYNC), *OF_TABLES],
-    ids=[*map(str, MISTAKES), *map(str, OF_MMA_SYNC), *(str(it) for _, it in OF_TABLES)],
+    [
+        pytest.param(
+            *(victim, it), id=it.name, marks=[] if it.name in QUICK else [pytest.mark.full]
+        )
+        for victim, it in EVERY_MISTAKE
+    ],
 )
 def test_mistakes_in_the_sources_are_caught(victim: Victim, mistake: SourcePatch) -> None:
     changed = replace(victim.kernel)
     changed.__dict__["modules"] = patched_modules(victim, mistake)  # type: ignore[arg-type]
     assert _caught(victim, changed)
+
+
+def test_the_plain_runs_mistakes_are_among_them() -> None:
+    assert set(QUICK) < {mistake.name for _, mistake in EVERY_MISTAKE}
 
 
 @pytest.mark.parametrize("left_out", [0, 1], ids=["list_blocks", "compact_lists"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from plain_run import full_after
 
 import flashsmith
 from flashsmith.chooser.write_slots import write_config
@@ -44,12 +46,15 @@ def written(cache: Any, new: Any, slots: Any) -> Any:
 @pytest.mark.parametrize("layout", ["apart", "halves", "heads first"])
 @pytest.mark.parametrize(
     ("d", "d_v", "dtype"),
-    [
-        (128, 128, torch.bfloat16),
-        (80, 80, torch.float16),
-        (192, 128, torch.bfloat16),
-        (40, 104, torch.float16),
-    ],
+    full_after(
+        2,
+        [
+            (80, 80, torch.float16),
+            (192, 128, torch.bfloat16),
+            (128, 128, torch.bfloat16),
+            (40, 104, torch.float16),
+        ],
+    ),
 )
 def test_rows_go_into_their_slots(layout: str, d: int, d_v: int, dtype: Any) -> None:
     torch.manual_seed(0)
@@ -141,12 +146,19 @@ def test_a_compiled_function_writes() -> None:
     assert step(k, v) == written(torch.zeros_like(k_cache), k * 2, slots).sum()
 
 
-@pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize(
-    "sizes",
+    ("dtype", "sizes"),
     [
-        *("h3 d64", "h1 d96", "h8 d256", "h3 d184:120", "h1 d56:128"),
-        *("h2 d176:112 cache_e4m3", "h1 d64:128 cache_scaled"),
+        *((DType.FP16, it) for it in ("h3 d64", "h2 d176:112 cache_e4m3")),
+        *((DType.BF16, it) for it in ("h3 d184:120", "h1 d64:128 cache_scaled")),
+        *(
+            pytest.param(dtype, it, marks=pytest.mark.full)
+            for dtype, it in (
+                *product(DType, ("h1 d96", "h8 d256", "h1 d56:128")),
+                *((DType.BF16, it) for it in ("h3 d64", "h2 d176:112 cache_e4m3")),
+                *((DType.FP16, it) for it in ("h3 d184:120", "h1 d64:128 cache_scaled")),
+            )
+        ),
     ],
 )
 def test_the_kernel_is_proven(dtype: DType, sizes: str) -> None:

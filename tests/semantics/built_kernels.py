@@ -1,12 +1,15 @@
 """The kernels that this folder's tests run: those of the cover of the grid, built together.
 
-A plain run takes a few problems of the cover, and one or two kernels of each semantics.
+A plain run takes a few problems of the cover, and one or two kernels of some semantics.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache, partial
+from typing import Any
 
+import pytest
 import shared_kernels
 from grids.proof_grid import Case, covering_cases
 
@@ -15,6 +18,24 @@ from flashsmith.families import KernelConfig, Semantics
 MMA_SYNC = "mma_sync"
 
 SEMANTICS = shared_kernels.EVERY_SEMANTICS
+# With every two of mask, cap, and even, uneven and packed lengths.
+QUICK_SEMANTICS = [
+    Semantics.parse(words)
+    for words in (
+        *("plain", "softcap+uneven", "packed+uneven"),
+        *("causal+softcap", "causal+uneven", "causal+softcap+packed+uneven"),
+        *("window", "window+uneven", "window+softcap+packed+uneven"),
+    )
+]
+
+
+def marked(every: Iterable[Semantics]) -> list[Any]:
+    """Parameters of a test: the plain run takes the quick ones."""
+    return [
+        pytest.param(it, marks=[pytest.mark.full] * (it not in QUICK_SEMANTICS)) for it in every
+    ]
+
+
 _FACTORS = ("dtype", "d", "lengths", "window", "heads", "batch", "sinks", "schedule", "semantics")
 
 
@@ -25,8 +46,9 @@ def cover(family: str = MMA_SYNC) -> tuple[Case, ...]:
 
 @cache
 def quick_cover(family: str = MMA_SYNC) -> tuple[Case, ...]:
-    """Of the cover's cases few that have every value of every factor, and every semantics."""
-    open_values = {(name, getattr(case, name)) for case in cover(family) for name in _FACTORS}
+    """Of the cover's cases few that have every value of every factor, and every quick semantics."""
+    cases = [case for case in cover(family) if case.semantics in QUICK_SEMANTICS]
+    open_values = {(name, getattr(case, name)) for case in cases for name in _FACTORS}
     chosen: list[Case] = []
 
     def rank(case: Case) -> tuple[int, bool, int]:
@@ -38,7 +60,7 @@ def quick_cover(family: str = MMA_SYNC) -> tuple[Case, ...]:
         return gain, not new, -case.lengths[0] * case.lengths[1] * case.config.d_head
 
     while open_values:
-        best = max(cover(family), key=rank)
+        best = max(cases, key=rank)
         chosen.append(best)
         open_values -= {(name, getattr(best, name)) for name in _FACTORS}
     return tuple(chosen)
@@ -67,6 +89,6 @@ def _configs(semantics: Semantics, family: str, whole: bool = False) -> tuple[Ke
     return tuple(sorted(found | {_smallest(semantics, family)}))
 
 
-for _semantics in SEMANTICS:
+for _semantics in QUICK_SEMANTICS:
     _quick = partial(_configs, _semantics, MMA_SYNC)
     shared_kernels.want_later(_quick, MMA_SYNC, _semantics, arch=80)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from built_kernels import SEMANTICS
+from built_kernels import SEMANTICS, marked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import LENS_Q, run_for
@@ -18,7 +18,14 @@ from flashsmith.runtime.frameworks.device_array import DeviceArray
 from ptxlab.checks import Bounds, InFlight, Uninitialised
 
 PACKED = [semantics for semantics in SEMANTICS if semantics.packed]
-WHERE = [False, pytest.param(True, marks=pytest.mark.gpu)]
+# On a GPU all of them, for it is fast.
+EVERYWHERE = [
+    *(
+        pytest.param(*it.values, False, id=f"{it.values[0]}-emulator", marks=it.marks)
+        for it in marked(SEMANTICS)
+    ),
+    *(pytest.param(it, True, id=f"{it}-gpu", marks=pytest.mark.gpu) for it in SEMANTICS),
+]
 SEQUENCE = 2
 
 
@@ -26,8 +33,7 @@ def bits(outputs: dict[str, np.ndarray]) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in outputs.items()}
 
 
-@pytest.mark.parametrize("on_gpu", WHERE, ids=["emulator", "gpu"])
-@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
+@pytest.mark.parametrize(("semantics", "on_gpu"), EVERYWHERE)
 def test_repeats_give_the_same_bits(semantics: Semantics, on_gpu: bool) -> None:
     run = run_for(semantics, on_gpu)
     first = bits(run(on_gpu))
@@ -35,9 +41,8 @@ def test_repeats_give_the_same_bits(semantics: Semantics, on_gpu: bool) -> None:
         assert bits(run(on_gpu)) == first
 
 
-@pytest.mark.parametrize("on_gpu", WHERE, ids=["emulator", "gpu"])
+@pytest.mark.parametrize(("semantics", "on_gpu"), EVERYWHERE)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
 def test_neighbours_do_not_change_a_sequence(
     semantics: Semantics, value: float, on_gpu: bool
 ) -> None:
@@ -48,8 +53,7 @@ def test_neighbours_do_not_change_a_sequence(
     assert run.part(run.filled(SEQUENCE, value)(on_gpu), SEQUENCE) == expected
 
 
-@pytest.mark.parametrize("on_gpu", WHERE, ids=["emulator", "gpu"])
-@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
+@pytest.mark.parametrize(("semantics", "on_gpu"), EVERYWHERE)
 def test_a_sequence_alone_gives_the_same_bits(semantics: Semantics, on_gpu: bool) -> None:
     run = run_for(semantics, on_gpu)
     alone = run.alone(SEQUENCE)
@@ -116,7 +120,7 @@ def test_garbage_in_cu_seqlens_leads_nowhere(garbage: tuple[int, ...], side: str
     check_garbage(semantics, q, k, 130, 70)
 
 
-@pytest.mark.parametrize("semantics", PACKED, ids=str)
+@pytest.mark.parametrize("semantics", marked(PACKED), ids=str)
 def test_random_garbage_leads_nowhere(semantics: Semantics) -> None:
     @settings(max_examples=5, deadline=None, derandomize=True, database=None)
     @given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from plain_run import full_after, full_except
 from program_calls import PROGRAMS, Call
 from program_gradients import draw_gradients, run_drawn, wrong_gradients
 
@@ -50,38 +51,52 @@ def prove(cfg: KernelConfig, name: str, call: Call, **how: object) -> None:
     assert wrong_gradients(cfg, call, made, sm_count=3, **how) == ""
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", full_except(PROGRAMS, "everything"))
 def test_every_program(name: str) -> None:
     prove(PERSISTENT, name, CALLS["dense"])
 
 
-@pytest.mark.parametrize("name", [it for it in CALLS if it not in ("dense", "no keys", "wide")])
+KINDS_OF_CALLS = [it for it in CALLS if it not in ("dense", "no keys", "wide")]
+
+
+@pytest.mark.parametrize("name", full_except(KINDS_OF_CALLS, "packed causal"))
 def test_every_kind_of_call(name: str) -> None:
     prove(PERSISTENT, "alibi_in_documents", CALLS[name], sinks=True, dlse=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["documents", "widths"])
 def test_warpgroups_in_turns(name: str) -> None:
     prove(THREE, name, CALLS["many heads"])
 
 
-@pytest.mark.parametrize("name", ["alibi_in_documents", "capped"])
+@pytest.mark.parametrize("name", full_after(1, ["alibi_in_documents", "capped"]))
 def test_dq_in_a_fixed_order(name: str) -> None:
     prove(ORDERED, name, CALLS["many heads"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["alibi_in_documents", "capped"])
 def test_wide_heads(name: str) -> None:
     prove(WIDE, name, CALLS["wide"])
 
 
-@pytest.mark.parametrize("name", ["alibi_in_documents", "capped", "blocks"])
+@pytest.mark.parametrize("name", full_after(1, ["alibi_in_documents", "capped", "blocks"]))
 def test_dq_alone(name: str) -> None:
     prove(DQ, name, CALLS["packed"], needs=(True, False, False, False))
 
 
-@pytest.mark.parametrize("cfg", [ATOMICS, TWO_KERNELS], ids=["atomics", "two_kernels"])
-@pytest.mark.parametrize("name", ["alibi_in_documents", "capped", "everything"])
+@pytest.mark.parametrize(
+    ("cfg", "name"),
+    [
+        pytest.param(cfg, name, id=f"{name}-{how}", marks=[pytest.mark.full] * (name != plain))
+        for cfg, how, plain in (
+            (ATOMICS, "atomics", "everything"),
+            (TWO_KERNELS, "two_kernels", ""),
+        )
+        for name in ("alibi_in_documents", "capped", "everything")
+    ],
+)
 def test_mma_sync(cfg: KernelConfig, name: str) -> None:
     prove(cfg, name, CALLS["packed causal"], arch=80)
 
@@ -92,11 +107,7 @@ def test_rows_without_keys() -> None:
 
 @pytest.mark.parametrize(
     "cfg",
-    [
-        TWO_KERNELS,
-        DQ,
-        *(pytest.param(it, marks=pytest.mark.full) for it in (ORDERED, WIDE_ORDERED)),
-    ],
+    full_after(1, (DQ, TWO_KERNELS, ORDERED, WIDE_ORDERED)),
 )
 def test_bits_are_the_same_in_every_schedule(cfg: KernelConfig) -> None:
     """With deterministic=True, and blocks that lists leave out."""
@@ -121,11 +132,14 @@ def test_bits_are_the_same_in_every_schedule(cfg: KernelConfig) -> None:
 
 
 UNATTENDED = [
-    *((PERSISTENT, name) for name in ("alibi_in_documents", "everything", "minus_infinity")),
-    *((cfg, "everything") for cfg in (DQ, TWO_KERNELS)),
+    *((cfg, "everything") for cfg in (PERSISTENT, DQ, TWO_KERNELS)),
     *(
         pytest.param(cfg, "everything", marks=pytest.mark.full)
         for cfg in (ORDERED, WIDE, WIDE_ORDERED, ATOMICS)
+    ),
+    *(
+        pytest.param(PERSISTENT, name, marks=pytest.mark.full)
+        for name in ("alibi_in_documents", "minus_infinity")
     ),
 ]
 
@@ -163,15 +177,7 @@ def test_rows_that_see_no_key_may_be_nan(cfg: KernelConfig, name: str, sinks: bo
     assert not tainted["dq"][unattended].any()
 
 
-@pytest.mark.parametrize(
-    "cfg",
-    [
-        PERSISTENT,
-        TWO_KERNELS,
-        DQ,
-        *(pytest.param(it, marks=pytest.mark.full) for it in (WIDE, ATOMICS)),
-    ],
-)
+@pytest.mark.parametrize("cfg", full_after(3, (PERSISTENT, TWO_KERNELS, DQ, WIDE, ATOMICS)))
 def test_rows_that_see_no_key_have_no_gradient_whatever_keys_hold(cfg: KernelConfig) -> None:
     call = CALLS["unattended"]
     made = PROGRAMS["everything"](call, np.random.default_rng(3))

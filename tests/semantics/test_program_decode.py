@@ -22,6 +22,7 @@ from cache_calls import (
     listed,
     run,
 )
+from plain_run import full_except
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as eager_flex_attention
 
@@ -99,6 +100,7 @@ def test_rows_of_warps_in_documents() -> None:
     check(cache, ROWS, *in_documents(cache), paged=True)
 
 
+@pytest.mark.full
 def test_packed_queries_in_a_rolling_cache() -> None:
     cache = Cache((90, 0, 317, 200), (4, 0, 1, 80), seed=4, dropped=(0, 37, 200, 16))
     check(cache, CHUNKS, *in_documents(cache), paged=True)
@@ -240,15 +242,22 @@ def check_block_mask(cache: Cache, mask: BlockMask, says: Function, *, paged: bo
         np.testing.assert_allclose(got, want, atol=2e-3)
 
 
-@pytest.mark.parametrize("paged", [False, True], ids=["dense", "paged"])
-@pytest.mark.parametrize("queries", [(1, 1, 1), (70, 3, 1)], ids=["a query", "packed"])
+@pytest.mark.parametrize(
+    ("queries", "paged"),
+    [
+        pytest.param((1, 1, 1), False, id="a query-dense", marks=pytest.mark.full),
+        pytest.param((1, 1, 1), True, id="a query-paged"),
+        pytest.param((70, 3, 1), False, id="packed-dense", marks=pytest.mark.full),
+        pytest.param((70, 3, 1), True, id="packed-paged", marks=pytest.mark.full),
+    ],
+)
 def test_a_block_mask_of_positions(queries: tuple[int, ...], *, paged: bool) -> None:
     cache = Cache((317, 64, 255), queries, seed=len(set(queries)))
     made = Listed.draw(cache.draw, *((3, 4) if paged else (1, 1)))
     check_block_mask(cache, made.block_mask, made, paged=paged)
 
 
-@pytest.mark.parametrize("paged", [False, True], ids=["dense", "paged"])
+@pytest.mark.parametrize("paged", full_except([False, True], True), ids=["dense", "paged"])
 def test_a_sliced_block_mask_of_the_queries(*, paged: bool) -> None:
     """FlexAttention's way to decode: a block of rows, and a function that adds an offset."""
     cache = Cache((201, 201), (3, 3), seed=5)

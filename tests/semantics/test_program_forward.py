@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from plain_run import full_except
 from program_calls import PROGRAMS, TABLES, Call, wrong
 
 from flashsmith.families import KernelConfig, parse_kernel_name_into_config
@@ -46,18 +47,30 @@ def prove(cfg: KernelConfig, name: str, call: Call, *, sinks: bool = False) -> N
     assert wrong(cfg, call, made, sinks=sinks, sm_count=3) == ""
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", full_except(PROGRAMS, "capped", "everything"))
 def test_every_program(name: str) -> None:
     prove(TURNS, name, CALLS["dense"])
 
 
-@pytest.mark.parametrize("name", [it for it in CALLS if it not in ("dense", "no keys")])
+KINDS_OF_CALLS = [it for it in CALLS if it not in ("dense", "no keys")]
+
+
+@pytest.mark.parametrize("name", full_except(KINDS_OF_CALLS, "packed causal"))
 def test_every_kind_of_call(name: str) -> None:
     prove(TURNS, "alibi_in_documents", CALLS[name])
 
 
-@pytest.mark.parametrize("cfg", [OVERLAP, DIRECT], ids=["overlap", "direct_O"])
-@pytest.mark.parametrize("name", ["packed causal", "many heads"])
+@pytest.mark.parametrize(
+    ("cfg", "name"),
+    [
+        pytest.param(cfg, name, id=f"{name}-{how}", marks=[pytest.mark.full] * (name != plain))
+        for cfg, how, plain in (
+            (OVERLAP, "overlap", "packed causal"),
+            (DIRECT, "direct_O", "many heads"),
+        )
+        for name in ("packed causal", "many heads")
+    ],
+)
 def test_every_way_to_walk_lists(cfg: KernelConfig, name: str) -> None:
     prove(cfg, "alibi_in_documents", CALLS[name], sinks=True)
 
@@ -79,8 +92,8 @@ MMA_SYNC = tuple(
     [
         (MMA_SYNC[0], "alibi_in_documents", "packed causal"),
         (MMA_SYNC[1], "blocks", "dense"),
-        (MMA_SYNC[1], "capped", "softcap"),
-        (MMA_SYNC[2], "alibi_in_documents", "many heads"),
+        pytest.param(MMA_SYNC[1], "capped", "softcap", marks=pytest.mark.full),
+        pytest.param(MMA_SYNC[2], "alibi_in_documents", "many heads", marks=pytest.mark.full),
     ],
     ids=["one stage", "trim", "score", "ring"],
 )
@@ -89,7 +102,7 @@ def test_the_mma_sync_family(cfg: KernelConfig, name: str, call: str) -> None:
     assert wrong(cfg, CALLS[call], made, arch=80) == ""
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", full_except(TABLES, "near"))
 def test_tables_along_keys(name: str) -> None:
     """Tiles inside the tables, beyond them, and across their ends."""
     made = TABLES[name](TALL, np.random.default_rng(3))
@@ -97,11 +110,19 @@ def test_tables_along_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cfg", "arch"),
-    [(OVERLAP, 90), (PACKS, 90), (MMA_SYNC[1], 80)],
-    ids=["overlap", "packs", "mma"],
+    ("cfg", "arch", "name"),
+    [
+        pytest.param(
+            cfg, arch, name, id=f"{name}-{how}", marks=[pytest.mark.full] * (name != plain)
+        )
+        for cfg, arch, how, plain in (
+            (OVERLAP, 90, "overlap", ""),
+            (PACKS, 90, "packs", "near"),
+            (MMA_SYNC[1], 80, "mma", "from_the_end"),
+        )
+        for name in ("near", "from_the_end")
+    ],
 )
-@pytest.mark.parametrize("name", ["near", "from_the_end"])
 def test_tables_in_other_kernels(cfg: KernelConfig, arch: int, name: str) -> None:
     call = replace(TALL, causal=True, lens_q=(1, 150), lens_k=(9, 170))
     made = TABLES[name](call, np.random.default_rng(3))

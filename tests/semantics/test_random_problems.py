@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from built_kernels import SEMANTICS, built
+from built_kernels import SEMANTICS, built, marked
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -103,7 +103,7 @@ def problems(
     return config, call
 
 
-@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
+@pytest.mark.parametrize("semantics", marked(SEMANTICS), ids=str)
 def test_random_problems_are_right_and_have_no_findings(semantics: Semantics) -> None:
     @property_test(examples=2)
     @given(problems(semantics, whole=False))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from plain_run import full_after
 
 from flashsmith.families import (
     MMA_SYNC,
@@ -90,7 +91,7 @@ def _narrower(cfg: KernelConfig) -> dict[str, int]:
     return {"d": cfg.d_head - 8, "d_v": cfg.d_head_v - 16}
 
 
-@pytest.mark.parametrize("text", QUICK, ids=["wgmma", "mma_sync"])
+@pytest.mark.parametrize("text", full_after(1, QUICK), ids=["wgmma", "mma_sync"])
 def test_the_forward_pass_of_two_pairs(text: str) -> None:
     cfg = parse_kernel_name_into_config(text)
     verdict = prove(cfg, checks=True, **_narrower(cfg), **PACKED)
@@ -103,7 +104,7 @@ def prove_cached(cfg: KernelConfig, case: str, **how: Any) -> None:
     assert verdict.ok, verdict
 
 
-@pytest.mark.parametrize("case", ["appended", "split"])
+@pytest.mark.parametrize("case", ["appended", pytest.param("split", marks=pytest.mark.full)])
 def test_a_pair_over_a_cache(case: str) -> None:
     cfg = parse_kernel_name_into_config(QUICK_CACHED)
     prove_cached(cfg, case)
