@@ -206,11 +206,3 @@ def test_ctas_per_sm(max_smem: int, registers: int | None, ctas: int, limit: str
 
 def test_no_sm_holds_more_than_32_ctas() -> None:
     assert replace(PLAIN, n_warps=1).num_ctas_per_sm(10**9, 8) == 32
-
-
-def test_flop() -> None:
-    assert LADDER_TOP.attn_flop(2, 256, 512, 3) == 4 * 2 * 3 * 256 * 512 * 128
-    assert LADDER_TOP.attn_flop(2, 256, 512, 3, causal=True) == 2 * 2 * 3 * 256 * 512 * 128
-    # One tile of 64 x 64: 5 per score, one rescale and one division of O.
-    own = 5 * 64 * 64 + 64 * 128 + 64 * 128
-    assert LADDER_TOP.total_flop(1, 64, 64, 1) == LADDER_TOP.attn_flop(1, 64, 64, 1) + own

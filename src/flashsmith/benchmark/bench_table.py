@@ -90,12 +90,12 @@ def _typical_options(rows: Sequence[Measurement]) -> list[str]:
     problems = dict.fromkeys(row.problem for row in rows)
     windows = sorted({problem.window[0] for problem in problems if problem.window is not None})
     caps = sorted({problem.softcap for problem in problems} - {0.0})
-    said = []
+    notes = []
     if windows:
-        said.append(f"window: the last {', '.join(map(str, windows))} keys before a query's own")
+        notes.append(f"window: the last {', '.join(map(str, windows))} keys before a query's own")
     if caps:
-        said.append(f"softcap: {caps[0]:g}")
-    return ["; ".join(said)] if said else []
+        notes.append(f"softcap: {caps[0]:g}")
+    return ["; ".join(notes)] if notes else []
 
 
 def sort_rows(rows: Sequence[Measurement]) -> list[Measurement]:
@@ -145,8 +145,8 @@ def _cells(rows: Sequence[Measurement]) -> list[tuple[Cell, ...]]:
 
 def _remark(row: Measurement) -> str:
     config = row.config if row.config and row.config != row.implementation else ""
-    said = [config] if row.verdict == "pass" or not row.note else []
-    return ", ".join(filter(None, [*said, *row.note.splitlines()[:1]])) or "-"
+    notes = [config] if row.verdict == "pass" or not row.note else []
+    return ", ".join(filter(None, [*notes, *row.note.splitlines()[:1]])) or "-"
 
 
 def _number(value: float | None, how: str) -> str:

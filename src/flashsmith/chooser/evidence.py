@@ -630,8 +630,8 @@ def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     """
     modelled = [one for one in families(problem.operation) if one.has_cost_model]
     known = {dims for one in modelled for dims in one.head_dims}
-    said = problem.semantics.key_mask.hides, problem.operation, problem.gradients
-    found = (candidates(problem.dtype, d, device, *said) for d in fitting_dims(problem, known))
+    kind = problem.semantics.key_mask.hides, problem.operation, problem.gradients
+    found = (candidates(problem.dtype, d, device, *kind) for d in fitting_dims(problem, known))
     return next((some for some in found if some), ())
 
 

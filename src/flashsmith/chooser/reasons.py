@@ -144,8 +144,8 @@ def _not_weighed(family: Family, problem: Problem, device: DeviceSpec, measured:
         return "has no cost model and was not measured"
     masked = problem.semantics.key_mask.hides
     d_head = d_head_for(problem)
-    said = problem.operation, problem.gradients
-    weighed = candidates(problem.dtype, d_head, device, masked, *said)
+    kind = problem.operation, problem.gradients
+    weighed = candidates(problem.dtype, d_head, device, masked, *kind)
     guesses = [(estimate(c, problem, device).ms, c) for c in weighed if family.name == c.FAMILY]
     if not guesses or not measured:
         return f"none of its kernels fits on {device.name}"

@@ -2,128 +2,137 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.command import App
-from flashsmith.cli.options import FAILED
+from flashsmith.cli.options import FAILED, Causal, Seed, SeqLens
+
+if TYPE_CHECKING:
+    from flashsmith.benchmark.bench import BenchPlan
+    from flashsmith.benchmark.measurement_files import MeasurementFiles
+    from flashsmith.families import Problem
+
+KernelsOrOurs = Annotated[
+    str | None,
+    typer.Option(
+        "--kernels",
+        "-k",
+        metavar="KEY",
+        help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
+        "hopper-dq, decode, latent, latent-mma, 'B_r,B_c', a set of your own, or short forms "
+        "separated by ';'; 'ours', alone or with others, is attention() without a config. "
+        "Default: the environment variable KERNELS, else ours.",
+    ),
+]
+DHeads = Annotated[
+    str | None,
+    typer.Option(
+        "--d_heads", "--d-heads", help="Head dimensions. Default: 128, or the kernels' own."
+    ),
+]
+Dtypes = Annotated[
+    str | None, typer.Option(help="Dtypes. Default: fp16,bf16, or the kernels' dtypes.")
+]
+Both = Annotated[bool, typer.Option("--both", help="Both full and causal attention.")]
+Gqa = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HEADS",
+        help="Heads of k and v, such as 8, or heads of q and of k and v, such as 32:8.",
+    ),
+]
+Packed = Annotated[bool, typer.Option("--packed", help="Pack sequences of equal length.")]
+Problems = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PROBLEM",
+        help="A problem such as 'b16 s4096 h32:8 d128 bf16 causal', instead of the shape "
+        "options above. Repeat the option for more problems, or separate them by ';'.",
+    ),
+]
+Cells = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SETS",
+        help="Named sets of problems, separated by commas, instead of the shape options: main, "
+        "heads, grouped, packed, unseen, verdict (all of the former), public, canonical, "
+        "backward, decode, decode_wide, latent_decode.",
+    ),
+]
+Peers = Annotated[
+    str,
+    typer.Option(
+        help="fa2, cudnn, mem_efficient, flex, flex_flash, flash_attn_2, flash_attn_3, "
+        "flash_attn_4, cudnn_frontend, flashinfer, flashinfer_cuda_cores, flashinfer_xqa, "
+        "separated by commas, or all, or none."
+    ),
+]
+NumWarmups = Annotated[
+    int | None,
+    typer.Option(
+        "--num_warmups",
+        "--num-warmups",
+        help="Untimed launches. Default: as many as take 25 ms.",
+    ),
+]
+Runs = Annotated[int | None, typer.Option(help="Timed launches. Default: as the protocol sets.")]
+ProtocolName = Annotated[
+    str,
+    typer.Option(
+        help="interleaved: implementations alternate; one_by_one: each finishes "
+        "before the next, like do_bench."
+    ),
+]
+Rotation = Annotated[
+    int,
+    typer.Option(min=0, help="Index of the implementation of each problem that is measured first."),
+]
+CsvFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Append rows as they are measured; '-' prints them instead."),
+]
+JsonFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Write the rows; '-' prints them instead."),
+]
+ParquetFile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Write the rows; needs pyarrow.")
+]
+JsonlFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Append rows as JSON Lines, as they are measured."),
+]
 
 app = App()
 
 
 @app.command("bench")
 def bench(
-    kernels: Annotated[
-        str | None,
-        typer.Option(
-            "--kernels",
-            "-k",
-            metavar="KEY",
-            help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
-            "hopper-dq, decode, latent, latent-mma, 'B_r,B_c', a set of your own, or short forms "
-            "separated by ';'; 'ours', alone or with others, is attention() without a config. "
-            "Default: the environment variable KERNELS, else ours.",
-        ),
-    ] = None,
-    d_heads: Annotated[
-        str | None,
-        typer.Option(
-            "--d_heads", "--d-heads", help="Head dimensions. Default: 128, or the kernels' own."
-        ),
-    ] = None,
-    seq_lens: Annotated[
-        str | None,
-        typer.Option(
-            "--seq_lens", "--seq-lens", help="Sequence lengths. Default: 512,1024,...,16384."
-        ),
-    ] = None,
-    dtypes: Annotated[
-        str | None, typer.Option(help="Dtypes. Default: fp16,bf16, or the kernels' dtypes.")
-    ] = None,
-    causal: Annotated[
-        bool, typer.Option("--causal", help="Causal instead of full attention.")
-    ] = False,
-    both: Annotated[bool, typer.Option("--both", help="Both full and causal attention.")] = False,
-    gqa: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HEADS",
-            help="Heads of k and v, such as 8, or heads of q and of k and v, such as 32:8.",
-        ),
-    ] = None,
-    packed: Annotated[
-        bool, typer.Option("--packed", help="Pack sequences of equal length.")
-    ] = False,
-    problems: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PROBLEM",
-            help="A problem such as 'b16 s4096 h32:8 d128 bf16 causal', instead of the shape "
-            "options above. Repeat the option for more problems, or separate them by ';'.",
-        ),
-    ] = None,
-    cells: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SETS",
-            help="Named sets of problems, separated by commas, instead of the shape options: main, "
-            "heads, grouped, packed, unseen, verdict (all of the former), public, canonical, "
-            "backward, decode, decode_wide, latent_decode.",
-        ),
-    ] = None,
-    peers: Annotated[
-        str,
-        typer.Option(
-            help="fa2, cudnn, mem_efficient, flex, flex_flash, flash_attn_2, flash_attn_3, "
-            "flash_attn_4, cudnn_frontend, flashinfer, flashinfer_cuda_cores, flashinfer_xqa, "
-            "separated by commas, or all, or none."
-        ),
-    ] = "all",
-    num_warmups: Annotated[
-        int | None,
-        typer.Option(
-            "--num_warmups",
-            "--num-warmups",
-            help="Untimed launches. Default: as many as take 25 ms.",
-        ),
-    ] = None,
-    runs: Annotated[
-        int | None, typer.Option(help="Timed launches. Default: as the protocol sets.")
-    ] = None,
-    protocol: Annotated[
-        str,
-        typer.Option(
-            help="interleaved: implementations alternate; one_by_one: each finishes "
-            "before the next, like do_bench."
-        ),
-    ] = "interleaved",
-    rotation: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Index of the implementation of each problem that is measured first."
-        ),
-    ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
-    csv: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Append rows as they are measured; '-' prints them instead."
-        ),
-    ] = None,
-    json: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write the rows; '-' prints them instead."),
-    ] = None,
-    parquet: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the rows; needs pyarrow.")
-    ] = None,
-    jsonl: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Append rows as JSON Lines, as they are measured."),
-    ] = None,
+    kernels: KernelsOrOurs = None,
+    d_heads: DHeads = None,
+    seq_lens: SeqLens = None,
+    dtypes: Dtypes = None,
+    causal: Causal = False,
+    both: Both = False,
+    gqa: Gqa = None,
+    packed: Packed = False,
+    problems: Problems = None,
+    cells: Cells = None,
+    peers: Peers = "all",
+    num_warmups: NumWarmups = None,
+    runs: Runs = None,
+    protocol: ProtocolName = "interleaved",
+    rotation: Rotation = 0,
+    seed: Seed = 0,
+    csv: CsvFile = None,
+    json: JsonFile = None,
+    parquet: ParquetFile = None,
+    jsonl: JsonlFile = None,
 ) -> None:
     """Prove kernels and peers on the same tensors, then time them together. Needs a GPU.
 
@@ -131,13 +140,11 @@ def bench(
     up to 8192 and 4 up to 16384. Exit status 1 if a kernel of flashsmith is wrong or cannot run, or
     if a peer is wrong.
     """
-    from flashsmith.benchmark.bench import BenchPlan, run_bench, select_implementations
-    from flashsmith.benchmark.bench_table import print_rows
+    from flashsmith.benchmark.bench import BenchPlan, select_implementations
     from flashsmith.benchmark.measurement_files import MeasurementFiles
     from flashsmith.benchmark.peers import get_peers
-    from flashsmith.benchmark.problems import make_shapes, named_problems, parse_problems
-    from flashsmith.benchmark.timing import CudaEvents, Protocol
-    from flashsmith.runtime import query_gpu
+    from flashsmith.benchmark.problems import make_shapes
+    from flashsmith.benchmark.timing import Protocol
 
     configs, with_ours = select_implementations(kernels)
     shapes = make_shapes(
@@ -150,10 +157,8 @@ def bench(
         gqa=gqa,
         packed=packed,
     )
-    named = parse_problems(problems) if problems else ()
-    named += named_problems(cells) if cells else ()
     plan = BenchPlan(
-        problems=tuple(dict.fromkeys(named)) or shapes.problems(),
+        problems=_named(problems, cells) or shapes.problems(),
         configs=configs,
         ours=with_ours,
         peers=get_peers(peers),
@@ -162,7 +167,25 @@ def bench(
         rotation=rotation,
     )
     plan.check()
-    files = MeasurementFiles(csv, json, parquet, jsonl)
+    _measure(plan, MeasurementFiles(csv, json, parquet, jsonl))
+
+
+def _named(problems: Sequence[str] | None, cells: str | None) -> tuple[Problem, ...]:
+    """The problems given as texts and as names of sets, without duplicates."""
+    from flashsmith.benchmark.problems import named_problems, parse_problems
+
+    named = parse_problems(problems) if problems else ()
+    named += named_problems(cells) if cells else ()
+    return tuple(dict.fromkeys(named))
+
+
+def _measure(plan: BenchPlan, files: MeasurementFiles) -> None:
+    """Runs a plan, writes its rows to the files and prints them."""
+    from flashsmith.benchmark.bench import run_bench
+    from flashsmith.benchmark.bench_table import print_rows
+    from flashsmith.benchmark.timing import CudaEvents
+    from flashsmith.runtime import query_gpu
+
     clock = CudaEvents()
     with ProgressReporter() as reporter, files:
         rows = run_bench(plan, query_gpu(0), clock=clock, reporter=reporter, write=files.write)

@@ -34,86 +34,96 @@ if TYPE_CHECKING:
     from flashsmith.chooser.prebuild import AnyLength
     from flashsmith.runtime.target import Target
 
+TargetGpu = Annotated[
+    str | None,
+    typer.Option(
+        "--arch",
+        "--device",
+        metavar="GPU",
+        help="sm_80, 90, A100, or a name as nvidia-smi prints it. Default: this machine's GPU, "
+        "or sm_80 if there is none.",
+    ),
+]
+SemanticsWords = Annotated[
+    str,
+    typer.Option(
+        metavar="WORDS",
+        help="What the set's kernels compute: plain, or causal or window, softcap, packed, "
+        "partial and uneven, joined by '+'.",
+    ),
+]
+Problems = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--for",
+        metavar="PROBLEM",
+        help="Build what attention() will use for a problem such as 'b16 s4096 h32:8 d128 bf16 "
+        "causal', or with score=alibi or mask=documents&causal, instead of a set. May be given "
+        "several times.",
+    ),
+]
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        metavar="CONFIG",
+        help="Build what a transformers model's attention needs for any batch and length, and "
+        "over a KV cache, instead of problems. CONFIG is the model's config.json, or its "
+        "folder.",
+    ),
+]
+Gradients = Annotated[
+    bool,
+    typer.Option(
+        "--gradients", help="With --model or --ranks: also build the kernels for training."
+    ),
+]
+Ranks = Annotated[
+    str | None,
+    typer.Option(
+        "--ranks",
+        metavar="COUNTS",
+        help="With --for: build what each rank of flashsmith.parallel.attention computes, for "
+        "2 ranks, or for 2,4,8 ranks. Needs PyTorch.",
+    ),
+]
+Schedule = Annotated[
+    str,
+    typer.Option("--schedule", help="With --ranks: auto, zigzag, allgather or ulysses."),
+]
+ForAnyLength = Annotated[
+    bool,
+    typer.Option(
+        "--any-length",
+        help="With --for and problems without batch and lengths ('h32:8 d128 bf16 causal'): "
+        "build a few kernels that serve all sizes within 2% of the best. They serve whole "
+        "tiles and uneven lengths, and packed sequences if the problem is packed.",
+    ),
+]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="With --for: build the kernels for deterministic=True, which give the same bits "
+        "in every run.",
+    ),
+]
+
 app = App()
 
 
 @app.command("build")
 def build_kernels(
     kernels: Kernels = None,
-    arch: Annotated[
-        str | None,
-        typer.Option(
-            "--arch",
-            "--device",
-            metavar="GPU",
-            help="sm_80, 90, A100, or a name as nvidia-smi prints it. Default: this machine's GPU, "
-            "or sm_80 if there is none.",
-        ),
-    ] = None,
-    semantics: Annotated[
-        str,
-        typer.Option(
-            metavar="WORDS",
-            help="What the set's kernels compute: plain, or causal or window, softcap, packed, "
-            "partial and uneven, joined by '+'.",
-        ),
-    ] = "plain",
-    problems: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--for",
-            metavar="PROBLEM",
-            help="Build what attention() will use for a problem such as 'b16 s4096 h32:8 d128 bf16 "
-            "causal', or with score=alibi or mask=documents&causal, instead of a set. May be given "
-            "several times.",
-        ),
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            "--model",
-            metavar="CONFIG",
-            help="Build what a transformers model's attention needs for any batch and length, and "
-            "over a KV cache, instead of problems. CONFIG is the model's config.json, or its "
-            "folder.",
-        ),
-    ] = None,
-    gradients: Annotated[
-        bool,
-        typer.Option(
-            "--gradients", help="With --model or --ranks: also build the kernels for training."
-        ),
-    ] = False,
-    ranks: Annotated[
-        str | None,
-        typer.Option(
-            "--ranks",
-            metavar="COUNTS",
-            help="With --for: build what each rank of flashsmith.parallel.attention computes, for "
-            "2 ranks, or for 2,4,8 ranks. Needs PyTorch.",
-        ),
-    ] = None,
-    schedule: Annotated[
-        str,
-        typer.Option("--schedule", help="With --ranks: auto, zigzag, allgather or ulysses."),
-    ] = "auto",
-    any_length: Annotated[
-        bool,
-        typer.Option(
-            "--any-length",
-            help="With --for and problems without batch and lengths ('h32:8 d128 bf16 causal'): "
-            "build a few kernels that serve all sizes within 2% of the best. They serve whole "
-            "tiles and uneven lengths, and packed sequences if the problem is packed.",
-        ),
-    ] = False,
-    deterministic: Annotated[
-        bool,
-        typer.Option(
-            "--deterministic",
-            help="With --for: build the kernels for deterministic=True, which give the same bits "
-            "in every run.",
-        ),
-    ] = False,
+    arch: TargetGpu = None,
+    semantics: SemanticsWords = "plain",
+    problems: Problems = None,
+    model: Model = None,
+    gradients: Gradients = False,
+    ranks: Ranks = None,
+    schedule: Schedule = "auto",
+    any_length: ForAnyLength = False,
+    deterministic: Deterministic = False,
     as_json: Json = False,
 ) -> None:
     """Compile kernels ahead of time, unless the cache already has them.
@@ -121,43 +131,14 @@ def build_kernels(
     Without --for, --model, --kernels and KERNELS, this builds everything that
     get_kernels_to_build() lists. Each family of kernels gets its own library.
     """
-    from flashsmith.chooser.function_problems import has_functions
-
-    if problems and (kernels is not None or semantics != "plain"):
-        raise ArgumentError(
-            "--for: already selects the kernels; leave out --kernels and --semantics"
-        )
-    if any_length and not problems:
-        raise ArgumentError("--any-length: goes with --for 'h32:8 d128 bf16 causal'; give both")
-    if model and (problems or kernels is not None or semantics != "plain"):
-        raise ArgumentError("--model: already selects the kernels; leave out --for and --kernels")
-    if gradients and not (model or ranks):
-        raise ArgumentError(
-            "--gradients: goes with --model or --ranks; with --for name 'backward' problems"
-        )
-    if ranks and (not problems or any_length):
-        raise ArgumentError(
-            "--ranks: goes with --for 'b1 s131072 h32:8 d128 bf16 causal'; give both, without "
-            "--any-length"
-        )
-    if ranks and any(map(has_functions, problems or ())):
-        raise ArgumentError(
-            "--ranks: given with a score or mask function, which sharded attention does not take; "
-            "leave one out"
-        )
-    if schedule != "auto" and not ranks:
-        raise ArgumentError("--schedule: goes with --ranks; give both")
-    if deterministic and not problems and not gradients:
-        raise ArgumentError(
-            "--deterministic: goes with --for 'b16 s4096 h16 d128 bf16 backward', or --gradients"
-        )
+    _check_selection(problems, model, is_set_named=kernels is not None or semantics != "plain")
+    _check_goes_with(problems, model, any_length, gradients, deterministic, ranks)
+    _check_ranks(problems, ranks, any_length, schedule)
     with ProgressReporter() as reporter:
         reporter.say("looking up what to build")
         from flashsmith.runtime.target import choose_target
 
         target = choose_target(arch)
-        from flashsmith.benchmark.listings import library_facts, print_library
-
         work = _Work(reporter)
         if problems or model:
             by_length = _build_for_model if model else _build_for_any_length
@@ -170,9 +151,69 @@ def build_kernels(
             configs = selected(kernels, default="all")
             libraries = _build_sets(configs, target, Semantics.parse(semantics), work)
     if as_json:
+        from flashsmith.benchmark.listings import library_facts
+
         facts = [library_facts(library) for library in libraries]
         print_json(facts if problems or model or len(facts) > 1 else facts[0])
-        return
+    else:
+        _print_libraries(libraries, target, work)
+
+
+def _check_selection(problems: list[str] | None, model: Path | None, *, is_set_named: bool) -> None:
+    """Raises ArgumentError if options select the kernels twice."""
+    if problems and is_set_named:
+        raise ArgumentError(
+            "--for: already selects the kernels; leave out --kernels and --semantics"
+        )
+    if model and (problems or is_set_named):
+        raise ArgumentError("--model: already selects the kernels; leave out --for and --kernels")
+
+
+def _check_goes_with(
+    problems: list[str] | None,
+    model: Path | None,
+    any_length: bool,
+    gradients: bool,
+    deterministic: bool,
+    ranks: str | None,
+) -> None:
+    """Raises ArgumentError for an option that is given without the one it belongs to."""
+    if any_length and not problems:
+        raise ArgumentError("--any-length: goes with --for 'h32:8 d128 bf16 causal'; give both")
+    if gradients and not (model or ranks):
+        raise ArgumentError(
+            "--gradients: goes with --model or --ranks; with --for name 'backward' problems"
+        )
+    if deterministic and not problems and not gradients:
+        raise ArgumentError(
+            "--deterministic: goes with --for 'b16 s4096 h16 d128 bf16 backward', or --gradients"
+        )
+
+
+def _check_ranks(
+    problems: list[str] | None, ranks: str | None, any_length: bool, schedule: str
+) -> None:
+    """Raises ArgumentError if --ranks or --schedule do not suit the other options."""
+    from flashsmith.chooser.function_problems import has_functions
+
+    if ranks and (not problems or any_length):
+        raise ArgumentError(
+            "--ranks: goes with --for 'b1 s131072 h32:8 d128 bf16 causal'; give both, without "
+            "--any-length"
+        )
+    if ranks and any(map(has_functions, problems or ())):
+        raise ArgumentError(
+            "--ranks: given with a score or mask function, which sharded attention does not take; "
+            "leave one out"
+        )
+    if schedule != "auto" and not ranks:
+        raise ArgumentError("--schedule: goes with --ranks; give both")
+
+
+def _print_libraries(libraries: Sequence[KernelLibrary], target: Target, work: _Work) -> None:
+    """Prints the kernels of each library, and what was compiled."""
+    from flashsmith.benchmark.listings import print_library
+
     console = make_console()
     for library in libraries:
         print_library(console, library, target)

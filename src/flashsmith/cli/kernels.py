@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -35,6 +35,74 @@ from flashsmith.families import (
 from flashsmith.pluralize import pluralize
 from flashsmith.printable import quoted
 
+if TYPE_CHECKING:
+    from flashsmith.benchmark.tasks import Task
+    from flashsmith.runtime.target import Target
+
+Batch = Annotated[
+    int | None,
+    typer.Option(help="Batch. Default: 1, or 2 on a GPU; for packed kernels, 4 sequences."),
+]
+Seq = Annotated[
+    int | None,
+    typer.Option(
+        help="Sequence length. Default: 256, or 1024 on a GPU; for uneven kernels, one less."
+    ),
+]
+Heads = Annotated[int | None, typer.Option(help="Heads. Default: 2, or 4 on a GPU.")]
+SemanticsWords = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORDS",
+        help="What the kernels compute: plain, or causal or window, softcap, packed, "
+        "partial and uneven, joined by '+'. Default: plain.",
+    ),
+]
+ProblemText = Annotated[
+    str | None,
+    typer.Option(
+        # The name of the option is given explicitly, because typer 0.27 confuses it with a
+        # metavar that equals the parameter's name.
+        "--problem",
+        metavar="PROBLEM",
+        help="One problem, such as 'b1 s300 h4:2 d128 fp16 causal', instead of --batch, --seq, "
+        "--heads and --semantics.",
+    ),
+]
+Window = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LEFT,RIGHT",
+        help="A window's limits, such as 40,9; an empty one means no limit. Default: half of "
+        "the keys but at most 1024 for LEFT, and 0 for RIGHT.",
+    ),
+]
+Softcap = Annotated[float | None, typer.Option(help="The value of the softcap. Default: 30.")]
+Sinks = Annotated[bool, typer.Option("--sinks", help="Add a sink logit for every head.")]
+Score = Annotated[
+    str | None,
+    typer.Option(
+        "--score",
+        metavar="NAME",
+        help="Prove a score function and its derivative: 'package.module:function', or a value "
+        "of flashsmith.scores such as 'alibi+softcap'.",
+    ),
+]
+Mask = Annotated[
+    str | None,
+    typer.Option(
+        "--mask",
+        metavar="NAME",
+        help="Prove a mask function: 'package.module:function', or a value of flashsmith.masks "
+        "such as 'documents&causal'.",
+    ),
+]
+Check = Annotated[bool, typer.Option("--check", help="Check every memory access in the emulator.")]
+Emulate = Annotated[
+    bool, typer.Option("--emulate", help="Use the emulator even if there is a GPU.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random inputs and of packed lengths.")]
+
 app = App()
 
 
@@ -42,77 +110,19 @@ app = App()
 def run(
     kernels: Kernels = None,
     arch: Arch = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(help="Batch. Default: 1, or 2 on a GPU; for packed kernels, 4 sequences."),
-    ] = None,
-    seq: Annotated[
-        int | None,
-        typer.Option(
-            help="Sequence length. Default: 256, or 1024 on a GPU; for uneven kernels, one less."
-        ),
-    ] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads. Default: 2, or 4 on a GPU.")] = None,
-    semantics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WORDS",
-            help="What the kernels compute: plain, or causal or window, softcap, packed, "
-            "partial and uneven, joined by '+'. Default: plain.",
-        ),
-    ] = None,
-    problem: Annotated[
-        str | None,
-        typer.Option(
-            # The name of the option is given explicitly, because typer 0.27 confuses it with a
-            # metavar that equals the parameter's name.
-            "--problem",
-            metavar="PROBLEM",
-            help="One problem, such as 'b1 s300 h4:2 d128 fp16 causal', instead of --batch, --seq, "
-            "--heads and --semantics.",
-        ),
-    ] = None,
-    window: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LEFT,RIGHT",
-            help="A window's limits, such as 40,9; an empty one means no limit. Default: half of "
-            "the keys but at most 1024 for LEFT, and 0 for RIGHT.",
-        ),
-    ] = None,
-    softcap: Annotated[
-        float | None, typer.Option(help="The value of the softcap. Default: 30.")
-    ] = None,
-    sinks: Annotated[
-        bool, typer.Option("--sinks", help="Add a sink logit for every head.")
-    ] = False,
-    score: Annotated[
-        str | None,
-        typer.Option(
-            "--score",
-            metavar="NAME",
-            help="Prove a score function and its derivative: 'package.module:function', or a value "
-            "of flashsmith.scores such as 'alibi+softcap'.",
-        ),
-    ] = None,
-    mask: Annotated[
-        str | None,
-        typer.Option(
-            "--mask",
-            metavar="NAME",
-            help="Prove a mask function: 'package.module:function', or a value of flashsmith.masks "
-            "such as 'documents&causal'.",
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check every memory access in the emulator.")
-    ] = False,
-    emulate: Annotated[
-        bool, typer.Option("--emulate", help="Use the emulator even if there is a GPU.")
-    ] = False,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the random inputs and of packed lengths.")
-    ] = 0,
+    batch: Batch = None,
+    seq: Seq = None,
+    heads: Heads = None,
+    semantics: SemanticsWords = None,
+    problem: ProblemText = None,
+    window: Window = None,
+    softcap: Softcap = None,
+    sinks: Sinks = False,
+    score: Score = None,
+    mask: Mask = None,
+    check: Check = False,
+    emulate: Emulate = False,
+    seed: Seed = 0,
     csv: Csv = None,
     jsonl: Jsonl = None,
     as_json: Json = False,
@@ -123,24 +133,13 @@ def run(
     With --problem, kernels for another d or dtype are skipped. With --score or --mask, this proves
     the functions with the kernels that attention() uses, or with --kernels, in the emulator.
     """
+    sizes = _Sizes(problem, batch, seq, heads, semantics)
     words = [f"{name}={it}" for name, it in (("score", score), ("mask", mask)) if it is not None]
     if words or _has_functions(problem):
-        others: dict[str, object] = {
-            "--window": window,
-            "--softcap": softcap,
-            "--csv": csv,
-            "--jsonl": jsonl,
-        }
-        others |= {"--sinks": sinks or None, "--check": check or None}
+        others: dict[str, object] = {"--window": window, "--softcap": softcap, "--csv": csv}
+        others |= {"--jsonl": jsonl, "--sinks": sinks or None, "--check": check or None}
         _check_without_functions(others)
-        if problem is not None:
-            _check_alone(batch=batch, seq=seq, heads=heads, semantics=semantics)
-        sizes = [
-            f"{letter}{usual if size is None else size}"
-            for letter, size, usual in (("b", batch, 2), ("s", seq, 150), ("h", heads, 4))
-        ]
-        plain = problem or " ".join([*sizes, "d64 bf16", (semantics or "").replace("+", " ")])
-        _run_functions(" ".join([plain, *words]), kernels, arch, seed, as_json)
+        _run_functions(" ".join([sizes.text(), *words]), kernels, arch, seed, as_json)
         return
     from flashsmith.benchmark.measurement_files import MeasurementFiles
 
@@ -152,29 +151,13 @@ def run(
         target = choose_target(arch, emulate, configs)
         from flashsmith.benchmark.run import Options, run_kernels
         from flashsmith.benchmark.run_table import print_report
-        from flashsmith.benchmark.tasks import OneProblem, Task, default_size
 
-        task: Task
-        if problem is not None:
-            _check_alone(batch=batch, seq=seq, heads=heads, semantics=semantics)
-            task = OneProblem(Problem.parse(problem))
-        else:
-            wanted = Semantics.parse("plain" if semantics is None else semantics)
-            size = default_size(target, wanted)
-            task = replace(
-                size,
-                batch=size.batch if batch is None else batch,
-                seq=size.seq if seq is None else seq,
-                whole_tiles=size.whole_tiles and seq is None,
-                heads=size.heads if heads is None else heads,
-            )
         limits = None if window is None else _parse_window(window)
-        options = Options(limits, softcap, sinks, check, seed)
         report = run_kernels(
             configs,
             target,
-            task=task,
-            options=options,
+            task=sizes.task(target),
+            options=Options(limits, softcap, sinks, check, seed),
             reporter=reporter,
             write=files.write if csv or jsonl else None,
         )
@@ -184,6 +167,52 @@ def run(
         print_report(make_console(), report)
     if not report.ok:
         raise typer.Exit(FAILED)
+
+
+class _Sizes(NamedTuple):
+    """The options of `run` that say what is computed; None where not given."""
+
+    problem: str | None
+    batch: int | None
+    seq: int | None
+    heads: int | None
+    semantics: str | None
+
+    def text(self) -> str:
+        """A problem with functions, without the functions."""
+        self._check_alone()
+        usual = {"b": (self.batch, 2), "s": (self.seq, 150), "h": (self.heads, 4)}
+        sizes = [f"{key}{it if size is None else size}" for key, (size, it) in usual.items()]
+        return self.problem or " ".join(
+            [*sizes, "d64 bf16", (self.semantics or "").replace("+", " ")]
+        )
+
+    def task(self, target: Target) -> Task:
+        """What the kernels of a set compute; sizes that are not given depend on the target."""
+        from flashsmith.benchmark.tasks import OneProblem, default_size
+
+        self._check_alone()
+        if self.problem is not None:
+            return OneProblem(Problem.parse(self.problem))
+        semantics = Semantics.parse("plain" if self.semantics is None else self.semantics)
+        size = default_size(target, semantics)
+        return replace(
+            size,
+            batch=size.batch if self.batch is None else self.batch,
+            seq=size.seq if self.seq is None else self.seq,
+            whole_tiles=size.whole_tiles and self.seq is None,
+            heads=size.heads if self.heads is None else self.heads,
+        )
+
+    def _check_alone(self) -> None:
+        """Raises ArgumentError if --problem is given together with an option that it replaces."""
+        others = self._asdict()
+        del others["problem"]
+        given = [f"--{name}" for name, value in others.items() if value is not None]
+        if self.problem is not None and given:
+            raise ArgumentError(
+                f"--problem: already sets what is computed; leave out {' and '.join(given)}"
+            )
 
 
 def _has_functions(problem: str | None) -> bool:
@@ -224,15 +253,6 @@ def _run_functions(
         print_function_report(make_console(), report)
     if not report.ok:
         raise typer.Exit(FAILED)
-
-
-def _check_alone(**others: object) -> None:
-    """Raises ArgumentError if --problem is given together with an option that it replaces."""
-    given = [f"--{name}" for name, value in others.items() if value is not None]
-    if given:
-        raise ArgumentError(
-            f"--problem: already sets what is computed; leave out {' and '.join(given)}"
-        )
 
 
 def _parse_window(text: str) -> tuple[int | None, int | None]:

@@ -49,6 +49,12 @@ Jsonl = Annotated[
     typer.Option("--jsonl", metavar="FILE", help="Like --csv, but as JSON Lines."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+SeqLens = Annotated[
+    str | None,
+    typer.Option("--seq_lens", "--seq-lens", help="Sequence lengths. Default: 512,1024,...,16384."),
+]
+Causal = Annotated[bool, typer.Option("--causal", help="Causal instead of full attention.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")]
 
 
 def import_from_here() -> None:

@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.command import App
-from flashsmith.cli.options import FAILED, Json, Kernels, print_json
+from flashsmith.cli.options import FAILED, Causal, Json, Kernels, SeqLens, print_json
 from flashsmith.errors import ArgumentError, LaunchError, ProfilerError
 from flashsmith.families import get_kernel_configs
+
+if TYPE_CHECKING:
+    from flashsmith.benchmark.ncu import ProfileRow
+
+DHeads = Annotated[
+    str | None,
+    typer.Option("--d_heads", "--d-heads", help="Head dimensions. Default: the kernels' own."),
+]
+Dtypes = Annotated[str | None, typer.Option(help="Dtypes. Default: the kernels' dtypes.")]
+Problems = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PROBLEM",
+        help="A problem such as 'b8 s1:65536 h32:8 d128 bf16 decode', instead of the shape "
+        "options above. Repeat the option for more problems, or separate them by ';'.",
+    ),
+]
+Runs = Annotated[
+    int, typer.Option(help="Launches of each kernel; the one with the median time counts.")
+]
+GrowingCsv = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Append the rows of one length after another. Kernels that FILE already has as "
+        "right are not profiled again. '-' prints the rows instead.",
+    ),
+]
+GrowingJsonl = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Like --csv, but as JSON Lines; replaces --csv."),
+]
 
 app = App()
 
@@ -80,45 +113,14 @@ def roofline(
 @app.command("ncu")
 def ncu(
     kernels: Kernels = None,
-    seq_lens: Annotated[
-        str | None,
-        typer.Option(
-            "--seq_lens", "--seq-lens", help="Sequence lengths. Default: 512,1024,...,16384."
-        ),
-    ] = None,
-    d_heads: Annotated[
-        str | None,
-        typer.Option("--d_heads", "--d-heads", help="Head dimensions. Default: the kernels' own."),
-    ] = None,
-    dtypes: Annotated[
-        str | None, typer.Option(help="Dtypes. Default: the kernels' dtypes.")
-    ] = None,
-    causal: Annotated[
-        bool, typer.Option("--causal", help="Causal instead of full attention.")
-    ] = False,
-    problems: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PROBLEM",
-            help="A problem such as 'b8 s1:65536 h32:8 d128 bf16 decode', instead of the shape "
-            "options above. Repeat the option for more problems, or separate them by ';'.",
-        ),
-    ] = None,
-    runs: Annotated[
-        int, typer.Option(help="Launches of each kernel; the one with the median time counts.")
-    ] = 1,
-    csv: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Append the rows of one length after another. Kernels that FILE already has as "
-            "right are not profiled again. '-' prints the rows instead.",
-        ),
-    ] = None,
-    jsonl: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Like --csv, but as JSON Lines; replaces --csv."),
-    ] = None,
+    seq_lens: SeqLens = None,
+    d_heads: DHeads = None,
+    dtypes: Dtypes = None,
+    causal: Causal = False,
+    problems: Problems = None,
+    runs: Runs = 1,
+    csv: GrowingCsv = None,
+    jsonl: GrowingJsonl = None,
     as_json: Json = False,
 ) -> None:
     """Profile kernels with Nsight Compute: pipes, occupancy, shared memory, traffic, waits.
@@ -126,16 +128,7 @@ def ncu(
     Needs a GPU, and a selection by --kernels or KERNELS. The shapes are the same as in 'flashsmith
     bench'. Exit status 1 if a kernel is wrong or cannot run here, 2 if the profiler fails.
     """
-    from flashsmith.benchmark.ncu import (
-        ProfilePlan,
-        ProfileRow,
-        ProfileRowFile,
-        profile_as_json,
-        run_profile,
-        settled,
-        write_profile,
-    )
-    from flashsmith.benchmark.ncu.profile_table import print_profile
+    from flashsmith.benchmark.ncu import ProfilePlan, ProfileRowFile, run_profile, settled
     from flashsmith.benchmark.ncu.profiler import Profiler, find_ncu
     from flashsmith.benchmark.problems import make_shapes, parse_problems
     from flashsmith.runtime import gpu_count, query_gpu
@@ -171,13 +164,21 @@ def ncu(
             run_profile(plan, Profiler(executable), query_gpu(0), known, write, reporter)
         except ProfilerError as error:
             failure = error
-    if csv == "-":
+    _print_rows(rows, as_csv=csv == "-", as_json=as_json)
+    if failure:
+        raise failure
+    if any(row.verdict != "pass" for row in rows):
+        raise typer.Exit(FAILED)
+
+
+def _print_rows(rows: Sequence[ProfileRow], *, as_csv: bool, as_json: bool) -> None:
+    """Prints a profile as CSV, as JSON or as a table."""
+    from flashsmith.benchmark.ncu import profile_as_json, write_profile
+    from flashsmith.benchmark.ncu.profile_table import print_profile
+
+    if as_csv:
         write_profile(rows, sys.stdout)
     elif as_json:
         print_json(profile_as_json(rows))
     elif rows:
         print_profile(make_console(), rows)
-    if failure:
-        raise failure
-    if any(row.verdict != "pass" for row in rows):
-        raise typer.Exit(FAILED)

@@ -17,6 +17,7 @@ from flashsmith.cli.options import (
     Json,
     Jsonl,
     Kernels,
+    Seed,
     print_json,
     selected,
 )
@@ -38,7 +39,7 @@ def progression(
         Path | None,
         typer.Option(metavar="FILE", help="Draw the ablation into FILE, a .png or .svg."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    seed: Seed = 0,
     csv: Csv = None,
     jsonl: Jsonl = None,
     as_json: Json = False,

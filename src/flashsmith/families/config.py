@@ -223,33 +223,6 @@ class ForwardConfig(KernelConfig):
         columns of zeros."""
         return -(-self.d_head // 16)
 
-    def attn_flop(
-        self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
-    ) -> int:
-        """The FLOP of the two GEMMs: 2 b h s_q s_k (d + d_v), or half of this if causal."""
-        return 2 * (self.d_head + self.d_head_v) * _scores(batch, seq_q, seq_k, heads, causal)
-
-    def total_flop(
-        self, batch: int, seq_q: int, seq_k: int, heads: int, causal: bool = False
-    ) -> int:
-        """attn_flop plus the FLOP of the softmax, which assumes that every K/V tile rescales O.
-
-        A score takes 5 FLOP: scaling, subtracting the maximum, exp2, running maximum, running sum.
-        A K/V tile rescales the rows of O once, which is d_v FLOP for B_c scores. At the end, the
-        rows of O are divided once.
-        """
-        scores = _scores(batch, seq_q, seq_k, heads, causal)
-        tile: Any = self  # B_c is a field of the subclass
-        rescale = scores * self.d_head_v // tile.B_c
-        normalise = batch * heads * seq_q * self.d_head_v
-        products = 2 * (self.d_head + self.d_head_v) * scores
-        return products + 5 * scores + rescale + normalise
-
-
-def _scores(batch: int, seq_q: int, seq_k: int, heads: int, causal: bool) -> int:
-    scores = batch * heads * seq_q * seq_k
-    return scores // 2 if causal else scores
-
 
 def checked_value(declared: Field[Any], value: object) -> object:
     """Converts `value` to the type of the knob.

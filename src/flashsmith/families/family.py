@@ -523,18 +523,18 @@ def _check_knobs(config_class: Any) -> None:
             "the bytes of its dynamic shared memory"
         )
     # The tuple has d_v in the place of d_head: '192:128'.
-    said = {
+    named = {
         *config_class.SHAPE,
         "d_v",
         *(knob for group in config_class.GROUPS for knob in group.knobs),
     }
-    if unsaid := [
+    if unnamed := [
         knob
         for knob, declared in knobs.items()
-        if knob not in said and declared.metadata["word"] is None
+        if knob not in named and declared.metadata["word"] is None
     ]:
         raise ArgumentError(
-            f"family: no short form of {name} has {', '.join(unsaid)}, so that two configs would "
+            f"family: no short form of {name} has {', '.join(unnamed)}, so that two configs would "
             "have one name; give the knob a word, or add it to SHAPE or to one of GROUPS"
         )
     words = Counter(word for declared in knobs.values() for word in feature_words(declared))

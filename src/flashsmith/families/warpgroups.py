@@ -7,8 +7,10 @@ consumers, which take over some of its registers (setmaxnreg).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family
 from flashsmith.families.head_dims import HeadDims, HeadPair
@@ -29,7 +31,7 @@ REGISTERS_BESIDE_TILES = 24
 # The 65,536 registers of the register file, divided by the 128 threads of a warpgroup.
 REGISTERS_TO_SHARE = 512
 
-# --- the knobs producer_registers and consumer_registers -----------------------------------------
+# --- knobs ---------------------------------------------------------------------------------------
 
 REGISTERS_WORD = KnobGroup(
     "regs_{}_{}",
@@ -54,6 +56,62 @@ def registers_knob(
         ),
         where=kernel,
     )
+
+
+def ring_knob(tile: str, word: str, where: str) -> Any:
+    """The field for the number of tiles in a ring that the producer fills by TMA."""
+
+    def effect(cfg: Any) -> str:
+        stages = getattr(cfg, word)
+        if stages == 1:
+            return f"one {tile} tile, copied once the last GEMM on it has finished"
+        return f"a ring of {stages} {tile} tiles, copied ahead by TMA"
+
+    return knob(
+        f"{tile} tiles held at once",
+        values=(1, 2, 3, 4),
+        word=word,
+        default=2,
+        always=True,
+        effect=effect,
+        where=where,
+    )
+
+
+def pingpong_knob() -> Any:
+    """The field for whether the consumer warpgroups take turns."""
+    return knob(
+        "warpgroups issue their GEMMs alternately",
+        word="pingpong",
+        default=False,
+        effect=lambda cfg: (
+            "warpgroups issue GEMMs alternately: one multiplies while others exponentiate"
+            if cfg.pingpong
+            else "warpgroups issue GEMMs as soon as they reach them"
+        ),
+        where="WarpgroupOrder",
+    )
+
+
+@dataclass(frozen=True, order=True)
+class WarpgroupBackwardConfig(KernelConfig):
+    """The base class of the configs of backward passes with warpgroups."""
+
+    if TYPE_CHECKING:
+        B_r: int
+        B_c: int
+        n_warpgroups: int
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of a CTA, including the producer's."""
+        return WARPGROUP_THREADS * (self.n_warpgroups + 1)
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        """Whether tiles divide these sizes, so that kernels without bounds checks can compute
+        them."""
+        whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
+        return whole and d == self.d_head and seq_k > 0
 
 
 def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:

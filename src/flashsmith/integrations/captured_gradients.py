@@ -132,7 +132,7 @@ def _add_by_kernel(totals: _Totals, place: int, kernels: ScoreSums, node: Typed)
             add_elements(totals.of(place), sums, node, index_at)
         return True
     for parts, values in kernels.coordinates(sums, axis):
-        _add(totals.of(place), _Block(parts, {**others, **values}, tensors), node, factor)
+        _add(totals.of(place), _ScoreBlock(parts, {**others, **values}, tensors), node, factor)
     return True
 
 
@@ -148,7 +148,7 @@ def _deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
-class _Block(NamedTuple):
+class _ScoreBlock(NamedTuple):
     """dS of some rows and all keys of a sequence, (heads, rows, keys), or its sums, and what
     expressions read there."""
 
@@ -157,7 +157,7 @@ class _Block(NamedTuple):
     tensors: Mapping[str, Any]
 
 
-class _Sequence(NamedTuple):
+class _SavedSequence(NamedTuple):
     """One sequence: its number, and its tensors with heads first; statistics are (heads, rows)."""
 
     number: int
@@ -169,13 +169,13 @@ class _Sequence(NamedTuple):
     lse: Any
     dlse: Any
 
-    def blocks(self, options: ForwardOptions, program: BoundProgram) -> Iterator[_Block]:
+    def blocks(self, options: ForwardOptions, program: BoundProgram) -> Iterator[_ScoreBlock]:
         heads, seq_q, _ = self.q.shape
         rows = max(1, MOST_SCORES // max(1, heads * self.k.shape[1]))
         for first in range(0, seq_q, rows):
             yield self._block(slice(first, min(first + rows, seq_q)), options, program)
 
-    def _block(self, rows: slice, options: ForwardOptions, program: BoundProgram) -> _Block:
+    def _block(self, rows: slice, options: ForwardOptions, program: BoundProgram) -> _ScoreBlock:
         (heads, seq_q, d), seq_k = self.q.shape, self.k.shape[1]
         group = heads // self.k.shape[0]
         on = {"device": self.q.device}
@@ -211,10 +211,10 @@ class _Sequence(NamedTuple):
         weights = torch.exp(its.score.evaluate(values, tensors, torch) - lse)
         d_scores = weights * ((do @ own_v.mT).double() - d_row[..., None])
         seen = seen & (weights != 0)
-        return _Block(torch.where(seen, d_scores, 0), values, tensors)
+        return _ScoreBlock(torch.where(seen, d_scores, 0), values, tensors)
 
 
-def _sequences(saved: Saved, options: ForwardOptions) -> Iterator[_Sequence]:
+def _sequences(saved: Saved, options: ForwardOptions) -> Iterator[_SavedSequence]:
     def heads_first(x: Any, rows: Any) -> Any:
         return x[rows].transpose(0, 1)
 
@@ -223,7 +223,7 @@ def _sequences(saved: Saved, options: ForwardOptions) -> Iterator[_Sequence]:
         for b in range(saved.q.shape[0]):
             (do, q, o), (k, v) = ([heads_first(x, b) for x in it] for it in (queries, keys))
             dlse = None if saved.dlse is None else saved.dlse[b]
-            yield _Sequence(b, do, q, k, v, o, saved.lse[b], dlse)
+            yield _SavedSequence(b, do, q, k, v, o, saved.lse[b], dlse)
         return
     parts = zip(
         pairwise(saved.cu_seqlens_q.tolist()), pairwise(saved.cu_seqlens_k.tolist()), strict=True
@@ -234,14 +234,14 @@ def _sequences(saved: Saved, options: ForwardOptions) -> Iterator[_Sequence]:
         do, q, o = (heads_first(x, rows) for x in queries)
         k, v = (heads_first(x, its_keys) for x in keys)
         dlse = None if saved.dlse is None else saved.dlse[:, rows]
-        yield _Sequence(b, do, q, k, v, o, saved.lse[:, rows], dlse)
+        yield _SavedSequence(b, do, q, k, v, o, saved.lse[:, rows], dlse)
 
 
 def _end(first: int, length: int | None) -> int:
     return 2**62 if length is None else first + length
 
 
-def _add(total: torch.Tensor, block: _Block, node: Typed, slope: Typed) -> None:
+def _add(total: torch.Tensor, block: _ScoreBlock, node: Typed, slope: Typed) -> None:
     """Adds a block's contributions to the gradient of the values that ``node`` reads to
     ``total``."""
     factor = slope.evaluate(block.values, block.tensors, torch)
@@ -249,7 +249,7 @@ def _add(total: torch.Tensor, block: _Block, node: Typed, slope: Typed) -> None:
     _add_parts(total, torch.where(block.d_scores == 0, 0, block.d_scores * factor), block, node)
 
 
-def _add_parts(total: torch.Tensor, parts: torch.Tensor, block: _Block, node: Typed) -> None:
+def _add_parts(total: torch.Tensor, parts: torch.Tensor, block: _ScoreBlock, node: Typed) -> None:
     indices = [
         _wrapped(it, block, size) for it, size in zip(node.operands[2:], total.shape, strict=True)
     ]
@@ -263,7 +263,7 @@ def _add_parts(total: torch.Tensor, parts: torch.Tensor, block: _Block, node: Ty
     total.index_put_(places, parts, accumulate=True)
 
 
-def _wrapped(index: Typed, block: _Block, size: int) -> torch.Tensor:
+def _wrapped(index: Typed, block: _ScoreBlock, size: int) -> torch.Tensor:
     """An index as kernels read it, with three dimensions: a negative one counts from the end, and
     others are clamped to the tensor."""
     found = index.evaluate(block.values, block.tensors, torch)

@@ -3,6 +3,7 @@ attention_with_cache() under FlashAttention's argument names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flashsmith import masks
@@ -117,14 +118,9 @@ def flash_attn_func(
     _check_unsupported(dropout_p)
     keywords = {
         **_alibi(alibi_slopes),
-        "causal": causal,
-        "window": _window(window_size),
-        "softcap": softcap,
-        "scale": softmax_scale,
-        "sinks": s_aux,
+        **_options(causal, window_size, softcap, softmax_scale, s_aux, bits),
         "return_lse": return_attn_probs,
         "deterministic": deterministic or None,
-        "bits": bits,
     }
     return Translated(attention, (q, k, v), keywords, _probs(return_attn_probs))
 
@@ -226,51 +222,50 @@ def flash_attn_varlen_func(
     Raises:
         ArgumentError: the named argument is unusable or not supported.
     """
-    of_parts = block_table is not None or seqused_k is not None
-    of_cache = block_table is not None
-    _check_unsupported(dropout_p, alibi_slopes=alibi_slopes if of_parts and not of_cache else None)
-    if of_cache:
-        paged = {
-            "cache_lens": (
-                _lengths_between("cu_seqlens_k", cu_seqlens_k) if seqused_k is None else seqused_k
-            ),
-            "page_table": block_table,
-            "causal": causal,
-            "window": _window(window_size),
-            "softcap": softcap,
-            "scale": softmax_scale,
-            "sinks": s_aux,
-            "cu_seqlens_q": cu_seqlens_q,
-            "max_seqlen_q": max_seqlen_q,
-            "return_lse": return_attn_probs,
-            "bits": bits,
-            **_alibi_over_cache(alibi_slopes),
-        }
-        return Translated(attention_with_cache, (q, k, v), paged, _probs(return_attn_probs))
-    packed: dict[str, Any] = {
+    uses_parts = seqused_k is not None and block_table is None
+    _check_unsupported(dropout_p, alibi_slopes=alibi_slopes if uses_parts else None)
+    keywords = {
+        **_options(causal, window_size, softcap, softmax_scale, s_aux, bits),
+        "cu_seqlens_q": cu_seqlens_q,
+        "max_seqlen_q": max_seqlen_q,
+        "return_lse": return_attn_probs,
+    }
+    function: Callable[..., Any] = attention if block_table is None else attention_with_cache
+    if block_table is not None:
+        lens = _lengths_between("cu_seqlens_k", cu_seqlens_k) if seqused_k is None else seqused_k
+        keywords |= {"cache_lens": lens, "page_table": block_table}
+        keywords |= _alibi_over_cache(alibi_slopes)
+    else:
+        keywords |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": max_seqlen_k}
+    if uses_parts:
+        _check_bits_of_parts(bits)
+        function, keywords["seqused_k"] = _of_used_keys, seqused_k
+    elif block_table is None:
+        keywords |= {**_alibi(alibi_slopes), "deterministic": deterministic or None}
+    return Translated(function, (q, k, v), keywords, _probs(return_attn_probs))
+
+
+def _options(
+    causal: bool, window_size: Any, softcap: float, scale: float | None, sinks: Any, bits: Any
+) -> dict[str, Any]:
+    """The keywords for masks, scores and bits, which both functions of attention have."""
+    return {
         "causal": causal,
         "window": _window(window_size),
         "softcap": softcap,
-        "scale": softmax_scale,
-        "sinks": s_aux,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
+        "scale": scale,
+        "sinks": sinks,
         "bits": bits,
     }
-    if seqused_k is not None:
-        if resolve_bits(bits):
-            raise cannot_keep(
-                bits,
-                "seqused_k: given without block_table, so the call uses parts of the keys; give "
-                "lengths in cu_seqlens_k, or block_table",
-            )
-        packed |= {"seqused_k": seqused_k, "return_lse": return_attn_probs}
-        return Translated(_of_used_keys, (q, k, v), packed, _probs(return_attn_probs))
-    packed |= _alibi(alibi_slopes)
-    packed |= {"return_lse": return_attn_probs, "deterministic": deterministic or None}
-    return Translated(attention, (q, k, v), packed, _probs(return_attn_probs))
+
+
+def _check_bits_of_parts(bits: str | None) -> None:
+    if resolve_bits(bits):
+        raise cannot_keep(
+            bits,
+            "seqused_k: given without block_table, so the call uses parts of the keys; give "
+            "lengths in cu_seqlens_k, or block_table",
+        )
 
 
 def _of_used_keys(q: Any, k: Any, v: Any, return_lse: bool, **keywords: Any) -> Any:
@@ -398,10 +393,7 @@ def flash_attn_with_kvcache(
     Raises:
         ArgumentError: the named argument is unusable or not supported.
     """
-    if block_table is not None:
-        if page_table is not None:
-            raise ArgumentError("block_table: page_table, its other name, is also given; give one")
-        page_table = block_table
+    page_table = _only_one(page_table, block_table)
     _check_absent(
         cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad,
@@ -410,20 +402,9 @@ def flash_attn_with_kvcache(
         v_descale=v_descale,
         scheduler_metadata=scheduler_metadata,
     )
-    _check_equal(
-        "cu_seqlens_k_new", cu_seqlens_k_new, "cu_seqlens_q", cu_seqlens_q,
-        "a key and a value for every query are appended; write others to the caches before the "
-        "call, at cache_seqlens, count them there, and leave k and v out",
-    )  # fmt: skip
-    _check_equal(
-        "rotary_seqlens", rotary_seqlens, "cache_seqlens", cache_seqlens,
-        "row i of k is rotated by position cache_seqlens + i; take rows of rotary_cos and "
-        "rotary_sin that begin elsewhere, or rotate q and k before the call",
-    )  # fmt: skip
-    if not isinstance(sm_margin, int | None) or sm_margin:
-        raise ArgumentError(f"sm_margin={quoted(sm_margin)}: not supported; must be 0")
-    if isinstance(num_splits, bool) or not isinstance(num_splits, int) or num_splits < 0:
-        raise ArgumentError(f"num_splits={quoted(num_splits)}: give a whole number from 0")
+    _check_equal("cu_seqlens_k_new", cu_seqlens_k_new, "cu_seqlens_q", cu_seqlens_q, _NEW_KEYS)
+    _check_equal("rotary_seqlens", rotary_seqlens, "cache_seqlens", cache_seqlens, _ROTATION)
+    _check_launch(sm_margin, num_splits)
     if cache_seqlens is None and k is not None:
         raise ArgumentError("cache_seqlens: missing; k is appended there, give a length or tensor")
     if cache_seqlens is None or isinstance(cache_seqlens, int):
@@ -431,13 +412,11 @@ def flash_attn_with_kvcache(
     values: Array | None = v_cache
     v_width = None
     if qv is not None:
-        rows = latent_views.whole_rows(k_cache, v_cache)
-        q, k_cache, v_width = latent_views.joined_rows("q", q, "qv", qv), rows, v_cache.shape[-1]
-        if k is not None or v is not None:
-            k, v = latent_views.joined_rows("k", k, "v", v), None
-        values = None
+        values, v_width = None, v_cache.shape[-1]
+        q, k_cache, k, v = _latent_tensors(q, qv, k_cache, v_cache, k, v)
         softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     keywords = {
+        **_options(causal, window_size, softcap, softmax_scale, s_aux, bits),
         "v_width": v_width,
         "cache_lens": cache_seqlens,
         "page_table": page_table,
@@ -448,18 +427,48 @@ def flash_attn_with_kvcache(
         "rotary_interleaved": rotary_interleaved,
         "cu_seqlens_q": cu_seqlens_q,
         "max_seqlen_q": max_seqlen_q,
-        "causal": causal,
-        "window": _window(window_size),
-        "softcap": softcap,
-        "scale": softmax_scale,
-        "sinks": s_aux,
         "split": "invariant" if num_splits <= 1 else "free",
         "return_lse": return_softmax_lse,
-        "bits": bits,
         **_alibi_over_cache(alibi_slopes),
         **_chunks(attention_chunk),
     }
     return Translated(attention_with_cache, (q, k_cache, values), keywords)
+
+
+def _only_one(page_table: Any, block_table: Any) -> Any:
+    """The page table, under the name that FlashAttention 3 or FlashAttention 2 gives it."""
+    if block_table is not None and page_table is not None:
+        raise ArgumentError("block_table: page_table, its other name, is also given; give one")
+    return page_table if block_table is None else block_table
+
+
+def _check_launch(sm_margin: Any, num_splits: Any) -> None:
+    if not isinstance(sm_margin, int | None) or sm_margin:
+        raise ArgumentError(f"sm_margin={quoted(sm_margin)}: not supported; must be 0")
+    if isinstance(num_splits, bool) or not isinstance(num_splits, int) or num_splits < 0:
+        raise ArgumentError(f"num_splits={quoted(num_splits)}: give a whole number from 0")
+
+
+def _latent_tensors(
+    q: Any, qv: Any, k_cache: Any, v_cache: Any, k: Any, v: Any
+) -> tuple[Any, Any, Any, None]:
+    """q, k_cache, k and v of attention_with_cache() for a latent cache, whose rows hold the rotary
+    columns and the values."""
+    rows = latent_views.whole_rows(k_cache, v_cache)
+    queries = latent_views.joined_rows("q", q, "qv", qv)
+    if k is None and v is None:
+        return queries, rows, None, None
+    return queries, rows, latent_views.joined_rows("k", k, "v", v), None
+
+
+_NEW_KEYS = (
+    "a key and a value for every query are appended; write others to the caches before the call, "
+    "at cache_seqlens, count them there, and leave k and v out"
+)
+_ROTATION = (
+    "row i of k is rotated by position cache_seqlens + i; take rows of rotary_cos and rotary_sin "
+    "that begin elsewhere, or rotate q and k before the call"
+)
 
 
 def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str) -> None:

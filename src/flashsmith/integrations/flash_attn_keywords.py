@@ -72,5 +72,5 @@ def _check_neutral(function: str, own: tuple[str, ...], name: str, value: Any) -
     if is_plain and value in _NEUTRAL[name]:
         return
     allowed = " or ".join(str(it) for it in _NEUTRAL[name][-2:])
-    said = f"{name}={quoted(value)}" if is_plain else name
-    raise ArgumentError(f"{said}: not supported by {function}(); must be {allowed}")
+    argument = f"{name}={quoted(value)}" if is_plain else name
+    raise ArgumentError(f"{argument}: not supported by {function}(); must be {allowed}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ def flex_attention(
 
     The functions are traced, and compiled into a kernel once: new lengths, and new values of
     captured numbers and tensors, do not compile. docs/programs.md says what functions may do. The
-    output has gradients, also for float tensors that score_mod captures.
-    Tensors on the host run in the emulator.
+    output has gradients, also for float tensors that score_mod captures. Tensors on the host run in
+    the emulator.
 
     Args:
         query: (batch, heads, seq_q, d), fp16 or bf16; d as for ``attention``.
@@ -58,11 +58,7 @@ def flex_attention(
         The errors of ``flashsmith.attention``.
     """
     query, key, value = _check_tensors(query, key, value, enable_gqa)
-    wants_lse, wants_max = check_flag("return_lse", return_lse), False
-    if return_aux is not None:
-        if wants_lse:
-            raise ArgumentError("return_lse=True: given with return_aux; leave return_lse out")
-        wants_lse, wants_max = bool(return_aux.lse), bool(return_aux.max_scores)
+    wants_lse, wants_max = _wanted(return_lse, return_aux)
     found = attention(
         *(it.transpose(1, 2) for it in (query, key, value)),
         score_mod=score_mod,
@@ -76,9 +72,23 @@ def flex_attention(
     output = output.transpose(1, 2)
     if return_aux is None:
         return (output, statistics[0]) if wants_lse else output
+    return output, _aux_output(statistics, wants_lse=wants_lse, wants_max=wants_max)
+
+
+def _wanted(return_lse: bool, return_aux: Any) -> tuple[bool, bool]:
+    """Whether a call returns the log-sum-exp and the maximum scores."""
+    wants_lse = check_flag("return_lse", return_lse)
+    if return_aux is None:
+        return wants_lse, False
+    if wants_lse:
+        raise ArgumentError("return_lse=True: given with return_aux; leave return_lse out")
+    return bool(return_aux.lse), bool(return_aux.max_scores)
+
+
+def _aux_output(statistics: Sequence[Any], *, wants_lse: bool, wants_max: bool) -> Any:
     from torch.nn.attention.flex_attention import AuxOutput
 
-    return output, AuxOutput(
+    return AuxOutput(
         lse=statistics[0] if wants_lse else None, max_scores=statistics[-1] if wants_max else None
     )
 

@@ -192,8 +192,8 @@ def _dtype(config: Mapping[str, Any], notes: list[str]) -> str:
     )
     found = _DTYPES.get(str(named).removeprefix("torch."))
     if found is None:
-        said = "names no dtype" if named is None else f"has dtype {named}"
-        notes.append(f"the model {said}; the kernels are for bf16, as under autocast")
+        fact = "names no dtype" if named is None else f"has dtype {named}"
+        notes.append(f"the model {fact}; the kernels are for bf16, as under autocast")
     return found or "bf16"
 
 

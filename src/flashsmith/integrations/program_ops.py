@@ -21,7 +21,7 @@ from flashsmith.integrations.captured_gradients import Saved, captured_gradients
 from flashsmith.integrations.torch_ops import (
     OPERATORS,
     OPS,
-    CallOptions,
+    OpOptions,
     backward_directly,
     call_options,
     call_options_backward,
@@ -52,9 +52,9 @@ _SCHEMAS = {
 
 
 def _with_program(
-    opts: CallOptions, q: Any, k: Any, cu_q: Any, reads: Any, program: str, ints: Any, floats: Any,
+    opts: OpOptions, q: Any, k: Any, cu_q: Any, reads: Any, program: str, ints: Any, floats: Any,
     positions: str,
-) -> CallOptions:  # fmt: skip
+) -> OpOptions:  # fmt: skip
     """The options, with the program in the form that the kernels take for tensors of these
     lengths."""
     bound = program_of_text(program, tuple(reads), tuple(ints), tuple(floats))
@@ -112,7 +112,7 @@ def _run_backward(
     )
 
 
-def _captured(saved: Saved, opts: CallOptions, reads: Any, needs: Any) -> list[Any]:
+def _captured(saved: Saved, opts: OpOptions, reads: Any, needs: Any) -> list[Any]:
     """The gradients of the captured tensors, empty where not needed."""
     gradients = [
         torch.zeros_like(it) if need else it.new_empty((0,))

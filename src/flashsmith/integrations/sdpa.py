@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -107,51 +107,89 @@ def sdpa(
     if attn_mask is None and emulate is None and is_direct() and _flash_enabled():
         # A call that the kernels serve does not depend on the other arguments.
         arguments = query, key, value, is_causal, scale, enable_gqa, bits
-        output = run_repeated(arguments, _NAME) if dropout_p == 0.0 else None
-        if output is not None:
+        if dropout_p == 0.0 and (output := run_repeated(arguments, _NAME)) is not None:
             return output
+    query, key, value = under_autocast(query, key, value)
+    call = _SdpaCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    found = _by_kernel_or_reason(call, emulate, bits, arguments)
+    if not isinstance(found, Reason):
+        return found
+    _check_fallback(found, bits, strict=strict)
+    # The warning names the line that called this function, so it is given here.
+    (_note_fallback_when_traced if is_tracing() else note_fallback)("sdpa()", *found)
+    return pytorch_sdpa(*call[:6], scale=scale, enable_gqa=enable_gqa)
+
+
+class _SdpaCall(NamedTuple):
+    """The arguments of sdpa() that say what to compute, after autocast."""
+
+    query: Any
+    key: Any
+    value: Any
+    mask: Any
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+
+
+def _by_kernel_or_reason(
+    call: _SdpaCall, emulate: bool | None, bits: str | None, arguments: tuple[Any, ...] | None
+) -> Any:
+    """The kernels' output, or why they cannot serve the call.
+
+    If ``arguments``, which are sdpa()'s, are given, the call is remembered under them.
+    """
+    if (reason := _why_not(call, emulate)) is not None:
+        return reason
+    try:
+        output, called = _by_kernel(call, bits)
+        if arguments is not None:
+            _remember(arguments, *called)
+        return output
+    except UnservedError:
+        device = call.query.device
+        return Reason("attn_mask", f"a mask tensor on {device}; its kernels are for other devices")
+
+
+def _why_not(call: _SdpaCall, emulate: bool | None) -> Reason | None:
+    """Why the kernels cannot serve a call, or None.
+
+    Raises ArgumentError for an unknown value of ``emulate``.
+    """
     if emulate is not None:
         check_emulate(emulate)
-    query, key, value = under_autocast(query, key, value)
     tracing = is_tracing()
-    reason = why_not_now(tracing)
-    if reason is None:
-        problem = SdpaProblem(
-            tensor_facts(query, tracing),
-            tensor_facts(key, tracing),
-            tensor_facts(value, tracing),
-            attn_mask is not None and tracing,
-            dropout_p,
-            is_causal,
-            scale,
-            enable_gqa,
-        )
-        reason = (why_not if tracing else known_why_not)(problem)
-        if reason is None and attn_mask is not None:
-            reason = _why_not_mask(attn_mask, problem)
-    if reason is None:
-        with_gradients = needs_gradients(query, key, value)
-        reason = why_not_on(query.device, emulate, query.shape[-1], with_gradients=with_gradients)
-    if reason is None:
-        try:
-            output, called = _by_kernel(query, key, value, attn_mask, is_causal, scale, bits)
-            if arguments is not None:
-                _remember(arguments, *called)
-            return output
-        except UnservedError:
-            facts = f"a mask tensor on {query.device}; its kernels are for other devices"
-            reason = Reason("attn_mask", facts)
+    if (reason := why_not_now(tracing)) is not None:
+        return reason
+    problem = SdpaProblem(
+        tensor_facts(call.query, tracing),
+        tensor_facts(call.key, tracing),
+        tensor_facts(call.value, tracing),
+        call.mask is not None and tracing,
+        call.dropout_p,
+        call.is_causal,
+        call.scale,
+        call.enable_gqa,
+    )
+    reason = (why_not if tracing else known_why_not)(problem)
+    if reason is None and call.mask is not None:
+        reason = _why_not_mask(call.mask, problem)
+    if reason is not None:
+        return reason
+    with_gradients = needs_gradients(call.query, call.key, call.value)
+    width = call.query.shape[-1]
+    return why_not_on(call.query.device, emulate, width, with_gradients=with_gradients)
+
+
+def _check_fallback(reason: Reason, bits: str | None, *, strict: bool) -> None:
+    """Raises ArgumentError if strict or canonical bits forbid to leave the call to PyTorch."""
     if strict:
         raise reason.error()
     if _resolved_bits(bits):
         raise cannot_keep(
             bits, f"{reason}; and PyTorch's attention, which would take over, has other bits"
         )
-    note = _note_fallback_when_traced if tracing else note_fallback
-    note("sdpa()", *reason)
-    return pytorch_sdpa(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
 
 
 def tensor_facts(tensor: Any, tracing: bool) -> TensorFacts:
@@ -216,33 +254,26 @@ def _added(mask: Any) -> Callable[..., Any]:
 _LOWEST = -1e6
 
 
-def _by_kernel(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    is_causal: bool,
-    scale: float | None,
-    bits: str | None,
-) -> tuple[Any, _Called]:
+def _by_kernel(call: _SdpaCall, bits: str | None) -> tuple[Any, _Called]:
     """The output, and the call of attention() that computed it."""
+    query, key, value = call.query, call.key, call.value
     missing = 4 - query.dim()
     for _ in range(missing):
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
     length_q, length_k = query.shape[2], key.shape[2]
-    if is_causal and length_k > length_q:
+    if call.is_causal and length_k > length_q:
         key, value = key[:, :, :length_q], value[:, :, :length_q]
     if key.shape[0] != query.shape[0]:
         key = key.expand(query.shape[0], -1, -1, -1)
         value = value.expand(query.shape[0], -1, -1, -1)
-    causal, window = mask_arguments(is_causal, length_q, length_k)
+    causal, window = mask_arguments(call.is_causal, length_q, length_k)
     tensors = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     keywords = {
         "causal": causal,
         "window": window,
-        "scale": scale,
+        "scale": call.scale,
         "bits": bits,
-        **mask_keywords(mask, query, key),
+        **mask_keywords(call.mask, query, key),
         # Host tensors get here only if the emulator is to compute the call.
         "emulate": is_on_host(query.device),
     }

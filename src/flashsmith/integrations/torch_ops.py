@@ -88,7 +88,7 @@ _grad_enabled = torch.is_grad_enabled
 _prefers_repeatable = torch.are_deterministic_algorithms_enabled
 
 
-class CallOptions(NamedTuple):
+class OpOptions(NamedTuple):
     """The arguments of attention() for both passes, without the tensors.
 
     ``options`` requests the log-sum-exp if gradients may follow.
@@ -123,8 +123,8 @@ def call_options(
     deterministic: bool = False,
     emulate: bool = False,
     **options: Any,
-) -> CallOptions:
-    """The CallOptions of a forward op's arguments."""
+) -> OpOptions:
+    """The OpOptions of a forward op's arguments."""
     forward, backward = (
         None if it is None else parse_kernel_name_into_config(it)
         for it in (config, backward_config)
@@ -132,11 +132,11 @@ def call_options(
     check_attention_config(forward)
     check_backward_config("backward_config", backward)
     opts = ForwardOptions(window=(window_left, window_right), **options)
-    return CallOptions(opts, forward, backward, deterministic, emulate)
+    return OpOptions(opts, forward, backward, deterministic, emulate)
 
 
-def call_options_backward(config: str | None = None, **options: Any) -> CallOptions:
-    """The CallOptions of a backward op's arguments; ``config`` is the backward pass's."""
+def call_options_backward(config: str | None = None, **options: Any) -> OpOptions:
+    """The OpOptions of a backward op's arguments; ``config`` is the backward pass's."""
     backward = None if config is None else parse_kernel_name_into_config(config)
     check_backward_config("config", backward)
     return call_options(**options)._replace(backward_config=backward)
@@ -154,7 +154,7 @@ class SavedCall:
 
     __slots__ = ("call", "opts", "return_lse", "swapped")
 
-    def __init__(self, opts: CallOptions, return_lse: bool) -> None:
+    def __init__(self, opts: OpOptions, return_lse: bool) -> None:
         self.opts, self.return_lse = opts, return_lse
         self.call: CachedCall | None = None
         self.swapped = False
@@ -172,7 +172,7 @@ def _required(*tensors: Any) -> tuple[bool, ...]:
 
 
 def _forward_arguments(
-    q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, opts: CallOptions
+    q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, opts: OpOptions
 ) -> Any:
     """The arguments of run_call and attention_call: a config or its chooser, the tensors, the
     options, emulate, and the backward pass that follows."""
@@ -197,7 +197,7 @@ def forward_directly(
 
 
 def _backward_arguments(
-    tensors: tuple[Any, ...], dlse: Any, sinks: Any, cu_q: Any, cu_k: Any, opts: CallOptions,
+    tensors: tuple[Any, ...], dlse: Any, sinks: Any, cu_q: Any, cu_k: Any, opts: OpOptions,
     needs: tuple[bool, bool, bool, bool], fp32_gradients: bool,
 ) -> Any:  # fmt: skip
     """The arguments of run_backward and backward_call; ``tensors`` are do, q, k, v, o and lse."""
@@ -220,7 +220,7 @@ def backward_directly(
     sinks: Any,
     cu_q: Any,
     cu_k: Any,
-    opts: CallOptions,
+    opts: OpOptions,
     needs: tuple[bool, bool, bool, bool],
     fp32_gradients: bool = False,
     this: SavedCall | None = None,
@@ -433,7 +433,7 @@ class FlashsmithGradients(torch.autograd.Function):
         sinks: Any,
         cu_q: Any,
         cu_k: Any,
-        opts: CallOptions,
+        opts: OpOptions,
         needs: tuple[bool, bool, bool, bool],
         fp32_gradients: bool = False,
     ) -> tuple[Any, Any, Any, Any]:
@@ -446,7 +446,7 @@ class FlashsmithGradients(torch.autograd.Function):
 
 def _gradients(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, sinks: Any, cu_q: Any, cu_k: Any,
-    opts: CallOptions, needs: tuple[bool, bool, bool, bool], fp32_gradients: bool = False,
+    opts: OpOptions, needs: tuple[bool, bool, bool, bool], fp32_gradients: bool = False,
     this: SavedCall | None = None,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
@@ -798,7 +798,7 @@ def saved_call(
     return_lse = check_flag("return_lse", options.return_lse)
     # Autograd saves the tensors, so the Pass need not save them.
     bound |= {**dict.fromkeys(TENSORS), "return_lse": True}
-    opts = CallOptions(
+    opts = OpOptions(
         ForwardOptions(*_in_order(bound)), config, backward_config, repeatable, emulate
     )
     return SavedCall(opts, return_lse), (q, k, v, sinks, cu_q, cu_k), follows_pytorch

@@ -228,12 +228,8 @@ def flashsmith_attention_forward(
     """
     _check_keywords(module, keywords)
     if cache is not None:  # in transformers 5.23 the attention function updates the cache
-        lengths = {
-            **keywords,
-            "cu_seq_lens_q": cu_seq_lens_q,
-            "cu_seq_lens_k": cu_seq_lens_k,
-            "max_length_k": max_length_k,
-        }
+        lengths = {**keywords, "cu_seq_lens_q": cu_seq_lens_q}
+        lengths |= {"cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k}
         key, value = updated(module, key, value, cache, lengths)
         cu_seq_lens_k, max_length_k = lengths["cu_seq_lens_k"], lengths["max_length_k"]
         attention_mask = None  # covers the new tokens only; the offsets describe all keys
@@ -242,65 +238,26 @@ def flashsmith_attention_forward(
         cu_seq_lens_k, max_length_k = (of_kind(module, it) for it in (cu_seq_lens_k, max_length_k))
     if indices is not None:
         attention_mask = selected_by(attention_mask, indices, key.shape[2])
-    hidden = hidden_by(attention_mask, query.shape[2])
-    filled = hidden.filled
-    if hidden.dropped is not None and needs_gradients(query, key, value, s_aux):
-        refuse_rolling("cache", "has dropped keys, which gradients need")
-    if filled is not None and needs_gradients(query, key, value, s_aux):
-        # All batch rows have the same number of filled keys.
-        hidden, filled = hidden._replace(keys=int(filled.max())), None
+    hidden = _hidden(attention_mask, query, key, value, s_aux)
     if hidden.keys is not None:
         key, value = (tensor[:, :, : hidden.keys] for tensor in (key, value))
-    sequences = None
-    if pages is None:
-        offsets, longest = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
-        sequences = sequences_of(offsets, longest, query, key)
-    causal, window = _causality(module, hidden, is_causal, sliding_window, query, pages)
-    if window is not None and hidden.causal is None and key.shape[2] != query.shape[2]:
-        refuse_rolling(
-            "sliding_window", "of a layer without a mask, whose cache may have dropped keys"
-        )
+    offsets, longest = (cu_seq_lens_q, cu_seq_lens_k), (max_length_q, max_length_k)
+    sequences = sequences_of(offsets, longest, query, key) if pages is None else None
+    causal, window = _causality(module, hidden, is_causal, sliding_window, query, key, pages)
     query, key, value = under_autocast(query, key, value)
     q, k, v = _converted(query, key, value)
+    padding = _padding(hidden, pages, sequences, keywords.get("position_ids"), q, k)
     call = _Call(
-        q,
-        k,
-        v,
-        padding=_padding(hidden, filled, pages, sequences, keywords.get("position_ids"), q, k),
-        pattern=hidden.pattern,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        scale=scaling,
-        sinks=s_aux,
-        sequences=sequences,
-        longest_q=max_length_q,
-        filled=filled,
-        dropped=hidden.dropped,
-        pages=pages,
+        *(q, k, v, padding, hidden.pattern, causal, window, softcap, scaling, s_aux),
+        *(sequences, max_length_q, hidden.filled, hidden.dropped, pages),
     )
-    reason = _why_not(call, dropout, position_bias)
-    if reason is None:
+    if (reason := _why_not(call, dropout, position_bias)) is None:
         try:
-            output = _by_kernel(call)
+            return _by_kernel(call).to(query.dtype), None
         except UnservedError:  # a pattern, on another device than its kernels are for
             reason = _PATTERN
-        else:
-            return output.to(query.dtype), None
     _refuse_or_note(call, reason)
-    mask = _as_pytorch_takes_it(call)
-    return sdpa_attention_forward(
-        module,
-        query,
-        key,
-        value,
-        mask,
-        dropout,
-        scaling,
-        is_causal=call.causal and mask is None,
-        **({} if position_bias is None else {"position_bias": position_bias}),
-        **keywords,
-    )
+    return _by_pytorch(module, call, (query, key, value), dropout, position_bias, keywords)
 
 
 def _check_keywords(module: Any, keywords: Mapping[str, Any]) -> None:
@@ -330,13 +287,42 @@ def _pages_and_rows(
     return None, gathered(key), gathered(value)
 
 
+def _hidden(mask: Any, query: Any, key: Any, value: Any, sinks: Any) -> HiddenKeys:
+    """The keys that a mask hides, in a form that has gradients if the call needs them."""
+    hidden = hidden_by(mask, query.shape[2])
+    is_cache = hidden.filled is not None or hidden.dropped is not None
+    if not is_cache or not needs_gradients(query, key, value, sinks):
+        return hidden
+    if hidden.dropped is not None:
+        refuse_rolling("cache", "has dropped keys, which gradients need")
+    # All batch rows have the same number of filled keys.
+    return hidden._replace(keys=int(hidden.filled.max()), filled=None)
+
+
 def _causality(
-    module: Any, hidden: HiddenKeys, given: bool | None, window: int | None, query: Any, pages: Any
+    module: Any,
+    hidden: HiddenKeys,
+    given: bool | None,
+    window: int | None,
+    query: Any,
+    key: Any,
+    pages: Any,
 ) -> tuple[bool, int | None]:
     """Whether a layer's attention is causal, and its window.
 
     If the mask determines both, the layer's declaration is ignored.
     """
+    causal, window = _stated_or_masked(module, hidden, given, window, query, pages)
+    if window is not None and hidden.causal is None and key.shape[2] != query.shape[2]:
+        refuse_rolling(
+            "sliding_window", "of a layer without a mask, whose cache may have dropped keys"
+        )
+    return causal, window
+
+
+def _stated_or_masked(
+    module: Any, hidden: HiddenKeys, given: bool | None, window: int | None, query: Any, pages: Any
+) -> tuple[bool, int | None]:
     if hidden.causal is not None:
         return hidden.causal, hidden.window or None
     if hidden.pattern is not None:
@@ -349,7 +335,6 @@ def _causality(
 
 def _padding(
     hidden: HiddenKeys,
-    filled: Any,
     pages: Any,
     sequences: Any,
     position_ids: Any,
@@ -359,7 +344,7 @@ def _padding(
     if hidden.padding is not None:
         one_for_all = hidden.padding.shape[0] == 1 != k.shape[0]
         return hidden.padding.expand(k.shape[0], -1) if one_for_all else hidden.padding
-    if any(it is not None for it in (hidden.pattern, filled, pages, sequences)):
+    if any(it is not None for it in (hidden.pattern, hidden.filled, pages, sequences)):
         return None
     return sequences_by_position(position_ids, q, k)
 
@@ -531,6 +516,29 @@ def _on_pages(call: _Call, pages: Pages, q: Any, k: Any, v: Any) -> Any:
         **how,
     )
     return output.view(*call.query.transpose(1, 2).shape[:-1], v.shape[-1])
+
+
+def _by_pytorch(
+    module: Any,
+    call: _Call,
+    tensors: tuple[Any, Any, Any],
+    dropout: float,
+    position_bias: Any,
+    keywords: Mapping[str, Any],
+) -> tuple[Any, None]:
+    """The result of PyTorch's attention for a call with these query, key and value."""
+    mask = _as_pytorch_takes_it(call)
+    found: tuple[Any, None] = sdpa_attention_forward(
+        module,
+        *tensors,
+        mask,
+        dropout,
+        call.scale,
+        is_causal=call.causal and mask is None,
+        **({} if position_bias is None else {"position_bias": position_bias}),
+        **keywords,
+    )
+    return found
 
 
 def _as_pytorch_takes_it(call: _Call) -> Any:

@@ -27,7 +27,7 @@ the same object. Any other mask is a pattern, which kernels read as a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -97,12 +97,7 @@ def flashsmith_mask(
         ArgumentError: a keyword that transformers' mask interface does not have; or bits must be
             canonical, and it is not known how many keys a rolling cache has dropped.
     """
-    for name, value in keywords.items():
-        if name not in _KEYWORDS:
-            raise ArgumentError(
-                f"{name}={quoted(value)}: not a keyword of the mask interface of transformers 5.17 "
-                f'to 5.24; use attn_implementation="sdpa"'
-            )
+    _check_keywords(keywords)
     model = model_of(keywords.get("config"))
     # A model's own attention code adds masks to its scores, even if other layers call flashsmith.
     adds_masks = model is not None and not (model.calls_interface and model.supported)
@@ -133,22 +128,36 @@ def flashsmith_mask(
     if wants_canonical():
         hidden = _with_dropped(hidden, offsets, batch_size, kv_length, attention_mask, device)
     passed_on = model is not None and model.passes_masks_on
-    if adds_masks:
-        compact = False
-    elif hidden.causal:
-        # transformers always forbids skipping the mask for packed sequences and for decode steps
-        # with static caches. In these cases the flag does not mean that the model inspects its
-        # mask.
-        forced = q_length == 1 or _numbers_sequences(hidden.padding)
-        compact = passed_on and (allow_is_causal_skip or forced)
-    else:
-        compact = allow_is_bidirectional_skip and (passed_on or not hidden.window)
-    if compact:
+    may_skip = allow_is_causal_skip if hidden.causal else allow_is_bidirectional_skip
+    if not adds_masks and _may_be_compact(hidden, q_length, may_skip=may_skip, passed_on=passed_on):
         return _form(hidden, batch_size, q_length, kv_length, device)
     mask = full_mask()
     if _may_ask():
         _known[mask] = _version(mask), hidden
     return mask
+
+
+def _check_keywords(keywords: Mapping[str, Any]) -> None:
+    for name, value in keywords.items():
+        if name not in _KEYWORDS:
+            raise ArgumentError(
+                f"{name}={quoted(value)}: not a keyword of the mask interface of transformers 5.17 "
+                f'to 5.24; use attn_implementation="sdpa"'
+            )
+
+
+def _may_be_compact(hidden: HiddenKeys, queries: int, *, may_skip: bool, passed_on: bool) -> bool:
+    """Whether a model takes a compact form of its mask.
+
+    ``may_skip``: whether transformers allows the mask to be left out. ``passed_on``: whether the
+    model passes masks on without reading them.
+    """
+    if not hidden.causal:
+        return may_skip and (passed_on or not hidden.window)
+    # transformers always forbids skipping the mask for packed sequences and for decode steps with
+    # static caches. In these cases the flag does not mean that the model inspects its mask.
+    forced = queries == 1 or _numbers_sequences(hidden.padding)
+    return passed_on and (may_skip or forced)
 
 
 def _version(mask: Any) -> int | None:

@@ -337,20 +337,11 @@ def _check(
     Returns the lengths of the packed sequences of q and of k; each is None if there are none.
     """
     group.check_device("q", q)
-    if _is_capturing(q):
-        raise ArgumentError(
-            "q: a CUDA graph is being captured, in which ranks cannot agree on a call; leave "
-            "parallel.attention() out of the graph"
-        )
+    _check_not_capturing(q)
     packed = asked.cu_seqlens_q is not None or asked.cu_seqlens_k is not None
     _check_tensors(q, k, v, packed)
     heads_k, d = k.shape[-2:]
-    schedule = check_schedule(asked.schedule)
-    if schedule == "ulysses" and heads_k % group.size:
-        raise ArgumentError(
-            f"schedule='ulysses': k has {heads_k} heads, which {group.size} ranks do not divide; "
-            "take 'zigzag' or 'allgather'"
-        )
+    schedule = _check_schedule(asked.schedule, heads_k, group.size)
     mask = check_mask(asked.causal, asked.window)
     scale = check_scale(asked.scale, d)
     softcap = check_softcap(asked.softcap, scale)
@@ -394,6 +385,24 @@ def _check(
         }
     )
     return lens_q, lens_k
+
+
+def _check_not_capturing(q: Any) -> None:
+    if _is_capturing(q):
+        raise ArgumentError(
+            "q: a CUDA graph is being captured, in which ranks cannot agree on a call; leave "
+            "parallel.attention() out of the graph"
+        )
+
+
+def _check_schedule(name: str, heads_k: int, ranks: int) -> str:
+    schedule = check_schedule(name)
+    if schedule == "ulysses" and heads_k % ranks:
+        raise ArgumentError(
+            f"schedule='ulysses': k has {heads_k} heads, which {ranks} ranks do not divide; take "
+            "'zigzag' or 'allgather'"
+        )
+    return schedule
 
 
 def _check_tensors(q: Any, k: Any, v: Any, packed: bool) -> None:

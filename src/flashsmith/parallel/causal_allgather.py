@@ -358,30 +358,8 @@ def backward(
     chunk = q.shape[1] // 2
     dlses = (None, None) if dlse is None else [it.contiguous() for it in dlse.chunk(2, -1)]
     needs_kv = needs[1] or needs[2]
-
-    def differentiate(half: int, kv: Sequence[Any]) -> Any:
-        halved, whole = (do, q, o), (*kv, lses[half], dlses[half], sinks)
-        key = half, needs, dlse is None
-        found = _launched(call, key, half, halved, whole)
-        if found is not None:
-            return Gradients(*found)
-        chunks = [it.chunk(2, 1)[half] for it in halved]
-        tensors = *chunks[:2], *kv, chunks[2], lses[half]
-        keywords = {
-            "dlse": dlses[half],
-            "causal": True,
-            "sinks": sinks,
-            "deterministic": call.deterministic,
-            "needs": (needs[0], needs_kv, needs_kv, needs[3]),
-            "grad_dtype": "float32",
-            "config": call.backward_config,
-            **call.options,
-        }
-        gradients = traceable.backward(*tensors, **keywords)
-        if call.launches is not None:
-            repeated = traceable.repeated_backward(*tensors, **keywords)
-            _remember(call, key, repeated, chunks, halved, whole)
-        return gradients
+    inputs = _Saved((do, q, o), lses, dlses, sinks, needs)
+    differentiate = functools.partial(_differentiate, call, inputs)
 
     peers = _peers(call, k, v)
     keys = _gather(call, peers, k, v)
@@ -419,6 +397,45 @@ def backward(
         _add_into(dkv_earlier, of_ranks)
     dsinks = earlier.dsinks + later.dsinks if needs[3] else None
     return as_needed(needs, dq, dk, dv, dsinks)
+
+
+class _Saved(NamedTuple):
+    """What the gradients of both chunks of this rank's rows are computed from.
+
+    ``halved`` are do, q and o, whose rows are of the earlier chunk and then of the later one.
+    """
+
+    halved: tuple[Any, Any, Any]
+    lses: Sequence[Any]
+    dlses: Sequence[Any]
+    sinks: Any
+    needs: Needs
+
+
+def _differentiate(call: GroupCall, of: _Saved, half: int, kv: Sequence[Any]) -> Gradients:
+    """The gradients of a chunk, 0 or 1, over the keys and values that it sees."""
+    lse, dlse, needs_kv = of.lses[half], of.dlses[half], of.needs[1] or of.needs[2]
+    key, whole = (half, of.needs, dlse is None), (*kv, lse, dlse, of.sinks)
+    found = _launched(call, key, half, of.halved, whole)
+    if found is not None:
+        return Gradients(*found)
+    do, q, o = chunks = [it.chunk(2, 1)[half] for it in of.halved]
+    tensors = do, q, *kv, o, lse
+    keywords = {
+        "dlse": dlse,
+        "causal": True,
+        "sinks": of.sinks,
+        "deterministic": call.deterministic,
+        "needs": (of.needs[0], needs_kv, needs_kv, of.needs[3]),
+        "grad_dtype": "float32",
+        "config": call.backward_config,
+        **call.options,
+    }
+    gradients: Gradients = traceable.backward(*tensors, **keywords)
+    if call.launches is not None:
+        repeated = traceable.repeated_backward(*tensors, **keywords)
+        _remember(call, key, repeated, chunks, of.halved, whole)
+    return gradients
 
 
 class _Chunks(NamedTuple):

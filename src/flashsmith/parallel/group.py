@@ -282,7 +282,7 @@ class Group:
         return Transfer(self, start, [mine], into, free)
 
 
-class _Known(NamedTuple):
+class _SentFacts(NamedTuple):
     """The facts that all ranks have sent, and a number for them that is the same on all ranks."""
 
     word: int
@@ -334,7 +334,7 @@ class RankAgreement:
         digest = hashlib.sha256(b"".join(part[:_MESSAGE] for part in parts)).digest()
         word = int.from_bytes(digest[:8], "big") >> 1
         facts = [it["facts"] for it in said]
-        agreements[message.text] = _Known(word, facts)
+        agreements[message.text] = _SentFacts(word, facts)
         return facts
 
 
@@ -483,7 +483,7 @@ _messages: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # By group: the rank of this process, the global ranks of all members, and the watch. Agreements are
 # by group and by the message of this rank.
 _members: WeakKeyDictionary[Any, tuple[int, list[int], Watch]] = WeakKeyDictionary()
-_agreements: WeakKeyDictionary[Any, dict[bytes, _Known]] = WeakKeyDictionary()
+_agreements: WeakKeyDictionary[Any, dict[bytes, _SentFacts]] = WeakKeyDictionary()
 
 
 def _timeout(backend: Any) -> Any:

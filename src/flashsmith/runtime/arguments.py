@@ -114,15 +114,7 @@ def check_request(
         program=program_for(bound, bits),
     )
     sinks = check_sinks(options.sinks, q, problem.heads_q)
-    wanted = ["lse"] if check_flag("return_lse", options.return_lse) or ranges is not None else []
-    if check_flag("return_row_max", options.return_row_max):
-        wanted.append("row_max")
-    if ranges is not None and (sinks is not None or "row_max" in wanted):
-        wrong = "return_row_max" if sinks is None else "sinks"
-        raise ArgumentError(
-            f"{wrong}: given with partial=True, which supports neither sinks nor row maxima; "
-            + ("leave it out" if sinks is None else "give them to flashsmith.merge_attention()")
-        )
+    wanted = _statistics(options, partial=ranges is not None, has_sinks=sinks is not None)
     views, sizes = {"q": q, "k": k, "v": v}, {}
     if packing is not None:
         views |= {"cu_seqlens_q": packing.cu_seqlens_q, "cu_seqlens_k": packing.cu_seqlens_k}
@@ -143,6 +135,23 @@ def check_request(
         views, sizes = views | read.views, sizes | read.sizes
         numbers["program_numbers"] = read.numbers
     return Request(problem, views, numbers, sizes, wanted)
+
+
+def _statistics(options: ForwardOptions, *, partial: bool, has_sinks: bool) -> list[str]:
+    """The statistics of rows that a call returns: a part always has its log-sum-exp.
+
+    Raises ArgumentError if a part has sinks or row maxima.
+    """
+    wanted = ["lse"] if check_flag("return_lse", options.return_lse) or partial else []
+    if check_flag("return_row_max", options.return_row_max):
+        wanted.append("row_max")
+    if partial and (has_sinks or "row_max" in wanted):
+        wrong = "sinks" if has_sinks else "return_row_max"
+        raise ArgumentError(
+            f"{wrong}: given with partial=True, which supports neither sinks nor row maxima; "
+            + ("give them to flashsmith.merge_attention()" if has_sinks else "leave it out")
+        )
+    return wanted
 
 
 def program_for(bound: Any, bits: str) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics
-from flashsmith.families.canonical import emulated_arch
 from flashsmith.families.legality import D_STEP, padding_advice, unequal_d_advice
 from flashsmith.operations.decode import DECODE, FREE, check_given, check_split
 from flashsmith.runtime.arguments import (
@@ -32,11 +31,10 @@ from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.forward_pass import read_names, with_reads
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.kernel_choice import (
-    DEFAULT_EMULATED_ARCH,
     Chooser,
     check_server,
+    config_and_device,
     kernel_for,
-    limits_of,
 )
 from flashsmith.runtime.libraries import LoadedKernel
 from flashsmith.runtime.prepared_call import prepare
@@ -143,12 +141,7 @@ def _run(
 ) -> Any:
     request = check_request(tensors, asked)
     q, problem = request.first, request.problem
-    device = limits_of(
-        q,
-        check_flag("emulate", emulate),
-        emulated_arch(config) if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH,
-    )
-    cfg = config if isinstance(config, KernelConfig) else config(problem, device)
+    cfg, device = config_and_device(config, request, check_flag("emulate", emulate))
     semantics = check_server(cfg, problem, device)
     names = ("o", "lse") if "lse" in request.wanted else ("o",)
     if 0 in q.shape:
@@ -218,11 +211,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     views = {"q": q}
     _add_caches(views, tensors)
     _, slots, heads_k, d_v = views["v_cache"].shape
-    if not heads_q or not heads_k or heads_q % heads_k:
-        raise ArgumentError(
-            f"k_cache: {heads_k} heads and q {heads_q}; q's must be a multiple of the cache's: "
-            "check that heads are the second-to-last dimension"
-        )
+    _check_heads(heads_q, heads_k)
     batch, seq_q, capacity = add_sequences(views, tensors, asked)
     _add_new(views, tensors, q, (heads_k, d_v))
     _add_rotary(views, tensors, q)
@@ -239,18 +228,16 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     sinks = check_sinks(tensors.sinks, q, heads_q)
     if sinks is not None:
         views["sinks"] = sinks
-    appended = [views[name] for name in ("k_cache", "v_cache")] if "k" in views else []
-    for cache in appended:
-        _check_writable(cache, views)
+    for name in ("k_cache", "v_cache") if "k" in views else ():
+        _check_writable(views[name], views)
     if tensors.out is not None:
         views["o"] = check_output(tensors.out, q, list(views.values()), "out", d_v=d_v)
-    longest = max(capacity, seq_q)
-    if longest > LONGEST:
+    if max(capacity, seq_q) > LONGEST:
         raise ArgumentError(f"k_cache: {capacity} keys; kernels count up to {LONGEST}")
-    bound = asked.program
     check_d(its_format, "k_cache", d)
     check_d(its_format, "v_cache", d_v)
     check_k_scale(scale_numbers.get("k_scale_value", 1.0), scale, softcap)
+    bound = asked.program
     semantics = Semantics(
         *(mask.kind, softcap > 0, packed),
         uneven=packed or bound is not None,
@@ -261,10 +248,8 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
         *(batch, seq_q, capacity, heads_q, heads_k, d, DTYPES[q.dtype], semantics),
         *(DECODE.name, page, "", mask.window_keys, bits, its_format.label, d_v),
     )
-    cos = views.get("cos")
     options = mask_options(mask, scale, softcap) | {
-        "rotary_interleaved": check_flag("rotary_interleaved", asked.rotary_interleaved),
-        "rotary_dtype": "float32" if cos is not None and cos.dtype == "float32" else None,
+        **_rotary_options(asked, views),
         "split": check_split(asked.split),
         **scale_numbers,
     }
@@ -274,6 +259,22 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     read = check_program_arguments(bound, q)
     options["program_numbers"] = read.numbers
     return Request(problem, views | read.views, options, read.sizes, wanted)
+
+
+def _rotary_options(asked: DecodeOptions, views: dict[str, TensorView]) -> dict[str, Any]:
+    cos = views.get("cos")
+    return {
+        "rotary_interleaved": check_flag("rotary_interleaved", asked.rotary_interleaved),
+        "rotary_dtype": "float32" if cos is not None and cos.dtype == "float32" else None,
+    }
+
+
+def _check_heads(heads_q: int, heads_k: int) -> None:
+    if not heads_q or not heads_k or heads_q % heads_k:
+        raise ArgumentError(
+            f"k_cache: {heads_k} heads and q {heads_q}; q's must be a multiple of the cache's: "
+            "check that heads are the second-to-last dimension"
+        )
 
 
 def _view_q(tensor: Any, packed: bool) -> TensorView:

@@ -136,14 +136,19 @@ def run_in_emulator(
         )
         total.add(result)
     total.findings = [finding for observer in observers for finding in observer.findings]
+    _check_zero(plan, workspaces)
+    note_launch("emulator", len(plan.launched))
+    return total
+
+
+def _check_zero(plan: LaunchPlan, workspaces: Sequence[np.ndarray]) -> None:
+    """Raises EmulatorError unless the workspaces that the next call needs zeroed are so."""
     for workspace, array in zip(plan.workspaces, workspaces, strict=True):
         if workspace.contents == InitialContents.KEPT_ZERO and array.any():
             raise EmulatorError(
                 f"{plan.kernel}: its workspace {workspace.name} must be zero at the end, for the "
                 f"next call, but holds {array[:64].tobytes().hex()}"
             )
-    note_launch("emulator", len(plan.launched))
-    return total
 
 
 def _filled(workspace: Workspace) -> np.ndarray:

@@ -201,42 +201,12 @@ def forward(
 
     Args:
         cfg: the kernel; its dtype must be the tensors', and its d_head at least theirs.
-        q: (batch, seq_q, heads_q, d), or (total_q, heads_q, d) if packed; fp16 or bf16. A PyTorch
-            tensor, or a NumPy, CuPy or JAX array (bf16 as ml_dtypes.bfloat16). The last dimension
-            must be contiguous, rows 16-byte aligned, and d a multiple of 8; lengths may be 0. d is
-            at most 512, above 256 on sm_90 only.
-        k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q. heads_q must be a
-            multiple of heads_k: heads_q / heads_k heads of q share one head of k and v. v may have
-            another d, also a multiple of 8 up to 256, which o then has too.
         o: the tensor to write the output to, of q's shape (with v's d) and dtype; None allocates
             it.
-        causal: whether a query attends only to keys up to its own position.
-        window: (left, right): how many keys before and after its own position a query attends to;
-            None means no limit. With causal the right limit is 0.
-        softcap: above 0, scaled scores become softcap * tanh(score / softcap).
-        scale: the factor on q k^T, finite and > 0; None means 1/sqrt(d). scale and softcap may also
-            be 0-dimensional tensors on the host, and window a tensor of two numbers.
-        sinks: (heads_q,) fp32, fp16 or bf16: one logit per head that joins the softmax of its rows;
-            None for no sinks.
-        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has rows
-            cu_seqlens[b] to cu_seqlens[b + 1] - 1. On a device their contents are not checked. The
-            kernel clamps them, and does not write rows of the output that belong to no sequence.
-        max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
-            sequences are cut off. None computes it, and a call on a device waits once for that.
-        return_lse: also return the log-sum-exp of the scores and the sink: fp32, (batch, heads_q,
-            seq_q) or (heads_q, total_q). It is -inf for a row without keys and sink.
-        return_row_max: also return the maximum of each row's scaled and capped scores, without the
-            sink, in the same shape; -inf for a row without keys.
-        partial: whether to compute a part for ``flashsmith.merge_attention``. It returns (o, lse)
-            with o in fp32, not rounded, without sinks and without gradients. Only parts take
-            seqused_k and k_begin.
-        seqused_k: (batch,) int32: how many keys of each sequence count; None counts all from
-            k_begin on. On a device only the kernel reads it.
-        k_begin: (batch,) int32: the row of k where each sequence's keys begin; None is its first
-            row. In a packed k it may be any row, independent of cu_seqlens_k. For every mask, the
-            last query has the position of the last key that counts, k_begin + seqused_k - 1.
+        q, k, v, causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+            max_seqlen_k, return_lse, return_row_max, partial, seqused_k, k_begin, emulate: as for
+            attention().
         bits: as for attention(); 'canonical' requires a config that keeps that order.
-        emulate: run host tensors in the emulator even when the estimated time is above 60 s.
 
     Returns:
         o, (o, lse), (o, row_max) or (o, lse, row_max), in q's framework and on its device.

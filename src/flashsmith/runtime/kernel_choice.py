@@ -9,6 +9,7 @@ from functools import lru_cache
 from flashsmith.builder import count_noted
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec, families
+from flashsmith.families.canonical import emulated_arch
 from flashsmith.families.head_dims import fitting_dims
 from flashsmith.runtime import driver, process_forks
 from flashsmith.runtime.arguments import check_device, check_fit
@@ -75,6 +76,17 @@ def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> Device
         )
     process_forks.check_not_forked()
     return limits or driver.query_gpu(view.device.ordinal)
+
+
+def config_and_device(
+    config: KernelConfig | Chooser, request: Request, emulate: bool
+) -> tuple[KernelConfig, DeviceSpec]:
+    """The config for a call over a cache, and the device to plan for. A Chooser picks the config
+    there."""
+    if isinstance(config, KernelConfig):
+        return config, limits_of(request.first, emulate, emulated_arch(config))
+    device = limits_of(request.first, emulate, DEFAULT_EMULATED_ARCH)
+    return config(request.problem, device), device
 
 
 def kernel_for(

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics, families
-from flashsmith.families.canonical import emulated_arch
 from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import LONGEST, check_sinks, mask_options
@@ -19,11 +18,10 @@ from flashsmith.runtime.decode_pass import (
 )
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.kernel_choice import (
-    DEFAULT_EMULATED_ARCH,
     Chooser,
     check_server,
+    config_and_device,
     kernel_for,
-    limits_of,
 )
 from flashsmith.runtime.libraries import LoadedKernel
 from flashsmith.runtime.prepared_call import prepare
@@ -86,12 +84,7 @@ def _run(
 ) -> Any:
     request = check_latent_request(tensors, options)
     q, problem = request.first, request.problem
-    device = limits_of(
-        q,
-        check_flag("emulate", emulate),
-        emulated_arch(config) if isinstance(config, KernelConfig) else DEFAULT_EMULATED_ARCH,
-    )
-    cfg = config if isinstance(config, KernelConfig) else config(problem, device)
+    cfg, device = config_and_device(config, request, check_flag("emulate", emulate))
     semantics = check_server(cfg, problem, device)
     if q.device.kind == "cpu":
         check_contents(request)

@@ -74,7 +74,7 @@ class LibraryCall(Protocol):
 
 
 # Log messages by build stage.
-_SAID = {
+_REPORTED = {
     "compile": "flashsmith: compiling %s for sm_%d (first use; kept in the cache)",
     "wait": "flashsmith: waiting for another process that compiles %s for sm_%d",
 }
@@ -416,15 +416,15 @@ class LoadedKernels:
 
     def _build(self, key: Key) -> LoadedKernel:
         cfg, arch, semantics = key
-        said: set[str] = set()
+        reported: set[str] = set()
 
         def say(event: BuildEvent) -> None:
             # A warning, because the caller waits seconds for what usually takes microseconds. If
             # several processes need the kernel at the same time, such as the ranks of a group, only
             # one builds it.
-            if event.stage in _SAID and event.stage not in said:
-                said.add(event.stage)
-                _log.warning(_SAID[event.stage], _named(cfg, semantics), arch)
+            if event.stage in _REPORTED and event.stage not in reported:
+                reported.add(event.stage)
+                _log.warning(_REPORTED[event.stage], _named(cfg, semantics), arch)
 
         library = build([cfg], arch=arch, semantics=semantics, progress=say)
         if cfg.family.must_not_spill and (found := losses(library.entry(cfg))):

@@ -134,7 +134,7 @@ def function_of_blocks(
 _Window = tuple[int | None, int | None]
 
 
-class _Known(NamedTuple):
+class _Analysis(NamedTuple):
     """The analysis of a BlockMask.
 
     window: its function's window, if the lists show exactly the same keys; otherwise None.
@@ -146,11 +146,11 @@ class _Known(NamedTuple):
     window: _Window | None
 
 
-_KNOWN: dict[int, _Known] = {}
+_KNOWN: dict[int, _Analysis] = {}
 _KNOWN_LOCK = Lock()
 
 
-def _known_lists(block_mask: Any, rows: int, columns: int) -> _Known:
+def _known_lists(block_mask: Any, rows: int, columns: int) -> _Analysis:
     """A BlockMask's function and window, kept until its tensors or its function change."""
     lists = (
         *(block_mask.kv_num_blocks, block_mask.kv_indices),
@@ -162,7 +162,7 @@ def _known_lists(block_mask: Any, rows: int, columns: int) -> _Known:
         return known
     states = states_of_lists(*lists)
     function = function_of_blocks(states, block_mask.mask_mod, Constant(rows), Constant(columns))
-    made = _Known(weakref.ref(block_mask), versions, function, None)
+    made = _Analysis(weakref.ref(block_mask), versions, function, None)
     if not _has_values(states):
         return made
     lengths = tuple(int(it) for it in block_mask.seq_lengths)

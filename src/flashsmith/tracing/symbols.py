@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from flashsmith.errors import ArgumentError, TraceError
 from flashsmith.pluralize import pluralize
-from flashsmith.semantics.typed import FLOAT, INT, READABLE, Typed, cast, read
+from flashsmith.semantics.typed import FLOAT, READABLE, Typed, read
 from flashsmith.tracing.refusals import NeedsValue, refuse, source_line
 from flashsmith.tracing.torch_functions import FUNCTIONS, REFUSED
 
@@ -248,8 +248,3 @@ def read_expression(name: str, dtype: str, indices: tuple[Typed, ...]) -> Typed:
         return read(name, dtype, *indices)
     except ArgumentError as error:
         raise TraceError(f"{error} ({source_line()})") from None
-
-
-def as_int(it: Typed) -> Typed:
-    """The expression as an int32."""
-    return cast(it, INT)

@@ -66,7 +66,7 @@ class Settings:
 
 
 @dataclass
-class _Bench:
+class _GpuInUse:
     """A GPU in use: its current call, the purpose and the start of this call.
 
     Also the libraries that its measuring process has loaded, and how often in a row this process
@@ -126,7 +126,7 @@ class Sweep:
             runner.compiler, executor, settings.jobs, settings.compile_patience
         )
         gpus = (WorkerGpu(LOCAL_GPU, runner.origin),) if gpus is None else gpus
-        self._benches = {gpu.name: _Bench(gpu) for gpu in gpus}
+        self._benches = {gpu.name: _GpuInUse(gpu) for gpu in gpus}
         self._gpu_of: dict[Problem, str] = {}
         self._searching = True
         self._asked_for: set[Build] = set()
@@ -258,7 +258,7 @@ class Sweep:
         self._asked_for.update(new)
         self._compiling.add(new)
 
-    def _next_of_search(self, bench: _Bench) -> Task | None:
+    def _next_of_search(self, bench: _GpuInUse) -> Task | None:
         """The next task of a search for a GPU, or None.
 
         With a budget, every problem gets an equal share of it. Problems with fewer measurements
@@ -278,7 +278,7 @@ class Sweep:
                 return task
         return None
 
-    def _may_measure(self, bench: _Bench, problem: Problem) -> bool:
+    def _may_measure(self, bench: _GpuInUse, problem: Problem) -> bool:
         return self._gpu_of.get(problem, bench.gpu.name) == bench.gpu.name
 
     def _in_order_of_search(self) -> list[RaceState]:
@@ -299,7 +299,7 @@ class Sweep:
 
         return sorted(states, key=order)
 
-    def _next_of_finals(self, bench: _Bench, deadline: float) -> Task | None:
+    def _next_of_finals(self, bench: _GpuInUse, deadline: float) -> Task | None:
         unfinished = [state.race for state in self.states if not state.finished]
         mine = [race for race in unfinished if self._may_measure(bench, race.problem)]
         # Races that no GPU has begun are divided among all GPUs.
@@ -317,7 +317,7 @@ class Sweep:
 
     # ---- calls ----
 
-    def _start(self, bench: _Bench, task: Task) -> None:
+    def _start(self, bench: _GpuInUse, task: Task) -> None:
         bench.task, bench.began = task, self._clock()
         problem = bench.last_problem = task.problem
         self._gpu_of[problem] = bench.gpu.name
@@ -345,7 +345,7 @@ class Sweep:
             return "prove", (task.problem, *kernels[0], task.stage == CHECK)
         return "time", (task.problem, kernels, task.least, task.ms, task.steady)
 
-    def _take(self, bench: _Bench, task: Task, outcome: WorkerResult) -> None:
+    def _take(self, bench: _GpuInUse, task: Task, outcome: WorkerResult) -> None:
         self._seconds[task.problem] += self._clock() - bench.began
         if outcome.failure is not None:
             self._take_failure(bench, task, outcome.failure)
@@ -360,7 +360,7 @@ class Sweep:
             origin = {**bench.gpu.origin, "time": now()}
             self._note(Record(*about, samples=tuple(outcome.value), origin=origin))
 
-    def _take_failure(self, bench: _Bench, task: Task, failure: Failure) -> None:
+    def _take_failure(self, bench: _GpuInUse, task: Task, failure: Failure) -> None:
         problem = task.problem
         if failure.kind == "startup" or failure.kind == "lost":
             self._take_missing(bench, failure)
@@ -373,7 +373,7 @@ class Sweep:
             return
         self._note(Record(*about, failure=(failure.kind, failure.reason)))
 
-    def _take_missing(self, bench: _Bench, failure: Failure) -> None:
+    def _take_missing(self, bench: _GpuInUse, failure: Failure) -> None:
         """If a GPU does not respond, its problems are given to the other GPUs.
 
         After repeated failures the GPU is not used any more, and without another GPU the sweep

@@ -228,27 +228,16 @@ def tune_fleets(
         journal = Journal(out / "journal.jsonl", *keys, fresh=fresh)
         stack.callback(journal.close)
 
-        def on_finished(state: RaceState, runner: Runner) -> None:
-            # If writing fails, it is tried again at the end; the journal has all results.
-            for failure in winners.record(state, runner):
-                progress.say(str(failure))
-            which = f"{runner.device.name}, " if len(fleets) > 1 else ""
-            progress.say(f"done {which}{_outcome(state)}")
-            progress.emit("done", gpu=runner.device.name, **summary([state])[0])
+        several = len(fleets) > 1
 
-        sweeps = [
-            Sweep(
-                fleet.races,
-                fleet.runner,
-                journal.part(key),
-                settings,
-                progress,
-                executor,
-                fleet.gpus,
-                functools.partial(on_finished, runner=fleet.runner),
+        def sweep_of(fleet: GpuPool, key: str) -> Sweep:
+            report = functools.partial(_report_done, fleet.runner, winners, progress, several)
+            return Sweep(
+                *(fleet.races, fleet.runner, journal.part(key), settings),
+                *(progress, executor, fleet.gpus, report),
             )
-            for fleet, key in zip(fleets, keys, strict=True)
-        ]
+
+        sweeps = list(map(sweep_of, fleets, keys))
         _report_known(journal, progress)
         try:
             run_sweeps(sweeps, executor, progress)
@@ -261,17 +250,9 @@ def tune_fleets(
             finally:
                 # Races that were finished before are included, because one of their kernels may
                 # have been found wrong on another problem since.
-                failures = [
-                    failure
-                    for states, runner in ended
-                    for state in states
-                    for failure in winners.record(state, runner)
-                ]
+                failures = winners.record_all(ended)
                 forget_choices()
-    if failures:
-        raise TableError(
-            f"{failures[0]}\nThe ranking is in {out}; fix this error and run again to enter it"
-        )
+    _check_recorded(failures, out)
     names = [runner.device.name for states, runner in ended for _ in states]
     tuned = SweepResult([state for states, _ in ended for state in states], interrupted, names)
     _report_end(tuned, time.monotonic() - began, out, progress)
@@ -306,6 +287,34 @@ class _Winners:
         if not failures:
             self._recorded[place] = state
         return failures
+
+    def record_all(self, ended: Iterable[tuple[Sequence[RaceState], Runner]]) -> list[TableError]:
+        """Enters the races of several runners into both tables. Returns the errors."""
+        return [
+            failure
+            for states, runner in ended
+            for state in states
+            for failure in self.record(state, runner)
+        ]
+
+
+def _check_recorded(failures: Sequence[TableError], out: Path) -> None:
+    if failures:
+        raise TableError(
+            f"{failures[0]}\nThe ranking is in {out}; fix this error and run again to enter it"
+        )
+
+
+def _report_done(
+    runner: Runner, winners: _Winners, progress: SweepProgress, several: bool, state: RaceState
+) -> None:
+    """Records and reports a race that is finished; ``several``: whether to name its GPU."""
+    # If writing fails, it is tried again at the end; the journal has all results.
+    for failure in winners.record(state, runner):
+        progress.say(str(failure))
+    which = f"{runner.device.name}, " if several else ""
+    progress.say(f"done {which}{_outcome(state)}")
+    progress.emit("done", gpu=runner.device.name, **summary([state])[0])
 
 
 def _report_end(tuned: SweepResult, took: float, out: Path, progress: SweepProgress) -> None:

@@ -205,8 +205,8 @@ class Worker:
         self._words.seek(0)
         # In a report of faulthandler, the stack follows after an empty line; it is left out.
         words = self._words.read().decode(errors="replace").partition("\n\n")[0]
-        said = " ".join(words.split())[-_SHOWN_CHARACTERS:]
-        return f"the process {how}" + (f": {said}" if said else "")
+        text = " ".join(words.split())[-_SHOWN_CHARACTERS:]
+        return f"the process {how}" + (f": {text}" if text else "")
 
     def _fail(self, kind: FailureKind, reason: str, raised: str = "") -> WorkerResult:
         self.stop()

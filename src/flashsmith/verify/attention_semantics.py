@@ -145,17 +145,19 @@ class Attention:
     def __str__(self) -> str:
         """The differences from plain attention, such as 'causal, softcap 30, lens
         3+0+64:5+7+64'."""
-        said = ["causal"] if self.causal else []
+        words = ["causal"] if self.causal else []
         if self.window != NO_WINDOW:
-            said.append("window ({}, {})".format(*self.window))
-        said += [f"{name} {value:g}" for name, value in self.numbers.items()]
+            words.append("window ({}, {})".format(*self.window))
+        words += [f"{name} {value:g}" for name, value in self.numbers.items()]
         if self.lens_q is not None and self.lens_k is not None:
-            said.append(f"lens {'+'.join(map(str, self.lens_q))}:{'+'.join(map(str, self.lens_k))}")
+            words.append(
+                f"lens {'+'.join(map(str, self.lens_q))}:{'+'.join(map(str, self.lens_k))}"
+            )
         if self.program is not None:
-            said.append(str(self.program.program))
+            words.append(str(self.program.program))
         if self.ranges is not None:
-            said.append("keys " + " ".join(f"{a}+{n}" for a, n in self.ranges))
-        return ", ".join(said) or "plain"
+            words.append("keys " + " ".join(f"{a}+{n}" for a, n in self.ranges))
+        return ", ".join(words) or "plain"
 
 
 def offsets(lens: Lens) -> np.ndarray:

@@ -107,7 +107,7 @@ class BackwardReference(OperationReference):
         found = options_by_limits(problem, seed=seed, **asked)
         if lens_q is None:
             lens_q, lens_k = found.get("lens_q"), found.get("lens_k")
-        said = {
+        options = {
             "scale": scale,
             **{name: found[name] for name in ("softcap", "left", "right", "sinks")},
             "dlse": dlse,
@@ -119,18 +119,18 @@ class BackwardReference(OperationReference):
             "grad_dtype": grad_dtype,
             "deterministic": deterministic,
         }
-        return without_defaults(said)
+        return without_defaults(options)
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
         attention = attention_of(problem, options)
-        said = [str(attention)] if str(attention) != "plain" else []
-        said += [f"scale {options['scale']:g}"] if "scale" in options else []
-        said += [name for name in ("sinks", "dlse", "deterministic") if options.get(name)]
-        said += [f"{options['spare']} spare rows"] if options.get("spare") else []
-        said += [f"{options['more_keys']} more keys"] if options.get("more_keys") else []
-        said += [f"no {name}" for name in options.get("unneeded", ())]
-        said += [f"{options['grad_dtype']} gradients"] if options.get("grad_dtype") else []
-        return ", ".join(said) or "plain"
+        words = [str(attention)] if str(attention) != "plain" else []
+        words += [f"scale {options['scale']:g}"] if "scale" in options else []
+        words += [name for name in ("sinks", "dlse", "deterministic") if options.get(name)]
+        words += [f"{options['spare']} spare rows"] if options.get("spare") else []
+        words += [f"{options['more_keys']} more keys"] if options.get("more_keys") else []
+        words += [f"no {name}" for name in options.get("unneeded", ())]
+        words += [f"{options['grad_dtype']} gradients"] if options.get("grad_dtype") else []
+        return ", ".join(words) or "plain"
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
         """Inputs of a kind, with the typical options of the problem."""

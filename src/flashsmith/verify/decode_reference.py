@@ -109,35 +109,12 @@ class DecodeReference(OperationReference):
 
         Raises ArgumentError if a call could not have these options.
         """
-        for name, value, allowed in (("rotary", rotary, ROTARY), ("layout", layout, LAYOUTS)):
-            if value not in allowed:
-                raise ArgumentError(
-                    f"{name}={quoted(value)}: allowed are {', '.join(map(repr, allowed))}"
-                )
-        if rotary and not append:
-            raise ArgumentError(f"rotary={quoted(rotary)}: needs appended keys; add append=True")
-        if not 0 <= dropped <= _MOST_DROPPED:
-            raise ArgumentError(
-                f"dropped={quoted(dropped)}: give how many keys a cache has dropped, from 0 to "
-                f"{_MOST_DROPPED}"
-            )
+        _check_words(rotary, layout, dropped, append=append)
         found = options_by_limits(problem, seed=seed, **asked)
         if problem.semantics.packed:
             lens_q = lens_q or found["lens_q"]
-        queries = lens_q or (problem.seq_q,) * problem.batch
-        if lens_k is None:
-            lens_k = _lengths(problem, random.Random(seed))
-            lens_k = tuple(
-                max(n, keys) if append else keys for n, keys in zip(queries, lens_k, strict=True)
-            )
-        if problem.batch:
-            check_lens(queries, lens_k)
-        if append and any(keys < n for n, keys in zip(queries, lens_k, strict=True)):
-            raise ArgumentError(
-                f"lens_k={lens_k}: shorter than what is appended, {queries}; give at least as many "
-                "keys"
-            )
-        said = {
+        lens_k = _checked_lens_k(problem, lens_q, lens_k, seed, append=append)
+        options = {
             "scale": scale,
             **{name: found[name] for name in ("softcap", "left", "right", "sinks")},
             "lens_q": lens_q,
@@ -153,8 +130,8 @@ class DecodeReference(OperationReference):
         }
         if problem.cache:
             given = {"k_scale_value": k_scale_value, "v_scale_value": v_scale_value}
-            said |= TYPICAL_SCALES | {name: it for name, it in given.items() if it is not None}
-        return without_defaults(said)
+            options |= TYPICAL_SCALES | {name: it for name, it in given.items() if it is not None}
+        return without_defaults(options)
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
         known = super().call_options(problem, options)
@@ -162,19 +139,19 @@ class DecodeReference(OperationReference):
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
         lens_q, lens_k = queries_of(problem, options), options.get("lens_k", ())
-        said = [f"lens {'+'.join(map(str, lens_q))}:{'+'.join(map(str, lens_k))}"]
-        said += [f"scale {options['scale']:g}"] if "scale" in options else []
+        words = [f"lens {'+'.join(map(str, lens_q))}:{'+'.join(map(str, lens_k))}"]
+        words += [f"scale {options['scale']:g}"] if "scale" in options else []
         if "left" in options or "right" in options:
-            said += [f"window ({options.get('left')}, {options.get('right')})"]
-        said += [f"{name} {it:g}" for name, it in attention_of(problem, options).numbers.items()]
-        said += [name for name in ("sinks", "append") if options.get(name)]
+            words += [f"window ({options.get('left')}, {options.get('right')})"]
+        words += [f"{name} {it:g}" for name, it in attention_of(problem, options).numbers.items()]
+        words += [name for name in ("sinks", "append") if options.get(name)]
         if options.get("rotary"):
-            said += [f"rotary {options['rotary']} {options.get('rotary_dtype', '')}".strip()]
-        said += [f"dropped up to {options['dropped']}"] if options.get("dropped") else []
-        said += [f"{name} {options[name]:g}" for name in TYPICAL_SCALES if name in options]
-        said += [f"capacity +{options['capacity']}"] if options.get("capacity") else []
-        said += [str(options[name]) for name in ("layout", "split") if options.get(name)]
-        return ", ".join(said)
+            words += [f"rotary {options['rotary']} {options.get('rotary_dtype', '')}".strip()]
+        words += [f"dropped up to {options['dropped']}"] if options.get("dropped") else []
+        words += [f"{name} {options[name]:g}" for name in TYPICAL_SCALES if name in options]
+        words += [f"capacity +{options['capacity']}"] if options.get("capacity") else []
+        words += [str(options[name]) for name in ("layout", "split") if options.get(name)]
+        return ", ".join(words)
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
         """Inputs of a kind with the typical options of the problem, for measurements.
@@ -494,6 +471,46 @@ def _apart(array: np.ndarray, gap: int) -> np.ndarray:
     return inside
 
 
+# --- options -------------------------------------------------------------------------------------
+
+
+def _check_words(rotary: str, layout: str, dropped: int, *, append: bool) -> None:
+    """Raises ArgumentError unless a call could have these options."""
+    for name, value, allowed in (("rotary", rotary, ROTARY), ("layout", layout, LAYOUTS)):
+        if value not in allowed:
+            raise ArgumentError(
+                f"{name}={quoted(value)}: allowed are {', '.join(map(repr, allowed))}"
+            )
+    if rotary and not append:
+        raise ArgumentError(f"rotary={quoted(rotary)}: needs appended keys; add append=True")
+    if not 0 <= dropped <= _MOST_DROPPED:
+        raise ArgumentError(
+            f"dropped={quoted(dropped)}: give how many keys a cache has dropped, from 0 to "
+            f"{_MOST_DROPPED}"
+        )
+
+
+def _checked_lens_k(
+    problem: Problem, lens_q: Lens | None, lens_k: Lens | None, seed: int, *, append: bool
+) -> Lens:
+    """The number of keys of each sequence, which are drawn if they are not given.
+
+    Raises ArgumentError if they are fewer than the keys that are appended.
+    """
+    queries = lens_q or (problem.seq_q,) * problem.batch
+    if lens_k is None:
+        lens_k = _lengths(problem, random.Random(seed))
+        if append:
+            lens_k = tuple(map(max, queries, lens_k))
+    if problem.batch:
+        check_lens(queries, lens_k)
+    if append and any(keys < n for n, keys in zip(queries, lens_k, strict=True)):
+        raise ArgumentError(
+            f"lens_k={lens_k}: shorter than what is appended, {queries}; give at least as many keys"
+        )
+    return lens_k
+
+
 # --- expected outputs ----------------------------------------------------------------------------
 
 
@@ -625,8 +642,8 @@ def _drawn_case(
     on_gpu: bool,
 ) -> tuple[dict[str, np.ndarray], ExpectedDecode]:
     """Inputs and expected outputs. They are cached, because the configs of a set share them."""
-    said = dict(options)
-    inputs = reference.draw_inputs(problem, kind, seed, said)
+    by_name = dict(options)
+    inputs = reference.draw_inputs(problem, kind, seed, by_name)
     for array in inputs.values():
         array.flags.writeable = False
-    return inputs, reference.expected_rows(problem, inputs, said, on_gpu)
+    return inputs, reference.expected_rows(problem, inputs, by_name, on_gpu)

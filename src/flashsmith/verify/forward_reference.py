@@ -50,8 +50,8 @@ class ForwardReference(OperationReference):
         return problem_options(problem, seed=seed, **asked)
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
-        said = str(_attention(1.0, options))
-        return f"{said}, sinks" if options.get("sinks") else said
+        words = str(_attention(1.0, options))
+        return f"{words}, sinks" if options.get("sinks") else words
 
     def case(
         self,

@@ -99,30 +99,25 @@ def compute_gradients(
             if rows.q.stop == rows.q.start:
                 continue
             at = rows, number
-            exact = _Sequence(engine, placed, at, precise, "float64")
+            exact = _SequenceGradients(engine, placed, at, precise, "float64")
             orders = [
-                _Sequence(engine, placed, at, inputs, "float32", product)
+                _SequenceGradients(engine, placed, at, inputs, "float32", product)
                 for product in (_cut_product, _plain_product, _aligned_product)[: 2 + aligned]
             ]
             _enter(found, rows, exact, orders)
     if aligned:
         return found
-    again = partial(
-        compute_gradients,
-        inputs,
-        attention,
-        sequences,
-        exact_o,
-        exact_lse,
-        unrounded=unrounded,
-        on_gpu=on_gpu,
-        aligned=True,
+    again = partial(compute_gradients, inputs, attention, sequences, exact_o, exact_lse)
+    return replace(
+        found, recompute=partial(again, unrounded=unrounded, on_gpu=on_gpu, aligned=True)
     )
-    return replace(found, recompute=again)
 
 
 def _enter(
-    found: ExpectedGradients, rows: Rows, exact: _Sequence, orders: Sequence[_Sequence]
+    found: ExpectedGradients,
+    rows: Rows,
+    exact: _SequenceGradients,
+    orders: Sequence[_SequenceGradients],
 ) -> None:
     """Computes the gradients of a sequence, exactly and with each summation order, and stores
     them."""
@@ -203,7 +198,7 @@ def _aligned_product(engine: Engine, a: Any, b: Any) -> Any:
     return engine.cast(xp.where(xp.isfinite(exact), sums, exact), "float32")
 
 
-class _Sequence:
+class _SequenceGradients:
     """The gradients of one sequence in one precision, computed in blocks of rows.
 
     Query heads that share a key head have their own dimension: arrays are (heads_k, group,
@@ -332,34 +327,13 @@ class _Sequence:
             yield slice(start, min(start + rows, self.seq_q))
 
     def _add_block(self, rows: slice, keys: slice) -> None:
-        xp, scale, score = self.engine.xp, self.attention.scale, self.attention.score
-        alive = self.alive[:, :, rows]
-        seen = alive
-        if self.attention.masked:
-            key = np.arange(keys.start, keys.stop)
-            visible = (key >= self.first[rows, None]) & (key < self.end[rows, None])
-            seen = alive & self.engine.to_device(visible)
-        indices = self._indices(rows, keys)
-        by_program = self.attention.seen_by_program(indices, xp)
-        if by_program is not None:
-            seen = seen & by_program
+        xp, scale = self.engine.xp, self.attention.scale
+        alive, indices = self.alive[:, :, rows], self._indices(rows, keys)
+        seen = self._seen(rows, keys, indices)
         q, do = (xp.where(alive, x[:, :, rows], 0.0) for x in (self.q, self.do))
         k, v = self.k[:, :, keys], self.v[:, :, keys]
 
-        scores, factor, slope = self._product(q, k), scale, None
-        if not score.is_plain:
-            numbers = {"score": scores * scale, **self.attention.numbers}
-            scores, factor, slope = (
-                it.evaluate(numbers, xp=xp, exact=False)
-                for it in (score.body, score.factor, score.slope)
-            )
-        if self.attention.program is not None:
-            natural = scores * factor
-            its_slope = self.attention.slope_of_program(natural, indices, xp)
-            if its_slope is not None:
-                slope = its_slope if slope is None else slope * its_slope
-            scores, factor = self.attention.changed_by_program(natural, indices, xp), 1.0
-            scores = self.engine.cast(scores, self.precision)
+        scores, factor, slope = self._scores(q, k, indices)
         exponents = self._exponents(scores, factor, self.lse[:, :, rows])
         weights = xp.where(seen, xp.exp2(exponents), 0.0)
         d_scores = weights * (self._product(do, v) - self._row_sums(rows, do))
@@ -393,6 +367,36 @@ class _Sequence:
         self.dq[:, :, rows] = dq
         self.dk[:, keys] += dk
         self.dv[:, keys] += dv
+
+    def _seen(self, rows: slice, keys: slice, indices: Mapping[str, Any]) -> Any:
+        """The pairs of a row and a key that contribute: (heads_k, group, rows, keys), broadcast."""
+        seen = self.alive[:, :, rows]
+        if self.attention.masked:
+            key = np.arange(keys.start, keys.stop)
+            visible = (key >= self.first[rows, None]) & (key < self.end[rows, None])
+            seen = seen & self.engine.to_device(visible)
+        by_program = self.attention.seen_by_program(indices, self.engine.xp)
+        return seen if by_program is None else seen & by_program
+
+    def _scores(self, q: Any, k: Any, indices: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        """The scores, the factor that makes logits of them, and the derivative of the logits by the
+        scaled scores (None: 1)."""
+        xp, score = self.engine.xp, self.attention.score
+        scores, factor, slope = self._product(q, k), self.attention.scale, None
+        if not score.is_plain:
+            numbers = {"score": scores * factor, **self.attention.numbers}
+            scores, factor, slope = (
+                it.evaluate(numbers, xp=xp, exact=False)
+                for it in (score.body, score.factor, score.slope)
+            )
+        if self.attention.program is None:
+            return scores, factor, slope
+        natural = scores * factor
+        its_slope = self.attention.slope_of_program(natural, indices, xp)
+        if its_slope is not None:
+            slope = its_slope if slope is None else slope * its_slope
+        scores = self.attention.changed_by_program(natural, indices, xp)
+        return self.engine.cast(scores, self.precision), 1.0, slope
 
     def _indices(self, rows: slice, keys: slice) -> dict[str, Any]:
         """The arguments of a program's functions besides the score."""

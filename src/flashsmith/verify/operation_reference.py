@@ -97,15 +97,16 @@ class OperationReference(ABC):
 
         Raises ArgumentError for an option that the operation does not have.
         """
-        said = {name: value for name, value in asked.items() if value not in (None, False)}
+        given = {name: value for name, value in asked.items() if value not in (None, False)}
         known = problem.computed.options
-        unknown = [name for name in said if name not in known]
+        unknown = [name for name in given if name not in known]
         if unknown:
+            value = quoted(given[unknown[0]])
             raise ArgumentError(
-                f"{unknown[0]}={quoted(said[unknown[0]])}: {problem.operation} has no such option; "
+                f"{unknown[0]}={value}: {problem.operation} has no such option; "
                 f"leave it out (it has {', '.join(known) or 'none'})"
             )
-        return said
+        return given
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of the call: the proof's options without the ones that only describe

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial as with_arguments
 from typing import Any
 
 from flashsmith.errors import ArgumentError
@@ -20,14 +21,15 @@ from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import check_serves
 from flashsmith.runtime.emulation import EmulationResult, Finding, Observer, all_checks
 from flashsmith.runtime.frameworks.device_array import DeviceArray
-from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Window
+from flashsmith.runtime.prepared_call import OperationResult
+from flashsmith.verify.attention_semantics import NO_WINDOW, Attention, Lens, Ranges, Window
 from flashsmith.verify.backward_reference import BackwardReference
 from flashsmith.verify.decode_reference import DecodeReference
 from flashsmith.verify.engine import gpu_engine_pays
 from flashsmith.verify.forward_reference import ForwardReference, check_lens, semantics_of
 from flashsmith.verify.latent_decode_reference import LatentDecodeReference
 from flashsmith.verify.merge_reference import MergeReference
-from flashsmith.verify.operation_reference import OperationReference
+from flashsmith.verify.operation_reference import OperationReference, ProofCase
 from flashsmith.verify.problem_options import drawn_ranges
 from flashsmith.verify.proof_inputs import check_seed
 from flashsmith.verify.score_sums_reference import ScoreSumsReference
@@ -40,6 +42,8 @@ BACKENDS = ("emulator", "gpu")
 _FINDINGS_SHOWN = 8
 # Values of options that have no effect.
 _NOT_SAID = (None, False, 0.0, NO_WINDOW)
+# The options of attention that decide what its kernel computes.
+_OF_ATTENTION = ("causal", "window", "softcap", "lens_q", "lens_k", "ranges")
 # By the name of the operation; references of other operations are added when they are loaded.
 _REFERENCES: dict[str, OperationReference] = {
     FORWARD.name: ForwardReference(),
@@ -148,38 +152,80 @@ def prove(
         raise ArgumentError(f"backend={backend!r}: allowed are {', '.join(BACKENDS)}")
     check_seed(seed)
     check_serves(cfg, problem)
+    case = _draw_case(cfg, problem, options, inputs, seed, on_gpu=backend == "gpu")
+    if backend == "gpu":
+        where = _with_sms(query_gpu(device), sm_count)
+        result = _run_on_gpu(cfg, case, where, device)
+    else:
+        where = _with_sms(device_spec(emulated_arch(cfg) if arch is None else arch), sm_count)
+        result = _emulate(cfg, case, where, observers, schedule_seed, checks=checks)
+    return _verdict(cfg, case, result, inputs, backend, where)
+
+
+def _draw_case(
+    cfg: KernelConfig,
+    problem: Problem,
+    options: Mapping[str, Any] | None,
+    inputs: str,
+    seed: int,
+    *,
+    on_gpu: bool,
+) -> ProofCase:
+    """The inputs and the expected outputs of a proof."""
     reference = reference_of(problem.computed)
     if inputs not in reference.kinds:
         raise ArgumentError(f"inputs={inputs!r}: allowed are {', '.join(reference.kinds)}")
     asked = reference.options(problem, seed=seed) if options is None else options
     work = problem.batch * problem.heads_q * problem.seq_q * problem.seq_k
-    on_gpu = backend == "gpu" and gpu_engine_pays(work)
-    made = reference.case(cfg, problem, kind=inputs, seed=seed, options=asked, on_gpu=on_gpu)
-    case = replace(made, reference=reference)
-    if backend == "gpu":
-        where = _with_sms(query_gpu(device), sm_count)
-        result = reference.run(
-            cfg, case, lambda array: DeviceArray.from_host(array, device), arch=where
-        )
-        outputs = {name: array.to_host() for name, array in result.outputs.items()}
-    else:
-        where = _with_sms(device_spec(emulated_arch(cfg) if arch is None else arch), sm_count)
-        deterministic = cfg.family.is_deterministic(cfg)
-        result = reference.run(
-            cfg,
-            case,
-            lambda array: array,
-            emulate=True,
-            arch=where,
-            observers=[*observers, *(all_checks(deterministic) if checks else ())],
-            schedule_seed=schedule_seed,
-        )
-        outputs = result.outputs
+    pays = on_gpu and gpu_engine_pays(work)
+    made = reference.case(cfg, problem, kind=inputs, seed=seed, options=asked, on_gpu=pays)
+    return replace(made, reference=reference)
+
+
+def _run_on_gpu(
+    cfg: KernelConfig, case: ProofCase, where: DeviceSpec, device: int
+) -> OperationResult:
+    """The outputs of a kernel on a GPU, as host arrays."""
+    to_device = with_arguments(DeviceArray.from_host, ordinal=device)
+    result = reference_of(case.problem.computed).run(cfg, case, to_device, arch=where)
+    return result._replace(outputs={name: it.to_host() for name, it in result.outputs.items()})
+
+
+def _emulate(
+    cfg: KernelConfig,
+    case: ProofCase,
+    where: DeviceSpec,
+    observers: Sequence[Observer],
+    schedule_seed: int | None,
+    *,
+    checks: bool,
+) -> OperationResult:
+    """The outputs of a kernel in the emulator, which findings and counts accompany."""
+    own = all_checks(cfg.family.is_deterministic(cfg)) if checks else ()
+    return reference_of(case.problem.computed).run(
+        cfg,
+        case,
+        lambda array: array,
+        emulate=True,
+        arch=where,
+        observers=[*observers, *own],
+        schedule_seed=schedule_seed,
+    )
+
+
+def _verdict(
+    cfg: KernelConfig,
+    case: ProofCase,
+    result: OperationResult,
+    inputs: str,
+    backend: str,
+    where: DeviceSpec,
+) -> Verdict:
     return Verdict(
-        **vars(case.verdict(outputs, cfg)),
+        **vars(case.verdict(result.outputs, cfg)),
         config=cfg,
         problem=case.problem,
-        meaning=reference.meaning(case.problem, case.options),
+        meaning=reference_of(case.problem.computed).meaning(case.problem, case.options),
         inputs=inputs,
         backend=backend,
         arch=where.arch,
@@ -232,48 +278,51 @@ def describe_problem(
 
     Raises ArgumentError if no problem can have these sizes.
     """
-    if lens_q is not None:
-        lens_k = lens_q if lens_k is None else lens_k
-        check_lens(lens_q, lens_k)
+    lens_k = _check_packing(lens_q, lens_k)
+    if lens_q is not None and lens_k is not None:
         batch, seq, seq_k = len(lens_q), max(lens_q, default=0), max(lens_k, default=0)
-    elif lens_k is not None:
-        raise ArgumentError("lens_k: give lens_q as well")
     seq_k = seq if seq_k is None else seq_k
-    ranges = None
-    if partial:
-        rows = seq_k if lens_k is None else sum(lens_k)
-        ranges = drawn_ranges(batch, rows, seq_k, random.Random(seed))
-        if sinks:
-            raise ArgumentError("sinks: a part has none; leave out sinks or partial")
+    ranges = _draw_ranges(batch, seq_k, lens_k, seed, sinks=sinks) if partial else None
+    attention = Attention(1.0, causal, window, softcap, lens_q, lens_k, ranges)
     problem = Problem(
-        batch,
-        seq,
-        seq_k,
-        heads,
-        heads if heads_k is None else heads_k,
-        cfg.d_head if d is None else d,
-        cfg.dtype,
-        semantics_of(Attention(1.0, causal, window, softcap, lens_q, lens_k, ranges)),
-        cfg.family.operation,
-        page,
-        cfg.family.gradients_of(cfg),
+        *(batch, seq, seq_k, heads, heads if heads_k is None else heads_k),
+        *(cfg.d_head if d is None else d, cfg.dtype, semantics_of(attention)),
+        *(cfg.family.operation, page, cfg.family.gradients_of(cfg)),
         cache=cfg.family.cache_of(cfg),
         d_v=(cfg.d_head_v if d is None else d) if d_v is None else d_v,
     )
-    options: dict[str, Any] = {
-        "causal": causal,
-        "window": window,
-        "softcap": softcap,
-        "scale": scale,
-        "sinks": sinks,
-        "lens_q": lens_q,
-        "lens_k": lens_k,
-        "ranges": ranges,
-    }
+    others = {"scale": scale, "sinks": sinks}
+    return problem, _proof_options(problem, attention, others, seed, row_max=row_max)
+
+
+def _check_packing(lens_q: Lens | None, lens_k: Lens | None) -> Lens | None:
+    """The lengths of k's packed sequences, which by default are those of q."""
+    if lens_q is None:
+        if lens_k is not None:
+            raise ArgumentError("lens_k: give lens_q as well")
+        return None
+    lens_k = lens_q if lens_k is None else lens_k
+    check_lens(lens_q, lens_k)
+    return lens_k
+
+
+def _draw_ranges(batch: int, seq_k: int, lens_k: Lens | None, seed: int, *, sinks: bool) -> Ranges:
+    """The keys of each sequence that a partial kernel uses."""
+    rows = seq_k if lens_k is None else sum(lens_k)
+    if sinks:
+        raise ArgumentError("sinks: a part has none; leave out sinks or partial")
+    return drawn_ranges(batch, rows, seq_k, random.Random(seed))
+
+
+def _proof_options(
+    problem: Problem, attention: Attention, others: dict[str, Any], seed: int, *, row_max: bool
+) -> dict[str, Any]:
+    """The options of the operation's reference for what attention computes, and ``others``."""
+    options = {name: getattr(attention, name) for name in _OF_ATTENTION} | others
     if problem.operation == DEFAULT:
-        return problem, options | {"row_max": row_max}
-    said = {name: value for name, value in options.items() if value not in _NOT_SAID}
-    return problem, reference_of(problem.computed).options(problem, seed=seed, **said)
+        return options | {"row_max": row_max}
+    given = {name: value for name, value in options.items() if value not in _NOT_SAID}
+    return reference_of(problem.computed).options(problem, seed=seed, **given)
 
 
 def reference_of(operation: Operation) -> OperationReference:

@@ -15,9 +15,9 @@ from flashsmith.benchmark.report.svg_charts import (
     DRAM_READ,
     WIDTH,
     Chart,
+    Curve,
     Series,
     Strip,
-    Trace,
     lines_by_length,
     places_of,
     ratio_strips,
@@ -37,8 +37,8 @@ SERIES = [
     Series("mem_efficient", (None, None, None)),
 ]
 TRACES = [
-    Trace("full", ((512.0, 340.0, "first"), (2048.0, 360.0, "second"))),
-    Trace("causal", ((256.0, 338.0, "third"),)),
+    Curve("full", ((512.0, 340.0, "first"), (2048.0, 360.0, "second"))),
+    Curve("causal", ((256.0, 338.0, "third"),)),
 ]
 CEILINGS = {"mma registers": 617.0, "mma shared": 610.0}
 

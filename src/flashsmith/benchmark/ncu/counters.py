@@ -183,13 +183,13 @@ def merged(launches: Mapping[str, ProfiledLaunch]) -> ProfiledLaunch:
         else:
             total = sum(weight for _, weight in known)
             metrics[name] = sum(value * weight for value, weight in known) / total
-    said = (
+    durations = (
         f"{role} {launch.metrics[_DURATION] / 1e3:.0f} us"
         for role, launch in launches.items()
         if _DURATION in launch.metrics
     )
     main = launches.get("main", first)
-    return ProfiledLaunch(main.kernel, metrics, ", ".join(said))
+    return ProfiledLaunch(main.kernel, metrics, ", ".join(durations))
 
 
 class TruncatedPage(ValueError):

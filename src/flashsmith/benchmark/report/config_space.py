@@ -88,8 +88,8 @@ def distribution(one: SearchedSpace) -> tuple[str, str]:
                      for row in one.ranked)  # fmt: skip
     most = max(counts.values())
     bars = "".join(_BARS[-(-7 * counts[step] // most)] for step in range(10))
-    said = [f"{50 + 5 * step}% to {55 + 5 * step}%: {counts[step]}" for step in range(1, 10)]
-    return bars, "; ".join([f"below 55%: {counts[0]}", *said])
+    shares = [f"{50 + 5 * step}% to {55 + 5 * step}%: {counts[step]}" for step in range(1, 10)]
+    return bars, "; ".join([f"below 55%: {counts[0]}", *shares])
 
 
 def listed_configs(searched: Sequence[SearchedSpace]) -> int:

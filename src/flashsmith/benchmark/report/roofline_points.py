@@ -14,7 +14,7 @@ from flashsmith.benchmark.report.comparison import (
     problem_words,
     split_semantics,
 )
-from flashsmith.benchmark.report.svg_charts import Chart, Trace, roofline
+from flashsmith.benchmark.report.svg_charts import Chart, Curve, roofline
 from flashsmith.benchmark.roofline import Bound, Roofline, bounds, intensity
 from flashsmith.benchmark.roofline.roofline_table import describe as ceiling_words
 from flashsmith.errors import ArgumentError, ConfigParseError
@@ -107,7 +107,7 @@ def _chart(
     }
     about = ", ".join(title[:2]) + ", "
     lines = [
-        Trace(
+        Curve(
             describe(points[0].row).removeprefix(about),
             [(one.flop_per_byte, one.rate, _tip(one)) for one in points],
         )

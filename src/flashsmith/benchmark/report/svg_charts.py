@@ -77,7 +77,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Curve:
     """The kernels of one kind in a roofline, as points (FLOP per byte, TFLOP/s, tip)."""
 
     name: str
@@ -325,7 +325,7 @@ def roofline(
     title: str,
     dram_tb_per_s: float | None,
     ceilings: Mapping[str, float],
-    traces: Sequence[Trace],
+    traces: Sequence[Curve],
     caption: str,
     facets: Mapping[str, str],
 ) -> Chart:

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from flashsmith.families.config import KernelConfig
 from flashsmith.families.earlier_names import getter
 from flashsmith.families.head_dims import d_v_knob
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.warpgroups import (
     REGISTERS_WORD,
     WARPGROUP_ROWS,
-    WARPGROUP_THREADS,
+    WarpgroupBackwardConfig,
+    pingpong_knob,
     registers_knob,
+    ring_knob,
 )
 from flashsmith.families.wgmma_backward import describe
 from flashsmith.semantics.dtype import DType
@@ -55,7 +56,7 @@ _WARPGROUPS = (1, 2, 3)
 
 
 @dataclass(frozen=True, order=True)
-class WgmmaBackwardKernelConfig(KernelConfig):
+class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
     """A backward pass by the wgmma_backward family (sm_90a).
 
     Raises:
@@ -107,24 +108,8 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         ),
         where="BackwardConsumer",
     )
-    q_stages: int = knob(
-        "Q tiles held at once",
-        values=(1, 2, 3, 4),
-        word="q_stages",
-        default=2,
-        always=True,
-        effect=lambda cfg: describe.ring("Q", cfg.q_stages),
-        where="BackwardProducer::load_queries",
-    )
-    do_stages: int = knob(
-        "do tiles held at once",
-        values=(1, 2, 3, 4),
-        word="do_stages",
-        default=2,
-        always=True,
-        effect=lambda cfg: describe.ring("do", cfg.do_stages),
-        where="BackwardProducer::load_queries",
-    )
+    q_stages: int = ring_knob("Q", "q_stages", "BackwardProducer::load_queries")
+    do_stages: int = ring_knob("do", "do_stages", "BackwardProducer::load_queries")
     ds_stages: int = knob(
         "dS tiles held at once",
         values=(1, 2, 3),
@@ -180,17 +165,7 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         ),
         where="dQPart::start_dq",
     )
-    pingpong: bool = knob(
-        "warpgroups issue their GEMMs alternately",
-        word="pingpong",
-        default=False,
-        effect=lambda cfg: (
-            "warpgroups issue GEMMs alternately: one multiplies while others exponentiate"
-            if cfg.pingpong
-            else "warpgroups issue GEMMs as soon as they reach them"
-        ),
-        where="WarpgroupOrder",
-    )
+    pingpong: bool = pingpong_knob()
     persistent: bool = knob(
         "one CTA per SM computes several blocks of keys in sequence",
         word="persistent",
@@ -273,11 +248,6 @@ class WgmmaBackwardKernelConfig(KernelConfig):
     # --- shapes and resources --------------------------------------------------------------------
 
     @property
-    def n_threads(self) -> int:
-        """Threads of a CTA."""
-        return WARPGROUP_THREADS * (self.n_warpgroups + 1)
-
-    @property
     def key_groups(self) -> int:
         """How many groups of 64 keys a CTA has."""
         return 1 if self.split_roles else self.n_warpgroups
@@ -339,12 +309,6 @@ class WgmmaBackwardKernelConfig(KernelConfig):
         statistics = (self.q_stages + self.do_stages) * self.B_r * _FLOAT_BYTES
         barriers = BARRIER_PAGE + self.ordered_dq * ORDER_BYTES
         return self.tile_bytes(elem_size) + statistics + barriers
-
-    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether tiles divide these sizes, so that kernels without bounds checks can compute
-        them."""
-        whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
-        return whole and d == self.d_head and seq_k > 0
 
 
 if not TYPE_CHECKING:  # A type checker would otherwise accept any attribute

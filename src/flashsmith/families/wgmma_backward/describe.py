@@ -81,12 +81,6 @@ def sums(cfg: Any) -> str:
     return f"dq is added {SUMS[cfg.dq_sums.name]}"
 
 
-def ring(tile: str, stages: int) -> str:
-    if stages == 1:
-        return f"one {tile} tile, copied once the last GEMM on it has finished"
-    return f"a ring of {stages} {tile} tiles, copied ahead by TMA"
-
-
 def early(cfg: Any) -> str:
     if cfg.early_exp:
         return "a step's exponentials end before the wait for the concurrent GEMM"

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from flashsmith.families.config import KernelConfig
 from flashsmith.families.earlier_names import getter
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.warpgroups import (
     REGISTERS_WORD,
     WARPGROUP_ROWS,
-    WARPGROUP_THREADS,
+    WarpgroupBackwardConfig,
+    pingpong_knob,
     registers_knob,
+    ring_knob,
 )
-from flashsmith.families.wgmma_dq import describe
 from flashsmith.semantics.dtype import DType
 
 # Bytes for barriers, besides the tiles.
@@ -28,7 +28,7 @@ _WARPGROUPS = (1, 2, 3)
 
 
 @dataclass(frozen=True, order=True)
-class WgmmaDqKernelConfig(KernelConfig):
+class WgmmaDqKernelConfig(WarpgroupBackwardConfig):
     """A backward pass for dq alone, by the wgmma_dq family (sm_90a).
 
     Raises:
@@ -79,24 +79,8 @@ class WgmmaDqKernelConfig(KernelConfig):
         ),
         where="DqConsumer",
     )
-    k_stages: int = knob(
-        "K tiles held at once",
-        values=(1, 2, 3, 4),
-        word="k_stages",
-        default=2,
-        always=True,
-        effect=lambda cfg: describe.ring("K", cfg.k_stages),
-        where="DqProducer::load_keys",
-    )
-    v_stages: int = knob(
-        "V tiles held at once",
-        values=(1, 2, 3, 4),
-        word="v_stages",
-        default=2,
-        always=True,
-        effect=lambda cfg: describe.ring("V", cfg.v_stages),
-        where="DqProducer::load_keys",
-    )
+    k_stages: int = ring_knob("K", "k_stages", "DqProducer::load_keys")
+    v_stages: int = ring_knob("V", "v_stages", "DqProducer::load_keys")
     producer_registers: int = registers_knob("producer", default=24, kernel="hopper_dq_kernel")
     consumer_registers: int = registers_knob("consumer", default=240, kernel="hopper_dq_kernel")
     late_dq: bool = knob(
@@ -110,24 +94,9 @@ class WgmmaDqKernelConfig(KernelConfig):
         ),
         where="DqConsumer::steps_with_late_dq",
     )
-    pingpong: bool = knob(
-        "warpgroups issue their GEMMs alternately",
-        word="pingpong",
-        default=False,
-        effect=lambda cfg: (
-            "warpgroups issue GEMMs alternately: one multiplies while others exponentiate"
-            if cfg.pingpong
-            else "warpgroups issue GEMMs as soon as they reach them"
-        ),
-        where="WarpgroupOrder",
-    )
+    pingpong: bool = pingpong_knob()
 
     # --- shapes and resources --------------------------------------------------------------------
-
-    @property
-    def n_threads(self) -> int:
-        """Threads of a CTA."""
-        return WARPGROUP_THREADS * (self.n_warpgroups + 1)
 
     @property
     def accumulators(self) -> int:
@@ -142,12 +111,6 @@ class WgmmaDqKernelConfig(KernelConfig):
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: the tiles and barriers."""
         return self.tile_bytes(elem_size) + BARRIER_PAGE
-
-    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether tiles divide these sizes, so that kernels without bounds checks can compute
-        them."""
-        whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
-        return whole and d == self.d_head and seq_k > 0
 
 
 if not TYPE_CHECKING:  # A type checker would otherwise accept any attribute

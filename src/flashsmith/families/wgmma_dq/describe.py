@@ -31,9 +31,3 @@ def intensity(cfg: Any) -> Intensity:
         shared=flop / (read * element),
         global_memory=flop / (2 * cfg.B_c * cfg.d_head * element),
     )
-
-
-def ring(tile: str, stages: int) -> str:
-    if stages == 1:
-        return f"one {tile} tile, copied once the last GEMM on it has finished"
-    return f"a ring of {stages} {tile} tiles, copied ahead by TMA"
