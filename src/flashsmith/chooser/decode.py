@@ -230,7 +230,7 @@ def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how
     if not among:
         return adapt_to_queries(choose_config(alike, device, **how), problem, device)
     # If only built configs may be chosen, the adapted config might not be built. Configs are
-    # compared as configs for a plain cache, as ``alike`` is.
+    # compared as if the cache were plain, because ``alike`` is such a config.
     built = {replace(config, cache=CacheFormat.PLAIN): config for config in among}
     legal = tuple(config for config in built if is_legal(config, device))
     return built[choose_config(alike, device, among=legal, **how)] if legal else among[0]

@@ -57,7 +57,7 @@ def check_arguments(name: str, function: Callable[..., Any]) -> None:
     """Raises TraceError if a function cannot be called with its arguments."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a function in C: the call will say
+    except (TypeError, ValueError):  # a function in C has no signature; calling it raises the error
         return
     try:
         signature.bind(*_ARGUMENTS[name].split(","))

@@ -26,11 +26,11 @@ from flashsmith.families.canonical import ORDER, version_of
 from flashsmith.families.head_dims import HeadDims, split_dims
 from flashsmith.operations import DEFAULT
 
-# Stands for the space of the newest family that runs on the device, plus a few configs of other
+# The key for the space of the newest family that runs on the device, plus a few configs of other
 # families.
 ALL_FAMILIES = "both"
 _FEW = 8
-# Stands for the configs that the shipped tables have for a problem. The numbers are the largest
+# The key for the configs that the shipped tables have for a problem. The numbers are the largest
 # margin to the best config, and the most configs that are taken.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4

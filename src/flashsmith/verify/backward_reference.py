@@ -30,8 +30,8 @@ from flashsmith.verify.tolerance import Comparison, ExpectedOutputs, heads_for_e
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks")
 # Kinds of inputs: kind -> kind of its q, k and v. In 'large_do', do and dlse are as large as with
-# loss scaling, so that dS overflows fp16. In 'neighbours', every second head of a sequence is NaN
-# or inf.
+# loss scaling, so that dS overflows fp16. In 'neighbours', every second head of a sequence consists
+# of NaN or inf.
 _OF_QKV = {
     "random": "random",
     "large_scores": "large_scores",
