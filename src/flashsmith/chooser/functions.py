@@ -125,7 +125,8 @@ def lengths_for_blocks(over: CacheSizes) -> tuple[int | None, int]:
 
 
 def with_limits(found: BoundFunctions, limits: tuple[Any, Any]) -> Bound:
-    """The program, and the causal and window that hide what ``found`` and ``limits`` hide."""
+    """The program, and values of causal and window that hide all keys that ``found`` or ``limits``
+    hides."""
     causal, window = limits
     if found.left is None and found.right is None:
         return found.program, causal, window
@@ -154,7 +155,7 @@ def _check_sizes(name: str, tensor: Any, sizes: ScoreSizes) -> None:
 
 
 def check_broadcast(name: str, shape: tuple[int, ...], sizes: ScoreSizes) -> None:
-    """Raises ArgumentError unless a shape is broadcast to the scores of a call."""
+    """Raises ArgumentError unless a shape can be broadcast to the scores of a call."""
     wanted = (sizes.batch, sizes.heads, *(sizes.lengths or (None, None)))
     pairs = zip(reversed(shape), reversed(wanted), strict=False)
     if any(most is not None and size not in (1, most) for size, most in pairs):

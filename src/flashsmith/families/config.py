@@ -131,7 +131,7 @@ class KernelConfig:
     def kernel_name(self) -> str:
         """The short form as a unique C identifier, for files and functions.
 
-        Each config has another one.
+        No two configs share one.
         """
         return re.sub(r"[^a-z0-9]+", "_", self.short_form().lower()).strip("_")
 
@@ -214,7 +214,7 @@ class KernelConfig:
 class ForwardConfig(KernelConfig):
     """The base class of configs of forward families.
 
-    They have d_head and B_c, the keys of a loop step.
+    Their knobs include d_head and B_c, the number of keys in a step of the loop.
     """
 
     @property

@@ -103,7 +103,7 @@ def padding_advice(d: int) -> str:
 
 
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
-    """Advice for keys, a tensor 'k' or 'k_cache', that have another d than q.
+    """Advice for keys, a tensor 'k' or 'k_cache', whose d is not q's.
 
     The advice mentions the scale, because its default depends on the d that the kernel gets.
     """

@@ -1,10 +1,10 @@
 """Gradients of the float tensors that a score function reads, by kernels.
 
-A kernel sums what all elements of the same coordinate give to a read: of the same query, the same
-key, the same distance between both, or of the same query and key in several sequences or heads.
-PyTorch adds these sums to the gradient where the read's indices say. A derivative that all these
-elements share multiplies their sum there, so that the reads of a function need fewer kernels. Reads
-with other indices are left to captured_gradients.py.
+A kernel sums the contributions to a read of all elements with the same coordinate: the same query,
+the same key, the same distance between both, or the same query and key in several sequences or
+heads. PyTorch adds these sums to the gradient where the read's indices say. A factor of the
+derivative that all these elements share is applied to their sum, so that the reads of a function
+need fewer kernels. Reads with other indices are left to captured_gradients.py.
 """
 
 from __future__ import annotations

@@ -200,14 +200,14 @@ def forward(
     built is built first.
 
     Args:
-        cfg: the kernel; its dtype must be the tensors', and its d_head at least theirs.
+        cfg: the kernel; its dtype must be that of the tensors, and its d_head at least their d.
         q: (batch, seq_q, heads_q, d), or (total_q, heads_q, d) if packed; fp16 or bf16. A PyTorch
             tensor, or a NumPy, CuPy or JAX array (bf16 as ml_dtypes.bfloat16). The last dimension
             must be contiguous, rows 16-byte aligned, and d a multiple of 8; lengths may be 0. d is
             at most 512, above 256 on sm_90 only.
         k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q. heads_q must be a
             multiple of heads_k: heads_q / heads_k heads of q share one head of k and v. v may have
-            another d, also a multiple of 8 up to 256, which o then has too.
+            its own d, also a multiple of 8, up to 256; o then has the d of v.
         o: the tensor to write the output to, of q's shape (with v's d) and dtype; None allocates
             it.
         causal: whether a query attends only to keys up to its own position.

@@ -1,4 +1,4 @@
-"""Errors of tracing: the operation that cannot be traced, and its place."""
+"""Errors of tracing: the operation that cannot be traced, and its location."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NeedsValue(BaseException):
 
 
 def source_line() -> str:
-    """The current place in the traced function: file, line number and text of the line."""
+    """The current location in the traced function: file, line number and text of the line."""
     frame = sys._getframe(1)
     while frame is not None:
         if _is_callers(frame):

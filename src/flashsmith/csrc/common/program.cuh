@@ -4,8 +4,8 @@
 //     struct Program {
 //         // Divides every key at which the mask may change from one key to the next.
 //         static constexpr int kKeysAlike = ...;
-//         // Whether change() reads tensors at indices that depend on the key. It is then a template
-//         // with the parameter kReach, which reach() returns for a row and the keys from `key` to
+//         // Whether change() reads tensors at indices that depend on the key. It then has the
+//         // template parameter kReach, which reach() returns for a row and the keys from `key` to
 //         // `last`. kMayBeBeyond: whether kBeyond is more than a rare case.
 //         static constexpr bool kReadsAlongKeys = ...;
 //         static constexpr bool kMayBeBeyond = ...;

@@ -61,8 +61,8 @@ constexpr int kMergesPerSm = 8;
 // For calls without chunks: rows per SM above which CTAs search for rows, and CTAs per SM in that
 // case, as registers allow. With up to eight runs, each warp merges a row alone.
 constexpr int kRowsPerSm = 2, kSearchesPerSm = 4;
-// From this many canonical tiles per SM on, one CTA computes each tile. A run's share of the keys is
-// then unlimited.
+// From this many canonical tiles per SM on, one CTA computes each tile. A run's share of the keys
+// is then unlimited.
 constexpr int kWholeTilesPerSm = 2;
 constexpr float kAllParts = 1e9f;
 // The kernel with warpgroups comes last.
@@ -272,8 +272,8 @@ struct EqualTiles {
     }
 };
 
-// Runs per tile by a tile's units: `large` from `from_large` units on, and `small` below. Tiles with
-// so few units that a third number would be better are ignored.
+// Runs per tile by a tile's units: `large` from `from_large` units on, and `small` below. Tiles
+// with so few units that a third number would be better are ignored.
 struct RunsBySize {
     int64_t small, large;
     double from_large;

@@ -33,7 +33,7 @@ from flashsmith.operations.decode import INVARIANT
 
 
 class FlashsmithLatentBackend(MLACommonBackend):
-    """The answers refuse unsupported features, so that the engine reports the reason."""
+    """Its declarations exclude unsupported features, so that the engine reports the reason."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
