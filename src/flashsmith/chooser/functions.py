@@ -73,8 +73,7 @@ def bound_functions(
 
 class CacheSizes(NamedTuple):
     """The sizes of a call over a cache: the number of queries of each sequence (None if they
-    differ) and the keys of each that the cache has room for. ``is_rolling``: whether the cache has
-    dropped keys."""
+    differ), and its capacity in keys. ``is_rolling``: whether the cache has dropped keys."""
 
     sizes: ScoreSizes | None = None
     seq_q: int | None = None

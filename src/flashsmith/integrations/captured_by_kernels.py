@@ -122,8 +122,8 @@ class ScoreSums:
         return saved.q.dtype in _DTYPES and (saved.q.is_cuda or emulate) and saved.q.numel() > 0
 
     def fits(self, node: Typed, shape: tuple[int, ...]) -> bool:
-        """Whether all elements along 'elements' read different elements of a tensor of this shape:
-        indices beyond a tensor read its last element."""
+        """Whether no two elements along 'elements' read the same element of a tensor of this shape,
+        which they do if it is shorter than a sequence."""
         indices: tuple[Typed, ...] = node.operands[2:]
         longest = (Q, self.lengths.longest_q), (K, self.lengths.longest_k)
         return all(shape[indices.index(it)] >= length for it, length in longest)

@@ -223,7 +223,8 @@ def _remember_latest(
 ) -> None:
     framework, state = framework_of(torch.Tensor), _state(q, k, v)
     assert isinstance(framework, RepeatableFramework)
-    # Autocast may change its dtype, and sinks their properties.
+    # Not remembered under autocast, which may change dtypes, or with sinks, whose properties may
+    # change.
     if asked.sinks is None and not torch._C._is_any_autocast_enabled():
         has_layout = framework.layout_check((q, k, v))
         _latest[group.handle] = _Latest(asked, state, has_layout, agreed)

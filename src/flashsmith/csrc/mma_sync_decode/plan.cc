@@ -58,8 +58,9 @@ enum DecodeTensor : size_t {
 };
 // CTAs per SM that merge one row after another, if some sequences may have many rows.
 constexpr int kMergesPerSm = 8;
-// For calls without chunks: rows per SM above which CTAs search for rows, and CTAs per SM in that
-// case, as registers allow. With up to eight runs, each warp merges a row alone.
+// For calls without chunks: CTAs search for rows if there are more than kRowsPerSm rows per SM.
+// There are then kSearchesPerSm CTAs per SM, as registers allow. With up to eight runs, each warp
+// merges a row alone.
 constexpr int kRowsPerSm = 2, kSearchesPerSm = 4;
 // From this many canonical tiles per SM on, one CTA computes each tile. A run's share of the keys
 // is then unlimited.
