@@ -116,8 +116,8 @@ class FlashsmithLatentBuilder(MLACommonMetadataBuilder[MLACommonMetadata[LatentD
             seq_lens=seq_lens_device,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
             query_start_loc=query_start_loc_device,
-            # Requests with more tokens are prompts to the engine. A graph may be replayed with up
-            # to as many.
+            # Requests with more tokens are prompts to the engine. A graph may be replayed with
+            # requests of up to as many tokens.
             most_queries=self.reorder_batch_threshold,
         )
 
