@@ -122,8 +122,8 @@ def _loaded(name: str) -> Any:
         with paused_collection():
             value = getattr(import_module(_HOME[name]), name)
     elif not name[:1].isupper():
-        # For example a module: an import statement looks for it here first. Earlier names are names
-        # of classes.
+        # For example a module: an import statement looks for it here first. All earlier names are
+        # names of classes.
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:
         # Not kept as an attribute, so that every use warns.

@@ -112,7 +112,7 @@ def documents(ids: Any, key_ids: Any = None) -> MaskValue:
             key_ids is given. Documents need not be sorted; sorted ones are quicker.
         key_ids: the same for keys, (seq_k,) or (batch, seq_k).
 
-    Raises ArgumentError for tensors of another rank.
+    Raises ArgumentError for tensors of the wrong rank.
     """
     of_query = _by_row("ids", ids)
     if key_ids is None:
@@ -158,7 +158,7 @@ def prefix_tree(starts: Any, ends: Any) -> MaskValue:
             order of a walk through the tree that visits a token before its descendants.
         ends: the same shape: one more than the largest number in the token's subtree.
 
-    Raises ArgumentError for tensors of another rank.
+    Raises ArgumentError for tensors of the wrong rank.
     """
     start, end = _by_row("starts", starts), _by_row("ends", ends)
     return MaskValue(_follows, start, starts, end, ends)
@@ -194,7 +194,7 @@ def image_blocks(ids: Any) -> MaskValue:
     Args:
         ids: (seq,) or (batch, seq) of ints: the image of each token, negative for text.
 
-    Raises ArgumentError for a tensor of another rank.
+    Raises ArgumentError for a tensor of the wrong rank.
     """
     return MaskValue(_before_or_same_image, _by_row("ids", ids), ids)
 
@@ -211,7 +211,7 @@ def intervals(bounds: Any) -> MaskValue:
         bounds: (batch or 1, heads or 1, seq_q, 2 n) of ints, (heads or 1, seq_q, 2 n) or
             (seq_q, 2 n): first, end, first, end, ... of each query's intervals; n is at most 4.
 
-    Raises ArgumentError for a tensor of another shape.
+    Raises ArgumentError for a tensor of the wrong shape.
     """
     shape = tuple(bounds.shape)
     if not 2 <= len(shape) <= 4 or shape[-1] % 2 or not 2 <= shape[-1] <= 8:
@@ -258,7 +258,7 @@ def blocks(
             as the blocks of keys that a step of decoding selects.
         group: the query heads that share a head of the table, such as a K/V head's.
 
-    Raises ArgumentError for another shape, or sizes below 1.
+    Raises ArgumentError for a table of the wrong shape, or sizes below 1.
     """
     rows = Constant(1 if block_q is None else block_q)
     columns = Constant((block_q or 0) if block_k is None else block_k)

@@ -92,7 +92,7 @@ def t5(table: Any, *, bidirectional: bool, max_distance: int = 128) -> ScoreValu
         bidirectional: whether keys after the query have buckets of their own, as in encoders.
         max_distance: keys at least this far away share the last bucket.
 
-    Raises ArgumentError for another rank.
+    Raises ArgumentError for a table of the wrong rank.
     """
     _rank("table", table, (2,), "(buckets, heads)")
     distances = np.arange(-max_distance, max_distance + 1)

@@ -113,8 +113,8 @@ class BenchEntry:
 class BenchPlan:
     """The subjects of a benchmark: ``configs``, ``peers`` and, if ``ours``, attention().
 
-    ``rotation`` is the index of the implementation that is measured first on each problem; the
-    implementations behind it follow in order, then the ones before it.
+    ``rotation`` is the index of the implementation that is measured first on each problem; then
+    follow, in order, the implementations after it and those before it.
     """
 
     problems: tuple[Problem, ...]

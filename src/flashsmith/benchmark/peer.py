@@ -81,5 +81,5 @@ def import_absence(module: str) -> str | None:
     return None
 
 
-# What a peer that serves only caches like q says about other ones.
+# The reason that peers without support for it give for a cache whose dtype is not q's.
 NO_OTHER_DTYPE = "it takes no cache with scales or of another dtype than 16-bit queries"

@@ -400,9 +400,9 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
     """Those peers in ``asked`` that can be compared on a problem.
 
-    Gradients and caches have peers of their own; those with names in ``asked`` are returned.
-    Operations from other packages bring their peers: those with names in ``asked``, or all of them
-    if no name matches.
+    Gradients and caches have their own peers; those with names in ``asked`` are returned.
+    Operations from other packages come with their own peers: those with names in ``asked`` are
+    returned, or all of them if no name matches.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

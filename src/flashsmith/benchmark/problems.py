@@ -130,7 +130,7 @@ def make_shapes(
 ) -> Shapes:
     """The shapes in comma-separated lists.
 
-    Without a list, the values that the configs support are taken.
+    Without a list, the values that the configs support are used.
 
     Raises ArgumentError for an invalid list.
     """

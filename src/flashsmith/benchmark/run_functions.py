@@ -106,7 +106,7 @@ def run_functions(
     reporter: ProgressReporter,
 ) -> FunctionReport:
     """Proves the functions of ``found``. ``configs`` are kernels of the forward and the backward
-    pass; None takes the kernels that attention() chooses.
+    pass; None uses the kernels that attention() chooses.
 
     Raises ArgumentError if no selected kernel computes the problem, or the problem has other
     semantics than masks, softcap and packing; and any error of building.

@@ -102,8 +102,8 @@ class Size:
         return None
 
     def check(self, cfg: KernelConfig) -> None:
-        """Raises ArgumentError if a value is below 1, or if at this size a kernel would run that
-        has other semantics than the task."""
+        """Raises ArgumentError if a value is below 1, or if a problem of this size would run a
+        kernel whose semantics are not the task's."""
         for name, value in (("batch", self.batch), ("heads", self.heads), ("seq", self.seq)):
             if value < 1:
                 raise ArgumentError(f"{name}={value}: give a whole number above 0")

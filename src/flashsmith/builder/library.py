@@ -81,11 +81,10 @@ class KernelLibrary:
             ) from None
 
     def ptx(self, cfg: KernelConfig) -> str:
-        """Raises KernelNotBuiltError if the library does not contain the config, CacheError if the
-        file was damaged after the library was opened.
+        """The PTX of the main kernel of a config.
 
-        Raises KernelNotBuiltError when the library lacks the config, and CacheError when the file
-        was damaged after the library was opened.
+        Raises KernelNotBuiltError if the library does not contain the config, and CacheError if the
+        file was damaged after the library was opened.
         """
         return self._text(self.entry(cfg).ptx_file)
 

@@ -338,8 +338,7 @@ class Compilation:
     # ---- linking ----
 
     def link(self) -> None:
-        """Links library.so; an undefined symbol is an error here rather than at load time. The
-        functions of libtvm_ffi come from the copy that Python has loaded.
+        """Links library.so. The functions of libtvm_ffi come from the copy that Python has loaded.
 
         An undefined symbol is an error here, not only when the library is loaded.
 

@@ -20,7 +20,7 @@ from flashsmith.families import KernelConfig, Semantics, by_family
 # was building is lost.
 MOST_KERNELS = 64
 
-# Called with the number of kernels that are built, and the event.
+# Called with the number of kernels that have been built so far, and the event.
 PackageProgress = Callable[[int, BuildEvent], None]
 
 

@@ -50,8 +50,9 @@ def write_wheels(
     ptx: bool = False,
     most_bytes: int = MOST_BYTES,
 ) -> list[Path]:
-    """Writes the wheel with these libraries, which were built as packaged, into ``folder``; with
-    their kernels' ``ptx`` if the emulator shall run them without a compiler.
+    """Writes the wheel with these libraries, which were built as packaged, into ``folder``. With
+    ``ptx`` the wheel has the kernels' PTX, too, so that the emulator can run them without a
+    compiler.
 
     If the wheel would be larger than ``most_bytes``, there is a wheel for each operation. The first
     one requires the others, so that installing it installs all.

@@ -152,7 +152,7 @@ def attention(
             at most 512, above 256 on sm_90 only.
         k, v: (batch, seq_k, heads_k, d) or (total_k, heads_k, d), like q. heads_q must be a
             multiple of heads_k: heads_q / heads_k heads of q share one head of k and v. v may have
-            another d, also a multiple of 8 up to 256, which o then has too.
+            its own d, also a multiple of 8, up to 256; o then has the d of v.
         causal: whether a query attends only to keys up to its own position.
         window: (left, right): how many keys before and after its own position a query attends to;
             None means no limit. With causal the right limit is 0.
@@ -166,8 +166,8 @@ def attention(
             may do. It may capture numbers and tensors.
         mask_mod: a function (b, h, q_idx, kv_idx): whether the query sees the key.
         mask: another mask: a function, a value of ``flashsmith.masks``, a PyTorch BlockMask, or a
-            bool tensor (batch or 1, heads_q or 1, seq_q or 1, seq_k or 1). A query sees the keys
-            that causal, window, mask_mod and mask all show.
+            bool tensor (batch or 1, heads_q or 1, seq_q or 1, seq_k or 1). A query sees a key only
+            if causal, window, mask_mod and mask all show it.
         bias: a tensor of fp16, bf16 or fp32 like a mask's, which is added to the scores after
             score_mod. It has a gradient in PyTorch.
         positions: 'start': q_idx of a sequence's first query is 0. 'end': it is seq_k - seq_q, as

@@ -91,8 +91,8 @@ def backward(
 def remember_backward(arguments: tuple[Any, ...], names: tuple[Any, ...]) -> None:
     """Lets run_repeated serve calls like this one, which backward() has served.
 
-    ``arguments`` are the six tensors and the values of keywords. ``names`` are a word for this use,
-    whether gradients are enabled, and then these keywords' names.
+    ``arguments`` are the six tensors and the values of keywords. ``names`` has a word for this use,
+    whether gradients are enabled, and the names of these keywords.
     """
     groups = cached_calls.repeated
     keywords = dict(zip(names[2:], arguments[6:], strict=True))

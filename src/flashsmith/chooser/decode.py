@@ -114,7 +114,7 @@ def attention_with_cache(
             512, and 256 on sm_86, sm_89 and sm_120.
         k_cache, v_cache: (batch, capacity, heads_k, d), or with page_table (pages, page, heads_k,
             d), with strides as for attention(): both may be halves of one tensor. v_cache may have
-            another d, which is then the d of o. heads_q must be a multiple of heads_k. Rows beyond
+            its own d, which is then the d of o. heads_q must be a multiple of heads_k. Rows beyond
             a sequence's length may hold anything. Both may be float8_e4m3fn or float8_e5m2, with d
             a multiple of 16: the result has the bits of the caches converted to q's dtype.
         v_width: for a latent cache (MLA, docs/serving.md): the first v_width columns of k_cache's
@@ -128,8 +128,8 @@ def attention_with_cache(
             invalid entries are errors on the host, and are clamped on a device.
         kv_offset: (batch,) int32, for rolling caches: how many keys the sequence has dropped before
             the cache's first key; all are outside every query's window. cache_lens does not count
-            them; positions of cos and sin do. With bits='canonical' rows then have the bits of the
-            whole cache.
+            them; positions of cos and sin do. With bits='canonical', rows then have the bits that
+            they would have with the whole cache.
         k, v: q's shape with heads_k heads, and v with v_cache's d; they are appended at cache_lens
             before attention. None appends nothing. Sequences must not share the pages to which they
             append. JAX arrays cannot be appended to.
@@ -144,15 +144,15 @@ def attention_with_cache(
             are cut off. None computes it on the host. On a device, None means total_q, which starts
             more CTAs than necessary.
         causal, window, softcap, scale, sinks: as for attention().
-        score_mod, mask_mod, mask, bias: as for attention(). The functions' kv_idx is a key's
-            position in the whole sequence, with the keys that kv_offset counts, and q_idx the
-            query's; so are columns of tensors, whose rows are the call's queries. The rows of a
-            BlockMask are positions, too, if it has as many queries as keys; else the call's
-            queries, as after slicing, and its mask_mod counts them from 0. causal is True unless
-            given, also with a mask.
-        k_scale, v_scale: what the cache's keys and values are multiplied by, numbers or fp32
-            tensors of one number or one for each K/V head; None is 1. They are applied in fp32 to
-            the scores' scale, before score_mod, and to o before it is rounded. Appended k and v are
+        score_mod, mask_mod, mask, bias: as for attention(). In functions, kv_idx and q_idx are
+            positions in the whole sequence, which includes the keys that kv_offset counts. Columns
+            of tensors are positions, too, and their rows are the queries of the call. The rows of a
+            BlockMask with as many queries as keys are positions, too. The rows of any other are the
+            queries of the call, which its mask_mod counts from 0, as after slicing. causal is True
+            unless given, also with a mask.
+        k_scale, v_scale: the factors of the cache's keys and values: numbers, or fp32 tensors with
+            one number or one for each K/V head; None is 1. In fp32, k_scale multiplies the scores
+            before score_mod, and v_scale multiplies o before it is rounded. Appended k and v are
             divided by them; 8-bit floats are rounded to nearest even and saturate.
         split: 'invariant' splits the keys of a sequence by its own length alone; 'free' may take
             the batch into account and may be faster.
@@ -230,7 +230,7 @@ def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how
     if not among:
         return adapt_to_queries(choose_config(alike, device, **how), problem, device)
     # If only built configs may be chosen, the adapted config might not be built. Configs are
-    # compared as configs for a plain cache, as ``alike`` is.
+    # compared as if the cache were plain, because ``alike`` is such a config.
     built = {replace(config, cache=CacheFormat.PLAIN): config for config in among}
     legal = tuple(config for config in built if is_legal(config, device))
     return built[choose_config(alike, device, among=legal, **how)] if legal else among[0]

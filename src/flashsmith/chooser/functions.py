@@ -73,8 +73,7 @@ def bound_functions(
 
 class CacheSizes(NamedTuple):
     """The sizes of a call over a cache: the number of queries of each sequence (None if they
-    differ) and the keys of each that the cache has room for. ``is_rolling``: whether the cache has
-    dropped keys."""
+    differ), and its capacity in keys. ``is_rolling``: whether the cache has dropped keys."""
 
     sizes: ScoreSizes | None = None
     seq_q: int | None = None
@@ -125,7 +124,8 @@ def lengths_for_blocks(over: CacheSizes) -> tuple[int | None, int]:
 
 
 def with_limits(found: BoundFunctions, limits: tuple[Any, Any]) -> Bound:
-    """The program, and the causal and window that hide what ``found`` and ``limits`` hide."""
+    """The program, and values of causal and window that hide all keys that ``found`` or ``limits``
+    hides."""
     causal, window = limits
     if found.left is None and found.right is None:
         return found.program, causal, window
@@ -154,7 +154,7 @@ def _check_sizes(name: str, tensor: Any, sizes: ScoreSizes) -> None:
 
 
 def check_broadcast(name: str, shape: tuple[int, ...], sizes: ScoreSizes) -> None:
-    """Raises ArgumentError unless a shape is broadcast to the scores of a call."""
+    """Raises ArgumentError unless a shape can be broadcast to the scores of a call."""
     wanted = (sizes.batch, sizes.heads, *(sizes.lengths or (None, None)))
     pairs = zip(reversed(shape), reversed(wanted), strict=False)
     if any(most is not None and size not in (1, most) for size, most in pairs):

@@ -104,9 +104,9 @@ def _about_waves(
 def passed_over(
     problem: Problem, device: DeviceSpec, expected: Sequence[ExpectedTime], measured: bool
 ) -> dict[str, str]:
-    """expected: the configs that were compared, the chosen one first.
+    """For each family that was not chosen, the reason.
 
-    expected: the configs that were compared, the choice first. measured: whether the times come
+    expected: the configs that were compared, the chosen one first. measured: whether the times come
     from a table.
     """
     chosen = expected[0]

@@ -54,7 +54,7 @@ def write_slots(
 
     Args:
         k, v: (rows, heads_k, d), fp16 or bf16, PyTorch tensors or NumPy or CuPy arrays, with
-            strides as for attention(). v may have another d. Rows beyond the slots are not read.
+            strides as for attention(). v may have its own d. Rows beyond the slots are not read.
         k_cache, v_cache: (pages, page, heads_k, d) or (batch, capacity, heads_k, d), with dtype and
             strides as for k; both may be parts of one tensor. They are changed. Both may be
             float8_e4m3fn or float8_e5m2: elements are rounded to nearest even and saturate.

@@ -130,8 +130,8 @@ def run(
     """Build, run and prove kernels, and show their costs; on a GPU, time them too.
 
     Without --kernels and KERNELS, this runs prog, which has seven steps of one optimisation each.
-    With --problem, kernels for another d or dtype are skipped. With --score or --mask, this proves
-    the functions with the kernels that attention() uses, or with --kernels, in the emulator.
+    With --problem, kernels for a different d or dtype are skipped. With --score or --mask, this
+    proves the functions with the kernels that attention() uses, or with --kernels, in the emulator.
     """
     sizes = _Sizes(problem, batch, seq, heads, semantics)
     words = [f"{name}={it}" for name, it in (("score", score), ("mask", mask)) if it is not None]
@@ -283,7 +283,7 @@ def explain_config(
     as_json: Json = False,
 ) -> None:
     """Show all that is known about one config: rules, resources, occupancy, instructions,
-    conflicts. For a problem with functions, show what its kernels make of them.
+    conflicts. For a problem with functions, show how its kernels compute them.
 
     Exit status 1 if the config is illegal or its kernel is wrong.
     """

@@ -26,8 +26,8 @@ def canonical_tile(d: int, arch: int, d_v: int = 0) -> int:
     """The number of keys in a tile, by the call's head dimension d, the architecture (90 for 9.0)
     and the head dimension of v (0: the same as d).
 
-    Calls whose widths differ have the tile of the kernels that serve them, so the narrower width
-    matters, too.
+    If the widths of q and v differ, the tile must be the one that the kernels use, which also
+    depends on the narrower width.
     """
     differ = d_v not in (0, d)
     tile = 64 if max(d, d_v) <= 128 and (not differ or min(d, d_v) <= 64) else 32

@@ -18,9 +18,9 @@ from flashsmith.semantics.dtype import DType
 
 THREADS_PER_WARP = 32
 
-# The limits of one SM, from the CUDA occupancy rules. Some GPUs allow fewer threads or CTAs, but on
-# these, shared memory or registers limit every config more. The exception is one tile shape for
-# d_head 32, which would have to use only 32 registers per thread.
+# The limits of one SM, from the CUDA occupancy rules. Some GPUs allow fewer threads or CTAs, but
+# there shared memory or registers are the tighter limit for every config. The exception is one tile
+# shape for d_head 32, which would have to use only 32 registers per thread.
 RESERVED_SMEM_PER_CTA = 1024
 REGISTERS_PER_SM = 65536
 REGISTERS_PER_THREAD_UNIT = 8
@@ -131,7 +131,7 @@ class KernelConfig:
     def kernel_name(self) -> str:
         """The short form as a unique C identifier, for files and functions.
 
-        Each config has another one.
+        No two configs share one.
         """
         return re.sub(r"[^a-z0-9]+", "_", self.short_form().lower()).strip("_")
 
@@ -214,7 +214,7 @@ class KernelConfig:
 class ForwardConfig(KernelConfig):
     """The base class of configs of forward families.
 
-    They have d_head and B_c, the keys of a loop step.
+    Their knobs include d_head and B_c, the number of keys in a step of the loop.
     """
 
     @property

@@ -100,7 +100,7 @@ def _grow(
         def rank(value: object) -> tuple[int, int]:
             pairs = (pair_of(knob, value, other, getattr(cfg, other)) for other in settled)
             gain = sum(pair in open_pairs for pair in pairs)
-            # If several values cover equally many, the one that was used least is taken, for
+            # If several values cover equally many pairs, the one that was used least is chosen, for
             # variety.
             return (-gain, sum(getattr(known, knob) == value for known in chosen))
 

@@ -11,7 +11,7 @@ from flashsmith.operations.problem import Problem
 
 
 class HeadPair(NamedTuple):
-    """The widths of the tiles in a kernel whose q and k may have another d than v and o.
+    """The widths of the tiles in a kernel in which d may differ between q and k, and v and o.
 
     ``d_head`` is for q and k, ``d_v`` for v and o. With equal numbers, as in 256:256, both are
     upper bounds for calls with different widths.

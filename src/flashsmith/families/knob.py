@@ -61,8 +61,8 @@ class KnobGroup(NamedTuple):
     """Several knobs that short forms combine in one word, such as load_0_2_2_tiles.
 
     word: the word, with {} in place of each number. knobs: the names of the knobs. letters: for
-    `form`, a letter for each number. what: how errors call the knobs. example: numbers that errors
-    use as an example.
+    `form`, a letter for each number. what: the name of these knobs in errors. example: numbers that
+    errors use as an example.
     """
 
     word: str

@@ -78,7 +78,7 @@ def _pair_for(problem: Problem) -> HeadDims:
         wider, widest_pair = max(problem.d, problem.d_v), max(map(max, pairs), default=0)
         widths = "such widths"
         if widest_pair < wider <= max(_d_heads(problem.operation), default=0):
-            widths = "one width"  # Kernels of the widest heads have only one
+            widths = "one width"  # Kernels for the widest heads have only one width
         raise ArgumentError(
             f"d={problem.d}, d_v={problem.d_v}: {problem.operation} has kernels of the pairs "
             f"{allowed} (d_head:d_v), and smaller multiples of {D_STEP} run on the next larger "
@@ -103,7 +103,7 @@ def padding_advice(d: int) -> str:
 
 
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
-    """Advice for keys, a tensor 'k' or 'k_cache', that have another d than q.
+    """Advice for keys, a tensor 'k' or 'k_cache', whose d is not q's.
 
     The advice mentions the scale, because its default depends on the d that the kernel gets.
     """

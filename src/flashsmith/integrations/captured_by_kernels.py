@@ -1,10 +1,10 @@
 """Gradients of the float tensors that a score function reads, by kernels.
 
-A kernel sums what all elements of the same coordinate give to a read: of the same query, the same
-key, the same distance between both, or of the same query and key in several sequences or heads.
-PyTorch adds these sums to the gradient where the read's indices say. A derivative that all these
-elements share multiplies their sum there, so that the reads of a function need fewer kernels. Reads
-with other indices are left to captured_gradients.py.
+A kernel sums the contributions to a read of all elements with the same coordinate: the same query,
+the same key, the same distance between both, or the same query and key in several sequences or
+heads. PyTorch adds these sums to the gradient where the read's indices say. A factor of the
+derivative that all these elements share is applied to their sum, so that the reads of a function
+need fewer kernels. Reads with other indices are left to captured_gradients.py.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class ScoreSums:
         return saved.q.dtype in _DTYPES and (saved.q.is_cuda or emulate) and saved.q.numel() > 0
 
     def fits(self, node: Typed, shape: tuple[int, ...]) -> bool:
-        """Whether all elements along 'elements' read different elements of a tensor of this shape:
-        indices beyond a tensor read its last element."""
+        """Whether no two elements along 'elements' read the same element of a tensor of this shape,
+        which they do if it is shorter than a sequence."""
         indices: tuple[Typed, ...] = node.operands[2:]
         longest = (Q, self.lengths.longest_q), (K, self.lengths.longest_k)
         return all(shape[indices.index(it)] >= length for it, length in longest)

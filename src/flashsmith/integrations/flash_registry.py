@@ -44,7 +44,7 @@ def register(*, emulate: bool | None = None, bits: str | None = None) -> None:
         bits: as for attention(). With 'canonical', calls that the kernels cannot serve are errors.
 
     Raises:
-        ArgumentError: emulate or bits has another value.
+        ArgumentError: emulate or bits has an invalid value.
         DependencyError: this version of PyTorch has no such registry.
     """
     check_emulate(emulate)

@@ -87,8 +87,9 @@ def write_hub_folder(
     ptx: bool = False,
 ) -> Path:
     """Writes build/<variant> in ``folder``, with the libraries of each architecture, which were
-    built as packaged for the processor ``cpu``; with their kernels' ``ptx`` if the emulator shall
-    run them. An older folder of that name is replaced. Returns the variant's folder.
+    built as packaged for the processor ``cpu``. With ``ptx`` it has the kernels' PTX, too, so that
+    the emulator can run them. An older folder of that name is replaced. Returns the variant's
+    folder.
 
     Raises ArgumentError when there is no library, or that folder is not one of the hub's.
     """

@@ -71,7 +71,7 @@ class LayerKernels:
 
 
 def unserved_head(d: int, device: DeviceSpec | None, *, canonical: bool) -> str:
-    """Why heads of d cannot be served over caches on a GPU, or ''; None: whichever it is."""
+    """Why heads of d cannot be served over caches on a GPU (None: on any GPU), or ''."""
     limits = device or _ROOMIEST
     configs: list[KernelConfig] = []
     for family in families(DECODE.name):

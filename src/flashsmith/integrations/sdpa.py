@@ -77,7 +77,7 @@ def sdpa(
     flashsmith's kernels also compute the gradients. Calls that they cannot serve fall back to
     PyTorch, with one FallbackWarning per reason. Examples are calls with dropout, a dtype other
     than fp16 and bf16, a d that is not a multiple of 8 or is above 512 (256 except on sm_90), and a
-    mask tensor that requires grad, or any under torch.compile.
+    mask tensor that requires grad, or any mask tensor under torch.compile.
 
     Some calls fall back with any arguments. These are calls on the host without the emulator, and
     calls on sm_100 and later unless FLASHSMITH_UNTUNED is 1. Calls inside torch.jit.trace,
@@ -99,7 +99,7 @@ def sdpa(
 
     Raises:
         ArgumentError: the kernels cannot serve the call, under strict or with canonical bits; names
-            the argument. It is also raised for other values of emulate and bits.
+            the argument. It is also raised if emulate or bits has an invalid value.
         PyTorch's own errors for calls that it refuses.
         The errors of building and launching a kernel.
     """

@@ -108,7 +108,7 @@ def register(
             PyTorch, and for continuous batching of layers with a window.
 
     Raises:
-        ArgumentError: float32_as, emulate or bits has another value.
+        ArgumentError: float32_as, emulate or bits has an invalid value.
     """
     narrow = {"float16": torch.float16, "bfloat16": torch.bfloat16, None: None}
     name = None if float32_as is None else dtype_name(float32_as) or ""

@@ -343,8 +343,8 @@ def parse_kind(text: str) -> ProblemKind:
     """Parses what Problem.kind wrote.
 
     Raises:
-        ArgumentError: a word is unknown, or there are two operations, masks, pages, windows, words
-        for gradients, words for bits or caches.
+        ArgumentError: a word is unknown, or the operation, the mask, the page, the window, the
+        gradients, the bits or the cache is given twice.
     """
     words = [word.strip() for word in text.split("+")]
     windows = [word for word in words if WINDOW_KEYS.fullmatch(word)]

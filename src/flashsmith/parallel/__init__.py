@@ -133,7 +133,7 @@ def attention(
     Args:
         q, k, v: this rank's shards, (batch, rows, heads, d) or packed (rows, heads, d), as
             ``shard`` returns them; fp16 or bf16, on a GPU (NCCL group) or on the host (gloo). v may
-            have another d.
+            have its own d.
         group: a ProcessGroup or a DeviceMesh of one dimension; None means the group of all
             processes.
         schedule: 'zigzag' passes K and V around a ring of ranks while kernels run. Every length

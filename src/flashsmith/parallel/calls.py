@@ -77,7 +77,7 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
     said = None
     if before is not None and not (q.data_ptr() % 16 or _is_capturing(q)):
         # This rank has sent its message in an earlier call, and now only says that it makes the
-        # same call again. Meanwhile it computes everything for which it needs no other rank.
+        # same call again. In the meantime it does the work that needs no other rank.
         try:
             return _attend(group, q, k, v, asked, before, group.agree(before.message))
         except _RanksDisagree as others:
@@ -199,7 +199,8 @@ class _Latest(NamedTuple):
     agreed: _Agreed
 
 
-# Models repeat one call in every layer, and comparing it takes half the time of a signature.
+# Models repeat one call in every layer, and comparing arguments takes half the time of computing a
+# signature.
 _latest: WeakKeyDictionary[Any, _Latest] = WeakKeyDictionary()
 
 
@@ -222,7 +223,8 @@ def _remember_latest(
 ) -> None:
     framework, state = framework_of(torch.Tensor), _state(q, k, v)
     assert isinstance(framework, RepeatableFramework)
-    # Autocast may change its dtype, and sinks their properties.
+    # Not remembered under autocast, which may change dtypes, or with sinks, whose properties may
+    # change.
     if asked.sinks is None and not torch._C._is_any_autocast_enabled():
         has_layout = framework.layout_check((q, k, v))
         _latest[group.handle] = _Latest(asked, state, has_layout, agreed)

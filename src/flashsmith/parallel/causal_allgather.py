@@ -157,7 +157,7 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
 
     sent = [[(rank, at(its)) for rank, its in group] for group in it.sent]
     if peers.rank == 0:
-        # Its earlier chunk sees no other keys, so it is computed while all keys are copied.
+        # The earlier chunk needs no keys of other ranks, so it is computed while keys are copied.
         earlier, later, all_sent = peers.send(slot, sent, it.come, own=at(it.own))
         chunk = k.shape[1] // 2
         own = k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)

@@ -173,8 +173,8 @@ def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> ScoreB
         k = RowRun(k.position + unseen, k.row + unseen, keys)
         if keys <= 0:
             return None
-    # attention() puts the last query at the position of the last key. So the queries would be too
-    # early by this number of positions.
+    # attention() puts the last query at the position of the last key. The queries would therefore
+    # have positions that are too small by this number.
     shift = (first + rows) - (k.position + keys)
     left = None if mask.left is None or mask.left - shift >= keys - 1 else mask.left - shift
     right = None if mask.right is None or mask.right + shift >= rows - 1 else mask.right + shift

@@ -15,8 +15,8 @@ these steps:
                PyTorch's allocator keeps that memory.
 
 The numbers only grow, and a GPU waits until a word of its own memory is large enough. So the hosts
-need not meet. No two GPUs wait for each other: a transfer waits only for what the ranks do before
-it, and all ranks make the same transfers in the same order. Therefore they compare how many
+need not synchronise. No two GPUs wait for each other: a transfer waits only for what the ranks do
+before it, and all ranks make the same transfers in the same order. Therefore they compare how many
 transfers they have made whenever they agree on a call (RankMemory.number). If a rank is lost, the
 GPUs of the others wait; the watch (watch.py) is for this case.
 """
@@ -178,8 +178,8 @@ class RankMemory:
         comes, and ``own`` what this rank then copies to its own slot. Returns for each group a
         function that makes the current stream wait for it, and another one until everything is
         sent. With ``own`` the last group is waited for until everything is copied. If ``kept`` has
-        the tensors that are sent, nothing waits for that: the allocator keeps their memory so long,
-        and they must not be overwritten.
+        the tensors that are sent, nothing waits for that: the allocator keeps their memory until
+        then, and they must not be overwritten.
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
@@ -315,8 +315,8 @@ class GpuMemory:
             self._bases.append(base.value)
 
     def greet(self) -> None:
-        """Sends each rank two rows of data and a word, as transfers do, and waits until they are
-        there."""
+        """Sends each rank two rows of data and a word, as transfers do, and waits until they have
+        arrived."""
         data = torch.tensor([self._rank + 1] * 64, dtype=torch.uint8, device=self._device)
         self.begin()
         self.begin_sending()
@@ -328,7 +328,7 @@ class GpuMemory:
         torch.cuda.synchronize(self._device)
 
     def check_greetings(self) -> bool:
-        """Whether the greetings of all ranks have arrived; none may still be under way."""
+        """Whether the test data of all ranks are right; they must have arrived before the call."""
         words = self._all_words.view(torch.int32)[:: _WORD // 4].view(self._size, 2)[:, HERE]
         rows = self.memory[: 64 * self._size].view(self._size, 64)
         expected = torch.arange(1, self._size + 1)[:, None]

@@ -79,8 +79,8 @@ class SharedWords:
         return lambda: {self._read(rank, number) for rank in self._others} <= {word}
 
     def _place(self, rank: int, number: int) -> int:
-        # There are two places, which alternate, because a rank may be one exchange ahead of another
-        # that is still reading.
+        # Two slots are used alternately, because a rank may be one exchange ahead of another that
+        # is still reading.
         first = _TOKEN + self._size * _PROCESS.size
         return first + (number % 2 * self._size + rank) * _WORD.size
 

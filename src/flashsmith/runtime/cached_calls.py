@@ -506,9 +506,9 @@ class RepeatedCall(NamedTuple):
     distinct: Callable[[Any], tuple[Any, ...]]
     # Whether tensors have the remembered types, dtypes, devices, shapes and strides.
     has_layout: Callable[..., bool]
-    # The place and value of every other argument.
+    # The position and value of every other argument.
     options: tuple[tuple[int, Any], ...]
-    # Pairs of places that hold the same tensor; tensors_of then picks the tensors for run.
+    # Pairs of positions that hold the same tensor; tensors_of then picks the tensors for run.
     same: tuple[tuple[int, int], ...]
     tensors_of: Callable[[Any], tuple[Any, ...]]
     run: Run

@@ -149,8 +149,8 @@ def _run(
     chosen, kernel = cfg, None
     may_be_another = request.options["split"] == FREE or problem.bits != ""
     if may_be_another and not isinstance(config, KernelConfig):
-        # Another built kernel may serve the call: either its bits may differ from batch to batch,
-        # or they are canonical and do not depend on the kernel.
+        # Another built kernel may serve the call, because the bits may differ from batch to batch
+        # anyway, or are canonical and do not depend on the kernel.
         kernel = kernel_for(cfg, semantics, request, device, config)
         cfg = kernel.config
     if q.device.kind == "cpu":

@@ -122,8 +122,8 @@ def write_word(address: int, value: int, ordinal: int, stream: int) -> None:
 
 
 def wait_for_word(address: int, value: int, ordinal: int, stream: int) -> None:
-    """Makes a stream wait until a 32-bit word of GPU ``ordinal`` is at least ``value``, as numbers
-    that continue with 0 after the largest one."""
+    """Makes a stream wait until a 32-bit word of GPU ``ordinal`` is at least ``value``, compared
+    modulo 2^32."""
     word = value & _WORD
     if status := _function_on_stream("cuStreamWaitValue32_v2")(stream, address, word, _AT_LEAST):
         _again(status, "cuStreamWaitValue32_v2", ordinal, stream, address, word, _AT_LEAST)

@@ -104,11 +104,11 @@ def number_expressions(roots: Iterable[Typed], dtypes: Collection[str]) -> list[
 
 
 def with_products(root: Typed) -> Typed:
-    """The expression with two changes: quotients by expressions of numbers become products with
-    their inverses, and squares of distances, (q - k) * (q - k), that are converted to floats are
-    computed in floats.
+    """The expression with two changes for kernels.
 
-    An int32 square would wrap around from a distance of 46,341 on.
+    A quotient by an expression of numbers becomes a product with the inverse. A square of a
+    distance, (q - k) * (q - k), that is converted to float is computed in float, because an int32
+    square would wrap around from a distance of 46,341 on.
     """
     made: dict[Typed, Typed] = {}
     for it in root.parts():

@@ -44,8 +44,8 @@ class Leaf(NamedTuple):
 
 # The steps from a value to one that it captures: ('attribute', name) or ('item', key), in order.
 Path = tuple[tuple[str, Any], ...]
-# A function that reads the current content of a function, an object or a list; and the content when
-# it was scanned.
+# A function that reads the current content of the scanned function, object or list; and the content
+# at the time of the scan.
 Watch = tuple[Callable[[], "list[Any]"], "list[Any]"]
 
 

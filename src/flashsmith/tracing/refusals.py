@@ -1,4 +1,4 @@
-"""Errors of tracing: the operation that cannot be traced, and its place."""
+"""Errors of tracing: the operation that cannot be traced, and its location."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NeedsValue(BaseException):
 
 
 def source_line() -> str:
-    """The current place in the traced function: file, line number and text of the line."""
+    """The current location in the traced function: file, line number and text of the line."""
     frame = sys._getframe(1)
     while frame is not None:
         if _is_callers(frame):
@@ -57,7 +57,7 @@ def check_arguments(name: str, function: Callable[..., Any]) -> None:
     """Raises TraceError if a function cannot be called with its arguments."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a function in C: the call will say
+    except (TypeError, ValueError):  # a function in C has no signature; calling it raises the error
         return
     try:
         signature.bind(*_ARGUMENTS[name].split(","))

@@ -38,7 +38,8 @@ _CONNECT_SECONDS = 5.0
 _PATIENCE_SECONDS = 120.0
 # Added to the time limit of a call, for Ray and for the transfer of libraries.
 _DELIVERY_SECONDS = 120.0
-# For this long, Ray may list a machine that its scheduler does not know yet, or that has left.
+# For this long, Ray may list a machine that its scheduler does not know yet, or that has left the
+# cluster.
 _NEWS_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 _ATTEMPTS = 3

@@ -26,12 +26,12 @@ from flashsmith.families.canonical import ORDER, version_of
 from flashsmith.families.head_dims import HeadDims, split_dims
 from flashsmith.operations import DEFAULT
 
-# Stands for the space of the newest family that runs on the device, plus a few configs of other
+# The key for the space of the newest family that runs on the device, plus a few configs of other
 # families.
 ALL_FAMILIES = "both"
 _FEW = 8
-# Stands for the configs that the shipped tables have for a problem. The numbers are the largest
-# margin to the best config, and the most configs that are taken.
+# The key for the configs that the shipped tables have for a problem. The numbers are the largest
+# margin to the best config, and the most configs to use.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
 # This many configs of each family also get split-KV variants, with up to three numbers of splits
@@ -92,7 +92,7 @@ def search_space(
     - None: the key that default_space() gives.
     - a key for KERNELS. The configs of tune, prog, prog-all, all and of block sizes such as '64,32'
       get the dtype and head dimension of the problem. From other sets, only the configs with both
-      are taken.
+      are used.
 
     Spaces always have the dtype and head dimension of the problem. If there are so few tiles that
     SMs would be idle, the space of a family also has some configs with split KV. For a problem with

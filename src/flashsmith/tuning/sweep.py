@@ -115,12 +115,12 @@ class Sweep:
         self._unsaved: list[Record] = []
         self._on_finished = on_finished
         self._clock = clock
-        # State that depends on the clock.
+        # State of the clock.
         self._seconds: defaultdict[Problem, float] = defaultdict(float)
         self._early: set[Problem] = set()
         self._closed: set[Problem] = set()
         self._began = self._clock()
-        # What concerns the calls.
+        # State of the calls.
         self._executor = executor
         self._compiling = CompileQueue(
             runner.compiler, executor, settings.jobs, settings.compile_patience

@@ -33,7 +33,7 @@ COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# The field that a record of a stage has, by stage. All other stages have "samples".
+# The name of the field with a record's result, by stage. All other stages have "samples".
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
 # The bytes per thread that ptxas spills, stores plus loads. A few that are not in the main loop do
 # not matter.

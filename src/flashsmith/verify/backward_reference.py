@@ -30,8 +30,8 @@ from flashsmith.verify.tolerance import Comparison, ExpectedOutputs, heads_for_e
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks")
 # Kinds of inputs: kind -> kind of its q, k and v. In 'large_do', do and dlse are as large as with
-# loss scaling, so that dS overflows fp16. In 'neighbours', every second head of a sequence is NaN
-# or inf.
+# loss scaling, so that dS overflows fp16. In 'neighbours', every second head of a sequence consists
+# of NaN or inf.
 _OF_QKV = {
     "random": "random",
     "large_scores": "large_scores",
@@ -51,8 +51,8 @@ MOST_REPEATED = 2**23
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """The tensors that a backward kernel reads, by the names of the operation, and the sequences'
-    places in them. Also o and lse in float64, never rounded."""
+    """The tensors that a backward kernel reads, by the names of the operation, and where the
+    sequences are in them. Also o and lse in float64, never rounded."""
 
     tensors: Mapping[str, np.ndarray]
     attention: Attention
@@ -203,7 +203,7 @@ def _gpu_pays(problem: Problem) -> bool:
 
 
 def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ...]:
-    """The places of a problem's sequences; each sequence is cut off at the lengths of the
+    """Where the sequences of a problem are; each sequence is cut off at the lengths of the
     problem."""
     lens_q, lens_k = options.get("lens_q"), options.get("lens_k")
     if lens_q is None or lens_k is None:

@@ -65,7 +65,8 @@ def check_score(
     bound: BoundProgram | None,
     points: Points,
 ) -> ValueCheck:
-    """Compares a score function, called with the numbers of each point, with the program."""
+    """Calls a score function with the numbers of each point, and compares its results with the
+    program's."""
     given = points.values
     found = given["score"]
     if bound is not None and bound.program.score is not None:
@@ -76,8 +77,8 @@ def check_score(
 def check_mask(
     function: Callable[[int, int, int, int], Any], seen: np.ndarray, points: Points
 ) -> ValueCheck:
-    """Compares a mask function, called with the numbers of each point, with the keys that kernels
-    show."""
+    """Calls a mask function with the numbers of each point, and compares its results with the keys
+    that kernels show."""
     expected = _called(function, points, scored=False)
     if isinstance(expected, str):
         return ValueCheck(np.inf, 0.0, expected)

@@ -155,7 +155,7 @@ def _check_sinks(
     exact, rounded = expected.exact[name], expected.rounded[name]
     bounds = UNIT_ROUNDOFF[dtype] * expected.sinks_size + MAX_ERROR_SLACK
     finite = np.isfinite(exact)
-    # For NaN and inf, only the places are checked, not which of them a kernel returns.
+    # For NaN and inf, only the positions are checked, not which of the two a kernel returns.
     misplaced = np.where(np.isfinite(got), ~finite, finite & np.isfinite(rounded))
     error = np.where(finite & np.isfinite(got), np.abs(got - exact), 0.0)
     wrong = misplaced | (error > np.where(finite, bounds, math.inf))

@@ -31,7 +31,7 @@ _ARRAYS_OF_SCORES = 8
 
 
 class Rows(NamedTuple):
-    """The places of one sequence's rows.
+    """Where the rows of one sequence are.
 
     ``batch`` is the number of the sequence in tensors (batch, seq, heads, d); None in packed
     tensors (total, heads, d).

@@ -16,7 +16,7 @@ from flashsmith.verify.attention_semantics import Attention, Lens
 
 # The largest |scaled score| of 'large_scores'. When rounded to bf16, it must not exceed 1,000.
 LARGE_SCORE = 990.0
-# The distance of the first tile's scaled scores below (or above) the other tiles' scores.
+# How far the first tile's scaled scores are below (or above) those of the other tiles.
 TILE_GAP = 200.0
 # The largest scaled score of 'far_scores'. From four times this value on, the largest probability
 # is not exactly 1: it is computed as 2^e, where e is the rounding error of the logit, and rounded

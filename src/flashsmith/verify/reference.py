@@ -51,7 +51,7 @@ def compute_references(
     on_gpu: bool = False,
 ) -> References:
     """Computes both references for 16-bit q, k, v of shape (batch, seq, heads, d), or packed
-    (total, heads, d) with lens_q and lens_k. k and v may have fewer heads, and v another d.
+    (total, heads, d) with lens_q and lens_k. k and v may have fewer heads, and v its own d.
 
     The same-precision reference computes like a textbook kernel: scores and softmax in fp32 from
     the 16-bit inputs, weights rounded to the dtype before the product with v, sums in fp32, and o

@@ -36,7 +36,7 @@ class EngineReads:
         self._shadow.refine()
 
     def record(self, cells: np.ndarray, engine: Engine, cta: int, clock: int, site: int) -> None:
-        """Records that an engine was issued a read of a CTA's memory.
+        """Records an engine's read of a CTA's memory when the read is issued.
 
         An engine executes its work in order.
         """

@@ -175,7 +175,8 @@ def make_groups(points: Iterable[Point]) -> list[ProblemGroup]:
     Their lengths differ; the batch is the same or shrinks as the length grows. Problems over a
     cache, where memory is the limit, share a chart for all sizes.
 
-    If a halved batch goes with a longer length, more than half of the tokens remain.
+    A row continues a chart if its length is greater and it has more than half as many tokens: so a
+    batch may be halved when the length grows.
     """
     chains: dict[Any, list[list[Point]]] = {}
     for point in sorted(points, key=lambda point: (point.row.seq_k, -point.row.batch)):

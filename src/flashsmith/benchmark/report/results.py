@@ -93,7 +93,7 @@ class Results:
 
 
 def is_flashsmith(row: Measurement) -> bool:
-    """Whether the row is of flashsmith, not of a peer."""
+    """Whether the row is flashsmith's, not a peer's."""
     return row.kind != "peer"
 
 

@@ -124,8 +124,8 @@ def text_width(text: str) -> float:
 def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, float]:
     """The smallest and the largest value, without outliers.
 
-    The middle half of the values has some width. A value whose distance from this half is above
-    `reach` times the width is an outlier.
+    An outlier is farther from the middle half of the values than `reach` times the width of this
+    half.
     """
     if len(values) < 4:
         return min(values), max(values)

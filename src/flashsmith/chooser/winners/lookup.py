@@ -14,11 +14,11 @@ The distance is a sum in octaves (doublings of a size):
 
 The sizes of an entry are the measured problem's. Entries with exactly the key of the problem
 come first. Operation, d_head and architecture must be the same. The same holds for whether only dq
-is needed, since that takes other kernels. An entry of another class costs so much that it is used
-only if the class of the problem was not measured, or only at very different sizes. A GPU with the
-same number of SMs costs little, so that the table of a sister GPU is used if a GPU's own table has
-few problems. On an H100, the configs chosen from the table of the H200 were at most 1.3% slower
-than the fastest of 16 kernels.
+is needed, since that needs other kernels. The distances for another class are so large that such an
+entry is used only if the class of the problem was not measured, or only at very different sizes. A
+GPU with the same number of SMs adds little, so that the table of a sister GPU is used if a GPU's
+own table has few problems. On an H100, the configs chosen from the table of the H200 were at most
+1.3% slower than the fastest of 16 kernels.
 """
 
 from __future__ import annotations

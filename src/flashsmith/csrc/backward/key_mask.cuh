@@ -69,7 +69,7 @@ struct BackwardKeyMask {
         const int n_blocks = (seq_k + B_c - 1) / B_c;
         if constexpr (!kMasked) return {0, n_blocks, 0, n_blocks};
         const int last_row = min(first_row + rows, seq_q) - 1;
-        // Both ends of the range of visible keys grow with the row.
+        // Neither end of the range of visible keys decreases from row to row.
         const KeyRange top = this->keys(first_row), bottom = this->keys(last_row);
         if (bottom.last < top.first) return {0, 0, 0, 0};
         return {

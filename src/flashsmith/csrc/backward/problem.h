@@ -164,7 +164,7 @@ inline std::vector<AddressPatch> backward_addresses(bool adds_dq) {
     return patches;
 }
 
-// The place of a program's arguments. offsetof() is not defined for a derived struct.
+// The offset of a program's arguments. offsetof() is not defined for a derived struct.
 constexpr size_t kAfterProblem = sizeof(BackwardKernelArgs);
 static_assert(sizeof(BackwardProgramArgs) == kAfterProblem + sizeof(ProgramArgs));
 

@@ -1,4 +1,4 @@
-// The places of the tensors' rows and of their statistics.
+// The addresses of the tensors' rows, and the indices of their statistics.
 #pragma once
 
 #include "backward/args.cuh"

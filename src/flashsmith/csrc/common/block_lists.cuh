@@ -1,7 +1,7 @@
 // Lists of the blocks that tiles visit under the mask of a program: the K/V blocks of a tile of
 // rows or, in backward passes, the blocks of rows of a tile of keys. Two small kernels write them
-// before the main one in the same call, so that they follow the tensors that the mask reads. Causal
-// and window limits and uneven ends are applied as well.
+// in every call, before the main one, because the tensors that the mask reads may have changed.
+// Causal and window limits and uneven ends are applied as well.
 //
 // A tile's rows (or keys) form groups, one for each warpgroup. A list has a header and the entries
 // of its blocks in ascending order.
@@ -40,8 +40,8 @@ FS_DEVICE int64_t warp_of_lists() {
     return int64_t{block_index()} * (kListThreads / kWarpSize) + thread_index() / kWarpSize;
 }
 
-// Turns a list's bits by block, zero for a block that no group sees, into its entries and header.
-// A whole warp calls it.
+// Compacts a list: turns one word of bits per block, zero for a block that no group sees, into
+// entries and a header. A whole warp calls it.
 template <int kGroups>
 FS_DEVICE void compact_list(int32_t* list, int n_blocks) {
     static_assert(kGroups <= kMostListGroups);
@@ -160,7 +160,8 @@ FS_DEVICE uint32_t visibility(const Problem& problem, const ProgramArgs& program
             for (int n = 0; n < kKeysOfLane; ++n) {
                 const int column = lane + n * kWarpSize, k = first_key + column;
                 if (kKeys % kWarpSize != 0 && column >= kKeys) continue;
-                // Evaluated for all keys, so that loads by key can leave the loop over rows.
+                // Evaluated for all keys, so that loads that depend only on the key can be hoisted
+                // out of the loop over rows.
                 const bool is_shown =
                     ProgramOf<SEMANTICS>::sees(program, of.batch, head, q, k, of.seq_q, of.seq_k);
                 const bool is_within = range.contains(k);

@@ -8,8 +8,8 @@ namespace flashsmith {
 constexpr int kCanonicalVersion = 1;
 
 // Keys per tile, for the call's d, the architecture (90 for 9.0) and the d of v (0: the same as d).
-// Calls whose widths differ have the tile of the kernels that serve them, so the narrower width
-// matters, too.
+// If the widths of q and v differ, the tile must be the one that the kernels use, which also
+// depends on the narrower width.
 constexpr int canonical_tile(int d, int arch, int d_v = 0) {
     const bool differ = d_v > 0 && d_v != d;
     const int wider = d_v > d ? d_v : d, narrower = differ && d_v < d ? d_v : d;

@@ -133,7 +133,7 @@ struct KeyMask {
     FS_DEVICE BlockRange blocks(int first_row, int rows, int B_c) const {
         if constexpr (!kMasked) return {0, args.n_KV_blocks, 0, args.n_KV_blocks};
         const int last_row = min(first_row + rows, seq_q) - 1;
-        // Both ends of the visible range grow with the row.
+        // Neither end of the visible range decreases from row to row.
         const KeyRange top = keys(first_row), bottom = keys(last_row);
         return {
             .begin = top.first / B_c,

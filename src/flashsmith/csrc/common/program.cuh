@@ -4,8 +4,8 @@
 //     struct Program {
 //         // Divides every key at which the mask may change from one key to the next.
 //         static constexpr int kKeysAlike = ...;
-//         // Whether change() reads tensors at indices that run with the key. It is then a template
-//         // with the parameter kReach, which reach() returns for a row and the keys from `key` to
+//         // Whether change() reads tensors at indices that depend on the key. It then has the
+//         // template parameter kReach, which reach() returns for a row and the keys from `key` to
 //         // `last`. kMayBeBeyond: whether kBeyond is more than a rare case.
 //         static constexpr bool kReadsAlongKeys = ...;
 //         static constexpr bool kMayBeBeyond = ...;
@@ -223,7 +223,7 @@ FS_DEVICE T floor_divide(T a, T b) {
         if (rest != 0.0f && (rest < 0.0f) != (b < 0.0f)) quotient -= 1.0f;
         return rintf(quotient);
     } else {
-        // The divisor -1 is separate because the lowest int has no quotient by it.
+        // The divisor -1 is a special case, because INT_MIN / -1 overflows.
         if (b == 0) return 0;
         if (b == -1) return negative(a);
         const T quotient = a / b, rest = a % b;

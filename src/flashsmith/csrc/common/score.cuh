@@ -7,10 +7,10 @@
 namespace flashsmith {
 
 // Computes tanh x from y = 2 log2(e) x, with a relative error of at most 8e-7 even for small x.
-// Small x matter because a large cap leaves small tangents, which the logit multiplies by the cap.
-// The formula 1 - 2 / (e^2x + 1) is off by up to 8e-7 for large x, but cancels for small x (it is
-// off by 1e-3 at x = 1e-4). Below |x| = 0.25 an odd minimax polynomial replaces it, which is off by
-// 4e-7.
+// Small x matter because with a large cap tanh x is small, and the cap multiplies it, with its
+// error, in the logit. The formula 1 - 2 / (e^2x + 1) is off by up to 8e-7 for large x, but cancels
+// for small x (it is off by 1e-3 at x = 1e-4). Below |x| = 0.25 an odd minimax polynomial replaces
+// it, which is off by 4e-7.
 //
 // A rational function of y, with one special function instead of two, takes 9% longer. The
 // hardware's tanh is off by 2^-11, which is 1.5e-2 in a logit with a cap of 30.

@@ -11,12 +11,12 @@ namespace flashsmith {
 // How far a row's maximum may outgrow the offset of its exponents, in log2. `sum` is the sum so far
 // of this lane, one of the row's four.
 //
-// With lazy rescaling the largest probability is no longer exactly 1 but rounded to 16 bits. That
-// is most of the row's error if this key has much of the row's weight. A bound on growth alone (2^8
-// keeps P far below fp16's 65,504) leaves 3 small problems in 1,000 with more than twice the error
-// of a textbook kernel. Bounding the weight too leaves no more such problems than eager rescaling.
-// Summing rounded probabilities instead leaves a fifth of them. The constant added to 1 is slack
-// for a maximum that has not grown.
+// With lazy rescaling the largest probability is no longer exactly 1 but rounded to 16 bits. If
+// this key dominates the row, that rounding is most of the row's error. A bound on growth alone
+// (2^8 keeps P far below fp16's 65,504) leaves 3 small problems in 1,000 with more than twice the
+// error of a textbook kernel. Bounding the weight too leaves no more such problems than eager
+// rescaling. Summing rounded probabilities, without this bound, would leave a fifth of them. The
+// constant added to 1 is slack for a maximum that has not grown.
 constexpr float kMaxGrowth = 8.0f;
 constexpr float kMaxShare = 0.25f;
 FS_DEVICE float room_to_grow(float sum) {
@@ -50,8 +50,8 @@ struct OnlineSoftmax {
             }
     }
 
-    // Below every score that matters, and finite in both units. Raw scores may be as large as
-    // bf16's, or tangents times a scale of up to 2^127 log2(e), for which -3e38 / scale is still
+    // Below every score that matters, and finite in both units. Raw scores may be as large as bf16
+    // values, or tanh values times a scale of up to 2^127 log2(e), for which -3e38 / scale is still
     // below -1.
     FS_DEVICE float floor() const {
         constexpr float kFloor = -3e38f;
@@ -138,7 +138,8 @@ struct OnlineSoftmax {
                                     const float (&factors)[kMTiles][2]) {
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
-            // Selecting every element would cost short sequences 1%; few warps have such a row.
+            // Few warps have such a row, and selecting every element in all warps would cost short
+            // sequences 1%.
             if (any_lane(factors[m][0] < 0.0f || factors[m][1] < 0.0f)) {
 #pragma unroll
                 for (int n = 0; n < kONTiles; ++n)

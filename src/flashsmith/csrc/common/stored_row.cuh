@@ -25,12 +25,12 @@ struct CodeFormat {
     static constexpr int kFractionBits = kIsE4M3 ? 3 : 2, kBias = kIsE4M3 ? 7 : 15;
     static constexpr float kLargest = kIsE4M3 ? 448.0f : 57344.0f;
     static constexpr float kSmallestNormal = kIsE4M3 ? 0x1p-6f : 0x1p-14f;
-    // Neighbours of this number are as far apart as subnormal codes.
+    // At this number, adjacent fp32 numbers are as far apart as subnormal codes.
     static constexpr float kSubnormalUnits = kIsE4M3 ? 0x1p14f : 0x1p7f;
 };
 
-// The code of a number, for GPUs before sm_89, which have no instruction for it: the nearest code,
-// the even one of two equally near codes, and the largest finite one for larger numbers.
+// The code of a number, for GPUs before sm_89, which have no instruction for it: rounds to nearest
+// even, and saturates to the largest finite code.
 template <CacheFormat kFormat>
 FS_DEVICE uint32_t computed_code(float x) {
     using Format = CodeFormat<kFormat>;
@@ -63,7 +63,7 @@ FS_DEVICE uint16_t codes_of(float first, float second) {
 #endif
 }
 
-// The bits of a 16-bit value's quotient by a scale, in the cache's format.
+// Divides a 16-bit value by a scale, and returns the bits of the result in the cache's format.
 template <typename value_t>
 FS_DEVICE uint16_t scaled_bits(value_t x, float scale) {
     return static_cast<uint16_t>(pack_16bit<value_t>(__fdiv_rn(to_float(x), scale), 0.0f));
@@ -80,7 +80,7 @@ struct StoredRow {
     }
 };
 
-// A row of quotients by a scale, with 16 bits each.
+// A row that stores values divided by a scale, with 16 bits each.
 template <typename value_t>
 struct StoredRow<value_t, CacheFormat::scaled> {
     value_t* elements;
@@ -96,7 +96,7 @@ struct StoredRow<value_t, CacheFormat::scaled> {
     }
 };
 
-// A row of the quotients' 8-bit codes.
+// A row that stores values divided by a scale as 8-bit floats.
 template <typename value_t, CacheFormat kFormat>
     requires kIs8Bit<kFormat>
 struct StoredRow<value_t, kFormat> {

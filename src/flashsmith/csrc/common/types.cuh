@@ -20,7 +20,7 @@ constexpr bool is_8bit(CacheFormat format) {
 // The factors of a cache's keys and values.
 struct CacheScales {
     const float *k, *v;      // on the device: one number, or one for each K/V head; may be null
-    int32_t k_step, v_step;  // elements from one head's number to the next one's: 0 or 1
+    int32_t k_step, v_step;  // stride from one head's number to the next, in elements: 0 or 1
     float k_value, v_value;  // used where `k` or `v` is null
 };
 

@@ -62,7 +62,7 @@ struct Workspace {
     Contents contents;
 };
 
-// A place in one of the tensors of a call or workspaces of a plan, as a byte offset.
+// A location in a tensor of a call or in a workspace of a plan, as a byte offset.
 struct Place {
     bool is_workspace;
     size_t index;
@@ -149,7 +149,7 @@ struct Plan {
     void check(size_t n_kernels, size_t n_tensors) const;
 };
 
-// The places of a plan's workspaces. Workspaces that are kept zero have their own memory. The
+// The locations of a plan's workspaces. Workspaces that are kept zero have their own memory. The
 // others are in one block, which begins with the workspaces that must be set to zero.
 struct WorkspaceLayout {
     std::vector<size_t> offsets;

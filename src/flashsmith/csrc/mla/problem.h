@@ -110,8 +110,8 @@ inline void check_mla(const MlaProblem& p, int d_head, int d_v, int B_r,
 }
 
 // The way in which a family splits the keys of tiles. `at_once`: the CTAs that run at the same
-// time. `cta_keys`: a CTA's start and end, and its rows in the merge, take about as long as these
-// many keys.
+// time. `cta_keys`: the fixed cost of a CTA (start, end, and merging its rows), in keys that take
+// as long.
 struct MlaSplit {
     int B_c, min_keys, most_parts;
     int64_t at_once, cta_keys;

@@ -65,7 +65,7 @@ struct MlaTile {
     FS_DEVICE KeyRange keys(int row) const {
         return visible_range<SEMANTICS>(args, token(row) + k_count - q_count, k_count);
     }
-    // The place of a row's log-sum-exp.
+    // The address of a row's log-sum-exp.
     FS_DEVICE float* lse(int row) const {
         return args.lse + batch * args.lse_batch_stride + head(row) * args.lse_head_stride +
                q_first + token(row);

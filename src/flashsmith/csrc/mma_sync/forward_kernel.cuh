@@ -434,8 +434,8 @@ struct ForwardBlock {
         return visible.blocks(at.token(first), tokens, Kernel::B_c);
     }
 
-    // Row steps of q and o, in units of `unit` bytes per stride element. Rows start at the Q
-    // block's row 0 or, if they are the heads of a group, at the sequence's first row.
+    // Row steps of q and o, in units of `unit` bytes per stride element. The first row is the Q
+    // block's row 0 or, if rows are the heads of a group, the sequence's first row.
     FS_DEVICE auto query_rows(int64_t seq_stride, int64_t head_stride, int64_t unit) const {
         if constexpr (Kernel::packs_gqa) {
             const TileCoord<Kernel> at(args);

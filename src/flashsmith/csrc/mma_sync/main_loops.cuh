@@ -49,7 +49,7 @@ struct SingleStageLoop {
     FS_DEVICE static void step(Block& b, int block, const Range& blocks) {
         const bool seen = !Kernel::trim_masks || !kMask || b.sees(block);
         if constexpr (!Kernel::eager_load_blocks) b.start_K(block), b.commit_copies();
-        b.finish_copies();  // K has arrived; every warp is done with the last V
+        b.finish_copies();  // K has arrived; every warp is done with the previous V
         if constexpr (Kernel::eager_load_blocks) b.start_V(block), b.commit_copies();
 
         typename Kernel::S_accum_t S;
@@ -89,7 +89,7 @@ struct MultiStageLoop {
         for (; block >= blocks.begin; --block) {
             b.template finish_copies<kAhead - 1>();  // the pair has arrived, and all
             start_copies(b, block - kAhead, blocks,
-                         filled);  // warps are done with the last one, whose stage is refilled
+                         filled);  // warps are done with the previous one, whose stage is refilled
             if (Kernel::trim_masks && !b.needs_mask(block, blocks))
                 step<false>(b, block, blocks, now);
             else if (!Kernel::trim_masks || b.sees(block))
@@ -155,7 +155,7 @@ struct CanonicalLoop {
                 next_chunk(b, block > second_chunk);
             }
             if constexpr (kAhead == 0) {
-                __syncthreads();  // every warp is done with the last pair
+                __syncthreads();  // every warp is done with the previous pair
                 start_copies(b, block, blocks, filled);
                 b.template finish_copies<0>();
             } else {
@@ -209,8 +209,8 @@ struct CanonicalLoop {
 // The order covers only the PV GEMM. After it, a half continues with the next block's QK GEMM while
 // the other half runs its PV GEMM. One warp alone does not fill a tensor core, because it waits for
 // its ldmatrix. An arrival also means that this half's copies of the next V and the K after it have
-// arrived and that it has read the last V. The other half may still read K then, so kv_stages tiles
-// are filled only kv_stages - 2 blocks ahead.
+// arrived and that it has read the previous V. The other half may still read K then, so kv_stages
+// tiles are filled only kv_stages - 2 blocks ahead.
 template <class Kernel>
 struct PingPongLoop {
     using Stage = StageOffset<Kernel::kv_stages, Kernel::stage_bytes>;

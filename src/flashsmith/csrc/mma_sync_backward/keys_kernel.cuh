@@ -132,7 +132,7 @@ struct KeysBlock {
             else
                 run_steps<false>(steps);
             cp_async_wait<0>();
-            __syncthreads();  // K's and V's places are free
+            __syncthreads();  // the buffers of K and V are free
         }
         store();
     }
@@ -152,11 +152,11 @@ struct KeysBlock {
             next.parity = now.parity ^ 1;
 
             cp_async_wait<0>();
-            __syncthreads();  // the step's tiles have arrived, and the last step's are free
+            __syncthreads();  // the step's tiles have arrived, and the previous step's are free
             const bool needs_mask = steps.needs_mask(now);
             if (needs_mask || SEMANTICS.program_scores) zero_unattended_rows(now);
             // dq is added a step late. At the barrier above, all warps have stored their dS of the
-            // last step, so no other barrier is needed.
+            // previous step, so no other barrier is needed.
             if (wants_dq && before.head >= 0) add_dq(before);
             step<kAll>(now, next, next.head < end_head, needs_mask);
             if constexpr (Kernel::stages == 1) {

@@ -69,7 +69,7 @@ struct QueriesBlock {
         int stage = 0;
         for (int place = blocks.begin; place < blocks.end; ++place) {
             cp_async_wait<0>();
-            __syncthreads();  // the step's tiles have arrived, and the last step's are free
+            __syncthreads();  // the step's tiles have arrived, and the previous step's are free
             const int next = Kernel::stages == 1 ? 0 : stage ^ 1;
             if constexpr (Kernel::stages > 1) {
                 if (place + 1 < blocks.end) start_keys(block_at(list, place + 1), next);
@@ -86,11 +86,11 @@ struct QueriesBlock {
             stage = next;
         }
         cp_async_wait<0>();
-        __syncthreads();  // without steps, Q's copy to dq's place ends only here
+        __syncthreads();  // without steps, the copy of Q, whose buffer dq reuses, ends only here
         store();
     }
 
-    // With lists, a place is an entry's, not a block's.
+    // With lists, `place` is the position of an entry, not of a block.
     FS_DEVICE static BlockEntry entry_at(const int32_t* list, int place) {
         return {list[kBlockListHeader + place]};
     }

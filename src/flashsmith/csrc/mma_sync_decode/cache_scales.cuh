@@ -21,13 +21,14 @@ FS_DEVICE float v_scale(const DecodeKernelArgs& args, int head_k) {
     return scale_of_head(scales.v, scales.v_step, scales.v_value, head_k);
 }
 
-// A factor of the scores. A scale that is a number is already multiplied in by the host.
+// Multiplies a factor of scores by the keys' scale. If the scale is a number, the host has already
+// done so.
 FS_DEVICE float scaled_by_k(const DecodeKernelArgs& args, float factor, int head_k) {
     const CacheScales& scales = scales_of(args);
     return scales.k == nullptr ? factor : __fmul_rn(factor, k_scale(args, head_k));
 }
 
-// The end of a row whose values have a scale.
+// Finishes a row whose values have a scale.
 struct ScaledRowEnd : RowEnd {
     float v_scale;
 

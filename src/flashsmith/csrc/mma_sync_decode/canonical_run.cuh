@@ -71,7 +71,8 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             steps_until += steps_of_chunk;
             while (step < min(steps, steps_until)) {
                 store_maxima(scores);
-                __syncthreads();  // maxima and the stage are complete; the last stage has been read
+                __syncthreads();  // maxima and the stage are complete; the previous stage has been
+                                  // read
                 const int copied = kSkips ? visits.steps[kStages - 1] : step + kStages - 1;
                 int after = copied + 1;
                 if (copied < steps) {
@@ -211,7 +212,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
         for (int step = 0; step < Kernel::B_c / 16; ++step) {
             uint32_t fragment[kMTiles][4];
             p.load(fragment, step);
-            // The stage of the warp that copied these keys.
+            // The stage of the ring of the warp that copied these keys.
             const uint32_t tile = smem + Kernel::ring_offset +
                                   step / kKeyGroups * Kernel::ring_bytes +
                                   stage * Kernel::stage_bytes + KeysLayout::kBytes;
@@ -252,7 +253,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                         all_o[m][n][e] = merge.merged(all_o[m][n][e], o[m][n][e]);
             }
     }
-    // Stores rows in the output, or a chunk's state for the merge kernel.
+    // Stores rows of the output, or a chunk's state for the merge kernel.
     FS_DEVICE void finish(const Rows& all, const Sums& o) const {
         const RunInfo run(smem + Kernel::target_offset);
         const PartStates<Kernel> memory = states(run);

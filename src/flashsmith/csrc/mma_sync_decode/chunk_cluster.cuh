@@ -508,9 +508,9 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             store_shared_16B(smem + Places::P_offset + i * 16, {0, 0, 0, 0});
     }
 
-    // Turns the scores of a round into P; each warp has every n-th tile. All warps follow the
-    // maxima. There is one copy of the code for a tile: in a short kernel, fetching instructions
-    // takes longer than executing them.
+    // Turns the scores of a round into P; each warp has every n-th tile. All warps keep track of
+    // the maxima. There is one copy of the code for a tile: in a short kernel, fetching
+    // instructions takes longer than executing them.
     template <bool kPacked>
     FS_DEVICE void exponentiate(Rows& all_rows, int tiles, int buffer, int round) const {
         const int P_index = round & 1, its_row = packed_row<kPacked>();
@@ -874,7 +874,7 @@ FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t 
         if (args.log2_prefetched_keys > 0) prefetch_first_keys<Kernel, kPaged>(args);
     if (!lengths.are_guessed) wait_for_launch_before();
     DecodeItem item{};
-    // All CTAs of a cluster find the same.
+    // All CTAs of a cluster find the same run.
     const auto find = [&] {
         WorkCursor cursor(share_of_cta<Kernel>(args, lengths),
                           block_index() / Kernel::chunk_cluster);

@@ -160,8 +160,8 @@ struct FlashDecodeKernelConfig {
     constexpr int chunk_smem_bytes() const {
         return chunk_rows * d_head * element_bytes() + stages * B_c * pair_bytes();
     }
-    // Sequences with more rows per K/V head than this, half a tile, use that kernel. Only a
-    // sequence's own queries decide it.
+    // Sequences with more rows per K/V head than this, which is half a tile, use that kernel. Only
+    // a sequence's own queries decide it.
     constexpr int most_rows_without_chunks() const { return chunk_rows / 2; }
 };
 
@@ -210,8 +210,8 @@ struct DecodeStrides {
 
 // Everything the kernels of one call need, passed by value as their only parameter.
 struct DecodeKernelArgs {
-    // Parameters that a CTA reads between the preceding launch and its first copy come first. They
-    // fill three lines, which begin at 0, 48 and 112, because the CTA stalls on each line.
+    // Parameters that a CTA reads between the preceding launch and its first copy come first. The
+    // CTA stalls on each line, so they are packed into three, which begin at 0, 48 and 112.
     const int32_t* cache_lens;  // keys in the cache before the call appends
     const void* new_k;          // keys to append; null: nothing is appended
     void *k_cache, *v_cache;
@@ -237,7 +237,8 @@ struct DecodeKernelArgs {
     int16_t flags;   // kPrefetchesRuns, kHoldsNextLaunch, kGuessesLengths
     // log2 of the number of keys per sequence that an early launch prefetches; 0: none.
     int16_t log2_prefetched_keys;
-    // Units from which a call counts as large, and from which it may count as ragged.
+    // The number of units from which a call counts as large, and the number from which it may count
+    // as ragged.
     float from_large, from_ragged;
 
     const void* q;  // with rotary embedding: the workspace of rotated queries
@@ -311,8 +312,8 @@ static_assert(offsetof(DecodeKernelArgs, heads_k) == 48);
 static_assert(offsetof(DecodeKernelArgs, k_cache_strides) == 112);
 static_assert(offsetof(DecodeKernelArgs, flags) == 164);
 static_assert(offsetof(DecodeKernelArgs, q) == 176);
-// Parameters that are read late stay at their measured offset: 24 bytes further on they cost small
-// calls 1 to 2%.
+// Parameters that are read late stay at the offset with which they were measured: 24 bytes further
+// on they made small calls 1 to 2% slower.
 static_assert(offsetof(DecodeKernelArgs, q_strides) == 288);
 static_assert(offsetof(DecodeKernelArgs, total_q) == 448);
 

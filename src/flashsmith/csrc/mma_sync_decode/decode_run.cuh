@@ -98,7 +98,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
             if (!Kernel::takes_chunks && parts_left == 1) fetch_next_run(address);
             while (step < min(steps, steps_until)) {
                 cp_async_wait<kStages - 2>();
-                sync_stages();  // this stage has arrived, and the last one has been read
+                sync_stages();  // this stage has arrived, and the previous one has been read
                 const int last = stage_before(stage);
                 const int copied = Base::kSkips ? visits.steps[kStages - 1] : step + kStages - 1;
                 int after = copied + 1;

@@ -57,7 +57,8 @@ struct OwnColumns : PartMerge<Kernel, kPaged> {
             const auto bits = [&](int e) { return as_uint(shares[0][n][e] + shares[1][n][e]); };
             store_shared_16B(share(warp, n), {bits(0), bits(1), bits(2), bits(3)});
         }
-        __syncthreads();  // all shares are there; the next step's barrier lets them be overwritten
+        __syncthreads();  // all shares have arrived; the next step's barrier lets them be
+                          // overwritten
 #pragma unroll
         for (int n = 0; n < Kernel::key_tiles; ++n) {
             const int of_warp = n / kShareTiles * 2;

@@ -58,11 +58,12 @@ enum DecodeTensor : size_t {
 };
 // CTAs per SM that merge one row after another, if some sequences may have many rows.
 constexpr int kMergesPerSm = 8;
-// For calls without chunks: rows per SM above which CTAs search for rows, and CTAs per SM in that
-// case, as registers allow. With up to eight runs, each warp merges a row alone.
+// For calls without chunks: CTAs search for rows if there are more than kRowsPerSm rows per SM.
+// There are then kSearchesPerSm CTAs per SM, as registers allow. With up to eight runs, each warp
+// merges a row alone.
 constexpr int kRowsPerSm = 2, kSearchesPerSm = 4;
-// Canonical tiles per SM from which one CTA computes each tile, and the share of a call's keys that
-// a run has in that case.
+// From this many canonical tiles per SM on, one CTA computes each tile. A run's share of the keys
+// is then unlimited.
 constexpr int kWholeTilesPerSm = 2;
 constexpr float kAllParts = 1e9f;
 // The kernel with warpgroups comes last.
@@ -145,8 +146,8 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
     return {p, blocks, slots, free_split, scales};
 }
 
-// Checks that the config's kernels can apply a call's scales, and multiplies `factor`, that of the
-// product of Q and K, by a scale of the keys that is a number.
+// Checks that the config's kernels can apply a call's scales. A scale of the keys that is a number
+// is multiplied into `factor`, which Q K^T is multiplied by.
 void apply_scales(const FlashDecodeKernelConfig& config, Tensors tensors, const CacheScales& scales,
                   float& factor) {
     const bool has_tensor = tensors[k_scale] != 0 || tensors[v_scale] != 0;
@@ -208,12 +209,12 @@ struct RunCosts {
 };
 RunCosts run_costs{};
 
-// A run may exceed a CTA's share by this factor, so that 33 parts on 32 CTAs do not take two
-// rounds.
+// A run may be longer than a CTA's share by this factor, so that 33 parts on 32 CTAs do not take
+// two rounds.
 constexpr float kRoundingUp = 1.125f;
 constexpr int kMostKeptLevels = 6;
 constexpr int kReservedSmem = 1024;  // per CTA on an SM
-// The share from which CTAs request runs from a counter.
+// CTAs request runs from a counter if their share is at least this.
 constexpr int64_t kLongShareBytes = 1920 << 10;
 
 // Measured on an H200, like the constants below. kMostTurns is the most runs per CTA that the GPU
@@ -272,8 +273,8 @@ struct EqualTiles {
     }
 };
 
-// Runs per tile as a function of a tile's units: the last two different numbers for up to its most
-// units.
+// Runs per tile by a tile's units: `large` from `from_large` units on, and `small` below. Tiles
+// with so few units that a third number would be better are ignored.
 struct RunsBySize {
     int64_t small, large;
     double from_large;
@@ -298,9 +299,9 @@ constexpr int64_t kPassingBytes = 320 << 20;
 // of it.
 constexpr int64_t kMostWholeBytes = 512 << 10;
 // For calls of whole runs: tiles per SM, above 1, up to which the next launch is held back until
-// this one's CTAs are done, if a tile has room for kLeastHeldBytes. Earlier CTAs of the next launch
-// would become the second CTA of SMs where a CTA of this launch has the SM and its bandwidth alone.
-// With d_head 64, holding back gains nothing or costs time.
+// this one's CTAs are done, if a tile has room for kLeastHeldBytes. If CTAs of the next launch
+// began earlier, they would share SMs, and their bandwidth, with CTAs of this launch that otherwise
+// have an SM to themselves. With d_head 64, holding back gains nothing or costs time.
 constexpr double kMostHeldTiles = 1.5;
 constexpr int64_t kLeastHeldBytes = 128 << 10;
 bool is_held(const FlashDecodeKernelConfig& config, double tiles_of_sm, int64_t tile_bytes) {
@@ -513,14 +514,14 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const double one_run = kRoundingUp * static_cast<double>(heads * (p.packed ? 1 : tiles));
     const bool few_rows = one_run >= 2.0 * static_cast<double>(resident * config.rounds);
     // If there are enough tiles for most SMs, and none can have many keys, each is one run,
-    // whatever the lengths. Then nothing is searched or merged, and there is no merge launch.
+    // whatever the lengths. Then there is neither a search nor a merge launch.
     const int64_t unit_bytes =
         int64_t{config.B_c} * (config.d_head + config.d_head_v()) * config.cache_element_bytes();
     const int64_t all_tiles = heads * tiles;
     const bool whole = config.has_whole_runs() && others_are_split && !canonical && !p.packed &&
                        !has_chunks && units * unit_bytes <= kMostWholeBytes &&
                        8 * all_tiles >= 5 * int64_t{device.sm_count};
-    // If shapes determine the number of tiles, the number of runs is the one that the GPU reads
+    // If shapes determine the number of tiles, the number of runs is the one with which the GPU is
     // fastest for equal lengths. Otherwise a run is a CTA's share. The same holds for a free split,
     // which has already chosen its parts this way.
     const bool even_runs = config.rounds == 1 && !problem.free_split && !whole && !has_chunks &&
@@ -630,8 +631,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                      int64_t{device.sm_count} * (few_rows && has_one_run ? 1 : kSearchesPerSm));
 
     // The states of a sequence's few parts arrive one by one at the merge, whose CTAs already wait
-    // for them. With several sequences this gains nothing. It also gains nothing if clusters serve
-    // the cache's shorter lengths and this one has more parts.
+    // for them. With several sequences this gains nothing. It also gains nothing if this length has
+    // too many parts for the clusters that serve the cache's shorter lengths.
     const int64_t arriving_parts = std::min(
         {int64_t{kMostArrivingParts}, parts, device.sm_count / std::max(heads, int64_t{1})});
     const int64_t arriving_rows = arriving_parts * args.slot_rows;

@@ -2,8 +2,8 @@
 //
 // Kernels of mask functions visit only the steps that have a key which some row sees. They find
 // these steps during the loop, from the tensors that the function reads, so that no list is made
-// before the launch. Hidden steps contribute nothing, and parts keep their limits, so skipping
-// steps changes no bit.
+// before the launch. Hidden steps contribute nothing, and parts begin and end at the same keys, so
+// skipping steps changes no bit.
 #pragma once
 
 #include "common/program_scores.cuh"
@@ -130,7 +130,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     }
 
     // The same by a whole warp, or by all warps, each for its own rows. Warps with the same rows
-    // find the same.
+    // get the same result.
     FS_DEVICE bool any_warp_sees(int step) const {
         const int dropped = dropped_keys(args, item.batch), key = first_visited_key(step) + dropped;
         const ProgramSequence of = sequence(dropped);

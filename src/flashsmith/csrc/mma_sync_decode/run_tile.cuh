@@ -55,8 +55,8 @@ struct RunTile {
                      Kernel::cache_bytes;
     }
 
-    // Turns a score into base-2 logits, and the argument of Score::change(). The keys' scale
-    // multiplies what is applied to the product of Q and K: one of these, or a program's scale.
+    // Turns a score into base-2 logits, and the argument of Score::change(). The keys' scale is
+    // multiplied into the factor that is applied to Q K^T: one of these, or a program's scale.
     FS_DEVICE float scale_log2() const {
         if constexpr (Kernel::has_scales && !SEMANTICS.changes_scores && !SEMANTICS.program_scores)
             return scaled_by_k(args, args.scale_log2, item.head_k);

@@ -1,7 +1,7 @@
 // How a sequence's keys are split into parts, and which CTA computes which parts.
 //
-// The limits of parts depend only on the sequence's own queries and keys and on numbers of the
-// launch that a user's other sequences, the page size and the cache's capacity do not change. The
+// Where parts begin and end depends only on the sequence's own queries and keys, and on numbers of
+// the launch that do not depend on other sequences, the page size or the cache's capacity. The
 // states of parts are the leaves of a binary tree: neighbours that start at an even number are
 // merged first, then neighbouring pairs, and so on. A CTA takes a run of parts, a whole subtree of
 // 2^n, and merges it. The length of runs depends on the batch, but changes no bit.
@@ -97,8 +97,8 @@ FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int ba
 }
 
 // Prefetches the lengths of all sequences, 32 per line, since searches read the lines one after
-// another. This waits for nothing, not even the preceding launch, whose remaining writes go through
-// L2, too.
+// another. This does not wait even for the preceding launch: its remaining writes go through L2, so
+// a prefetched line does not become stale.
 template <class Kernel>
 FS_DEVICE void prefetch_lengths(const DecodeKernelArgs& args) {
     const int batch = thread_index() * kWarpSize;
@@ -121,7 +121,7 @@ FS_DEVICE void prefetch_line(const void* cache, const DecodeStrides& strides, in
 template <class Kernel>
 inline constexpr bool kCutsRows = Kernel::SEMANTICS.uneven && !Kernel::has_d_v;
 
-// Prefetches the lines of a key's row and of its value's row that begin with an element. If the
+// Prefetches the lines of a key's row, and of its value's row, that begin with the element. If the
 // widths differ, only the row that has the element is prefetched.
 template <class Kernel>
 FS_DEVICE void prefetch_lines(const DecodeKernelArgs& args, int64_t block, int head, int slot,

@@ -201,7 +201,7 @@ Launch plan_warpgroups(const FlashDecodeKernelConfig& config, size_t kernel, int
         add_map("v_cache", call.v_cache, offsetof(Hopper, v), v.strides, v.total, p.heads_k, box,
                 true, p.d_v);
     } else {
-        // Without keys nothing is copied, but a map needs an address.
+        // Without keys nothing is copied, but a tensor map needs an address.
         add_map("k_cache", call.q, offsetof(Hopper, k), p.q, 1, 1, box, true, p.d);
         add_map("v_cache", call.q, offsetof(Hopper, v), p.q, 1, 1, box, true, p.d_v);
     }

@@ -14,7 +14,7 @@ struct WarpgroupCall {
     const ForwardProblem& problem;  // seq_k is the capacity
     int64_t blocks, slots;
     bool is_paged, appends;
-    // The places of the tensors. Rotated queries are in a workspace.
+    // The locations of the tensors. Rotated queries are in a workspace.
     Place q, k_cache, v_cache, o, lse, cache_lens, page_table, sinks, cu_seqlens_q;
     // Workspaces that the launch uses: the tile counter and, in canonical configs, the running
     // states of rows.

@@ -77,8 +77,8 @@ struct CachedTiles {
     FS_DEVICE void prefetch_tile() {
         if (leads) prefetched = atomicAdd(args.forward.tile_counter, 1);
     }
-    // Moves on to the next tile, which was prefetched. The number alternates between two places,
-    // because a warp may still read the last one.
+    // Moves on to the next tile, which was prefetched. The number alternates between two slots,
+    // because a warp may still read the previous one.
     FS_DEVICE void advance() {
         const uint32_t place = smem + Kernel::broadcast_offset + round * sizeof(uint32_t);
         round ^= 1;

@@ -20,9 +20,8 @@ struct MlaBlockCopies {
     const BlockRange blocks;
     const int row, chunk;
     const uint32_t to;
-    // The places of the rows of the next block to copy: the blocks of the cache and the slots in
-    // them. The page table is read a block ahead, and nothing waits for its numbers before they are
-    // used.
+    // Where the rows of the next block to copy are: the blocks of the cache and the slots in them.
+    // The page table is read a block ahead, and nothing waits for its numbers before they are used.
     int cache_blocks[kRows], slots[kRows];
 
     FS_DEVICE MlaBlockCopies(const MlaTile<Kernel>& tile, const BlockRange& blocks, uint32_t smem)

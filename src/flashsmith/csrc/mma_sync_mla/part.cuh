@@ -51,11 +51,11 @@ struct MlaPart {
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
             cp_async_wait<Kernel::stages - 2>();
-            __syncthreads();  // the block is there, and nobody reads the block before any more
+            __syncthreads();  // the block has arrived, and all warps have read the previous one
             copies.start(i + Kernel::stages - 1);
             const uint32_t block = smem + Kernel::K_offset + i % Kernel::stages * Layout::kBytes;
             share_scores(block);
-            __syncthreads();  // all shares are there
+            __syncthreads();  // all shares have arrived
             add_scores();
             if (blocks.needs_mask(blocks.begin + i)) mask(blocks.begin + i);
             softmax.template update<false>(S, O);
@@ -112,7 +112,7 @@ struct MlaPart {
             S[0][n][3] = __uint_as_float(left.w) + __uint_as_float(right.w);
         }
     }
-    // The place of a lane's four scores of a warp's 16x8 tile.
+    // The address of a lane's four scores of a warp's 16x8 tile.
     FS_DEVICE uint32_t share(int of_warp, int n) const {
         return smem + Kernel::shares_offset + 16 * ((of_warp * kOwnTiles + n) * kWarpSize + lane);
     }

@@ -8,7 +8,7 @@ namespace flashsmith {
 namespace {
 
 constexpr int kFirstProgrammaticArch = 90;
-// A CTA's start and end, and its rows in the merge, take about as long as these many keys.
+// The fixed cost of a CTA (start, end, and merging its rows), in keys that take as long.
 constexpr int64_t kKeysPerCta = 96;
 
 int64_t ctas_at_once(const MmaSyncMlaKernelConfig& config, const DeviceSpec& device) {

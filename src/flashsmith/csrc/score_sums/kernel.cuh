@@ -204,7 +204,7 @@ struct ScoreSumsBlock {
 
     // ---- copies ----
 
-    // Loads the operands that the tile before did not have.
+    // Loads the operands that the previous tile did not use.
     FS_DEVICE void load(const Tile& at, Tile& loaded, const SequenceRows& q,
                         const SequenceRows& k) {
         const int head_k = at.head / (args.heads_q / args.heads_k);

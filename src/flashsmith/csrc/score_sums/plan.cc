@@ -11,7 +11,7 @@ namespace {
 constexpr uint32_t kRowsThreads = 256;
 constexpr int64_t kTile = ScoreSumsKernelConfig::kTile;
 
-// The place of the sums' arguments. offsetof() is not defined for a derived struct.
+// The offset of the sums' arguments. offsetof() is not defined for a derived struct.
 constexpr size_t kSumsOffset = sizeof(BackwardProgramArgs);
 static_assert(sizeof(ScoreSumsArgs) == kSumsOffset + sizeof(ScoreSums));
 

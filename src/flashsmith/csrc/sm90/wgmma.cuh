@@ -154,8 +154,8 @@ FS_DEVICE void wgmma_wait(Registers&... registers) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),      \
                    "n"(kTransposeB))
 
-// d = a b; if `accumulate`, d += a b. b is given by a descriptor. In memory b is K-major (the rows
-// of the matrix are columns of b) or, with kTransposeB, b itself.
+// d = a b; if `accumulate`, d += a b. b is given by a descriptor. In memory b is K-major (each row
+// of the matrix is a column of b) or, with kTransposeB, row-major.
 template <typename value_t, int kColumns, bool kTransposeB>
 struct Wgmma;
 

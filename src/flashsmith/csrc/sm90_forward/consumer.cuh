@@ -89,7 +89,7 @@ struct Consumer {
     }
 
     // Last block first: masks and ragged ends mostly concern a row's last blocks. If this warpgroup
-    // still has a turn in the order, it takes it after the first scores, because the next warpgroup
+    // still owes a turn in the order, it takes the turn after the first scores: the next warpgroup
     // does not need it sooner.
     FS_DEVICE void main_loop(const BlockRange& blocks, bool order_is_pending) {
         int block = blocks.end - 1;
@@ -159,7 +159,7 @@ struct Consumer {
     }
     FS_DEVICE void canonical_loop(const BlockRange& blocks) {
         int block = blocks.begin;
-        zero(O);  // no product reads it, but registers need values when the loop begins
+        zero(O);  // no GEMM reads it, but registers must have values when the loop begins
         load_register_Q();
         if (block > tile.block_begin) order.wait_and_arrive();
 #pragma unroll 1
@@ -221,7 +221,7 @@ struct Consumer {
         return RunningState<Kernel>(problem, opaque(warpgroup));
     }
 
-    // A round of the main loop whose PV GEMM has few steps: nothing needs to overlap it.
+    // An iteration of the main loop whose PV GEMM has few steps: nothing needs to overlap it.
     FS_DEVICE void continue_after_short_block(int block, const BlockRange& blocks, int steps) {
         K.consumer_wait();
         V.consumer_wait();
@@ -252,7 +252,7 @@ struct Consumer {
         return steps <= kMostSteps * Kernel::short_steps;
     }
     // Uses the smallest number of steps for which there is code. Each branch waits for its own
-    // GEMM: if one were in flight across the end of the branches, ptxas would serialize all of the
+    // GEMM: if a GEMM were in flight where the branches join, ptxas would serialize all of the
     // kernel's GEMMs (C7515).
     template <int kSteps = Kernel::short_steps>
     FS_DEVICE void run_QK_gemm_of(int steps) {
@@ -346,7 +346,7 @@ struct Consumer {
     // ---- between the GEMMs ----
 
     // ptxas moves exponentials below a wait for wgmma, but not past the end of a basic block. The
-    // branch here ends one. It tests for a NaN that no exponential is, so it is never taken, but
+    // branch here ends one. Its condition is that an exponential is NaN, which never happens, but
     // ptxas cannot know that.
     FS_DEVICE static void end_basic_block_after(typename Kernel::S_t& S) {
         pin(S);

@@ -61,7 +61,8 @@ class PartnerMessages {
     const PipelineBarriers barriers_;
     PipelineState<1> state_;
 
-    // This thread's places, computed each time, so that the main loop keeps no register for them.
+    // This thread's addresses, computed each time, so that the main loop keeps no register for
+    // them.
     FS_DEVICE uint32_t own_fragments() const {
         return smem_ + Kernel::message_offset + index() * 16;
     }

@@ -93,7 +93,7 @@ struct StaticHopperKernelConfig {
     static constexpr int barrier_offset = V_offset + CFG.kv_stages * V_tile_bytes;
     static_assert(barrier_offset == CFG.tile_bytes());
 
-    // The page of barriers: a pair (full, empty) for every Q slot, K stage and V stage, and the
+    // The page for barriers has a pair (full, empty) for every Q slot, K stage and V stage, and the
     // info of the tile in each Q slot.
     static constexpr int Q_barriers = barrier_offset;
     static constexpr int K_barriers = Q_barriers + 16 * Q_slots;

@@ -119,7 +119,7 @@ struct WorkTilePart : WorkTileInfo {
     }
 };
 
-// The info about a tile that visits the blocks of a list. Blocks are positions in the list.
+// The info about a tile that visits the blocks of a list. Block numbers are positions in the list.
 struct WorkTileList : WorkTileInfo {
     const int32_t* list;
     int own_begin, own_end;  // the positions that a warpgroup's rows see

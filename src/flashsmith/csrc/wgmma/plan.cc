@@ -22,8 +22,8 @@ static_assert(sizeof(HopperProgramArgs) ==
               (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *
                   alignof(TensorMap));
 
-// The number of rows from a batch's first key to the next one's, if the tensor is viewed as one
-// sequence of rows. The strides of views of one tensor allow that.
+// The stride from batch to batch in rows, if the tensor is viewed as one sequence of rows. Strides
+// allow that, for example, if k and v are views of one tensor.
 int64_t rows_of_batches(const char* name, const Strides& strides, const ForwardProblem& p) {
     if (p.packed || p.batch <= 1) return 0;
     if (p.seq_k <= 1) return 1;

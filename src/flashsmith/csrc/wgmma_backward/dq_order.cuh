@@ -11,10 +11,10 @@
 // before it. But then the longest CTA of a head is the last one. So the last heads of a launch
 // begin with the first keys. So do heads that share keys, which have the longest CTAs.
 //
-// Asking the L2 for a turn, and moving the sums there, takes longer than a consumer's other work in
-// this time. So an extra warp waits for each turn of a part, a step before the consumers need it.
-// When the sums have arrived, it passes the turn on. Consumers use only
-// barriers of their CTA.
+// Reading the turn from the L2, and moving the sums there, takes longer than the consumer's work
+// that could overlap it. So an extra warp waits for each turn of a part, a step before the
+// consumers need it. When the sums have arrived, it passes the turn on. Consumers use only barriers
+// of their CTA.
 #pragma once
 
 #include "sm90/pipeline.cuh"

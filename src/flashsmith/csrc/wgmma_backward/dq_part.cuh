@@ -107,7 +107,7 @@ struct dQPart : ConsumerScores<Kernel> {
         if constexpr (kSumsBesideScores) add_dq();
     }
     // Adds the last dq, if any, to its sums while another GEMM runs. Without the branch, ptxas
-    // would move these instructions between the GEMMs and serialise the GEMMs.
+    // would move these instructions in between the GEMMs, and serialise them.
     FS_DEVICE void add_dq() {
         if (CFG.ordered_dq && !Kernel::has_lists ? dq_head < 0 : dq_block < blocks.begin) return;
         if constexpr (CFG.bulk_sums) return add_dq_by_tma();

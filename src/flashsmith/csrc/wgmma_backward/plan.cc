@@ -13,7 +13,7 @@ namespace {
 constexpr int kArch = 90;
 constexpr uint32_t kRowsThreads = 256;
 
-// The place of a program's arguments. offsetof() is not defined for a derived struct.
+// The offset of a program's arguments. offsetof() is not defined for a derived struct.
 constexpr size_t kProgramOffset = sizeof(HopperBackwardKernelArgs);
 static_assert(sizeof(HopperBackwardProgramArgs) ==
               (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *

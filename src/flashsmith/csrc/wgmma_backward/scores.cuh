@@ -21,11 +21,11 @@ struct ConsumerScores : ConsumerState<Kernel> {
 
     using Base::Base;
 
-    // If registers are left, the statistics are loaded during the product that is waited for.
-    // However, the product's instructions precede these loads in the queue. With early_rows, the
-    // statistics of kTilesFirst tiles of S are therefore loaded before the product, and also D's if
-    // even more registers are left. A softcap leaves no registers: P is live in addition to S, and
-    // tanh takes some.
+    // If registers are left, the statistics are loaded while the GEMM runs. However, these loads
+    // are queued behind the instructions of the GEMM. With early_rows, the statistics of
+    // kTilesFirst tiles of S are therefore loaded before the GEMM is issued, and if even more
+    // registers are left, D as well. With a softcap no registers are left: P is live in addition to
+    // S, and tanh needs some.
     static constexpr bool kRowsMayWait = kSumsBesideScores || !Kernel::changes_scores;
     static constexpr int kSums = (Kernel::d_head + Kernel::d_v) / 2;  // registers of dk and dv
     static constexpr bool kLoadsRowsEarly =
@@ -96,8 +96,8 @@ struct ConsumerScores : ConsumerState<Kernel> {
     }
 
     // ptxas moves exponentials below a wait for wgmma, but not beyond the end of a basic block.
-    // This branch ends a block. It tests for a NaN, which exponentials never are; so it is never
-    // taken, but ptxas does not know this.
+    // This branch ends a block. Its condition is that an exponential is NaN, which never happens,
+    // but ptxas cannot know that.
     FS_DEVICE void pin_exponentials() {
         pin(S);
         if (__float_as_uint(S[0][Kernel::B_r / 8 - 1][3]) == 0x7fc12345u)
@@ -140,7 +140,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
         const int query = block * Kernel::B_r + lane % 4 * 2;
         if constexpr (!kHidesKeys<SEMANTICS> ||
                       (kTriangular<SEMANTICS> && Mask::kLastIsOneFurther)) {
-            // One or two comparisons per element; the bounds follow from its place in the tile.
+            // One or two comparisons per element; the bounds follow from its position in the tile.
             constexpr int kFar = 1 << 30;
             int ahead[2];  // row r: how far its key is before the first query's last key
 #pragma unroll

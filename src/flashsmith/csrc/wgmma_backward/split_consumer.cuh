@@ -28,8 +28,8 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
     }
     FS_DEVICE PipelineBarriers P_barriers() const { return {smem + Kernel::P_barriers}; }
 
-    // dv and dk use one accumulator, because with two the compiler would keep both where the code
-    // of the roles ends.
+    // dv and dk share one accumulator: with two, the compiler would keep both live where the code
+    // of the two roles joins.
     FS_DEVICE typename Kernel::Gradient& gradient() { return this->dk; }
     FS_DEVICE typename Kernel::GradientOfV& gradient_of_v() {
         return reinterpret_cast<typename Kernel::GradientOfV&>(this->dk);

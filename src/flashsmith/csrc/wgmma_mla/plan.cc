@@ -16,7 +16,7 @@ namespace {
 constexpr int kArch = 90;
 // Boxes of fewer keys than the rows that a swizzle covers would break its pattern.
 constexpr int64_t kFewestBoxKeys = 8;
-// A CTA's start and end, and its rows in the merge, take about as long as these many keys.
+// The fixed cost of a CTA (start, end, and merging its rows), in keys that take as long.
 constexpr int64_t kKeysPerCta = 192;
 
 // The cache as rows of one long sequence, for TMA.

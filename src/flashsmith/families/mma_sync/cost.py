@@ -117,7 +117,7 @@ def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool 
 # --- resources of a kernel, estimated before it is built -----------------------------------------
 
 MAX_REGISTERS = 255
-# An estimate may be this much above 255 before the spills of a kernel matter.
+# An estimate may exceed 255 by this much before spills matter.
 _SLACK = 28
 
 

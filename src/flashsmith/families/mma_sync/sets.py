@@ -43,8 +43,8 @@ def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:
         return False
     q_in_registers = cfg.Q_mma_load_K_tiles == 0
     if cfg.B_r == 64:
-        # With 8 warps, a warp would own 8 rows. For each tile length, only one place of Q is tried,
-        # registers or shared memory, which halves the space.
+        # With 8 warps, each warp would have only 8 rows. For each tile length, only one place of Q
+        # is tried, registers or shared memory, which halves the space.
         wrong_for_32 = cfg.B_c == 32 and q_in_registers
         wrong_for_64 = cfg.B_c == 64 and not q_in_registers
         return not (cfg.n_warps == 8 or wrong_for_32 or wrong_for_64)

@@ -86,11 +86,11 @@ class MmaSyncDecodeFamily(Family):
         if not isinstance(d, HeadPair):
             d_head = min(d_head for d_head in self.knob_values["d_head"] if d <= d_head)
         device = device_spec(self.oldest_arch)
-        found = sets.candidates(dtype, d_head, device)  # of d 512 there is one
+        found = sets.candidates(dtype, d_head, device)  # only one for d 512
         first, others, last = found[0], found[1:-1], found[-1]
         last = replace(last, chunk_rows=64, cluster=8, full_tiles=True)
         chunks = (replace(first, chunk_rows=128), *others, last)
-        # These are like configs in the shipped tables of winners.
+        # These resemble configs in the shipped tables of winners.
         entry = replace(first, parts_per_sm=2, early=True, cluster=8)
         own_rows = replace(entry, B_r=32, B_c=64, n_warps=2, own_rows=True)
         return [first, *(cfg for cfg in (*chunks, entry, own_rows) if is_legal(cfg, device))]

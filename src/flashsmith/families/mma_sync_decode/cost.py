@@ -49,9 +49,9 @@ class RunCosts:
     while another has one.
 
     Above one wave, a last wave that is not full counts as ``last_start`` plus ``last_slope`` times
-    its share of the CTAs, at most as a whole wave. It counts at least as ``last_least``, minus
-    ``last_least_fall`` for each full wave before it, because each of its CTAs has more memory
-    bandwidth. If tiles have more than 8 rows, the last wave counts as a whole wave, and bytes count
+    its share of the CTAs, at most as a whole wave. Its share is at least ``last_least`` minus
+    ``last_least_fall`` for each full wave before it: few CTAs do not use all memory bandwidth. If
+    tiles have more than 8 rows, the last wave counts as a whole wave, and bytes count
     ``full_tiles`` times.
 
     Other costs are given as the bytes that the GPU reads in the same time: ``turn_bytes`` for each

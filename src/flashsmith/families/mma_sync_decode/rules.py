@@ -13,7 +13,7 @@ from flashsmith.families.mma_sync_decode.config import MIN_KEYS, MMA_ROWS, Flash
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import HOPPER_ARCH
 
-# By the number of keys of a warp: the most fp32 sums and scores per thread. With more, fragments
+# The most fp32 sums and scores per thread, by the number of keys of a warp. With more, fragments
 # and addresses would not fit in 255 registers, and would spill.
 MAX_ELEMENTS = {16: 144, 32: 128}
 # The most fp32 sums and scores per thread of the chunk kernel, by the number of keys of a stage.

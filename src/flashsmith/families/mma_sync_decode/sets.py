@@ -163,8 +163,8 @@ def adapt_to_queries(
 def over_cache(
     cfg: FlashDecodeKernelConfig, cache: CacheFormat, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg` for a cache of this format. It gives the bits that `cfg` without wgmma gives on the
-    cache in q's dtype.
+    """`cfg` for a cache of this format. Its outputs have the bits of `cfg` without wgmma on the
+    same cache in q's dtype.
 
     Keys of 8-bit floats take half the shared memory, so there are as many stages as `cfg` has room
     for. If its tiles for chunks cannot copy such keys, it gets smaller tiles, which change the bits

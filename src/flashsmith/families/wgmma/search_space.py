@@ -1,8 +1,8 @@
 """The search space of `flashsmith tune` for the wgmma family: for each head dimension a list of
 tile shapes, with a few values of other knobs, and the neighbours of the fastest configs.
 
-It is a list and not all combinations, because a kernel takes five times as long to compile as an
-mma_sync kernel, and the registers allow few shapes. A new knob becomes a line of MOVES.
+It lists shapes instead of all combinations, because a kernel takes five times as long to compile as
+an mma_sync kernel, and the registers allow few shapes. A new knob becomes a line of MOVES.
 """
 
 from __future__ import annotations

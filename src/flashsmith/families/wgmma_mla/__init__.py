@@ -21,7 +21,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class WgmmaMlaFamily(LatentFamily, WarpgroupFamily):
-    """Kernels in which two warpgroups share the columns of O for 64 query rows, and take turns at
+    """Kernels in which two warpgroups share the columns of O for 64 query rows, and alternate over
     the blocks of keys."""
 
     config_class = WgmmaMlaKernelConfig

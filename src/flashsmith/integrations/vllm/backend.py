@@ -1,4 +1,5 @@
-"""FlashsmithBackend: answers vLLM's questions to a backend, and makes the metadata of a step."""
+"""FlashsmithBackend: declares to vLLM what the backend supports, and makes the metadata of a
+step."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ _LARGEST_HEAD, _HEAD_STEP = 512, 8
 
 class FlashsmithBackend(CacheLayouts, AttentionBackend):
     """Prefill, chunked prefill, decode and mixes of them in one call of
-    ``flashsmith.attention_with_cache``. The answers refuse unsupported features, so that the engine
-    reports the reason."""
+    ``flashsmith.attention_with_cache``. Its declarations exclude unsupported features, so that the
+    engine reports the reason."""
 
     accept_output_buffer: ClassVar[bool] = True
     supported_kv_cache_dtypes: ClassVar[list[Any]] = SERVED_CACHES

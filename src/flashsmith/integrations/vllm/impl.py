@@ -38,7 +38,8 @@ Window = tuple[int | None, int | None]
 class FlashsmithImpl(AttentionImpl[StepMetadata]):
     """One layer. With VLLM_BATCH_INVARIANT=1 its bits are canonical (docs/bits.md).
 
-    Raises NotImplementedError for features that the backend's answers cannot refuse, such as ALiBi.
+    Raises NotImplementedError for features that the backend's declarations cannot exclude, such as
+    ALiBi.
     """
 
     # Decode context parallelism requires the LSE, in base e.
@@ -152,7 +153,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         """Attention of a step's queries (tokens, heads, d), written to ``output``.
 
         Raises NotImplementedError for fused quantisation of the output and for causality by
-        request, which the engine does not ask of this backend.
+        request, which the engine does not use with this backend.
         """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError(

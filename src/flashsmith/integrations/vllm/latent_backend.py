@@ -33,7 +33,7 @@ from flashsmith.operations.decode import INVARIANT
 
 
 class FlashsmithLatentBackend(MLACommonBackend):
-    """The answers refuse unsupported features, so that the engine reports the reason."""
+    """Its declarations exclude unsupported features, so that the engine reports the reason."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
@@ -116,8 +116,8 @@ class FlashsmithLatentBuilder(MLACommonMetadataBuilder[MLACommonMetadata[LatentD
             seq_lens=seq_lens_device,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
             query_start_loc=query_start_loc_device,
-            # Requests with more tokens are prompts to the engine. A graph may be replayed with up
-            # to as many.
+            # Requests with more tokens are prompts to the engine. A graph may be replayed with
+            # requests of up to as many tokens.
             most_queries=self.reorder_batch_threshold,
         )
 
