@@ -13,7 +13,6 @@ from flashsmith.chooser.package_contents import (
     HEADS,
     KINDS,
     SIZES,
-    d_heads_of,
     package_contents,
     words_of,
 )
@@ -114,8 +113,6 @@ def test_every_kind_is_a_problem_and_every_operation_has_one() -> None:
         *("forward", "backward", "decode", "latent_decode", "merge")
     }
     assert words_of("causal packed") == {"causal", "packed", "forward"}
-    assert 64 in d_heads_of(90)
-    assert 32 not in d_heads_of(90)
 
 
 def test_a_whole_tile_kernel_comes_with_that_for_uneven_lengths() -> None:

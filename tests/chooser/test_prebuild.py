@@ -105,12 +105,13 @@ def test_packed_sequences_on_request() -> None:
 
 def test_where_d_fills_no_d_head_every_kernel_is_uneven() -> None:
     assert set(chosen("h12 d40 fp16", device_spec("A100")).configs) == {Semantics(uneven=True)}
-    # 72 fills a d_head of the forward pass, but none of the gradients.
-    assert set(chosen("h12 d72 fp16", device_spec("A100"), SOME).configs) == {
-        *(Semantics(), Semantics(uneven=True))
-    }
-    gradients = chosen("h12 d72 fp16 backward", device_spec("A100"), SOME)
-    assert set(gradients.configs) == {Semantics(uneven=True)}
+    # 72 fills a d_head of the forward pass and of the gradients, but none over caches.
+    for words in ("", " backward"):
+        assert set(chosen(f"h12 d72 fp16{words}", device_spec("A100"), SOME).configs) == {
+            *(Semantics(), Semantics(uneven=True))
+        }
+    over_cache = chosen("h12 d72 fp16 decode", device_spec("A100"), SOME)
+    assert set(over_cache.configs) == {Semantics(uneven=True)}
 
 
 def test_every_bucket_of_the_table_is_looked_at() -> None:

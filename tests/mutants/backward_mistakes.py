@@ -464,7 +464,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "return smem + Kernel::order_barriers;"),
         SourcePatch("the counter is a sum", _ORDER,
                     "Kernel::first_dq_sum(statistic) +\n"
-                    "                                           Kernel::B_r * Kernel::d_head) +",
+                    f"{'':43}Kernel::B_r * Kernel::dq_sum_columns) +",
                     "Kernel::first_dq_sum(statistic)) +"),
         SourcePatch("waits for later CTAs", _BLOCK,
                     "place /= heads;", "place = n_blocks - 1 - place / heads;"),

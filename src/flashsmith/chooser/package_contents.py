@@ -7,6 +7,9 @@ each GPU that was measured. For the grid, a few kernels are enough: for every pr
 is expected to take at most TOLERANCE longer than the best, as with `flashsmith build --any-length`.
 Over a cache all chosen kernels are in the package, since a sequence must have the same bits in
 every batch.
+
+The grid has the widths for which an operation has kernels on the architecture. Each kernel is also
+there for uneven lengths, and these serve all smaller d.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from flashsmith.families import (
 from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.families.gpu_names import same_gpu
 from flashsmith.families.head_dims import HeadDims, HeadPair
-from flashsmith.operations import DEFAULT
+from flashsmith.families.legality import D_STEP
 from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
 from flashsmith.operations.latent_decode import LATENT_DECODE
@@ -72,8 +75,6 @@ MERGE_KINDS = ("merge", "merge packed")
 LATENT_KINDS = tuple(f"latent_decode{words}" for words in ("", " causal", " causal packed"))
 KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, *DECODE_KINDS, *LATENT_KINDS, *MERGE_KINDS)
 SMALLEST_D_HEAD = 64
-# The widths of q and k and of v in models whose latent attention is not absorbed.
-PAIRS = (HeadPair(192, 128),)
 # The length 1000 is no multiple of any tile. Batches have at most _MOST_ROWS rows of q.
 _LENGTHS = (512, 1000, 2048, 4096, 8192, 16384, 65536)
 _BATCHES = (1, 4, 16)
@@ -121,9 +122,9 @@ def package_contents(
 ) -> PackageContents:
     """The kernels that a package for ``arch`` contains.
 
-    ``d_heads``, ``dtypes`` and ``kinds`` restrict them; None stands for every d_head that has
-    kernels, the PAIRS, and the widths of latent caches. The table of the user is not used. Raises
-    ArgumentError if there is no such kernel.
+    ``d_heads``, ``dtypes`` and ``kinds`` restrict them; None stands for all widths_of() the
+    operation of a kind. The table of the user is not used. Raises ArgumentError if there is no such
+    kernel.
     """
     table = WinnersTable.shipped()
     devices = _grid_devices(table, arch)
@@ -138,7 +139,7 @@ def package_contents(
     for number, (kind, dtype, d) in enumerate(groups):
         if searched is not None:
             searched(number, len(groups))
-        wanted = Problem.parse(f"s1 d{d} {dtype.name} {kind}")
+        wanted = Problem.parse(f"s1 d{_served_by(d)} {dtype.name} {kind}")
         own = [(one, device) for one, device in measured if _is_of_kind(one, wanted)]
         grid = [(one, device) for device in devices for one in _grid(wanted)]
         count += len(own) + len(grid)
@@ -168,26 +169,41 @@ def _grid_devices(table: WinnersTable, arch: int) -> tuple[DeviceSpec, ...]:
     return tuple(one for one in known if any(same_gpu(one.name, gpu) for gpu in gpus)) or known
 
 
-def d_heads_of(arch: int) -> tuple[int, ...]:
-    """Every d_head, from SMALLEST_D_HEAD on, for which an architecture has attention kernels."""
-    device = known_devices(arch)[0]
-    serving = (one for one in families(DEFAULT) if one.runs_on(device))
-    every = {d for one in serving for d in one.knob_values["d_head"]}
-    return tuple(sorted(d for d in every if d >= SMALLEST_D_HEAD))
+def widths_of(arch: int, operation: str) -> tuple[HeadDims, ...]:
+    """The widths for which an operation has kernels on GPUs of an architecture, from
+    SMALLEST_D_HEAD on: single ones, then pairs."""
+    served = {
+        dims
+        for family, device in itertools.product(families(operation), known_devices(arch))
+        for dims in family.head_dims
+        if family.runs_on(device) and family.candidates(DType.BF16, dims, device, masked=False)
+    }
+    single = sorted(it for it in served if isinstance(it, int) and it >= SMALLEST_D_HEAD)
+    return (*single, *sorted(it for it in served if isinstance(it, HeadPair)))
 
 
 def _widths(arch: int, kind: str, asked: Sequence[HeadDims] | None) -> Iterator[HeadDims]:
     """Those of the widths ``asked`` for that a kind of calls has; None stands for all."""
     operation = Problem.parse(f"s1 d64 fp16 {kind}").operation
+    if asked is None:
+        yield from widths_of(arch, operation)
+        return
     of_rows = {pair for family in families(LATENT_DECODE.name) for pair in family.pairs}
-    every: tuple[HeadDims, ...] = (*d_heads_of(arch), *PAIRS, *sorted(of_rows))
-    for d in every if asked is None else asked:
+    for d in asked:
         if operation == MERGE.name:  # of outputs, which have one width
             fits = isinstance(d, int)
         else:
             fits = (d in of_rows) == (operation == LATENT_DECODE.name)
         if fits:
             yield d
+
+
+def _served_by(dims: HeadDims) -> HeadDims:
+    """The widths of calls for which kernels of these widths are: the same, or for 256:256, which
+    has no calls of its own, the largest with two widths."""
+    if isinstance(dims, HeadPair) and dims.d_head == dims.d_v:
+        return dims._replace(d_v=dims.d_v - D_STEP)
+    return dims
 
 
 def _grid(wanted: Problem) -> Iterator[Problem]:
@@ -233,26 +249,27 @@ def _chosen(
     few: dict[KernelConfig, None] = {}
     for problem, device in measured:
         for deterministic in _determinisms(problem):
-            chosen = _expected(problem, device, table, deterministic).chosen.config
-            few[chosen] = None
-            config = adapt_to_queries(chosen, problem, device)
+            found = _expected(problem, device, table, deterministic)
+            if found is None:
+                continue
+            few[found.chosen.config] = None
+            config = adapt_to_queries(found.chosen.config, problem, device)
             yield config, problem.required_semantics(config)
-    if grid and grid[0][0].operation in _OVER_CACHES:
+    if grid[0][0].operation in _OVER_CACHES:
         for problem, device in grid:
-            try:
-                yield _over_a_cache(problem, device, table)
-            except ArgumentError:
-                continue  # Only forward kernels exist for this d_head
+            found = _expected(problem, device, table, deterministic=False)
+            if found is None:
+                continue
+            config = adapt_to_queries(found.chosen.config, problem, device)
+            semantics = problem.required_semantics(config)
+            yield config, semantics
+            if problem.operation == DECODE.name:  # for a smaller d
+                yield config, replace(semantics, uneven=True)
         return
     for deterministic in _determinisms(grid[0][0]):
-        found = []
-        for problem, device in grid:
-            try:
-                found.append(_expected(problem, device, table, deterministic))
-            except ArgumentError:
-                continue  # No kernel of this d_head runs on the device
+        expected = [_expected(problem, device, table, deterministic) for problem, device in grid]
         usable = [it for it in few if not deterministic or it.family.is_deterministic(it)]
-        for config in cover(found, usable):
+        for config in cover([it for it in expected if it is not None], usable):
             for semantics in compiled_for(grid[0][0].semantics, grid[0][0]):
                 yield config, semantics
 
@@ -264,14 +281,12 @@ def _determinisms(problem: Problem) -> tuple[bool, ...]:
 
 def _expected(
     problem: Problem, device: DeviceSpec, table: WinnersTable, deterministic: bool
-) -> Expectation:
-    """The same as chooser.choice.expectation, for a given table."""
+) -> Expectation | None:
+    """The same as chooser.choice.expectation, for a given table; None if the device has no kernel
+    for the problem, or none with the same bits in every run."""
     represented = without_batch(problem)
-    evidence = gather(represented, device, table, deterministic=deterministic)
+    try:
+        evidence = gather(represented, device, table, deterministic=deterministic)
+    except ArgumentError:
+        return None
     return Expectation(represented, device, evidence)
-
-
-def _over_a_cache(problem: Problem, device: DeviceSpec, table: WinnersTable) -> PackedKernel:
-    chosen = _expected(problem, device, table, deterministic=False).chosen.config
-    config = adapt_to_queries(chosen, problem, device)
-    return config, problem.required_semantics(config)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flashsmith.errors import ArgumentError
 from flashsmith.families.family import Family
-from flashsmith.families.head_dims import HeadDims, HeadPair
+from flashsmith.families.head_dims import HeadDims, HeadPair, step_columns
 from flashsmith.families.knob import KnobGroup, enumeration, is_flag
 from flashsmith.printable import quoted
 from flashsmith.semantics.dtype import DType
@@ -221,7 +221,7 @@ class ForwardConfig(KernelConfig):
     def QK_steps(self) -> int:
         """Steps of 16 columns in which Q K^T is computed. The last one of d_head 72 has 8
         columns of zeros."""
-        return -(-self.d_head // 16)
+        return step_columns(self.d_head) // 16
 
 
 def checked_value(declared: Field[Any], value: object) -> object:

@@ -20,7 +20,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families.canonical import version_of
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import KNOWN_DEVICES, DeviceSpec
-from flashsmith.families.head_dims import HeadDims, HeadPair, tile_columns
+from flashsmith.families.head_dims import HeadDims, HeadPair, is_whole
 from flashsmith.families.knob import feature_of, feature_words
 from flashsmith.families.order import Order
 from flashsmith.families.rule import LegalSpace, Rule
@@ -165,7 +165,7 @@ class Family:
         legal only on some GPUs, a `d_v` other than 0, which few values of d_head have, and values
         of d_head whose tiles are those of another one, 72 and 80."""
         values = self.knob_values
-        widths = tuple(d for d in values["d_head"] if tile_columns(d) == d)
+        widths = tuple(filter(is_whole, values["d_head"]))
         absent: dict[str, tuple[Any, ...]] = {
             name: (0,) for name in ("canonical", "d_v") if name in values
         }

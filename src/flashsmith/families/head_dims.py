@@ -44,6 +44,17 @@ def tile_columns(columns: int) -> int:
     return -(-columns // 32) * 32
 
 
+def is_whole(columns: int) -> bool:
+    """Whether a tile of ``columns`` has no columns of zeros, which those of 72 and 80 have. Sets of
+    configs and covers have only such widths."""
+    return tile_columns(columns) == columns
+
+
+def step_columns(columns: int) -> int:
+    """``columns`` in whole steps of a GEMM, of 16 columns: 72 takes as many steps as 80."""
+    return -(-columns // 16) * 16
+
+
 def fitting_dims(problem: Problem, known: Iterable[HeadDims]) -> list[HeadDims]:
     """The widths that can compute a problem, the narrowest first.
 

@@ -79,9 +79,10 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
          row += kRowsKernelThreads / kLanes) {
         if constexpr (Kernel::clears_dq_sums && !Kernel::has_dq_counters)
             if (Kernel::always_sums_dq || args.dq_sums != nullptr)
-                for (int column = chunk * 4; column < Kernel::d_head; column += kLanes * 4)
-                    store_global_16B(args.dq_sums + (statistic + row) * Kernel::d_head + column,
-                                     uint4{0, 0, 0, 0});
+                for (int column = chunk * 4; column < Kernel::dq_sum_columns; column += kLanes * 4)
+                    store_global_16B(
+                        args.dq_sums + (statistic + row) * Kernel::dq_sum_columns + column,
+                        uint4{0, 0, 0, 0});
         float sum = 0.0f;
         bool has_output = false;
         // A row of more chunks than lanes takes several rounds.

@@ -36,6 +36,12 @@ FS_DEVICE void store_gradient(void* gradient, int64_t seq_stride, int rows, int 
     for (int r = 0; r < 2; ++r) {
         const int row = lane / 4 + 8 * r;
         const bool exists = row < rows;
+        // 0 for tiles after the last one, whose columns do not exist.
+        const auto packed = [&](int n) {
+            return n < kTiles ? pack_16bit<value_t>(acc[0][n % kTiles][2 * r] * scale,
+                                                    acc[0][n % kTiles][2 * r + 1] * scale)
+                              : 0;
+        };
         if (is_fp32) {
             float* const first = static_cast<float*>(gradient) + row * seq_stride + lane % 4 * 2;
 #pragma unroll
@@ -53,9 +59,7 @@ FS_DEVICE void store_gradient(void* gradient, int64_t seq_stride, int rows, int 
             for (int n = 0; n < kTiles; n += 4) {
                 uint32_t x[4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    x[i] = pack_16bit<value_t>(acc[0][n + i][2 * r] * scale,
-                                               acc[0][n + i][2 * r + 1] * scale);
+                for (int i = 0; i < 4; ++i) x[i] = packed(n + i);
                 transpose_4x4(x);
                 if (exists && 8 * (n + lane % 4) < columns)
                     store_global_16B(first + 8 * n, uint4{x[0], x[1], x[2], x[3]});
@@ -66,9 +70,6 @@ FS_DEVICE void store_gradient(void* gradient, int64_t seq_stride, int rows, int 
             static_cast<uint16_t*>(gradient) + row * seq_stride + 8 * odd + lane % 4 / 2 * 4;
 #pragma unroll
         for (int n = 0; n < kTiles; n += 2) {
-            const auto packed = [&](int n) {
-                return pack_16bit<value_t>(acc[0][n][2 * r] * scale, acc[0][n][2 * r + 1] * scale);
-            };
             const uint32_t left = packed(n), right = packed(n + 1);
             const uint32_t swapped = __shfl_xor_sync(0xffffffffu, odd ? left : right, 1);
             if (exists && 8 * (n + odd) < columns)

@@ -229,6 +229,14 @@ FS_DEVICE void ldmatrix_x4_transposed(uint32_t (&d)[4], uint32_t smem) {
                  : "memory");
 }
 
+// Loads two matrices. Lane l < 16 passes the address of row l % 8 of matrix l / 8.
+FS_DEVICE void ldmatrix_x2_transposed(uint32_t (&d)[2], uint32_t smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(d[0]), "=r"(d[1])
+                 : "r"(smem)
+                 : "memory");
+}
+
 // c += a b, where a is 16x16 row-major, b is 16x8 column-major and c is 16x8 in fp32.
 template <typename value_t>
 FS_DEVICE void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);

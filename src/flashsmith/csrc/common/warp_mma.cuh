@@ -1,12 +1,29 @@
 // A warp's matrix products with operands in registers or in one of four shared-memory layouts.
 // Warps that share a product's columns interleave them in groups of 16: warp i of n has columns 16
-// (i + n t). Each lane then needs one base address and constant offsets.
+// (i + n t). Each lane then needs one base address and constant offsets. If the warps have an odd
+// number of tiles of 8 columns each, the last ones are neighbours.
 #pragma once
 
 #include "common/accumulators.cuh"
 #include "common/layout.cuh"
 
 namespace flashsmith {
+
+// The tiles of 8 columns that each of `turns` warps has. With 72 columns and two warps, the last
+// tile of one of them is behind the columns.
+constexpr int tiles_each(int columns, int turns) {
+    return (columns / 8 + turns - 1) / turns;
+}
+// How many tiles the n-th of a warp's kTiles tiles is behind the warp's first one, unless it is the
+// last one of an odd number: then behind the one with the index `turn`.
+template <int kTurns>
+FS_DEVICE constexpr int tile_step(int n) {
+    return n / 2 * 2 * kTurns + n % 2;
+}
+template <int kTiles>
+FS_DEVICE constexpr bool is_single_tile(int n) {
+    return kTiles % 2 == 1 && n == kTiles - 1;
+}
 
 // A operand of 16 kMTiles rows from `first_row` on, with k along the columns.
 template <class Layout, int kMTiles>
@@ -71,20 +88,23 @@ struct RowsB {
 // n.
 template <class Layout, int kTurns>
 struct ColumnsB {
-    typename Layout::Cursor cursor;
+    typename Layout::Cursor cursor, single;
 
     FS_DEVICE ColumnsB(uint32_t tile, int lane, int turn = 0)
-        : cursor(tile, lane % 16, 2 * turn + lane / 16) {}
+        : cursor(tile, lane % 16, 2 * turn + lane / 16), single(tile, lane % 16, turn) {}
 
     FS_DEVICE void load(uint32_t (&two_tiles)[4], int step, int pair) const {
         ldmatrix_x4_transposed(two_tiles, cursor.at(16 * step, 2 * kTurns * pair));
+    }
+    // The last one of an odd number of tiles, after `pairs` pairs.
+    FS_DEVICE void load_single(uint32_t (&tile)[2], int step, int pairs) const {
+        ldmatrix_x2_transposed(tile, single.at(16 * step, 2 * kTurns * pairs));
     }
 };
 
 // acc += A B, in kSteps k16-steps.
 template <typename value_t, int kSteps, int kMTiles, int kNTiles, class A, class B>
 FS_DEVICE void multiply(float (&acc)[kMTiles][kNTiles][4], const A& a, const B& b) {
-    static_assert(kNTiles % 2 == 0, "B comes two tiles at a time");
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
         typename A::Fragment rows;
@@ -100,6 +120,13 @@ FS_DEVICE void multiply(float (&acc)[kMTiles][kNTiles][4], const A& a, const B& 
                 mma_m16n8k16<value_t>(acc[m][2 * pair], rows[m], low);
                 mma_m16n8k16<value_t>(acc[m][2 * pair + 1], rows[m], high);
             }
+        }
+        if constexpr (kNTiles % 2 == 1) {
+            uint32_t tile[2];
+            b.load_single(tile, step, kNTiles / 2);
+#pragma unroll
+            for (int m = 0; m < kMTiles; ++m)
+                mma_m16n8k16<value_t>(acc[m][kNTiles - 1], rows[m], tile);
         }
     }
 }

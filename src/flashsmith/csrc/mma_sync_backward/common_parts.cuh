@@ -44,8 +44,8 @@ FS_DEVICE void load_tile(float (&tile)[4], const float* sums) {
 template <class Kernel>
 FS_DEVICE float* first_dq_sums(const BackwardKernelArgs& args, int64_t statistic, int warp,
                                int lane) {
-    return args.dq_sums + statistic * Kernel::d_head + warp * Kernel::dq_elements * kWarpSize +
-           lane * kLaneSums;
+    return args.dq_sums + statistic * Kernel::dq_sum_columns +
+           warp * Kernel::dq_elements * kWarpSize + lane * kLaneSums;
 }
 
 // Multiplies a warp's part of a gradient by the scale and stores it: 16-bit elements go to `tile`
@@ -56,6 +56,7 @@ template <class Layout, typename value_t, int kTurns, int kMTiles, int kNTiles>
 FS_DEVICE void stage_gradient(uint32_t tile, const float (&acc)[kMTiles][kNTiles][4], float scale,
                               int first_row, int turn, int lane) {
     const typename Layout::Cursor cursor(tile, first_row + lane / 4, 2 * turn, lane % 4 * 4);
+    const typename Layout::Cursor single(tile, first_row + lane / 4, turn, lane % 4 * 4);
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m)
 #pragma unroll
@@ -63,7 +64,8 @@ FS_DEVICE void stage_gradient(uint32_t tile, const float (&acc)[kMTiles][kNTiles
 #pragma unroll
             for (int r = 0; r < 2; ++r)
                 store_shared_4B(
-                    cursor.at(16 * m + 8 * r, n / 2 * 2 * kTurns + n % 2),
+                    (is_single_tile<kNTiles>(n) ? single : cursor)
+                        .at(16 * m + 8 * r, tile_step<kTurns>(n)),
                     pack_16bit<value_t>(acc[m][n][2 * r] * scale, acc[m][n][2 * r + 1] * scale));
 }
 
@@ -79,7 +81,8 @@ FS_DEVICE void store_fp32_gradient(float* gradient, int64_t seq_stride, int rows
             if (row >= rows) continue;
 #pragma unroll
             for (int n = 0; n < kNTiles; ++n) {
-                const int column = 8 * (n / 2 * 2 * kTurns + 2 * turn + n % 2) + lane % 4 * 2;
+                const int first_tile = is_single_tile<kNTiles>(n) ? turn : 2 * turn;
+                const int column = 8 * (tile_step<kTurns>(n) + first_tile) + lane % 4 * 2;
                 if (column >= d) continue;
                 const uint2 pair = {__float_as_uint(acc[m][n][2 * r] * scale),
                                     __float_as_uint(acc[m][n][2 * r + 1] * scale)};

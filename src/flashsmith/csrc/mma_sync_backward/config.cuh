@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backward/args.cuh"
+#include "common/constants.cuh"
 
 namespace flashsmith {
 
@@ -32,8 +33,10 @@ struct FlashBackwardKernelConfig {
 
     constexpr int element_bytes() const { return 2; }
     constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
-    // Columns of a row of K and of V together, as many as of Q and do.
-    constexpr int columns() const { return d_head + d_head_v(); }
+    // Columns in shared memory of a row of K and of V together, as many as of Q and do.
+    constexpr int columns() const { return tile_columns(d_head) + tile_columns(d_head_v()); }
+    // Columns of the sums of dq: whole steps of 16. Those of 72 have 80.
+    constexpr int dq_sum_columns() const { return (d_head + 15) / 16 * 16; }
     // Query rows per CTA of the kernel that computes only dq: 16 per warp.
     constexpr int dq_rows() const { return 16 * n_warps; }
 

@@ -48,7 +48,7 @@ Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& number
     plan.workspaces = {{"lse_log2", bytes, Contents::undefined}, {"D", bytes, Contents::undefined}};
     if (adds_dq)
         plan.workspaces.push_back(
-            {"dq_sums", bytes * static_cast<size_t>(config.d_head), Contents::undefined});
+            {"dq_sums", bytes * static_cast<size_t>(config.dq_sum_columns()), Contents::undefined});
 
     BackwardProgramArgs all;
     std::memset(&all, 0, sizeof all);  // including padding: equal plans have equal bytes
@@ -96,7 +96,7 @@ Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& number
     }
     if (adds_dq) {
         add(second, heads_q * blocks_of(p.seq_q, config.B_r), threads,
-            config.B_r * config.d_head * config.element_bytes());
+            config.B_r * tile_columns(config.d_head) * config.element_bytes());
     } else if (wants_dq) {
         add(second, heads_q * blocks_of(p.seq_q, config.dq_rows()), threads,
             config.queries_smem_bytes());

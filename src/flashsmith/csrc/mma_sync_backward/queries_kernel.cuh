@@ -253,7 +253,7 @@ struct QueriesBlock {
         __syncwarp();
         char* const first = const_cast<char*>(
             row_address<value_t>(args.dq, origin, q.first + first_row, args.dq_seq_stride));
-        TileCopy<ResidentLayout, 16, kWarpSize, SEMANTICS.uneven>(lane, 16 * warp)
+        typename Kernel::CopydQ(lane, 16 * warp)
             .shared_to_global(first, tile, args.dq_seq_stride * int64_t{sizeof(value_t)},
                               extent(rows));
     }

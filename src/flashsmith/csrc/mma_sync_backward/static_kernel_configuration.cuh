@@ -55,17 +55,17 @@ struct StaticBackwardKernelConfig {
     //
     // A warp computes its rows of S^T and dP^T (keys by queries) and, of their columns, one of
     // column_warps contiguous parts. In dk and dv it has the same rows, and every column_warps-th
-    // group of 16 columns.
+    // group of 16 columns, of which the last one may be shared.
     static constexpr int column_warps = CFG.column_warps;
     static constexpr int key_warps = n_warps / column_warps;
     static constexpr int keys_per_warp = B_c / key_warps;
     static constexpr int key_tiles = keys_per_warp / 16;
     static constexpr int queries_per_warp = B_r / column_warps;
     static constexpr int query_tiles = queries_per_warp / 8;
-    static constexpr int column_tiles = d_head / column_warps / 8;
-    static constexpr int column_tiles_v = d_v / column_warps / 8;
-    static constexpr int d_steps = d_head / 16;
-    static constexpr int d_v_steps = d_v / 16;
+    static constexpr int column_tiles = tiles_each(d_head, column_warps);
+    static constexpr int column_tiles_v = tiles_each(d_v, column_warps);
+    static constexpr int d_steps = (d_head + 15) / 16;  // with 72, 8 columns are zeros
+    static constexpr int d_v_steps = (d_v + 15) / 16;
     static constexpr int query_steps = B_r / 16;
     static constexpr int key_steps = B_c / 16;
     // If a warp has all queries of its keys, the registers of P^T and dS^T are operands.
@@ -77,9 +77,8 @@ struct StaticBackwardKernelConfig {
     // dq_column_warps-th group of 16 columns. The division with the fewest reads is used.
     static constexpr bool can_share_dq(int row_warps) {
         const int columns = n_warps / row_warps;
-        return B_r % (16 * row_warps) == 0 && d_head % (16 * columns) == 0 &&
-               (row_warps < 4 || B_r % 64 == 0) && (columns < 4 || d_head % 64 == 0) &&
-               row_warps <= 4 && columns <= 4;
+        return B_r % (16 * row_warps) == 0 && (row_warps < 4 || B_r % 64 == 0) &&
+               (columns < 4 || d_head % 64 == 0) && row_warps <= 4 && columns <= 4;
     }
     static constexpr int best_dq_row_warps() {
         int best = adds_dq ? 0 : 1, least = 1 << 30;
@@ -93,16 +92,18 @@ struct StaticBackwardKernelConfig {
     static_assert(dq_row_warps > 0, "dq: its tile cannot be divided among the warps");
     static constexpr int dq_column_warps = n_warps / dq_row_warps;
     static constexpr int dq_row_tiles = B_r / dq_row_warps / 16;
-    static constexpr int dq_column_tiles = d_head / dq_column_warps / 8;
+    static constexpr int dq_sum_columns = CFG.dq_sum_columns();
+    static constexpr int dq_column_tiles = dq_sum_columns / dq_column_warps / 8;
     static constexpr int dq_elements = dq_row_tiles * dq_column_tiles * 4;  // per lane
     // All rows of wide tiles would not fit next to dk and dv, so their groups come one by one.
     static constexpr int dq_passes = d_head > 256 ? dq_row_tiles : 1;
     static_assert(dq_passes == 1 || B_r <= 64, "a pass begins within a panel of dS");
 
-    using KeysLayout = SmemLayout<B_c, d_head, true>;  // of K
-    using ValuesLayout = SmemLayout<B_c, d_v, true>;
-    using QueriesLayout = SmemLayout<B_r, d_head, true>;  // of Q
-    using doLayout = SmemLayout<B_r, d_v, true>;
+    static constexpr int tile_d = tile_columns(d_head), tile_d_v = tile_columns(d_v);
+    using KeysLayout = SmemLayout<B_c, tile_d, true>;  // of K
+    using ValuesLayout = SmemLayout<B_c, tile_d_v, true>;
+    using QueriesLayout = SmemLayout<B_r, tile_d, true>;  // of Q
+    using doLayout = SmemLayout<B_r, tile_d_v, true>;
     using ScoresLayout = SmemLayout<B_c, B_r, true>;  // layout of P^T and dS^T
 
     // The layout of shared memory, as byte offsets from its beginning.
@@ -116,18 +117,19 @@ struct StaticBackwardKernelConfig {
     static constexpr int statistics_bytes = 2 * B_r * 4;  // per stage: log2(e) lse, then D
     static_assert(statistics_offset + stages * statistics_bytes == CFG.keys_smem_bytes());
 
-    using CopyKeys = TileCopy<KeysLayout, B_c, n_threads, SEMANTICS.uneven>;
-    using CopyValues = TileCopy<ValuesLayout, B_c, n_threads, SEMANTICS.uneven>;
-    using CopyDo = TileCopy<doLayout, B_r, n_threads, SEMANTICS.uneven>;
-    using CopyQueries = TileCopy<QueriesLayout, B_r, n_threads, SEMANTICS.uneven>;
+    static constexpr bool has_extent = SEMANTICS.uneven || tile_d > d_head;
+    using CopyKeys = TileCopy<KeysLayout, B_c, n_threads, has_extent>;
+    using CopyValues = TileCopy<ValuesLayout, B_c, n_threads, has_extent>;
+    using CopyDo = TileCopy<doLayout, B_r, n_threads, has_extent>;
+    using CopyQueries = TileCopy<QueriesLayout, B_r, n_threads, has_extent>;
 
     // --- a CTA that keeps queries, 16 per warp, and has B_r keys per step ---
     static constexpr int dq_rows = CFG.dq_rows();
     static constexpr int step_keys = B_r;
-    using ResidentLayout = SmemLayout<dq_rows, d_head, true>;    // of Q
-    using StreamedLayout = SmemLayout<step_keys, d_head, true>;  // of K
-    using ResidentDoLayout = SmemLayout<dq_rows, d_v, true>;
-    using StreamedValuesLayout = SmemLayout<step_keys, d_v, true>;
+    using ResidentLayout = SmemLayout<dq_rows, tile_d, true>;    // of Q
+    using StreamedLayout = SmemLayout<step_keys, tile_d, true>;  // of K
+    using ResidentDoLayout = SmemLayout<dq_rows, tile_d_v, true>;
+    using StreamedValuesLayout = SmemLayout<step_keys, tile_d_v, true>;
     static constexpr int resident_Q_offset = 0;
     static constexpr int resident_do_offset = resident_Q_offset + ResidentLayout::kBytes;
     static constexpr int streamed_K_offset = resident_do_offset + ResidentDoLayout::kBytes;
@@ -135,16 +137,16 @@ struct StaticBackwardKernelConfig {
     static_assert(streamed_V_offset + stages * StreamedValuesLayout::kBytes ==
                   CFG.queries_smem_bytes());
 
-    using CopyResident = TileCopy<ResidentLayout, dq_rows, n_threads, SEMANTICS.uneven>;
-    using CopyResidentDo = TileCopy<ResidentDoLayout, dq_rows, n_threads, SEMANTICS.uneven>;
-    using CopyStreamedValues =
-        TileCopy<StreamedValuesLayout, step_keys, n_threads, SEMANTICS.uneven>;
-    using CopyStreamed = TileCopy<StreamedLayout, step_keys, n_threads, SEMANTICS.uneven>;
+    using CopyResident = TileCopy<ResidentLayout, dq_rows, n_threads, has_extent>;
+    using CopyResidentDo = TileCopy<ResidentDoLayout, dq_rows, n_threads, has_extent>;
+    using CopyStreamedValues = TileCopy<StreamedValuesLayout, step_keys, n_threads, has_extent>;
+    using CopyStreamed = TileCopy<StreamedLayout, step_keys, n_threads, has_extent>;
+    using CopydQ = TileCopy<ResidentLayout, 16, kWarpSize, has_extent>;  // by each warp
 
     // The assumptions of the types above and of the kernels. `flashsmith explain` lists all rules
     // with their reasons.
     static constexpr bool valid_config() {
-        static_assert(d_head % 32 == 0 && d_head <= 512, "d_head: panels of 32 or 64 columns");
+        static_assert(d_head % 8 == 0 && d_head <= 512, "d_head: a tile of dk has 8 columns");
         static_assert(!is_pair || (d_head % 64 == 0 && d_v % 64 == 0 && d_v <= 256),
                       "d_v: panels of 64 columns");
         static_assert(B_r == 32 || B_r == 64 || B_r == 128, "B_r: 32, 64 or 128");

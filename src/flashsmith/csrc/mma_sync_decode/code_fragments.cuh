@@ -19,15 +19,6 @@ FS_DEVICE uint32_t load_shared_2B(uint32_t smem) {
     return x;
 }
 
-// Loads two 8x8 matrices of 16-bit elements, transposed. Lane l < 16 passes the address of row
-// l % 8 of matrix l / 8.
-FS_DEVICE void ldmatrix_x2_transposed(uint32_t (&d)[2], uint32_t smem) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(d[0]), "=r"(d[1])
-                 : "r"(smem)
-                 : "memory");
-}
-
 // ---- codes in 16 bits ---------------------------------------------------------------------------
 
 FS_DEVICE float2 floats_of_halves(uint32_t halves) {

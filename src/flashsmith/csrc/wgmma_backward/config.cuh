@@ -67,8 +67,8 @@ struct WgmmaBackwardKernelConfig {
     // Bytes of K and V, of the stages of Q, do and dS, of P if one warpgroup passes it to another,
     // and of dq before it is added.
     constexpr int64_t tile_bytes() const {
-        const int64_t of_qk = (int64_t{B_c} + int64_t{q_stages} * B_r) * d_head;
-        const int64_t of_v = (int64_t{B_c} + int64_t{do_stages} * B_r) * d_head_v();
+        const int64_t of_qk = (int64_t{B_c} + int64_t{q_stages} * B_r) * tile_columns(d_head);
+        const int64_t of_v = (int64_t{B_c} + int64_t{do_stages} * B_r) * tile_columns(d_head_v());
         const int64_t P_bytes = split_roles ? int64_t{B_r} * B_c * 4 : 0;
         return (of_qk + of_v + int64_t{n_ds_tiles()} * B_r * B_c) * kElementBytes + P_bytes +
                sums_bytes();
@@ -86,16 +86,25 @@ struct WgmmaBackwardKernelConfig {
 
     // How the warpgroups divide dQ = dS K, B_r x d_head: by its rows or by its columns. If neither
     // can be divided evenly, the warpgroups alternate. A part has 64 rows and dq_columns() columns.
+    // What is divided by columns are the 96 of tiles for 72 and 80.
     constexpr bool shares_rows() const { return B_r == kWarpgroupRows * n_warpgroups; }
     constexpr bool shares_columns() const {
-        return B_r == kWarpgroupRows && n_warpgroups > 1 && d_head % (16 * n_warpgroups) == 0;
+        return B_r == kWarpgroupRows && n_warpgroups > 1 &&
+               tile_columns(d_head) % (16 * n_warpgroups) == 0;
     }
     constexpr int dq_parts() const { return shares_rows() || shares_columns() ? n_warpgroups : 1; }
     // The number of floats for the sums of a block of queries. With ordered_dq, the counters of its
     // parts follow.
     static constexpr int kCounters = 32;
-    constexpr int dq_block_floats() const { return B_r * d_head + (ordered_dq ? kCounters : 0); }
-    constexpr int dq_columns() const { return shares_columns() ? d_head / n_warpgroups : d_head; }
+    constexpr int dq_sum_columns() const {
+        return shares_columns() ? tile_columns(d_head) : d_head;
+    }
+    constexpr int dq_block_floats() const {
+        return B_r * dq_sum_columns() + (ordered_dq ? kCounters : 0);
+    }
+    constexpr int dq_columns() const {
+        return dq_sum_columns() / (shares_columns() ? n_warpgroups : 1);
+    }
 };
 
 // Everything that the main kernel needs. It is the only parameter, in constant memory.

@@ -194,7 +194,7 @@ struct dQTurns {
     // The counter follows the sums of a block of queries.
     FS_DEVICE uint32_t* counter_of(int64_t statistic) const {
         return reinterpret_cast<uint32_t*>(args.problem.dq_sums + Kernel::first_dq_sum(statistic) +
-                                           Kernel::B_r * Kernel::d_head) +
+                                           Kernel::B_r * Kernel::dq_sum_columns) +
                part;
     }
 };

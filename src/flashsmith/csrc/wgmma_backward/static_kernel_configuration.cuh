@@ -52,8 +52,8 @@ struct StaticHopperBackwardKernelConfig {
     // consists of panels with the 64 keys of a warpgroup.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     using KeysPanel = flashsmith::Panel<64>;
-    static constexpr int n_panels = d_head / Panel::kColumns;
-    static constexpr int V_panels = d_v / Panel::kColumns;
+    static constexpr int n_panels = (d_head + Panel::kColumns - 1) / Panel::kColumns;
+    static constexpr int V_panels = (d_v + Panel::kColumns - 1) / Panel::kColumns;
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
     static constexpr int K_tile_bytes = n_panels * KV_panel_bytes;
     static constexpr int V_tile_bytes = V_panels * KV_panel_bytes;
@@ -64,7 +64,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int dS_tile_bytes = key_groups * dS_panel_bytes;
     static constexpr int statistics_bytes = B_r * 4;
     static constexpr bool shares_rows = CFG.shares_rows();
-    static constexpr int dq_columns = CFG.dq_columns();
+    static constexpr int dq_columns = CFG.dq_columns(), dq_sum_columns = CFG.dq_sum_columns();
     static constexpr int dq_parts = CFG.dq_parts();
     static constexpr int dq_block_floats = CFG.dq_block_floats();
     static_assert(dq_parts <= CFG.kCounters);
@@ -72,7 +72,7 @@ struct StaticHopperBackwardKernelConfig {
     // statistics.
     FS_DEVICE static int64_t first_dq_sum(int64_t statistic) {
         if constexpr (CFG.ordered_dq) return statistic / B_r * dq_block_floats;
-        return statistic * d_head;
+        return statistic * dq_sum_columns;
     }
     static constexpr bool alternates_dq = dq_parts < n_warpgroups;
 
@@ -98,7 +98,8 @@ struct StaticHopperBackwardKernelConfig {
     // The GEMMs and their registers. Scores are transposed: 64 keys by B_r queries.
     using ScoresGemm = Wgmma<value_t, B_r, false>;
     using dQGemm = Wgmma<value_t, dq_columns, true>;
-    static constexpr int d_steps = d_head / 16, d_v_steps = d_v / 16;
+    static constexpr int d_steps = (d_head + 15) / 16;  // with 72, 8 columns are zeros
+    static constexpr int d_v_steps = (d_v + 15) / 16;
     static constexpr int query_steps = B_r / 16;
     static constexpr int key_steps = B_c / 16;
     using Scores = float[1][B_r / 8][4];
@@ -148,8 +149,8 @@ struct StaticHopperBackwardKernelConfig {
     // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
     // rules with their reasons.
     static constexpr bool valid_config() {
-        static_assert(d_head % 32 == 0 && d_head <= 256,
-                      "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
+        static_assert(d_head % 8 == 0 && d_head <= 256,
+                      "d_head: a wgmma has up to 256 columns, in steps of 8");
         static_assert(!is_pair || (d_head % 64 == 0 && d_v % 64 == 0 && d_v <= 256 &&
                                    (!CFG.split_roles || d_v <= d_head)),
                       "d_v: panels of 64 columns; with split_roles dv has the registers of dk");
@@ -161,7 +162,7 @@ struct StaticHopperBackwardKernelConfig {
             "split_roles: for wide heads, one warpgroup for dv and one for dk");
         static_assert(shares_rows || B_r == kWarpgroupRows,
                       "B_r: a part of dQ has 64 rows, for each warpgroup or for all");
-        static_assert(halves_a_panel || dq_columns % Panel::kColumns == 0 ||
+        static_assert(halves_a_panel || dq_columns == d_head || dq_columns % Panel::kColumns == 0 ||
                           Panel::kColumns % dq_columns == 0,
                       "d_head: a part of dQ's columns is whole panels, or divides one");
         static_assert(!alternates_dq || CFG.order == StepOrder::scores_together,

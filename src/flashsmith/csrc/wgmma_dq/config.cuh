@@ -32,7 +32,8 @@ struct WgmmaDqKernelConfig {
 
     // Bytes of Q and do, and of the stages of K and V.
     constexpr int64_t tile_bytes() const {
-        return (2 * int64_t{B_r} + int64_t{k_stages + v_stages} * B_c) * d_head * kElementBytes;
+        const int64_t rows = 2 * int64_t{B_r} + int64_t{k_stages + v_stages} * B_c;
+        return rows * tile_columns(d_head) * kElementBytes;
     }
     // Dynamic shared memory of one CTA: the tiles and barriers.
     static constexpr int kBarrierPage = 256;

@@ -41,7 +41,7 @@ struct StaticHopperDqKernelConfig {
 
     // Tiles consist of panels with 64 columns; if d_head is not a multiple of 64, with 32.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
-    static constexpr int n_panels = d_head / Panel::kColumns;
+    static constexpr int n_panels = (d_head + Panel::kColumns - 1) / Panel::kColumns;
     static constexpr int Q_panel_bytes = B_r * Panel::kRowBytes;
     static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // also for do
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
@@ -50,7 +50,7 @@ struct StaticHopperDqKernelConfig {
     // The GEMMs and their registers. Scores are 64 queries by B_c keys.
     using ScoresGemm = Wgmma<value_t, B_c, false>;
     using dQGemm = Wgmma<value_t, d_head, true>;
-    static constexpr int d_steps = d_head / 16;
+    static constexpr int d_steps = (d_head + 15) / 16;  // with 72, 8 columns are zeros
     static constexpr int key_steps = B_c / 16;
     using Scores = float[1][B_c / 8][4];
     using Rounded = uint32_t[key_steps][4];
@@ -76,8 +76,8 @@ struct StaticHopperDqKernelConfig {
     // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
     // rules with their reasons.
     static constexpr bool valid_config() {
-        static_assert(d_head % 32 == 0 && d_head <= 256,
-                      "d_head: a row is panels of 32 or 64 columns, and a wgmma has up to 256");
+        static_assert(d_head % 8 == 0 && d_head <= 256,
+                      "d_head: a wgmma has up to 256 columns, in steps of 8");
         static_assert(B_r == kWarpgroupRows * n_warpgroups, "B_r: a warpgroup has 64 queries");
         static_assert(B_c % 16 == 0, "B_c: a step of dQ's product has 16 keys");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,

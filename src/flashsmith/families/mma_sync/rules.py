@@ -9,7 +9,7 @@ from functools import partial
 
 from flashsmith.families.canonical import canonical_rules
 from flashsmith.families.config import REGISTERS_PER_SM, RESERVED_SMEM_PER_CTA
-from flashsmith.families.head_dims import PAIRS, pair_rule
+from flashsmith.families.head_dims import PAIRS, pair_rule, step_columns
 from flashsmith.families.mma_sync.config import (
     K_TILE_COLUMNS,
     MAX_LOAD_COUNT,
@@ -38,12 +38,7 @@ _supported = partial(
 def _is_load_count(count: int, extent: int) -> bool:
     """Whether an operand of depth `extent` can be loaded in equal steps of `count` K-tiles."""
     power_of_two = 2 <= count <= MAX_LOAD_COUNT and count & (count - 1) == 0
-    return count == 0 or (power_of_two and _whole_steps(extent) % (K_TILE_COLUMNS * count) == 0)
-
-
-def _whole_steps(extent: int) -> int:
-    """`extent` in whole steps of a GEMM: those of d_head 72 have 80 columns."""
-    return -(-extent // MMA_ROWS) * MMA_ROWS
+    return count == 0 or (power_of_two and step_columns(extent) % (K_TILE_COLUMNS * count) == 0)
 
 
 def _load_count(operand: str, depth: str) -> Rule:
@@ -65,7 +60,7 @@ def _buffered_load_count(operand: str, depth: str) -> Rule:
         f"{operand}: while one half is multiplied, another is loaded",
         lambda cfg, device: (
             not cfg.mma_double_buffer_loads
-            or getattr(cfg, knob) * 2 * K_TILE_COLUMNS <= _whole_steps(getattr(cfg, depth))
+            or getattr(cfg, knob) * 2 * K_TILE_COLUMNS <= step_columns(getattr(cfg, depth))
         ),
         (knob, depth, "mma_double_buffer_loads"),
     )

@@ -13,7 +13,7 @@ from math import lcm
 from typing import ClassVar
 
 from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
-from flashsmith.families.head_dims import d_v_knob
+from flashsmith.families.head_dims import d_v_knob, step_columns, tile_columns
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
@@ -56,10 +56,11 @@ class FlashBackwardKernelConfig(KernelConfig):
     )
     d_head: int = knob(
         "head dimension, elements",
-        values=(32, 64, 96, 128, 192, 256, 512),
+        values=(32, 64, 72, 80, 96, 128, 192, 256, 512),
         effect=lambda cfg: (
-            f"S takes {cfg.d_head // MMA_ROWS} k16-steps and dP {cfg.d_head_v // MMA_ROWS}; a lane "
-            f"sums {cfg.accumulators} elements of dk and dv"
+            f"S takes {step_columns(cfg.d_head) // MMA_ROWS} k16-steps and dP "
+            f"{step_columns(cfg.d_head_v) // MMA_ROWS}; a lane sums {cfg.accumulators} elements of "
+            "dk and dv"
         ),
         where="StaticBackwardKernelConfig",
     )
@@ -129,8 +130,9 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def accumulators(self) -> int:
-        """How many fp32 elements of dk and dv a lane sums."""
-        return self.B_c * (self.d_head + self.d_head_v) // self.n_threads
+        """How many fp32 elements of dk and dv a lane sums, in tiles of 8 columns."""
+        tiles = sum(-(-d // (8 * self.column_warps)) for d in (self.d_head, self.d_head_v))
+        return self.keys_per_warp * tiles * 8 // THREADS_PER_WARP
 
     @property
     def scores(self) -> int:
@@ -146,7 +148,7 @@ class FlashBackwardKernelConfig(KernelConfig):
         """Bytes of shared memory of a CTA that keeps keys: K and V, the stages of Q and do with
         their row statistics, and the parts of dS and P that warps exchange. With atomics, dS of two
         steps is kept, because dq is computed one step later."""
-        columns = self.d_head + self.d_head_v
+        columns = tile_columns(self.d_head) + tile_columns(self.d_head_v)
         streamed = self.stages * self.B_r * (columns * elem_size + 2 * _FLOAT_BYTES)
         shared = self.column_warps > 1
         exchanged = shared + (2 if self.dq == DqMode.ATOMICS else shared)
@@ -154,7 +156,7 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     def queries_smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of shared memory of a CTA that keeps queries: Q, do, and the stages of K and V."""
-        columns = self.d_head + self.d_head_v
+        columns = tile_columns(self.d_head) + tile_columns(self.d_head_v)
         return (self.dq_rows + self.stages * self.B_r) * columns * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from flashsmith.families.backward_work import joined, reduced_per_clock
 from flashsmith.families.config import RESERVED_SMEM_PER_CTA, THREADS_PER_WARP
 from flashsmith.families.device import DeviceSpec
+from flashsmith.families.head_dims import step_columns
 from flashsmith.families.mma_sync_backward.config import (
     MMA_ROWS,
     DqMode,
@@ -63,7 +64,8 @@ def tile_work(
     atomics = cfg.dq == DqMode.ATOMICS and gradients != NO_DQ
     # S, dk and dq have d columns, dP and dv have d_v.
     of_d = (n_products(gradients) if atomics else 4) - 2
-    products = scores * (of_d * cfg.d_head + 2 * cfg.d_head_v) * 2 / _MMA_FLOP
+    d, d_v = step_columns(cfg.d_head), step_columns(cfg.d_head_v)
+    products = scores * (of_d * d + 2 * d_v) * 2 / _MMA_FLOP
     both = cfg.d_head + cfg.d_head_v
     queries = cfg.B_r // columns
     # For S and dP a warp reads K, V, Q and do; then it reads do and Q by columns, and P and dS if
@@ -105,7 +107,7 @@ def queries_work(cfg: FlashBackwardKernelConfig, device: DeviceSpec) -> TileWork
     needed = cfg.d_head // 2 + cfg.B_r + _BESIDE
     resident = _resident(cfg, device, cfg.queries_smem_bytes(), needed)
     element, scores = cfg.dtype.element_size, cfg.dq_rows * cfg.B_r
-    both = cfg.d_head + cfg.d_head_v
+    both = step_columns(cfg.d_head) + step_columns(cfg.d_head_v)
     read = cfg.n_warps * (cfg.B_r * (both + cfg.d_head) + MMA_ROWS * both)
     streamed = cfg.B_r * both
     return _work(
@@ -115,7 +117,7 @@ def queries_work(cfg: FlashBackwardKernelConfig, device: DeviceSpec) -> TileWork
         keys=cfg.B_r,
         resident=resident,
         of_keys=False,
-        products=scores * (both + cfg.d_head) * 2 / _MMA_FLOP,
+        products=scores * (both + step_columns(cfg.d_head)) * 2 / _MMA_FLOP,
         scores=scores,
         smem=(read + streamed) * element,
         sums=0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.head_dims import tile_columns
 from flashsmith.families.mma_sync_backward.config import FlashBackwardKernelConfig
 
 # For each use of shared memory in the kernels, the kinds of access that the emulator counts for it.
@@ -19,11 +20,12 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 def smem_map(cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
     """The layout of shared memory in a CTA that keeps keys; dk and dv are stored in the place of K
     and V."""
+    d, d_v = tile_columns(cfg.d_head), tile_columns(cfg.d_head_v)
     tiles = [
-        ("K, then dk", 1, cfg.B_c),
-        ("V, then dv", 1, cfg.B_c, cfg.d_head_v),
-        ("Q", cfg.stages, cfg.B_r),
-        ("do", cfg.stages, cfg.B_r, cfg.d_head_v),
+        ("K, then dk", 1, cfg.B_c, d),
+        ("V, then dv", 1, cfg.B_c, d_v),
+        ("Q", cfg.stages, cfg.B_r, d),
+        ("do", cfg.stages, cfg.B_r, d_v),
     ]
     return smem_regions(cfg, tiles, "dS, P, statistics")
 

@@ -34,8 +34,8 @@ def shares_dq(cfg: FlashBackwardKernelConfig, row_warps: int) -> bool:
     if row_warps > cfg.n_warps or cfg.n_warps % row_warps:
         return False
     columns = cfg.n_warps // row_warps
-    whole = cfg.B_r % (MMA_ROWS * row_warps) == 0 and cfg.d_head % (MMA_ROWS * columns) == 0
-    return whole and columns <= 4 and (columns < 4 or cfg.d_head % PANEL_COLUMNS == 0)
+    whole_rows = cfg.B_r % (MMA_ROWS * row_warps) == 0
+    return whole_rows and columns <= 4 and (columns < 4 or cfg.d_head % PANEL_COLUMNS == 0)
 
 
 RULES: tuple[Rule, ...] = (
@@ -64,9 +64,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "keys_fit_registers",
         "B_c (d_head + d_v + 2 B_r) / (32 n_warps), a thread's elements of dk, dv, S and dP, where "
-        f"a d_v of 0 is d_head, must be at most {MAX_ACCUMULATORS}: it has 255 registers",
+        "a d_v of 0 is d_head, and 72 is 80 with column_warps 2, must be at most "
+        f"{MAX_ACCUMULATORS}: it has 255 registers",
         lambda cfg, device: cfg.accumulators + 2 * cfg.scores <= MAX_ACCUMULATORS,
-        ("B_r", "B_c", "d_head", "d_v", "n_warps"),
+        ("B_r", "B_c", "d_head", "d_v", "n_warps", "column_warps"),
     ),
     Rule(
         "queries_fit_registers",
@@ -79,8 +80,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "warps_share_dq",
-        "with dq_atomics, the warps must be able to split dQ, B_r x d_head, into multiples of 16 "
-        "rows and 16 columns",
+        "with dq_atomics, the warps must be able to split dQ, B_r x d_head: into multiples of 16 "
+        "rows, and the columns by 1, 2 or, if d_head is a multiple of 64, 4",
         lambda cfg, device: (
             cfg.dq != DqMode.ATOMICS or any(shares_dq(cfg, rows) for rows in (1, 2, 4))
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flashsmith.families.device import DEFAULT_DEVICE, DeviceSpec
-from flashsmith.families.head_dims import HeadDims, HeadPair
+from flashsmith.families.head_dims import HeadDims, HeadPair, is_whole
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKernelConfig
 from flashsmith.semantics.dtype import DType
@@ -13,11 +13,13 @@ from flashsmith.semantics.dtype import DType
 # By d_head: (B_r, B_c, n_warps, column_warps, stages), in order of preference. For each d_head up
 # to 256, the last tile fits in 101,376 bytes of shared memory, however dq is summed. The tiles for
 # d 64 and 128 were the fastest of 57 and of 51 configs on an H200. On an A100, the first tile for
-# d 128 fits only with one stage. The tiles for 32 and 96 are derived from these; the tiles for 192,
-# 256 and 512 were not compared with others.
+# d 128 fits only with one stage. The tiles for 32, 72, 80 and 96 are derived from these; the tiles
+# for 192, 256 and 512 were not compared with others.
 _TILES: dict[HeadDims, tuple[tuple[int, int, int, int, int], ...]] = {
     32: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
     64: ((32, 128, 4, 1, 2), (64, 64, 4, 2, 2)),
+    72: ((64, 128, 8, 2, 2), (64, 64, 4, 2, 2)),
+    80: ((64, 128, 8, 2, 2), (64, 64, 4, 2, 2)),
     96: ((64, 128, 8, 2, 2), (64, 64, 4, 2, 2)),
     128: ((64, 128, 8, 2, 2), (64, 128, 8, 2, 1), (64, 64, 4, 2, 2), (64, 64, 4, 2, 1)),
     192: ((64, 64, 8, 2, 1), (32, 32, 4, 2, 1)),
@@ -37,9 +39,9 @@ _TILES: dict[HeadDims, tuple[tuple[int, int, int, int, int], ...]] = {
 def get_backward_configs(
     dtypes: Sequence[DType] = tuple(DType), device: DeviceSpec = DEFAULT_DEVICE
 ) -> list[FlashBackwardKernelConfig]:
-    """The set 'backward': for each dtype and d_head a few kernels, with atomics and
+    """The set 'backward': for each dtype and d_head but 72 and 80 a few kernels, with atomics and
     deterministic."""
-    d_heads = [d for d in _TILES if isinstance(d, int)]
+    d_heads = [d for d in _TILES if isinstance(d, int) and is_whole(d)]
     return [cfg for dtype in dtypes for d in d_heads for cfg in candidates(dtype, d, device)]
 
 

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from flashsmith.families.earlier_names import getter
-from flashsmith.families.head_dims import d_v_knob
+from flashsmith.families.head_dims import d_v_knob, step_columns, tile_columns
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.warpgroups import (
     REGISTERS_WORD,
@@ -46,7 +46,7 @@ class DqSums(IntEnum):
 # Bytes for barriers, besides the tiles; and the bytes that ordered_dq needs in addition.
 BARRIER_PAGE = 256
 ORDER_BYTES = 64
-D_HEADS = (64, 96, 128, 192, 256)
+D_HEADS = (64, 72, 80, 96, 128, 192, 256)
 # Up to this d_head, a warpgroup has registers for both dk and dv.
 WIDEST_WHOLE = 128
 # The columns of dQ that a warpgroup computes are a multiple of this.
@@ -81,9 +81,9 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         "head dimension, elements",
         values=D_HEADS,
         effect=lambda cfg: (
-            f"S takes {cfg.d_head // 16} k16-steps and dP {cfg.d_head_v // 16}; dk and dv have "
-            f"{(cfg.d_head + cfg.d_head_v) // 2} "
-            "registers a thread"
+            f"S takes {step_columns(cfg.d_head) // 16} k16-steps and dP "
+            f"{step_columns(cfg.d_head_v) // 16}; dk and dv have "
+            f"{(cfg.d_head + cfg.d_head_v) // 2} registers a thread"
         ),
         where="StaticHopperBackwardKernelConfig",
     )
@@ -260,7 +260,7 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
     @property
     def shares_columns(self) -> bool:
         """Whether warpgroups divide dQ by its columns, 16 at a time."""
-        whole = self.d_head % (DQ_COLUMNS * self.n_warpgroups) == 0
+        whole = tile_columns(self.d_head) % (DQ_COLUMNS * self.n_warpgroups) == 0
         return self.B_r == WARPGROUP_ROWS and self.n_warpgroups > 1 and whole
 
     @property
@@ -271,7 +271,13 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
     @property
     def dq_columns(self) -> int:
         """How many columns of 64 rows of dQ a warpgroup computes."""
-        return self.d_head // self.n_warpgroups if self.shares_columns else self.d_head
+        return self.dq_sum_columns // (self.n_warpgroups if self.shares_columns else 1)
+
+    @property
+    def dq_sum_columns(self) -> int:
+        """How many columns of dQ all warpgroups compute: those of the tiles if they divide it by
+        columns, where 72 and 80 have 96."""
+        return tile_columns(self.d_head) if self.shares_columns else self.d_head
 
     @property
     def accumulators(self) -> int:
@@ -294,8 +300,8 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
 
         With split_roles also of P, and with bulk_sums of the dq that TMA adds.
         """
-        of_qk = (self.B_c + self.q_stages * self.B_r) * self.d_head
-        of_v = (self.B_c + self.do_stages * self.B_r) * self.d_head_v
+        of_qk = (self.B_c + self.q_stages * self.B_r) * tile_columns(self.d_head)
+        of_v = (self.B_c + self.do_stages * self.B_r) * tile_columns(self.d_head_v)
         P_bytes = self.split_roles * self.B_r * self.B_c * _FLOAT_BYTES
         ds_tiles = 0 if self.without_dq else self.ds_stages
         return (

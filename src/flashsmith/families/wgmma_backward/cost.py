@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from flashsmith.families.backward_work import joined, reduced_per_clock
 from flashsmith.families.device import DeviceSpec
+from flashsmith.families.head_dims import step_columns
 from flashsmith.families.legality import is_legal
 from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
@@ -64,7 +65,9 @@ def _step_cycles(
     """Cycles of the SM for one step of the loop."""
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
     both = cfg.d_head + cfg.d_head_v
-    columns = 2 * both + (0 if cfg.without_dq else cfg.d_head)
+    # S and dP are computed in steps of 16 columns.
+    columns = step_columns(cfg.d_head) + step_columns(cfg.d_head_v) + both
+    columns += 0 if cfg.without_dq else cfg.dq_sum_columns
     products = 2 * cfg.B_r * cfg.B_c * columns / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
     # A warpgroup reads K and V once, and Q and do twice; with split roles half of that. For dQ it
@@ -78,7 +81,7 @@ def _step_cycles(
         read += cfg.B_r * cfg.B_c * cfg.d_head // cfg.dq_columns
         read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.d_head
         written += cfg.B_r * cfg.B_c
-        sums = cfg.B_r * cfg.d_head * _FLOAT_BYTES
+        sums = cfg.B_r * cfg.dq_sum_columns * _FLOAT_BYTES
     smem = ((read + written) * element + 2 * sums) / SMEM_BYTES
     chain = products / warpgroups + exp2 / cfg.key_groups + _CHAIN_LATENCY
     chain += cfg.ordered_dq * _ORDER_LATENCY

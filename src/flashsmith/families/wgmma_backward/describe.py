@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.head_dims import tile_columns
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     """The layout of a CTA's dynamic shared memory."""
+    d, d_v = tile_columns(cfg.d_head), tile_columns(cfg.d_head_v)
     tiles = [
-        ("K", 1, cfg.B_c),
-        ("V", 1, cfg.B_c, cfg.d_head_v),
-        ("Q", cfg.q_stages, cfg.B_r),
-        ("do", cfg.do_stages, cfg.B_r, cfg.d_head_v),
+        ("K", 1, cfg.B_c, d),
+        ("V", 1, cfg.B_c, d_v),
+        ("Q", cfg.q_stages, cfg.B_r, d),
+        ("do", cfg.do_stages, cfg.B_r, d_v),
     ]
     scores = ["dS"] * (not cfg.without_dq) + ["P"] * cfg.split_roles + ["dq"] * cfg.bulk_sums
     return smem_regions(cfg, tiles, rest=", ".join([*scores, "statistics", "barriers"]))

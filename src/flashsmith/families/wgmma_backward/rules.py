@@ -77,7 +77,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "turns_need_scores_together",
         "order must be scores_together if warpgroups alternate in computing dQ: with B_r 64 and "
-        "d_head not a multiple of 16 n_warpgroups",
+        "d_head (72 and 80 are 96) not a multiple of 16 n_warpgroups",
         lambda cfg, device: cfg.order == StepOrder.SCORES_TOGETHER or not cfg.takes_turns,
         ("order", "B_r", "d_head", "n_warpgroups"),
     ),
@@ -196,7 +196,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "smem_within_limit",
         "the tiles, 2 (d_head (B_c + q_stages B_r) + d_v (B_c + do_stages B_r) + ds_stages B_r "
-        "B_c) bytes, where a d_v of 0 is d_head, "
+        "B_c) bytes, where a d_v of 0 is d_head and 72 and 80 are 96, "
         "4 (q_stages + do_stages) B_r bytes of statistics and "
         f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
         "CTA. without_dq has no dS. split_roles adds 4 B_r B_c bytes, bulk_sums 256 n_warpgroups "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from flashsmith.families.earlier_names import getter
+from flashsmith.families.head_dims import step_columns, tile_columns
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.warpgroups import (
     REGISTERS_WORD,
@@ -23,7 +24,7 @@ from flashsmith.semantics.dtype import DType
 
 # Bytes for barriers, besides the tiles.
 BARRIER_PAGE = 256
-D_HEADS = (64, 96, 128, 192, 256)
+D_HEADS = (64, 72, 80, 96, 128, 192, 256)
 _WARPGROUPS = (1, 2, 3)
 
 
@@ -53,8 +54,8 @@ class WgmmaDqKernelConfig(WarpgroupBackwardConfig):
         "head dimension, elements",
         values=D_HEADS,
         effect=lambda cfg: (
-            f"S and dP take {cfg.d_head // 16} k16-steps each; dq has {cfg.d_head // 2} registers "
-            "a thread"
+            f"S and dP take {step_columns(cfg.d_head) // 16} k16-steps each; dq has "
+            f"{cfg.d_head // 2} registers a thread"
         ),
         where="StaticHopperDqKernelConfig",
     )
@@ -106,7 +107,7 @@ class WgmmaDqKernelConfig(WarpgroupBackwardConfig):
     def tile_bytes(self, elem_size: int = 2) -> int:
         """Bytes of Q and do, and of the stages of K and V."""
         rows = 2 * self.B_r + (self.k_stages + self.v_stages) * self.B_c
-        return rows * self.d_head * elem_size
+        return rows * tile_columns(self.d_head) * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: the tiles and barriers."""

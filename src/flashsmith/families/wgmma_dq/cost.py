@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from flashsmith.families.backward_work import joined
 from flashsmith.families.device import DeviceSpec
+from flashsmith.families.head_dims import step_columns
 from flashsmith.families.legality import is_legal
 from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
@@ -52,7 +53,9 @@ def tile_work(cfg: WgmmaDqKernelConfig, device: DeviceSpec) -> TileWork:
 
 def _step_cycles(cfg: WgmmaDqKernelConfig, flop_per_cycle: float) -> float:
     """Cycles of the SM for one step of the loop."""
-    products = 6 * cfg.B_r * cfg.B_c * cfg.d_head / flop_per_cycle
+    # S and dP are computed in steps of 16 columns.
+    columns = 2 * step_columns(cfg.d_head) + cfg.d_head
+    products = 2 * cfg.B_r * cfg.B_c * columns / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
     # A warpgroup reads its rows of Q and do, V once and K twice; TMA writes K and V.
     read = cfg.n_warpgroups * (2 * WARPGROUP_ROWS + 3 * cfg.B_c) * cfg.d_head

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from flashsmith.families.family import Intensity, SmemRegion, smem_regions
+from flashsmith.families.head_dims import tile_columns
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     """The layout of a CTA's dynamic shared memory."""
+    d = tile_columns(cfg.d_head)
     tiles = [
-        ("Q", 1, cfg.B_r),
-        ("do", 1, cfg.B_r),
-        ("K", cfg.k_stages, cfg.B_c),
-        ("V", cfg.v_stages, cfg.B_c),
+        ("Q", 1, cfg.B_r, d),
+        ("do", 1, cfg.B_r, d),
+        ("K", cfg.k_stages, cfg.B_c, d),
+        ("V", cfg.v_stages, cfg.B_c, d),
     ]
     return smem_regions(cfg, tiles, rest="barriers")
 

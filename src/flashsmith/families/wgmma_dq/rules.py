@@ -54,9 +54,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "smem_within_limit",
-        "the tiles, 2 d_head (2 B_r + (k_stages + v_stages) B_c) bytes, and "
-        f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
-        "CTA",
+        "the tiles, 2 d_head (2 B_r + (k_stages + v_stages) B_c) bytes, where 72 and 80 are 96, "
+        f"and {BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives "
+        "one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
         ("B_r", "B_c", "d_head", "k_stages", "v_stages"),
         lambda cfg, device: (

@@ -7,6 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from flashsmith.families.device import DeviceSpec, device_spec
+from flashsmith.families.head_dims import is_whole
 from flashsmith.families.legality import is_legal
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_dq.config import D_HEADS, WgmmaDqKernelConfig
@@ -25,6 +26,8 @@ class _QueryTile(NamedTuple):
 # By d_head, in order of preference.
 _TILES: dict[int, tuple[_QueryTile, ...]] = {
     64: (_QueryTile(128, 2, 3, 3, True, True), _QueryTile(64, 3, 4, 4, True, True)),
+    72: (_QueryTile(128, 2, 2, 2, True, True),),
+    80: (_QueryTile(128, 2, 2, 2, True, True),),
     96: (_QueryTile(128, 2, 2, 2, True, True),),
     128: (_QueryTile(64, 2, 3, 3, True, True), _QueryTile(128, 2, 2, 2, False, False)),
     192: (_QueryTile(64, 2, 2, 2, True, True),),
@@ -41,9 +44,9 @@ def registers(n_warpgroups: int) -> tuple[int, int]:
 
 
 def get_hopper_dq_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[WgmmaDqKernelConfig]:
-    """The set 'hopper-dq': for each dtype and d_head one or two kernels."""
-    device = device_spec("H200")
-    return [cfg for dtype, d in product(dtypes, D_HEADS) for cfg in candidates(dtype, d, device)]
+    """The set 'hopper-dq': for each dtype and d_head but 72 and 80 one or two kernels."""
+    device, d_heads = device_spec("H200"), filter(is_whole, D_HEADS)
+    return [cfg for dtype, d in product(dtypes, d_heads) for cfg in candidates(dtype, d, device)]
 
 
 def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
