@@ -272,7 +272,7 @@ class _Point:
     bench: BenchState
     problem: Problem
     rows: list[Measurement] = field(default_factory=list)
-    # The comparison of our first correct implementation, beside which peers are judged.
+    # The comparison of our first correct implementation, with which peers are compared.
     ours: Comparison | None = None
 
     @property

@@ -142,8 +142,8 @@ class Workload:
         these inputs are.
 
         ``output`` has the layout of q. If a head has more than ``scores`` scores, only some rows
-        are checked; None stands for the default limit. ``ours``: for the output of a peer,
-        flashsmith's comparison on this workload, beside which it is judged: Comparison.beside().
+        are checked; None stands for the default limit. ``ours``, for a peer's output, is the
+        comparison of flashsmith's output on this workload: see Comparison.compared_with().
         """
         samples, case = self._case_of(scores or self._most_scores)
         rows = [self._rows(output, self.problem.seq_q, sample) for sample in samples]
@@ -154,7 +154,7 @@ class Workload:
     ) -> Comparison:
         """The verdict on a part of the outputs, or a failure if any other output is NaN or
         infinite."""
-        found = found if ours is None else found.beside(ours)
+        found = found if ours is None else found.compared_with(ours)
         wrong = sum(map(self.memory.nonfinite, outputs)) if found.ok else 0
         if not wrong:
             return found
@@ -372,14 +372,14 @@ class DecodeWorkload(Workload):
             for tensor in p.computed.tensors
             if tensor.is_required(p)
         }
-        self.q, self.k_cache, self.v_cache = (
-            self.memory.draw(shapes[name], p.dtype, 4 * self.seed + number, cache)
+        formats = {"q": CacheFormat.PLAIN, "k_cache": p.cache_format, "v_cache": p.cache_format}
+        drawn: dict[str, Any] = {
+            name: self.memory.draw(shapes[name], p.dtype, 4 * self.seed + number, cache)
+            for number, (name, cache) in enumerate(formats.items())
             if name in shapes
-            else None
-            for number, (name, cache) in enumerate(
-                (("q", CacheFormat.PLAIN), ("k_cache", p.cache_format), ("v_cache", p.cache_format))
-            )
-        )
+        }
+        self.q, self.k_cache = drawn["q"], drawn["k_cache"]
+        self.v_cache: Any = drawn.get("v_cache")
         self.k, self.v = self.k_cache, self.v_cache
         self.o = self.memory.put(np.zeros(shapes["o"], numpy_dtype(p.dtype)))
         self.cache_lens = self.memory.put(np.full(p.batch, p.seq_k, np.int32))
@@ -541,7 +541,7 @@ class OperationWorkload:
         """The verdict of the reference on the outputs (by name); ``scores`` is ignored."""
         arrays = {name: self.memory.fetch(tensor) for name, tensor in output.items()}
         found = self._case.verdict(arrays)
-        return found if ours is None else found.beside(ours)
+        return found if ours is None else found.compared_with(ours)
 
     def _blank(self, tensor: TensorSpec) -> np.ndarray:
         shape = self._case.expected.exact[tensor.name].shape

@@ -143,7 +143,7 @@ class Comparison:
         """The share of wrong elements of o; 0 if o is empty."""
         return self.mismatches / max(1, self.outputs)
 
-    def beside(self, ours: Comparison) -> Comparison:
+    def compared_with(self, ours: Comparison) -> Comparison:
         """This comparison, of another library's outputs, by another rule than compare()'s.
 
         An output is wrong if its largest error or its relative L2 error is above MOST_OVER_OURS
@@ -162,7 +162,7 @@ class Comparison:
             bound = MOST_OVER_OURS * ours.errors[name].rel_l2
             if largest > MAX_ERROR_SLACK and not rel_l2 <= bound:
                 reasons.append(_over(name, "relative L2 error", rel_l2, bound))
-        bounds = {name: _most_beside(it.largest) for name, it in ours.errors.items()}
+        bounds = {name: _most_allowed(it.largest) for name, it in ours.errors.items()}
         worst = max(self.errors, key=lambda name: self.errors[name].largest / bounds[name])
         largest, rel_l2 = self.errors[worst]
         return replace(
@@ -176,18 +176,18 @@ class Comparison:
 
 
 def why_over(theirs: Mapping[str, float], ours: Mapping[str, float]) -> list[str]:
-    """Why outputs of another library are wrong beside flashsmith's; see Comparison.beside().
+    """Why outputs of another library are wrong, by the rule of Comparison.compared_with().
 
     ``theirs`` and ``ours`` have the largest error of each output by name.
     """
     return [
-        _over(name, "largest error", theirs[name], _most_beside(error))
+        _over(name, "largest error", theirs[name], _most_allowed(error))
         for name, error in ours.items()
-        if not theirs[name] <= _most_beside(error)
+        if not theirs[name] <= _most_allowed(error)
     ]
 
 
-def _most_beside(error: float) -> float:
+def _most_allowed(error: float) -> float:
     return max(MOST_OVER_OURS * error, MAX_ERROR_SLACK)
 
 
