@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -192,6 +193,44 @@ def test_who_is_wrong_is_not_timed(stage: Stage) -> None:
     assert rows["fa2"].verdict == "pass"
     assert rows["ours"].ms is rows["cudnn"].ms is None
     assert rows["fa2"].ms == pytest.approx(1.0)
+
+
+class Erring(FakePeer):
+    """Its error is ``factor`` times that of the textbook kernel, which is attention()'s here."""
+
+    def prepare(self, workload: Workload) -> PeerImplementation:
+        scale = default_scale(workload.problem.d)
+        found = compute_references(workload.q, workload.k, workload.v, scale)
+        output = found.o + self.factor * (found.same_precision - found.o)
+
+        def call() -> np.ndarray:
+            self.clock.work(self.name, self.ms)
+            return output
+
+        return PeerImplementation(self.name, call, lambda returned: returned)
+
+
+def test_a_peer_is_measured_by_our_error(stage: Stage) -> None:
+    """Of three times ours it is right, although the rule of proofs allows about twice."""
+    peers = [Erring(f"err{it}", stage.clock, 1.0, factor=it) for it in (-2.9, 0.0, 2.9, 3.1)]
+    rows = stage.run(ours=stage.attention(), peers=tuple(peers))
+    verdicts = {name: row.verdict for name, row in rows.items()}
+    assert verdicts == {
+        "ours": "pass", "err-2.9": "pass", "err0.0": "pass", "err2.9": "pass", "err3.1": "fail",
+    }  # fmt: skip
+    wrong, right, ours = rows["err3.1"], rows["err2.9"], rows["ours"]
+    assert re.search(r"o: largest error \S+ is above \S+, 3 times ours", wrong.note)
+    assert (wrong.ms, right.ms) == (None, pytest.approx(1.0))
+    assert right.error_bound == pytest.approx(3 * ours.max_error)
+    assert right.max_error > ours.error_bound
+
+
+def test_without_a_right_kernel_of_ours_a_peer_is_held_to_the_rule_of_proofs(stage: Stage) -> None:
+    peers = tuple(Erring(f"err{it}", stage.clock, 1.0, factor=it) for it in (1.0, 2.9))
+    wrong = stage.attention(spoil=lambda o: o.fill(0))
+    rows = stage.run(ours=wrong, peers=peers)
+    assert [row.verdict for row in rows.values()] == ["fail", "pass", "fail"]
+    assert "times ours" not in rows["err2.9"].note
 
 
 def test_what_attention_leaves_unwritten_is_no_leftover_of_another(stage: Stage) -> None:

@@ -206,6 +206,10 @@ def test_its_absence_has_a_reason(monkeypatch, put) -> None:
     assert "over a cache" in str(TENSOR_CORES.absence(FULL))
     assert "causal" in str(TENSOR_CORES.absence(replace(SEVERAL, semantics=FULL.semantics)))
     assert "tensor cores" in str(CUDA_CORES.absence(SEVERAL))
+    for scaled in (PAGED, DENSE):
+        for peer in (TENSOR_CORES, CUDA_CORES, XQA):
+            for cache in ("e4m3", "e5m2", "scaled"):
+                assert "cache with scales" in str(peer.absence(replace(scaled, cache=cache)))
     assert "one query" in str(XQA.absence(SEVERAL))
     assert "(16, 32, 64, 128)" in str(XQA.absence(replace(PAGED, page=24)))
     assert "multiple of 64 keys" in str(XQA.absence(DENSE))

@@ -45,11 +45,11 @@ from flashsmith.benchmark.peers import (
     GradientPeer,
     Peer,
     get_peers,
-    why_wrong,
 )
 from flashsmith.benchmark.workload import BackwardWorkload, Workload, workload_of
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, device_spec, parse_kernel_name_into_config
+from flashsmith.verify.tolerance import why_over
 
 BACKWARD_CFG = parse_kernel_name_into_config("(FP16, 32, 64, 64, 4): backward+stages_2")
 
@@ -486,14 +486,17 @@ def test_on_a_gpu_whoever_is_there_is_right(peer: Peer, problem: Problem) -> Non
     ("theirs", "said"),
     [
         ({"o": 0.03, "dq": 0.1}, ""),
-        ({"o": 0.031, "dq": 0.1}, "o: error 0.031, above 3 times ours, 0.01"),
-        ({"o": 9.0, "dq": math.inf}, "o: error 9, above 3 times ours, 0.01; dq: error inf, above"),
-        ({"o": math.nan, "dq": 0.1}, "o: error nan, above 3 times ours, 0.01"),
+        ({"o": 0.031, "dq": 0.1}, "o: largest error 0.031 is above 0.03, 3 times ours"),
+        ({"o": 9.0, "dq": math.inf}, "o: largest error 9 is above 0.03, 3 times ours; dq: largest"),
+        ({"o": 0.01, "dq": 0.1, "dv": 1.1e-5}, "dv: largest error 1.1e-05 is above 1e-05, 3 times"),
+        ({"o": 0.01, "dq": 0.1, "dv": 0.9e-5}, ""),
+        ({"o": math.nan, "dq": 0.1}, "o: largest error nan is above 0.03, 3 times ours"),
     ],
 )
 def test_a_peer_is_wrong_whose_error_is_above_three_times_ours(
     theirs: dict[str, float], said: str
 ) -> None:
-    why = why_wrong(theirs, {"o": 0.01, "dq": 0.2})
+    ours = {"o": 0.01, "dq": 0.2, "dv": 0.0}
+    why = "; ".join(why_over({"dv": 0.0, **theirs}, ours))
     assert why.startswith(said)
     assert bool(why) == bool(said)

@@ -69,7 +69,7 @@ def test_who_is_wrong_has_none(
     status, found = measured(tool, tmp_path, monkeypatch)
     assert status == 1
     assert name not in found
-    assert "above 3 times" in found["wrong"].pop(name)
+    assert "3 times ours" in found["wrong"].pop(name)
     assert found["wrong"] == {}
     assert ("ratio" in found) == (name != "cuDNN both")
 

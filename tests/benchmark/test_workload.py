@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +26,7 @@ from flashsmith.benchmark.tensor_memory import TorchMemory
 from flashsmith.benchmark.workload import (
     BackwardWorkload,
     DecodeWorkload,
+    LatentDecodeWorkload,
     Workload,
     row_blocks,
     workload_of,
@@ -32,12 +34,13 @@ from flashsmith.benchmark.workload import (
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.operations import BACKWARD, DECODE, Call
+from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.runtime.arguments import check_request
 from flashsmith.runtime.request import check_operation
 from flashsmith.semantics.signature import ForwardOptions
 from flashsmith.verify import compute_references, engine, forward_reference, reference_of
 from flashsmith.verify.proof_inputs import default_scale
-from flashsmith.verify.tolerance import MIN_OUTPUTS
+from flashsmith.verify.tolerance import MIN_OUTPUTS, OutputErrors
 
 # What other tests have, too.
 CFG = parse_kernel_name_into_config(
@@ -396,6 +399,22 @@ def test_a_backward_kernel_gets_what_it_reads(backward: Callable, monkeypatch) -
     assert set(given) == names
 
 
+@pytest.mark.parametrize("text", PROBLEMS[:4])
+def test_gradients_of_a_peer_are_measured_by_ours(text: str, backward: Callable) -> None:
+    w = backward(text)
+    right = right_gradients(w)
+    ours = w.check(right)
+    assert set(ours.errors) == set(right)
+    assert w.check(right, ours=ours).ok
+    for name in right:
+        for factor, is_right in ((2.9, True), (3.1, False)):
+            errors = dict(ours.errors)
+            errors[name] = OutputErrors(*(error / factor for error in errors[name]))
+            verdict = w.check(right, ours=replace(ours, errors=errors))
+            assert verdict.ok == is_right, (name, factor, verdict.reasons)
+            assert all(reason.startswith(f"{name}: ") for reason in verdict.reasons)
+
+
 # --- over a cache --------------------------------------------------------------------------------
 
 CACHES = [
@@ -441,6 +460,20 @@ def test_over_a_cache_the_right_answer_passes_and_wrong_ones_do_not(text: str) -
     assert not w.check(w.output).ok
     # Other pages, lengths or masks give something else.
     assert not w.check(right_over_cache(cache(text, seed=1))).ok
+
+
+@pytest.mark.parametrize("text", CACHES[:3])
+def test_the_output_of_a_peer_over_a_cache_is_measured_by_ours(text: str) -> None:
+    w = cache(text)
+    right = right_over_cache(w)
+    ours = w.check(right)
+    for factor, is_right in ((2.9, True), (3.1, False)):
+        less = OutputErrors(*(error / factor for error in ours.errors["o"]))
+        verdict = w.check(right, ours=replace(ours, errors={"o": less}))
+        assert verdict.ok == is_right
+        assert all("times ours" in reason for reason in verdict.reasons)
+    right[(-1,) * right.ndim] = np.nan
+    assert not w.check(right, ours=ours).ok
 
 
 def test_of_a_large_cache_some_heads_are_judged_and_no_nan_is_overlooked(monkeypatch) -> None:
@@ -507,3 +540,61 @@ def test_the_public_call_over_a_cache_gets_its_options(name: str, split: str, mo
     assert given.pop("cache_lens").tolist() == [90, 90]
     assert sorted(given.pop("page_table").flatten()) == list(range(24))
     assert given == {"causal": True, "softcap": 30.0, "max_seqlen_q": 4, "split": split}
+
+
+# --- over a latent cache --------------------------------------------------------------------------
+
+LATENT = [
+    "b3 s1:70 h8:1 d320:256 fp16 latent_decode causal",
+    "b2 s3:70 h4:1 d320:256 bf16 latent_decode causal page16",
+    "b2 s4:90 h4:1 d320:256 fp16 latent_decode window packed",
+]
+
+
+def right_over_latent(w: LatentDecodeWorkload) -> np.ndarray:
+    """By the operation's own reference."""
+    names = ("q", "k_cache", "cache_lens", "page_table", "cu_seqlens_q")
+    inputs = {name: it for name in names if (it := getattr(w, name)) is not None}
+    reference, p = reference_of(LATENT_DECODE), w.problem
+    lens = {"lens_q": (p.seq_q,) * p.batch if w.packed else None, "lens_k": (p.seq_k,) * p.batch}
+    return reference.expected(p, inputs, reference.options(p, **lens)).rounded["o"]
+
+
+@pytest.mark.parametrize("text", LATENT)
+def test_over_a_latent_cache_the_right_answer_passes_and_wrong_ones_do_not(text: str) -> None:
+    w = workload_of(Problem.parse(text), 0, HostMemory())
+    assert isinstance(w, LatentDecodeWorkload)
+    right = right_over_latent(w)
+    verdict = w.check(right)
+    assert verdict.ok, verdict.reasons
+    assert verdict.outputs == right.size
+    for place in ((0,) * right.ndim, (-1,) * right.ndim):
+        wrong = right.copy()
+        wrong[place] += 1.0
+        assert not w.check(wrong).ok, place
+    w.poison()
+    assert not w.check(w.output).ok
+    other = workload_of(Problem.parse(text), 1, HostMemory())
+    assert not w.check(right_over_latent(other)).ok
+
+
+def test_a_proof_over_a_latent_cache_takes_some_sequences_and_one_reference(monkeypatch) -> None:
+    """However many configs are proven; tensors that only rotate between launches have none."""
+    monkeypatch.setattr(workload_module, "SCORES_ON_HOST", 3 * 16 * 70)
+    made, right = [], forward_reference.references_of
+
+    def counted(attention, q, *others, **options):
+        made.append(q.shape)
+        return right(attention, q, *others, **options)
+
+    w = workload_of(
+        Problem.parse("b9 s1:70 h16:1 d320:256 fp16 latent_decode causal"), 0, HostMemory()
+    )
+    o = right_over_latent(w)
+    monkeypatch.setattr(forward_reference, "references_of", counted)
+    assert all(w.check(o).ok for _ in range(4))
+    assert made == [(1, 1, 16, 320)] * 3
+    checked = [sequence for sequence, _ in w._expected_groups[0]]
+    assert checked == [0, 4, 8]
+    o[1, 0, 3, 5] = np.nan
+    assert w.check(o).reasons == ("1 outputs are NaN or infinite",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -14,8 +15,11 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
+from flashsmith.errors import ArgumentError
+from flashsmith.families import device_spec
 from flashsmith.integrations import vllm as plugin
-from flashsmith.integrations.vllm import releases
+from flashsmith.integrations.layer_kernels import LayerKernels
+from flashsmith.integrations.vllm import impl, releases
 from flashsmith.integrations.vllm.backend import FlashsmithBackend
 
 DECODER = AttentionSelectorConfig(
@@ -25,6 +29,9 @@ DECODER = AttentionSelectorConfig(
     block_size=16,
     attn_type=AttentionType.DECODER,
 )
+
+
+SAYS_RANKS = "use_dcp" in AttentionSelectorConfig._fields
 
 
 class Unserved(NamedTuple):
@@ -93,6 +100,11 @@ def test_what_is_served_is_taken(
     [
         Unserved({"head_size": 520}, "head_size not supported"),
         Unserved({"head_size": 512}, "head_size 512 on L4 not supported", (8, 9)),
+        Unserved(
+            {"head_size": 512, "attn_type": AttentionType.ENCODER_ONLY},
+            "head_size 512 on A100 not supported: no kernel of a step's own keys fits",
+            (8, 0),
+        ),
         Unserved({"head_size": 100}, "head_size not supported"),
         Unserved({"dtype": torch.float32}, "dtype not supported"),
         Unserved({"kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype not supported"),
@@ -112,6 +124,74 @@ def test_what_is_served_is_taken(
 def test_what_is_not_served_is_refused_with_the_reason(case: Unserved, cuda: Any) -> None:
     with pytest.raises(ValueError, match=case.reason):
         cuda(case.capability, DECODER._replace(**case.change))
+
+
+# Older releases do not say that a cache is distributed; there a layer refuses it.
+if SAYS_RANKS:
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"head_size": 264}, "head_size 264 is not served for a cache that is distributed"),
+            ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8 is not served for a cache that is"),
+            ({"has_sliding_window": True}, "a window over a cache that is distributed"),
+        ],
+        ids=["d", "dtype", "window"],
+    )
+    def test_what_ranks_together_do_not_serve(
+        change: dict[str, Any], reason: str, cuda: Any
+    ) -> None:
+        assert cuda((9, 0), DECODER._replace(use_dcp=True))
+        with pytest.raises(ValueError, match=reason):
+            cuda((9, 0), DECODER._replace(use_dcp=True, **change))
+
+
+@pytest.mark.parametrize(
+    ("attn_type", "ranks", "advice"),
+    [
+        (AttentionType.ENCODER_ONLY, 1, "kernel of a step's own keys fits; choose another backend"),
+        (AttentionType.DECODER, 2, "distributed over ranks.*decode_context_parallel_size to 1"),
+    ],
+)
+def test_a_layer_refuses_a_d_that_its_gpu_has_no_kernel_for(
+    attn_type: str, ranks: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(impl, "device_of", lambda *_: device_spec("A100"))
+    layer = impl.FlashsmithImpl(8, 512, 0.125, 2, attn_type=attn_type)
+    with pytest.raises(NotImplementedError, match=advice):
+        layer.kernels(16, torch.bfloat16, 4096, torch.device("cpu"), True, ranks)
+
+
+@pytest.mark.parametrize("device", ["A100", "A10", "H100"])
+def test_what_is_taken_has_kernels(device: str, cuda: Any) -> None:
+    """A layer of what the backend takes finds a kernel for each step, on each GPU."""
+    gpu, kinds = device_spec(device), (AttentionType.DECODER, AttentionType.ENCODER_ONLY)
+    plugin_path = "flashsmith.integrations.vllm.backend.FlashsmithBackend"
+    grid = itertools.product((64, 72, 256, 264, 512), kinds, ("auto", "fp8"), (False, True))
+    for d, kind, cache, windowed in grid:
+        asked = {"head_size": d, "attn_type": kind, "has_sliding_window": windowed}
+        config = DECODER._replace(**asked, kv_cache_dtype=cache)
+        layer = impl.FlashsmithImpl(
+            *(8, d, 0.125, 2), sliding_window=9 if windowed else None, attn_type=kind,
+            kv_cache_dtype=cache,
+        )  # fmt: skip
+        is_encoder = kind != AttentionType.DECODER
+        problem = (
+            layer.direct_kernels(torch.bfloat16, torch.device("cpu"), False)
+            if is_encoder
+            else layer._over_cache(16, torch.bfloat16, 4096, torch.device("cpu"), True)
+        ).problem
+        kernels = LayerKernels(problem, layer.split, gpu)
+        try:
+            taken = cuda((gpu.arch // 10, gpu.arch % 10), config) == plugin_path
+        except ValueError:
+            taken = False
+        try:
+            found = bool(kernels.config_for(4, 64))
+        except ArgumentError:
+            found = False
+        # Rows of 8-bit floats are copied by 16 bytes, which the chooser does not check.
+        assert taken == (found and not (cache == "fp8" and d % 16)), (asked, cache, taken, found)
 
 
 def test_a_taken_name_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:

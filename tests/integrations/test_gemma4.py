@@ -17,6 +17,7 @@ from replaced_kernels import Calls  # noqa: E402
 from tiny_models import LENGTH, padding, tokens  # noqa: E402
 
 import flashsmith.integrations.transformers as ours  # noqa: E402
+from flashsmith.errors import ArgumentError  # noqa: E402
 
 
 def tiny_gemma(head_dim: int = 32) -> Any:
@@ -58,6 +59,22 @@ def test_generation_with_a_static_cache(calls: Calls) -> None:
     assert torch.equal(*found)
     steps = [call for call in calls if "cache_lens" in call]
     assert {call["q"].shape[-1] for call in steps} >= {512}
+
+
+def test_repeatable_gradients_of_sinks_are_refused_before_the_kernel() -> None:
+    """The sinks alone require grad; PyTorch cannot take over, because it has no sinks."""
+    x = torch.zeros(1, 2, 9, 264, dtype=torch.float16)
+    ours.register(emulate=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(ArgumentError, match=r"^query: d 264 under .*has no s_aux: use"):
+            ours.flashsmith_attention_forward(
+                torch.nn.Module(), x, x, x, None, is_causal=True,
+                s_aux=torch.zeros(2, requires_grad=True),
+            )  # fmt: skip
+    finally:
+        torch.use_deterministic_algorithms(False)
+        ours.register()
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from flashsmith.families.canonical import CHUNK
 from flashsmith.parallel import group as group_module
 from flashsmith.parallel import rank_memory, schedules
 from flashsmith.parallel.group import Group, Message
-from flashsmith.parallel.rank_memory import HERE
+from flashsmith.parallel.rank_memory import HERE, Word
 from flashsmith.runtime import backward_pass, forward_pass
 
 # What other tests have, too.
@@ -181,7 +181,7 @@ class HostMemory:
 
     def greet(self) -> None:
         for rank in range(len(self._of_ranks)):
-            self.tell(rank, HERE, 1)
+            self.tell([Word(rank, HERE, 1)])
 
     def check_greetings(self) -> bool:
         return all(self._word(self._own, rank, HERE) == 1 for rank in range(len(self._of_ranks)))
@@ -215,16 +215,17 @@ class HostMemory:
     def _word(self, memory: Any, rank: int, kind: int) -> Any:
         return memory[self._nbytes :].view(torch.int64)[2 * rank + kind]
 
-    def tell(self, rank: int, kind: int, value: int) -> None:
-        self._word(self._of_ranks[rank], self._rank, kind).fill_(value)
+    def tell(self, words: Sequence[Word], awaited: Sequence[Word] = ()) -> None:
+        for rank, kind, value in words:
+            self._word(self._of_ranks[rank], self._rank, kind).fill_(value)
+        self.wait(awaited)
 
-    def wait(self, rank: int, kind: int, value: int) -> None:
+    def wait(self, words: Sequence[Word]) -> None:
         begin = time.monotonic()
-        while self.waits and self._word(self._own, rank, kind) < value:
-            assert time.monotonic() - begin < 60, "a rank waits for another"
-            time.sleep(0)
-
-    wait_to_send = wait
+        for rank, kind, value in words:
+            while self.waits and self._word(self._own, rank, kind) < value:
+                assert time.monotonic() - begin < 60, "a rank waits for another"
+                time.sleep(0)
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def test_a_peer_is_called_where_pytorch_has_replaced_its_function_and_a_wrong_on
         for name in ("alltoall repeated", "nan repeated"):
             assert of[name]["what"] == "wrong"
             assert "ms" not in of[name]
-            assert "above 3 times" in of[name]["why"]
+            assert "3 times ours" in of[name]["why"]
         assert of["alltoall repeated"]["errors"]["o"] > 0.1
         assert of["refusing repeated"]["why"] == "not on this device"
     assert len([row for row in found if row["what"] == "call"]) == 6

@@ -21,6 +21,7 @@ from flashsmith.parallel.rank_memory import (  # noqa: E402
     Place,
     RankMemory,
     RowShape,
+    Word,
 )
 from flashsmith.runtime import driver  # noqa: E402
 
@@ -92,11 +93,10 @@ class Driver:
         for row in range(rows):
             ctypes.memmove(to + row * to_step, source + row * step, width)
 
-    def write_word(self, address: int, value: int, *_: Any) -> None:
-        ctypes.c_uint32.from_address(address).value = value
-
-    def wait_for_word(self, address: int, value: int, *_: Any) -> None:
-        self.waits.append((address, value))
+    def words(self, written: Any, awaited: Any, *_: Any) -> None:
+        for address, value in written:
+            ctypes.c_uint32.from_address(address).value = value
+        self.waits += awaited
 
     def check_waits(self) -> None:
         """Streams run at once here, so only what has come in the end can be compared."""
@@ -108,7 +108,7 @@ class Driver:
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Driver:
     found, main = Driver(), Stream()
-    for name in ("call", "copy_rows", "write_word", "wait_for_word"):
+    for name in ("call", "copy_rows", "words"):
         monkeypatch.setattr(driver, name, getattr(found, name))
     monkeypatch.setattr(driver, "current_gpu", lambda ordinal: contextlib.nullcontext())
     monkeypatch.setattr(rank_memory, "_tensor_at", found.tensor_at)
@@ -141,7 +141,7 @@ def test_greetings_show_that_data_and_words_arrive(pretended: Driver) -> None:
     made[1].greet()
     assert [it.check_greetings() for it in made] == [True] * RANKS
     made[0].memory[64 + 48] ^= 1  # the second row from rank 1
-    made[1].tell(2, HERE, 0)
+    made[1].tell([Word(2, HERE, 0)])
     assert [it.check_greetings() for it in made] == [False, True, False]
 
 

@@ -23,6 +23,7 @@ from flashsmith.parallel.rank_memory import (  # noqa: E402
     Place,
     RankMemory,
     RowShape,
+    Word,
 )
 
 SLOT = 256
@@ -131,21 +132,27 @@ class Memory:
 
                 self._gpu.ask(stream, work)
 
-    def tell(self, rank: int, kind: int, value: int) -> None:
-        def work() -> None:
-            words = self._gpus.memories[rank].words
-            assert words[self._gpu.rank, kind] < value
-            words[self._gpu.rank, kind] = value
+    def tell(self, words: Sequence[Word], awaited: Sequence[Word] = ()) -> None:
+        for told in words:
 
-        self._gpu.ask(self._side, work)
+            def work(told: Word = told) -> None:
+                of_other = self._gpus.memories[told.rank].words
+                assert of_other[self._gpu.rank, told.kind] < told.value
+                of_other[self._gpu.rank, told.kind] = told.value
 
-    def wait(self, rank: int, kind: int, value: int) -> None:
-        if self._careless != "here":
-            self._gpu.wait_until("main", lambda: self.words[rank, kind] >= value)
-
-    def wait_to_send(self, rank: int, kind: int, value: int) -> None:
+            self._gpu.ask(self._side, work)
         if self._careless != "free":
-            self._gpu.wait_until(self._side, lambda: self.words[rank, kind] >= value)
+            self._await(self._side, awaited)
+
+    def wait(self, words: Sequence[Word]) -> None:
+        if self._careless != "here":
+            self._await("main", words)
+
+    def _await(self, stream: str, words: Sequence[Word]) -> None:
+        for rank, kind, value in words:
+            self._gpu.wait_until(
+                stream, lambda at=(rank, kind), value=value: self.words[at] >= value
+            )
 
 
 def is_same(word: int) -> bool:

@@ -45,19 +45,25 @@ CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D* rows, CUstream stream) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
-                              unsigned flags) {
-    if (!is_known(stream) || flags != CU_STREAM_WRITE_VALUE_DEFAULT) {
-        return CUDA_ERROR_INVALID_VALUE;
+CUresult cuStreamBatchMemOp(CUstream stream, unsigned count, CUstreamBatchMemOpParams* steps,
+                            unsigned flags) {
+    if (!is_known(stream) || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; ++i) {
+        if (steps[i].operation == CU_STREAM_MEM_OP_WRITE_VALUE_32) {
+            const auto& write = steps[i].writeValue;
+            if (write.flags != CU_STREAM_WRITE_VALUE_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
+            word_at(write.address) = write.value;
+            continue;
+        }
+        const auto& wait = steps[i].waitValue;
+        if (wait.operation != CU_STREAM_MEM_OP_WAIT_VALUE_32 ||
+            wait.flags != CU_STREAM_WAIT_VALUE_GEQ) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        if (static_cast<int32_t>(word_at(wait.address) - wait.value) < 0) {
+            return CUDA_ERROR_NOT_READY;
+        }
     }
-    word_at(address) = value;
     return CUDA_SUCCESS;
-}
-
-CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
-                             unsigned flags) {
-    if (!is_known(stream) || flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
-    const bool is_reached = static_cast<int32_t>(word_at(address) - value) >= 0;
-    return is_reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 }

@@ -51,13 +51,25 @@ def test_rows_are_copied_from_their_steps_to_theirs(rows: int) -> None:
 @pytest.mark.parametrize("value", [3, 2**31 + 5, 2**32 - 1, 2**32 + 3])
 def test_a_word_is_waited_for_until_it_is_large_enough(value: int) -> None:
     word = np.zeros(1, np.uint32)
-    driver.write_word(address_of(word), value - 1, GPU, STREAM)
+    at = address_of(word)
+    driver.words([(at, value - 1)], [], GPU, STREAM)
     assert word[0] == (value - 1) % 2**32
-    with pytest.raises(LaunchError, match="cuStreamWaitValue32_v2: CUDA error 600: planted words"):
-        driver.wait_for_word(address_of(word), value, GPU, STREAM)
+    with pytest.raises(LaunchError, match="cuStreamBatchMemOp_v2: CUDA error 600: planted words"):
+        driver.words([], [(at, value)], GPU, STREAM)
     for reached in (value, value + 1, value + 2**30):
-        driver.write_word(address_of(word), reached, GPU, STREAM)
-        driver.wait_for_word(address_of(word), value, GPU, STREAM)
+        driver.words([(at, reached)], [], GPU, STREAM)
+        driver.words([], [(at, value)], GPU, STREAM)
+
+
+def test_several_words_are_written_before_others_are_waited_for() -> None:
+    words = np.zeros(5, np.uint32)
+    at = [address_of(words) + 4 * number for number in range(5)]
+    driver.words([(at[0], 7), (at[3], 9)], [(at[3], 9), (at[0], 5)], GPU, STREAM)
+    np.testing.assert_array_equal(words, [7, 0, 0, 9, 0])
+    with pytest.raises(LaunchError, match="CUDA error 600"):
+        driver.words([(at[1], 2)], [(at[0], 7), (at[4], 1)], GPU, STREAM)
+    driver.words([], [], GPU, STREAM)
+    assert words[1] == 2
 
 
 def test_without_a_driver_the_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

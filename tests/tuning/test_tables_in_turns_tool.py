@@ -316,9 +316,10 @@ def test_replays_that_write_the_same_tensor_are_judged_one_by_one(
     load_tool: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = load_tool("gpu/tables_in_turns.py")
-    written = SimpleNamespace(by="")
+    written, measured_by = SimpleNamespace(by=""), []
 
-    def check(output: Any, scores: int) -> SimpleNamespace:
+    def check(output: Any, scores: int, ours: Any) -> SimpleNamespace:
+        measured_by.append((output.by, ours))
         return SimpleNamespace(reasons=() if output.by == "cudnn" else ("wrong",), max_error=0.0)
 
     def captured(name: str, *_: Any, least: int) -> tuple[Any, Any]:
@@ -334,3 +335,5 @@ def test_replays_that_write_the_same_tensor_are_judged_one_by_one(
     cell = tool.Cell(Problem.parse("b1 s64 h2 d64 fp16"), {"ours": None})
     contenders, _, _ = tool.prepared(cell, replays=True)
     assert {one.name: one.why_wrong() for one in contenders} == {"ours": "wrong", "cudnn": ""}
+    # A wrong kernel of ours is no measure.
+    assert measured_by == [("ours", None), ("cudnn", None)]

@@ -56,7 +56,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashsmith
 from flashsmith import parallel
-from flashsmith.benchmark.peers import why_wrong
 from flashsmith.benchmark.records import for_json
 from flashsmith.chooser import build_for
 from flashsmith.errors import FlashsmithError
@@ -64,6 +63,7 @@ from flashsmith.families import Problem
 from flashsmith.parallel.group import Group
 from flashsmith.parallel.rank_memory import Place, RankMemory, RowShape
 from flashsmith.runtime import query_gpu
+from flashsmith.verify.tolerance import why_over
 
 # These transfers work on all machines; multicast needs rights that some machines do not grant.
 NO_MULTICAST = {
@@ -345,7 +345,7 @@ class Bench:
             why = (str(error).splitlines() or [type(error).__name__])[0][:200]
             self.say({"what": "absent", "name": peer.name, **row, "why": why})
             return None
-        if why := why_wrong(errors, single):
+        if why := "; ".join(why_over(errors, single)):
             self.say({"what": "wrong", "name": peer.name, **row, "errors": errors,
                       "single": single, "why": why, "ok": False})  # fmt: skip
             return None

@@ -36,7 +36,7 @@ from pretended_gpu import pretended_gpu
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashsmith
-from flashsmith.benchmark.peers import why_wrong
+from flashsmith.verify.tolerance import why_over
 
 # How many calls a burst has; and how many of them are not counted at its beginning, when the GPU is
 # idle and caches are cold.
@@ -172,7 +172,7 @@ def wrong(runs: dict[str, Callable[[], Any]], tensors: Sequence[Any]) -> dict[st
     for name in runs:
         if "bare" not in name and name not in why:
             theirs = errors(name)
-            if said := why_wrong(theirs, {output: ours[output] for output in theirs}):
+            if said := "; ".join(why_over(theirs, {output: ours[output] for output in theirs})):
                 why[name] = said
     return why
 

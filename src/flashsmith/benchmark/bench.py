@@ -60,6 +60,7 @@ from flashsmith.families import (
     serves_gradients,
 )
 from flashsmith.operations import BACKWARD, DEFAULT
+from flashsmith.verify import Comparison
 
 
 def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...], bool]:
@@ -271,6 +272,8 @@ class _Point:
     bench: BenchState
     problem: Problem
     rows: list[Measurement] = field(default_factory=list)
+    # The comparison of our first correct implementation, with which peers are compared.
+    ours: Comparison | None = None
 
     @property
     def protocol(self) -> Protocol:
@@ -331,11 +334,12 @@ class _Point:
         for number in range(1, num_sets(self.problem.computed.bytes(self.problem))):
             sets.append(bench.make_workload(self.problem, bench.plan.seed + number))
         found: list[Implementation] = []
+        peers = {peer.name for peer in bench.plan.peers_of(self.problem)}
         for name in [implementation.name for implementation in right]:
             try:
                 made = [makers[name](each) for each in sets]
                 replay, output = captured(name, made, bench.clock, workload.memory)
-                proof = Proof.of(workload.check(output))
+                proof = Proof.of(self._check(workload, output, is_peer=name in peers))
             except Exception as error:  # This includes PyTorch's own errors
                 self._untimed([name], f"in a graph: {_first_line(error)}")
                 continue
@@ -378,13 +382,17 @@ class _Point:
             return None
         try:
             made = entry.implementation(workload)
-            proof = Proof.of(workload.check(made.output()), note=made.note)
+            comparison = workload.check(made.output())
+            proof = Proof.of(comparison, note=made.note)
         except Exception as error:  # PyTorch raises its own errors when a kernel failed
             self._add(entry.name, "ours", Proof("error", _first_line(error)), *kernel)
             self._check_gpu(entry.name)
             return None
         self._add(entry.name, "ours", proof, *kernel)
-        return made if proof.verdict == "pass" else None
+        if proof.verdict != "pass":
+            return None
+        self.ours = self.ours or comparison
+        return made
 
     def _prove_peer(self, peer: Peer, workload: AnyWorkload) -> ProvableImplementation | None:
         """Adds the row of a peer.
@@ -397,13 +405,20 @@ class _Point:
             return None
         try:
             made = peer.prepare(workload)
-            proof = Proof.of(workload.check(made.output()), note=peer.version())
+            comparison = self._check(workload, made.output(), is_peer=True)
+            proof = Proof.of(comparison, note=peer.version())
         except Exception as error:
             self._add(peer.name, "peer", Proof("absent", f"refuses: {_first_line(error)}"))
             self._check_gpu(peer.name)
             return None
         self._add(peer.name, "peer", proof)
         return made if proof.verdict == "pass" else None
+
+    def _check(self, workload: AnyWorkload, output: Any, *, is_peer: bool) -> Comparison:
+        """The verdict on an output. A peer's error is measured by ours, if ours is correct."""
+        if is_peer and self.ours is not None:
+            return workload.check(output, ours=self.ours)
+        return workload.check(output)
 
     def _kernel(self, entry: BenchEntry) -> tuple[Mapping[str, Any] | Part | None, ...]:
         """The columns of a row about the entry's kernel: its config, and its resources."""

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from flashsmith.benchmark.peer import PeerImplementation, import_absence, torch_absence
+from flashsmith.benchmark.peer import (
+    NO_OTHER_DTYPE,
+    PeerImplementation,
+    import_absence,
+    torch_absence,
+)
 from flashsmith.benchmark.workload import DecodeWorkload, Workload
 from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
@@ -170,7 +175,9 @@ def _decode_absence(problem: Problem) -> str | None:
     """Why none of FlashInfer's decode attention can take part; None if this is not known."""
     if absent := torch_absence():
         return absent
-    return None if problem.operation == DECODE.name else "it is compared only over a cache"
+    if problem.operation != DECODE.name:
+        return "it is compared only over a cache"
+    return NO_OTHER_DTYPE if problem.cache else None
 
 
 def _options(problem: Problem, q: Any, k: Any) -> dict[str, Any]:

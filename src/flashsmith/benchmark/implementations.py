@@ -102,11 +102,9 @@ def attention_implementation(
     w = workload
     split = "free" if name == OURS_FREE else "invariant"
     if isinstance(w, DecodeWorkload):
+        caches = [w.k_cache] if isinstance(w, LatentDecodeWorkload) else [w.k_cache, w.v_cache]
         options = {**w.options, "split": split}
-        call = partial(attention_with_cache, w.q, w.k_cache, w.v_cache, out=w.o, **options)
-    elif isinstance(w, LatentDecodeWorkload):
-        options = {**w.options, "split": split, "out": w.output["o"]}
-        call = partial(attention_with_cache, w.inputs["q"], w.inputs["k_cache"], **options)
+        call = partial(attention_with_cache, w.q, *caches, out=w.o, **options)
     else:
         call = partial(attention, w.q, w.k, w.v, out=w.o, **w.options)
     return KernelImplementation(name, config, w, call)

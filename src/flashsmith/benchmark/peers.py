@@ -33,27 +33,6 @@ from flashsmith.families import Problem, Semantics
 from flashsmith.operations import BACKWARD, DECODE, DEFAULT
 from flashsmith.operations.operation import load_attribute
 
-# A peer's error against the reference may be at most this many times flashsmith's error. Kernels
-# that round more often, for example because they merge partial results in 16 bits, stay far below
-# this factor. Kernels that compute a different function are far above it.
-MOST_OVER_OURS = 3.0
-
-
-def why_wrong(theirs: Mapping[str, float], ours: Mapping[str, float]) -> str:
-    """Why the result of a peer is wrong; '' if it is correct.
-
-    Peers with a wrong result are not timed.
-
-    ``theirs`` and ``ours`` map the names of outputs to their largest errors. For benchmarks whose
-    problems Workload.check() does not support.
-    """
-    return "; ".join(
-        f"{name}: error {theirs[name]:.3g}, above {MOST_OVER_OURS:g} times ours, {error:.3g}"
-        for name, error in ours.items()
-        if not theirs[name] <= MOST_OVER_OURS * error
-    )
-
-
 # --- PyTorch ---
 
 

@@ -134,21 +134,27 @@ class Workload:
         """Fills o with NaN."""
         self.memory.poison(self.o)
 
-    def check(self, output: Any, scores: int | None = None) -> Comparison:
+    def check(
+        self, output: Any, scores: int | None = None, ours: Comparison | None = None
+    ) -> Comparison:
         """Checks two heads by the rule of Verify: the first head of the first sequence and the last
         head of the last sequence. All other outputs must be finite, because the references for
         these inputs are.
 
         ``output`` has the layout of q. If a head has more than ``scores`` scores, only some rows
-        are checked; None stands for the default limit.
+        are checked; None stands for the default limit. ``ours``, for a peer's output, is the
+        comparison of flashsmith's output on this workload: see Comparison.compared_with().
         """
         samples, case = self._case_of(scores or self._most_scores)
         rows = [self._rows(output, self.problem.seq_q, sample) for sample in samples]
-        return self._if_finite(case.verdict({"o": np.concatenate(rows)}), [output])
+        return self._if_finite(case.verdict({"o": np.concatenate(rows)}), [output], ours)
 
-    def _if_finite(self, found: Comparison, outputs: Iterable[Any]) -> Comparison:
+    def _if_finite(
+        self, found: Comparison, outputs: Iterable[Any], ours: Comparison | None
+    ) -> Comparison:
         """The verdict on a part of the outputs, or a failure if any other output is NaN or
         infinite."""
+        found = found if ours is None else found.compared_with(ours)
         wrong = sum(map(self.memory.nonfinite, outputs)) if found.ok else 0
         if not wrong:
             return found
@@ -280,7 +286,9 @@ class BackwardWorkload(Workload):
         for gradient in self.gradients.values():
             self.memory.poison(gradient)
 
-    def check(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
+    def check(
+        self, output: Mapping[str, Any], scores: int | None = None, ours: Comparison | None = None
+    ) -> Comparison:
         """Checks by the rule of Verify the gradients of two heads of k, and of the heads of q that
         share them. These are the first head of the first sequence and the last head of the last
         sequence. All other gradients must be finite.
@@ -288,7 +296,8 @@ class BackwardWorkload(Workload):
         ``scores`` is ignored, because gradients depend on whole sequences.
         """
         got = {name: self._of_groups(output[name], name) for name in self.gradients}
-        return self._if_finite(self._case.verdict(got), (output[name] for name in self.gradients))
+        outputs = [output[name] for name in self.gradients]
+        return self._if_finite(self._case.verdict(got), outputs, ours)
 
     @cached_property
     def _groups(self) -> list[tuple[int, int]]:
@@ -363,12 +372,14 @@ class DecodeWorkload(Workload):
             for tensor in p.computed.tensors
             if tensor.is_required(p)
         }
-        self.q, self.k_cache, self.v_cache = (
-            self.memory.draw(shapes[name], p.dtype, 4 * self.seed + number, cache)
-            for number, (name, cache) in enumerate(
-                (("q", CacheFormat.PLAIN), ("k_cache", p.cache_format), ("v_cache", p.cache_format))
-            )
-        )
+        formats = {"q": CacheFormat.PLAIN, "k_cache": p.cache_format, "v_cache": p.cache_format}
+        drawn: dict[str, Any] = {
+            name: self.memory.draw(shapes[name], p.dtype, 4 * self.seed + number, cache)
+            for number, (name, cache) in enumerate(formats.items())
+            if name in shapes
+        }
+        self.q, self.k_cache = drawn["q"], drawn["k_cache"]
+        self.v_cache: Any = drawn.get("v_cache")
         self.k, self.v = self.k_cache, self.v_cache
         self.o = self.memory.put(np.zeros(shapes["o"], numpy_dtype(p.dtype)))
         self.cache_lens = self.memory.put(np.full(p.batch, p.seq_k, np.int32))
@@ -403,20 +414,23 @@ class DecodeWorkload(Workload):
         """A function that calls the kernels of a config, which write o."""
         return prepare_operation(config, self.problem, self.tensors, options=self.call_options).run
 
-    def check(self, output: Any, scores: int | None = None) -> Comparison:
+    def check(
+        self, output: Any, scores: int | None = None, ours: Comparison | None = None
+    ) -> Comparison:
         """Checks groups of heads that share a head of k, from the first to the last sequence, by
         the rule of Verify. All other outputs must be finite. ``scores`` is ignored."""
         groups, case = self._expected_groups
         got = np.concatenate([self._rows_of(output, *group) for group in groups])
-        return self._if_finite(case.verdict({"o": got}), [output])
+        return self._if_finite(case.verdict({"o": got}), [output], ours)
 
     @cached_property
     def _expected_groups(self) -> tuple[list[tuple[int, int]], ProofCase]:
         """(sequence, head of k) pairs that are spread evenly, and the case with their rows in the
         same order. Only K and V of one group are copied to the host at a time."""
         p = self.problem
-        of_group = p.seq_q * p.heads_q // p.heads_k * p.d
-        enough = max(2, -(-MIN_OUTPUTS // of_group), min(MOST_GROUPS, MOST_KEYS // p.seq_k))
+        rows = p.seq_q * p.heads_q // p.heads_k
+        most = min(MOST_GROUPS, MOST_KEYS // p.seq_k, self._most_scores // (rows * p.seq_k))
+        enough = max(2, -(-MIN_OUTPUTS // (rows * p.d_v)), most)
         every = p.batch * p.heads_k
         chosen = np.linspace(0, every - 1, min(every, enough)).round().astype(int).tolist()
         groups = [divmod(number, p.heads_k) for number in chosen]
@@ -443,6 +457,27 @@ class DecodeWorkload(Workload):
         rows = self.memory.head(cache, (at,), head_k)
         rows = rows.astype(numpy_dtype(self.problem.dtype), copy=False)
         return rows.reshape(-1, self.problem.d)[: self.problem.seq_k]
+
+
+class LatentDecodeWorkload(DecodeWorkload):
+    """q and a latent cache that the sequences of the problem fill, and an output ``o``."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords of attention_with_cache() for this problem."""
+        p = self.problem
+        return {**super().options, "v_width": p.d_v, "scale": p.d**-0.5}
+
+    @property
+    def call_options(self) -> dict[str, Any]:
+        """The options of the operation by name."""
+        known = self.problem.computed.options
+        return {name: it for name, it in super().call_options.items() if name in known}
+
+    def _tensors_of(self, group: tuple[int, int]) -> _Tensors:
+        """q, k and v of a group: the first columns of the keys are the values."""
+        keys = self._keys_of(self.k_cache, *group)[:, None]
+        return self._rows_of(self.q, *group), keys, keys[..., : self.problem.d_v]
 
 
 class OperationWorkload:
@@ -500,26 +535,17 @@ class OperationWorkload:
         for tensor in self._poisonable:
             self.memory.poison(tensor)
 
-    def check(self, output: Mapping[str, Any], scores: int | None = None) -> Comparison:
+    def check(
+        self, output: Mapping[str, Any], scores: int | None = None, ours: Comparison | None = None
+    ) -> Comparison:
         """The verdict of the reference on the outputs (by name); ``scores`` is ignored."""
         arrays = {name: self.memory.fetch(tensor) for name, tensor in output.items()}
-        return self._case.verdict(arrays)
+        found = self._case.verdict(arrays)
+        return found if ours is None else found.compared_with(ours)
 
     def _blank(self, tensor: TensorSpec) -> np.ndarray:
         shape = self._case.expected.exact[tensor.name].shape
         return np.zeros(shape, NUMPY_DTYPES[tensor.dtype_of(self.problem)])
-
-
-class LatentDecodeWorkload(OperationWorkload):
-    """A problem over a latent cache, which its sequences fill."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keywords of attention_with_cache() for this problem."""
-        p = self.problem
-        others = {name: it for name, it in self.inputs.items() if name not in ("q", "k_cache")}
-        asked = {**p.keywords, **others, "v_width": p.d_v, "scale": p.d**-0.5}
-        return asked | {"max_seqlen_q": p.seq_q} if p.semantics.packed else asked
 
 
 AnyWorkload = Workload | OperationWorkload

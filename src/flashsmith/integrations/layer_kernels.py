@@ -70,18 +70,28 @@ class LayerKernels:
         yield from found
 
 
-def unserved_head(d: int, device: DeviceSpec | None, *, canonical: bool) -> str:
-    """Why heads of d cannot be served over caches on a GPU (None: on any GPU), or ''."""
+def unserved_head(
+    d: int, device: DeviceSpec | None, *, canonical: bool = False, operation: str = DECODE.name
+) -> str:
+    """Why heads of d cannot be served on a GPU, or ''; None: whichever it is.
+
+    ``operation``: 'decode' for attention over caches, 'forward' for attention to a step's own keys.
+    """
     limits = device or _ROOMIEST
+    over = "over caches" if operation == DECODE.name else "of a step's own keys"
+    where = "" if device is None else f" on {device.name}"
     configs: list[KernelConfig] = []
-    for family in families(DECODE.name):
-        d_head = next((known for known in family.knob_values["d_head"] if d <= known), 0)
-        configs += family.candidates(DType.FP16, d_head, limits, masked=True)
+    for family in families(operation):
+        d_head = next((known for known in family.knob_values["d_head"] if d <= known), None)
+        if d_head is not None:
+            configs += family.candidates(DType.FP16, d_head, limits, masked=True)
     if not configs:
-        where = "" if device is None else f" on {device.name}"
-        return f"head_size {d}{where} not supported: no kernel over caches fits"
+        return f"head_size {d}{where} not supported: no kernel {over} fits"
     if canonical and all(it.family.canonical(it, limits) is None for it in configs):
-        return f"head_size {d} with batch invariance not supported: no kernel has canonical bits"
+        return (
+            f"head_size {d} with batch invariance{where} not supported: no kernel {over} has "
+            "canonical bits"
+        )
     return ""
 
 

@@ -18,7 +18,8 @@ from flashsmith import env
 from flashsmith.errors import ArgumentError
 from flashsmith.families.warpgroups import HOPPER_ARCH
 from flashsmith.integrations.fallbacks import Reason
-from flashsmith.integrations.sdpa_problem import MAX_D_OF_ALL_GPUS
+from flashsmith.integrations.layer_kernels import unserved_head
+from flashsmith.integrations.sdpa_problem import MAX_D, MAX_D_OF_ALL_GPUS
 from flashsmith.printable import quoted
 from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import OLDEST_ARCH
@@ -222,9 +223,11 @@ def reads_environment(device: Any) -> bool:
     return is_on_host(device) or query_gpu(device.index).arch >= FIRST_UNTUNED_ARCH
 
 
-def why_not_on(device: Any, emulate: bool | None, d: int, *, with_gradients: bool) -> Reason | None:
+def why_not_on(
+    device: Any, emulate: bool | None, d: int, *, with_gradients: bool, over_cache: bool = False
+) -> Reason | None:
     """The reason why calls of head dimension ``d`` on a torch.device ('cpu' or 'cuda') are left to
-    PyTorch, or None."""
+    PyTorch, or None. ``over_cache``: whether attention_with_cache() serves them."""
     is_wide = d > MAX_D_OF_ALL_GPUS
     if is_wide and with_gradients and torch.are_deterministic_algorithms_enabled():
         said = f"d {d} under torch.use_deterministic_algorithms; the kernels' dq of d above "
@@ -233,7 +236,8 @@ def why_not_on(device: Any, emulate: bool | None, d: int, *, with_gradients: boo
         runs = _emulation_enabled() if emulate is None else emulate
         return None if runs else _ON_THE_HOST
     # Tracers evaluate these functions: d may be symbolic, and cannot be an argument.
-    facts = _why_not_wide_on_gpu(device.index) if is_wide else _why_not_on_gpu(device.index)
+    facts = _why_not_wide_on_gpu(device.index, over_cache) if is_wide else None
+    facts = facts or _why_not_on_gpu(device.index)
     return None if facts is None else Reason("query", facts)
 
 
@@ -243,14 +247,16 @@ def needs_gradients(*tensors: Any) -> bool:
 
 
 @assume_constant_result
-def _why_not_wide_on_gpu(ordinal: int) -> str | None:
+def _why_not_wide_on_gpu(ordinal: int, over_cache: bool) -> str | None:
     try:
-        arch = query_gpu(ordinal).arch
+        device = query_gpu(ordinal)
     except ArgumentError:
         return None  # this machine has no such GPU: the program is exported for another
-    if arch == HOPPER_ARCH:
+    if device.arch == HOPPER_ARCH or (over_cache and not unserved_head(MAX_D, device)):
         return None
-    where = f"on cuda:{ordinal}, an sm_{arch}"
+    where = f"on cuda:{ordinal}, an sm_{device.arch}"
+    if over_cache:
+        return f"{where} whose shared memory is too small for d above {MAX_D_OF_ALL_GPUS}"
     return f"{where}; kernels of d above {MAX_D_OF_ALL_GPUS} need sm_{HOPPER_ARCH}"
 
 

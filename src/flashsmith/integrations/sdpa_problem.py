@@ -14,7 +14,7 @@ from flashsmith.runtime.arguments import ALIGNMENT_BYTES
 from flashsmith.semantics.signature import MAX_UNCAPPED_SCALE, MIN_SCALE
 
 DTYPES = ("float16", "bfloat16")
-_MAX_D = max(supported_d_heads())
+MAX_D = max(supported_d_heads())
 # Wider heads have kernels on sm_90 only, in which v is as wide as q and k.
 MAX_D_OF_ALL_GPUS = max(SUPPORTED_D_HEADS)
 _ALIGNMENT = ALIGNMENT_BYTES // 2  # elements
@@ -135,12 +135,12 @@ def _why_not_shapes(problem: SdpaProblem) -> Reason | None:
         if len(facts.shape) not in _RANKS or len(facts.shape) != len(query):
             return Reason(name, f"shape {facts.shape}; the kernels take (batch, heads, length, d)")
     d = query[-1]
-    if d % 8 or not 8 <= d <= _MAX_D:
-        return Reason("query", f"d {d}; the kernels take multiples of 8 from 8 to {_MAX_D}")
+    if d % 8 or not 8 <= d <= MAX_D:
+        return Reason("query", f"d {d}; the kernels take multiples of 8 from 8 to {MAX_D}")
     if key[-1] != d:
         return Reason("key", f"d {key[-1]}, and query's is {d}")
-    if value[-1] % 8 or not 8 <= value[-1] <= _MAX_D:
-        said = f"d {value[-1]}; the kernels take multiples of 8 from 8 to {_MAX_D}"
+    if value[-1] % 8 or not 8 <= value[-1] <= MAX_D:
+        said = f"d {value[-1]}; the kernels take multiples of 8 from 8 to {MAX_D}"
         return Reason("value", said)
     if value[-1] != d and max(d, value[-1]) > MAX_D_OF_ALL_GPUS:
         said = f"d {value[-1]}, and query's is {d}; above {MAX_D_OF_ALL_GPUS} both must be the same"

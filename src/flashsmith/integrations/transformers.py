@@ -394,7 +394,8 @@ def _why_not(call: _Call, dropout: float, position_bias: Any) -> Reason | None:
         call.query.device,
         _options.emulate,
         call.query.shape[-1],
-        with_gradients=needs_gradients(call.query, call.key, call.value),
+        with_gradients=needs_gradients(call.query, call.key, call.value, call.sinks),
+        over_cache=call.filled is not None or call.pages is not None,
     )
 
 

@@ -536,12 +536,24 @@ def _exchange_by_copy(
     # Each rank begins with the next rank, so that all links are used.
     mine = []
     for to in sorted(sent, key=lambda it: (it - rank) % ranks):
-        first = count * index(to, rank)
-        places = [
-            Place(address + at * size, (first + n) * pair_bytes + offset, rows)
-            for n, at in enumerate(sent[to])
-            for address, size, offset, rows in of_both
-        ]
+        first, chunks = count * index(to, rank), sent[to]
+        if batch == 1 and len(chunks) == 2:
+            # Both chunks of a tensor in one copy.
+            apart = chunks[1] - chunks[0]
+            places = [
+                Place(
+                    address + chunks[0] * size,
+                    first * pair_bytes + offset,
+                    RowShape(size, 2, apart * size, pair_bytes),
+                )
+                for address, size, offset, _ in of_both
+            ]
+        else:
+            places = [
+                Place(address + at * size, (first + n) * pair_bytes + offset, rows)
+                for n, at in enumerate(chunks)
+                for address, size, offset, rows in of_both
+            ]
         mine.append((to, places))
     kept = gradients.both if mine else ()
     arrived, _ = peers.send(slot, [mine], [owners], kept=kept)

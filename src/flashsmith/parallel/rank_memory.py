@@ -70,6 +70,14 @@ class Place(NamedTuple):
     rows: RowShape
 
 
+class Word(NamedTuple):
+    """One of the words of this rank and another one, and a value of it."""
+
+    rank: int
+    kind: int
+    value: int
+
+
 # The data that are sent to each of some ranks.
 Sent = Sequence[tuple[int, Sequence[Place]]]
 
@@ -183,15 +191,15 @@ class RankMemory:
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
-        for rank in self._others:
-            memory.tell(rank, FREE, self.number)
+        # Words are written together with the next wait, in one call of the driver.
+        told = [Word(rank, FREE, self.number) for rank in self._others]
         for group, of_ranks in enumerate(sent):
             for rank, places in of_ranks:
-                if rank not in is_free:
-                    memory.wait_to_send(rank, FREE, self.number)
-                    is_free.add(rank)
+                memory.tell(told, () if rank in is_free else (Word(rank, FREE, self.number),))
+                is_free.add(rank)
                 memory.send(rank, first, places)
-                memory.tell(rank, HERE, self._word(group))
+                told = [Word(rank, HERE, self._word(group))]
+        memory.tell(told)
         if own:
             memory.send(self.rank, first, own)
         last = has_sent = _nothing_to_wait_for
@@ -212,8 +220,8 @@ class RankMemory:
         return 2 * self.number + group
 
     def _wait(self, ranks: Sequence[int], word: int, also: Callable[[], None]) -> None:
-        for rank in ranks:
-            self._memory.wait(rank, HERE, word)
+        if ranks:
+            self._memory.wait([Word(rank, HERE, word) for rank in ranks])
         also()
         if ranks or also is not _nothing_to_wait_for:
             self._host.mark(self._memory.main)
@@ -323,8 +331,8 @@ class GpuMemory:
         for rank in range(self._size):
             place = Place(data.data_ptr(), 64 * self._rank, RowShape(16, 2, 32, 48))
             self.send(rank, 0, [place])
-            self.tell(rank, HERE, 1)
-        self.wait(self._rank, HERE, 1)
+            self.tell([Word(rank, HERE, 1)])
+        self.wait([Word(self._rank, HERE, 1)])
         torch.cuda.synchronize(self._device)
 
     def check_greetings(self) -> bool:
@@ -383,19 +391,20 @@ class GpuMemory:
                 base + offset, slot_step, address, step, width, number, ordinal, stream
             )
 
-    def tell(self, rank: int, kind: int, value: int) -> None:
-        address = self._bases[rank] + self._words + (2 * self._rank + kind) * _WORD
-        driver.write_word(address, value, self._ordinal, self._side.cuda_stream)
+    def tell(self, words: Sequence[Word], awaited: Sequence[Word] = ()) -> None:
+        """Writes words of other ranks on the stream of transfers, which then waits for ``awaited``
+        of this rank."""
+        at = self._words + 2 * self._rank * _WORD
+        written = [(self._bases[it.rank] + at + it.kind * _WORD, it.value) for it in words]
+        driver.words(written, self._own(awaited), self._ordinal, self._side.cuda_stream)
 
-    def wait(self, rank: int, kind: int, value: int) -> None:
-        self._wait(rank, kind, value, self.main)
+    def wait(self, words: Sequence[Word]) -> None:
+        """Makes the stream ``main`` wait for words of this rank."""
+        driver.words((), self._own(words), self._ordinal, self.main.cuda_stream)
 
-    def wait_to_send(self, rank: int, kind: int, value: int) -> None:
-        self._wait(rank, kind, value, self._side)
-
-    def _wait(self, rank: int, kind: int, value: int, on: Any) -> None:
-        address = self._address + self._words + (2 * rank + kind) * _WORD
-        driver.wait_for_word(address, value, self._ordinal, on.cuda_stream)
+    def _own(self, words: Sequence[Word]) -> list[tuple[int, int]]:
+        first = self._address + self._words
+        return [(first + (2 * it.rank + it.kind) * _WORD, it.value) for it in words]
 
 
 # By device type.

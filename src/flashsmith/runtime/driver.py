@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -114,19 +114,23 @@ def copy_rows(
         _again(status, "cuMemcpy2DAsync_v2", ordinal, described, stream)
 
 
-def write_word(address: int, value: int, ordinal: int, stream: int) -> None:
-    """Writes a 32-bit word of this or another GPU, after the work before it in the stream."""
-    word = value & _WORD
-    if status := _function_on_stream("cuStreamWriteValue32_v2")(stream, address, word, 0):
-        _again(status, "cuStreamWriteValue32_v2", ordinal, stream, address, word, 0)
-
-
-def wait_for_word(address: int, value: int, ordinal: int, stream: int) -> None:
-    """Makes a stream wait until a 32-bit word of GPU ``ordinal`` is at least ``value``, compared
-    modulo 2^32."""
-    word = value & _WORD
-    if status := _function_on_stream("cuStreamWaitValue32_v2")(stream, address, word, _AT_LEAST):
-        _again(status, "cuStreamWaitValue32_v2", ordinal, stream, address, word, _AT_LEAST)
+def words(
+    written: Sequence[tuple[int, int]],
+    awaited: Sequence[tuple[int, int]],
+    ordinal: int,
+    stream: int,
+) -> None:
+    """Writes 32-bit words of this or another GPU, after the work before it in the stream. Then the
+    stream waits until other words of GPU ``ordinal`` are at least as large as given, as numbers
+    that continue with 0 after the largest one. All words are (address, value); one call of the
+    driver."""
+    steps = [_STEP.pack(_WRITE, address, value & _WORD, 0, 0) for address, value in written]
+    steps += [_STEP.pack(_WAIT, address, value & _WORD, _AT_LEAST, 0) for address, value in awaited]
+    if not steps:
+        return
+    asked = stream, len(steps), b"".join(steps), 0
+    if status := _function_on_stream("cuStreamBatchMemOp_v2")(*asked):
+        _again(status, "cuStreamBatchMemOp_v2", ordinal, *asked)
 
 
 def is_reached(event: int, ordinal: int) -> bool:
@@ -147,14 +151,17 @@ def is_reached(event: int, ordinal: int) -> bool:
 # CUDA_MEMCPY2D of cuda.h: of the source and then of the target x, y, the kind of memory, its
 # address on host and GPU, an array, and the step; then the width and the number of rows.
 _ROWS = struct.Struct(2 * "NNiPPPN" + "NN")
+# CUstreamBatchMemOpParams of cuda.h: the operation, an address, a value, flags, and a word of the
+# driver's; the union is as long as 6 words of 64 bits.
+_STEP = struct.Struct("I4xQQI4xQ8x")
+_WAIT, _WRITE = 1, 2
 _SIZE, _STREAM, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint32
 _ADDRESS = ctypes.c_uint64
 # Functions that are called with a stream, by name: the types of their arguments.
 _ON_STREAM: dict[str, tuple[type, ...]] = {
     "cuMemcpyAsync": (_ADDRESS, _ADDRESS, _SIZE, _STREAM),
     "cuMemcpy2DAsync_v2": (_STREAM, _STREAM),
-    "cuStreamWriteValue32_v2": (_STREAM, _ADDRESS, _NUMBER, _NUMBER),
-    "cuStreamWaitValue32_v2": (_STREAM, _ADDRESS, _NUMBER, _NUMBER),
+    "cuStreamBatchMemOp_v2": (_STREAM, _NUMBER, _STREAM, _NUMBER),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,10 @@ LSE_ABSOLUTE = 2.0**-13
 LSE_RELATIVE = 1e-6
 # With fewer outputs, the largest error is mostly chance.
 MIN_OUTPUTS = 4096
+# An error of another library may be at most this many times flashsmith's error. Kernels that round
+# more often, for example because they merge partial results in 16 bits, stay far below this factor.
+# Kernels that compute a different function are far above it.
+MOST_OVER_OURS = 3.0
 
 
 @dataclass(frozen=True)
@@ -104,10 +108,18 @@ class ExpectedOutputs:
         )
 
 
+class OutputErrors(NamedTuple):
+    """The errors of one output against float64: the largest, and the relative L2 error."""
+
+    largest: float
+    rel_l2: float
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The comparison of an output with its references; ``reasons`` is empty if the output is
-    correct."""
+    correct. ``errors`` has the errors of each output by name; the other figures are those of one.
+    """
 
     reasons: tuple[str, ...]
     max_error: float
@@ -119,6 +131,7 @@ class Comparison:
     outputs: int
     mismatches: int
     first_mismatch: ErrorLocation | Element | None
+    errors: Mapping[str, OutputErrors] = field(default_factory=dict, kw_only=True)
 
     @property
     def ok(self) -> bool:
@@ -129,6 +142,57 @@ class Comparison:
     def mismatch_share(self) -> float:
         """The share of wrong elements of o; 0 if o is empty."""
         return self.mismatches / max(1, self.outputs)
+
+    def compared_with(self, ours: Comparison) -> Comparison:
+        """This comparison, of another library's outputs, by another rule than compare()'s.
+
+        An output is wrong if its largest error or its relative L2 error is above MOST_OVER_OURS
+        times the one of ``ours``, flashsmith's comparison with the same references. Errors up to
+        MAX_ERROR_SLACK are never wrong, since ours may be 0. The figures are those of the output
+        with the largest error relative to its bound. Where NaN or infinities differ, compare()'s
+        verdict stays.
+        """
+        if not all(math.isfinite(it.largest) for it in self.errors.values()):
+            return self
+        reasons = why_over(
+            {name: it.largest for name, it in self.errors.items()},
+            {name: it.largest for name, it in ours.errors.items()},
+        )
+        for name, (largest, rel_l2) in self.errors.items():
+            bound = MOST_OVER_OURS * ours.errors[name].rel_l2
+            if largest > MAX_ERROR_SLACK and not rel_l2 <= bound:
+                reasons.append(_over(name, "relative L2 error", rel_l2, bound))
+        bounds = {name: _most_allowed(it.largest) for name, it in ours.errors.items()}
+        worst = max(self.errors, key=lambda name: self.errors[name].largest / bounds[name])
+        largest, rel_l2 = self.errors[worst]
+        return replace(
+            self,
+            reasons=tuple(reasons),
+            max_error=largest,
+            bound=bounds[worst],
+            rel_l2=rel_l2,
+            rel_l2_bound=MOST_OVER_OURS * ours.errors[worst].rel_l2,
+        )
+
+
+def why_over(theirs: Mapping[str, float], ours: Mapping[str, float]) -> list[str]:
+    """Why outputs of another library are wrong, by the rule of Comparison.compared_with().
+
+    ``theirs`` and ``ours`` have the largest error of each output by name.
+    """
+    return [
+        _over(name, "largest error", theirs[name], _most_allowed(error))
+        for name, error in ours.items()
+        if not theirs[name] <= _most_allowed(error)
+    ]
+
+
+def _most_allowed(error: float) -> float:
+    return max(MOST_OVER_OURS * error, MAX_ERROR_SLACK)
+
+
+def _over(name: str, what: str, error: float, bound: float) -> str:
+    return f"{name}: {what} {error:.3g} is above {bound:.3g}, {MOST_OVER_OURS:g} times ours"
 
 
 def heads_for_enough_outputs(batch: int, seq_q: int, heads: int, d: int) -> int:
@@ -253,6 +317,7 @@ def compare(
         outputs=o.size,
         mismatches=found.mismatches,
         first_mismatch=first_mismatch,
+        errors={"o": OutputErrors(found.max_error, found.rel_l2)},
     )
 
 
@@ -326,6 +391,7 @@ def comparison_of(
         outputs=sum(outputs[name].size for name in checked),
         mismatches=sum(found.mismatches for found in checked.values()),
         first_mismatch=first,
+        errors={name: OutputErrors(it.max_error, it.rel_l2) for name, it in checked.items()},
     )
 
 

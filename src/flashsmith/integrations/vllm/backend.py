@@ -15,13 +15,19 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from flashsmith.families import device_spec
+from flashsmith.families import DeviceSpec, device_spec
 from flashsmith.integrations.layer_kernels import build_kernels, unserved_head
 from flashsmith.integrations.vllm.cache_dtypes import SERVED_CACHES, unserved_cache
 from flashsmith.integrations.vllm.context_parallel import LocalKeys
-from flashsmith.integrations.vllm.impl import SERVED_TYPES, FlashsmithImpl
+from flashsmith.integrations.vllm.impl import (
+    ENCODERS,
+    SERVED_TYPES,
+    FlashsmithImpl,
+    unserved_over_ranks,
+)
 from flashsmith.integrations.vllm.metadata import StepMetadata
 from flashsmith.integrations.vllm.releases import CacheLayouts, backend_name, ranks_of_cache
+from flashsmith.operations import DEFAULT
 
 _LARGEST_HEAD, _HEAD_STEP = 512, 8
 
@@ -89,12 +95,33 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
         **named: Any,
     ) -> str | None:
         capability = named.get("device_capability", others[-1] if others else None)
-        device = None
-        if capability is not None and cls.supports_compute_capability(capability):
-            device = device_spec(10 * capability.major + capability.minor)
         canonical = bool(vllm.envs.VLLM_BATCH_INVARIANT)
-        reason = unserved_head(head_size, device, canonical=canonical)
+        reason = unserved_head(head_size, cls._device_of(capability), canonical=canonical)
         return reason or unserved_cache(head_size, dtype, kv_cache_dtype)
+
+    @classmethod
+    def validate_configuration(cls, **asked: Any) -> list[str]:
+        """The engine's own reasons, or one about layers that attend to a step's own keys: those of
+        encoders, and all if the cache is distributed over ranks."""
+        reasons: list[str] = super().validate_configuration(**asked)
+        # Older releases do not say that it is distributed: there a layer's kernels() refuses.
+        over_ranks, d = asked.get("use_dcp", False), asked["head_size"]
+        if reasons or not (asked["attn_type"] in ENCODERS or over_ranks):
+            return reasons
+        device = cls._device_of(asked["device_capability"])
+        canonical = bool(vllm.envs.VLLM_BATCH_INVARIANT)
+        reason = unserved_head(d, device, canonical=canonical, operation=DEFAULT)
+        if over_ranks and not reason:
+            has_window = asked.get("has_sliding_window", False)
+            reason = unserved_over_ranks(d, asked["kv_cache_dtype"], has_window)
+        return [reason] if reason else []
+
+    @classmethod
+    def _device_of(cls, capability: Any) -> DeviceSpec | None:
+        """A GPU of this capability; None if it is unknown or has no kernels."""
+        if capability is None or not cls.supports_compute_capability(capability):
+            return None
+        return device_spec(10 * capability.major + capability.minor)
 
 
 class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):

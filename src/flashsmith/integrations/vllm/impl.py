@@ -15,12 +15,14 @@ from flashsmith.integrations.layer_kernels import (
     cache_problem,
     device_of,
     direct_problem,
+    unserved_head,
 )
 from flashsmith.integrations.layer_launches import Launch, LayerLaunches
 from flashsmith.integrations.vllm.cache_dtypes import format_of, in_own_dtype
 from flashsmith.integrations.vllm.context_parallel import attend_across_ranks
 from flashsmith.integrations.vllm.metadata import StepMetadata
 from flashsmith.integrations.vllm.releases import dcp_combine
+from flashsmith.operations import DEFAULT
 from flashsmith.operations.cache_scales import SCALES
 from flashsmith.operations.decode import FREE, INVARIANT
 from flashsmith.operations.merge import MERGE
@@ -28,11 +30,23 @@ from flashsmith.runtime.cached_calls import CachedCall
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
 from flashsmith.semantics.signature import check_mask
 
-_ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
-SERVED_TYPES = (AttentionType.DECODER, *_ENCODERS)
+ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
+SERVED_TYPES = (AttentionType.DECODER, *ENCODERS)
 # The largest d of the kernels that merge the parts of several ranks.
 _MOST_MERGED = max(d for it in families(MERGE.name) for d in it.knob_values["d_head"])
 Window = tuple[int | None, int | None]
+
+
+def unserved_over_ranks(head_size: int, kv_cache_dtype: str | None, has_window: bool) -> str:
+    """Why a layer cannot be served over a cache that is distributed over ranks, or ''."""
+    where = "a cache that is distributed over ranks"
+    if format_of(kv_cache_dtype or "auto"):
+        return f"kv_cache_dtype {kv_cache_dtype} is not served for {where}"
+    if has_window:
+        return f"a window over {where} is not served"
+    if head_size > _MOST_MERGED:
+        return f"head_size {head_size} is not served for {where}, only up to {_MOST_MERGED}"
+    return ""
 
 
 class FlashsmithImpl(AttentionImpl[StepMetadata]):
@@ -121,7 +135,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         slot_mapping: torch.Tensor,
     ) -> None:
         """Writes the step's keys and values into their slots."""
-        if self.attn_type in _ENCODERS:
+        if self.attn_type in ENCODERS:
             return
         scales = (layer._k_scale, layer._v_scale) if self.cache_format else ()
         tensors = key, value, kv_cache, slot_mapping, *scales
@@ -194,7 +208,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         """The calls whose arguments are checked."""
         rows = attn_metadata.num_actual_tokens
         query, output_rows = query[:rows], output[:rows]
-        if self.attn_type in _ENCODERS:
+        if self.attn_type in ENCODERS:
             self.attend_directly(query, key[:rows], value[:rows], output_rows, attn_metadata)
             return
         if attn_metadata.is_distributed:
@@ -243,7 +257,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         self, layout: tuple[torch.Tensor, ...], step: StepMetadata
     ) -> Launch | None:
         """The step's launch, or None if its calls must be checked."""
-        if self.attn_type in _ENCODERS or step.is_distributed:
+        if self.attn_type in ENCODERS or step.is_distributed:
             return None
         query, output, kv_cache, *_ = layout
         scales = layout[6:]
@@ -277,7 +291,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     ) -> Any:
         """Attention to the step's own keys, for an encoder, or for a decoder that merges it with
         attention to earlier keys. Returns as ``flashsmith.attention`` does."""
-        causal = self.attn_type not in _ENCODERS and bool(step.causal)
+        causal = self.attn_type not in ENCODERS and bool(step.causal)
         starts, longest = step.query_start_loc, step.max_query_len
         kernels = self._direct.get(causal) or self.direct_kernels(query.dtype, query.device, causal)
         return flashsmith.attention(
@@ -324,33 +338,32 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     ) -> list[LayerKernels]:
         """The layer's kernels for steps over pages of this size, with room for ``keys`` keys.
 
-        Raises NotImplementedError for a cache that is distributed over ``ranks`` if it has 8-bit
-        floats, a window, or a d that no kernel merges.
+        Raises NotImplementedError for an encoder whose d no kernel has on this GPU. Also raised for
+        a cache that is distributed over ``ranks`` if it has 8-bit floats, a window, or a d for
+        which some kernel is missing.
         """
-        if self.attn_type in _ENCODERS:
+        if self.attn_type in ENCODERS:
+            self._check_direct(device, "choose another backend")
             return [self.direct_kernels(dtype, device, False)]
         if ranks == 1:
             return [self._over_cache(page, dtype, keys, device, causal)]
-        if self.cache_format:
-            raise NotImplementedError(
-                f"flashsmith: kv_cache_dtype {self.kv_cache_dtype} is not served for a cache that "
-                "is distributed over ranks; set decode_context_parallel_size to 1"
-            )
-        if self.window is not None:
-            raise NotImplementedError(
-                "flashsmith: a window over a cache that is distributed over ranks is not served; "
-                "set decode_context_parallel_size to 1"
-            )
-        if self.head_size > _MOST_MERGED:
-            raise NotImplementedError(
-                f"flashsmith: head_size {self.head_size} is not served for a cache that is "
-                f"distributed over ranks, only up to {_MOST_MERGED}; set "
-                "decode_context_parallel_size to 1"
-            )
+        advice = "set decode_context_parallel_size to 1"
+        has_window = self.window is not None
+        if reason := unserved_over_ranks(self.head_size, self.kv_cache_dtype, has_window):
+            raise NotImplementedError(f"flashsmith: {reason}; {advice}")
+        self._check_direct(device, advice)
         return [
             self._over_cache(page, dtype, -(-keys // (page * ranks)) * page, device, False, ranks),
             self.direct_kernels(dtype, device, causal),
         ]
+
+    def _check_direct(self, device: torch.device, advice: str) -> None:
+        """Raises NotImplementedError if no kernel of attention to a step's own keys has the layer's
+        d on this GPU."""
+        gpu, canonical = device_of(device.type, device.index or 0), self.bits != "free"
+        reason = unserved_head(self.head_size, gpu, canonical=canonical, operation=DEFAULT)
+        if reason:
+            raise NotImplementedError(f"flashsmith: {reason}; {advice}")
 
     def direct_kernels(
         self, dtype: torch.dtype, device: torch.device, causal: bool
