@@ -519,6 +519,8 @@ class LatentDecodeWorkload(OperationWorkload):
         p = self.problem
         others = {name: it for name, it in self.inputs.items() if name not in ("q", "k_cache")}
         asked = {**p.keywords, **others, "v_width": p.d_v, "scale": p.d**-0.5}
+        if p.cache:
+            asked["k_scale"] = self.call_options["k_scale_value"]
         return asked | {"max_seqlen_q": p.seq_q} if p.semantics.packed else asked
 
 

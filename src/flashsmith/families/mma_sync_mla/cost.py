@@ -21,7 +21,7 @@ def step_cycles(cfg: MmaSyncMlaKernelConfig, device: DeviceSpec, ctas: int) -> f
     rates = rates_of(device)
     columns = cfg.d_head + cfg.d_v
     products = 2 * cfg.B_r * cfg.B_c * columns / rates.mma
-    block = cfg.B_c * (cfg.d_head + columns) * cfg.dtype.element_size
+    block = cfg.B_c * (cfg.d_head + columns) * cfg.cache_element_bytes
     shared = (block + (1 + WARPS) * cfg.share_bytes) / SMEM_BYTES
     exponentials = WARPS * cfg.B_r * cfg.B_c / EXP2
     alone = _ALONE * (1 + cfg.B_c / _ALONE_KEYS) / 2
