@@ -522,16 +522,19 @@ LATENT_CFG = parse("(FP16, 320:256, 32): latent_mma+stages_2+least_128+parts_4+l
 shared_kernels.want([LATENT_CFG], Semantics("causal"))
 
 
-@pytest.mark.parametrize("page", ["", " page16"])
+@pytest.mark.parametrize(
+    "words", ["", "page16", pytest.param("page16 cache_e4m3", marks=pytest.mark.full)]
+)
 def test_over_a_latent_cache_both_splits_and_kernels_take_part(
-    caches: Stage, monkeypatch: pytest.MonkeyPatch, page: str
+    caches: Stage, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
-    shared_kernels.load([LATENT_CFG], Semantics("causal"))
+    problem = Problem.parse(f"b2 s2:70 h4:1 d320:256 fp16 latent_decode causal {words}")
+    cfg = LATENT_CFG.with_knobs(cache=problem.cache_format)
+    shared_kernels.load([cfg], Semantics("causal"))
     for split in CHOOSERS:
-        monkeypatch.setitem(CHOOSERS, split, lambda problem, device, **_: LATENT_CFG)
-    problem = Problem.parse(f"b2 s2:70 h4:1 d320:256 fp16 latent_decode causal{page}")
-    rows = caches.run(problem, ours=True, configs=(DECODE_CFG, LATENT_CFG))
-    assert list(rows) == ["ours", "ours_free", str(LATENT_CFG)]
+        monkeypatch.setitem(CHOOSERS, split, lambda problem, device, **_: cfg)
+    rows = caches.run(problem, ours=True, configs=(DECODE_CFG, cfg))
+    assert list(rows) == ["ours", "ours_free", str(cfg)]
     for row in rows.values():
         assert (row.verdict, row.family, row.problem) == ("pass", "mma_sync_mla", problem)
         assert row.protocol.endswith("in graphs")

@@ -109,6 +109,32 @@ def test_a_step_that_decodes_is_attention_over_the_latent_rows(
         first += count
 
 
+def test_rows_of_8_bit_floats_have_the_layers_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the cache comes as bytes, or as the engine's view of them."""
+    config, lens = config_of(tmp_path), [70, 3, 33]
+    monkeypatch.setattr(type(config.model_config), "get_head_size", lambda _: RANK + ROPE)
+    impl = layer_of(config, kv_cache_dtype="fp8")
+    builder = builder_of(config, impl)
+    built: list[Any] = []
+    monkeypatch.setattr(type(libraries.loaded_kernels), "_build", lambda _, key: built.append(key))
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(3, HEADS, RANK + ROPE, generator=generator).bfloat16()
+    rows = torch.randn(20, 16, RANK + ROPE, generator=generator)
+    layer = SimpleNamespace(_k_scale=torch.tensor(0.02))
+    codes = (rows / layer._k_scale).to(torch.float8_e4m3fn)
+    table = torch.randperm(18, generator=generator).int().view(3, 6)
+    metadata = builder.build(0, step_of(lens, [1, 1, 1], table))
+    o, _ = impl.forward_mqa(q, codes, metadata, layer)
+    assert built == []
+    assert torch.equal(o, impl.forward_mqa(q, codes.view(torch.uint8), metadata, layer)[0])
+    for i, pages in enumerate(table.tolist()):
+        seen = codes[pages].reshape(-1, RANK + ROPE)[: lens[i]].double() * layer._k_scale
+        weights = (q[i].double() @ seen.T * SCALE).softmax(-1)
+        assert (o[i] - weights @ seen[:, :RANK]).abs().max() < 1e-2
+
+
 def test_two_ranks_have_parts_of_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode context parallelism: each rank has the queries of all heads, and some requests have no
     key on one of them. What the engine's collective does with outputs and LSE is done here."""
@@ -180,10 +206,12 @@ def test_it_is_registered_and_the_engine_accepts_it() -> None:
     }
     assert backend.validate_configuration(**asked) == []
     assert backend.validate_configuration(**asked, use_dcp=True) == []
+    assert backend.validate_configuration(**(asked | {"kv_cache_dtype": "fp8"})) == []
     for change in (
         {"head_size": 128},
         {"use_mla": False},
-        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "fp8_e5m2"},
+        {"kv_cache_dtype": "fp8_ds_mla"},
         {"device_capability": DeviceCapability(10, 0)},
     ):
         assert backend.validate_configuration(**(asked | change))

@@ -11,7 +11,7 @@ from operation_victims import OperationVictim, SourcePatch, patched_modules
 from flashsmith.families import Semantics
 from flashsmith.families import parse_kernel_name_into_config as config
 
-_FRAGMENTS, _ROW = "mma_sync_decode/code_fragments.cuh", "common/stored_row.cuh"
+_FRAGMENTS, _ROW = "common/code_fragments.cuh", "common/stored_row.cuh"
 _SCALES, _PART_MERGE = "mma_sync_decode/cache_scales.cuh", "mma_sync_decode/part_merge.cuh"
 _COPIES, _RUN = "mma_sync_decode/run_copies.cuh", "mma_sync_decode/decode_run.cuh"
 _APPEND = "mma_sync_decode/append_kernel.cuh"
@@ -58,8 +58,8 @@ MISTAKES = {
                     "cursor.at(16 * pair + i / 2 * 8, step);"),
         SourcePatch("keys of a pair's first tile twice", _FRAGMENTS, _WIDEN,
                     "cursor.at(16 * pair, step) + i % 2 * 8;"),
-        SourcePatch("a lane's pair is its neighbour's", _FRAGMENTS, "lane / 4, 0, lane % 4 * 2)",
-                    "lane / 4, 0, (lane ^ 1) % 4 * 2)"),
+        SourcePatch("a lane's pair is its neighbour's", _FRAGMENTS, "first_chunk, lane % 4 * 2)",
+                    "first_chunk, (lane ^ 1) % 4 * 2)"),
         SourcePatch("the wrong half of the pair", _FRAGMENTS, "0x3120", "0x2031"),
         SourcePatch("columns as they come", _RUN,
                     "if constexpr (Kernel::has_codes) restore_columns(o, lane);", ""),

@@ -31,6 +31,8 @@ def test_flop_and_bytes_count_a_row_of_the_cache_once() -> None:
     one = Problem.parse("b2 s1:100 h16:1 d576:512 bf16 latent_decode causal")
     assert one.attn_flop() == 2 * 2 * 16 * 100 * (576 + 512)
     assert LATENT_DECODE.bytes(one) == 2 * (2 * (16 * (576 + 512) + 100 * 576) + 4)
+    of_8_bits = Problem.parse(f"{one} cache_e5m2")
+    assert LATENT_DECODE.bytes(one) - LATENT_DECODE.bytes(of_8_bits) == 2 * 100 * 576
     # Query i of 3 sees 98 + i keys.
     assert PAGED.attn_flop() == 2 * 2 * 16 * (98 + 99 + 100) * (576 + 512)
 
@@ -43,6 +45,11 @@ def test_flop_and_bytes_count_a_row_of_the_cache_once() -> None:
             Problem.parse("b2 s3:100 h16:1 d576:512 bf16 latent_decode"),
             {"blocks": 3, "slots": 100},
             "k_cache: 3 sequences, but q has 2",
+        ),
+        (
+            Problem.parse("b2 s3:100 h16:1 d576:512 bf16 latent_decode cache_scaled"),
+            {"blocks": 2, "slots": 100, "k_scales": 16},
+            "k_scale: 16 scales, and a latent cache has one head; give one",
         ),
     ],
 )

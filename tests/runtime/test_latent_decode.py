@@ -23,6 +23,7 @@ from flashsmith.families import (
 )
 from flashsmith.families.head_dims import HeadPair
 from flashsmith.runtime import run_operation
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.verify import prove
 from flashsmith.verify.latent_decode_reference import LatentDecodeReference
 
@@ -148,6 +149,65 @@ def test_a_sequence_has_the_same_bits_in_any_batch_and_cache(config: KernelConfi
         assert torch.equal(alone[0], together[i])
 
 
+def test_rows_of_8_bit_floats_are_multiplied_by_their_scale() -> None:
+    """Appended ones are divided by it first, and the engine's write of the same rows has the same
+    codes."""
+    q, rows = drawn(2, 1, 4, 40)
+    scale = torch.tensor(0.03)
+    codes = (rows.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    new = codes[:, 30:31].clone()
+    cache = codes.clone()
+    cache[0, 30] = cache[1, 5] = 0
+    lens = torch.tensor([30, 5], dtype=torch.int32)
+    given = torch.stack((rows[0, 30], rows[1, 30]))[:, None]
+    o, lse = flashsmith.attention_with_cache(
+        q, cache, v_width=512, cache_lens=lens, k=given, k_scale=scale, scale=SCALE, return_lse=True
+    )
+    for i, length in enumerate(lens.tolist()):
+        assert torch.equal(cache[i, length].view(torch.uint8), new[i, 0].view(torch.uint8))
+        dequantised = cache[i, : length + 1].float() * scale
+        exact, exact_lse = expected(q[i], dequantised)
+        assert (o[i] - exact).abs().max() < 1e-2
+        assert (lse[i] - exact_lse).abs().max() < 1e-4
+
+
+def test_the_ops_of_traced_calls_take_the_scale() -> None:
+    from flashsmith.integrations.torch_latent_decode import latent_by_op
+
+    q, rows = drawn(2, 1, 4, 40)
+    call: dict[str, Any] = {"v_width": 512, "scale": SCALE}
+    call["cache_lens"] = torch.tensor([40, 9], dtype=torch.int32)
+    codes = rows.to(torch.float8_e4m3fn)
+    found = latent_by_op(q, codes, None, **call, k_scale=0.3)
+    scaled = flashsmith.attention_with_cache(q, codes, **call, k_scale=torch.tensor([0.3]))
+    assert torch.equal(found, scaled)
+    assert not torch.equal(found, latent_by_op(q, codes, None, **call))
+
+
+def test_only_mma_sync_reads_8_bit_floats() -> None:
+    text = "b64 s1:4096 h128:1 d576:512 bf16 latent_decode causal page64"
+    plain, choice = (flashsmith.choose(it, "H200") for it in (text, f"{text} cache_e4m3"))
+    assert (plain.family, choice.family) == ("wgmma_mla", "mma_sync_mla")
+    assert choice.config.family.cache_of(choice.config) == "e4m3"
+    assert choice.ms > plain.ms
+    assert "caches of q's dtype without scales" in choice.passed_over["wgmma_mla"]
+    few = text.replace("h128", "h16")
+    plain, choice = (flashsmith.choose(it, "H200") for it in (few, f"{few} cache_e4m3"))
+    assert choice.config == plain.config.with_knobs(
+        cache=CacheFormat.E4M3, stages=choice.config.stages
+    )
+    assert choice.config.stages > plain.config.stages
+    assert choice.ms < plain.ms
+    q, cache = drawn(1, 1, 16, 12)
+    with pytest.raises(
+        ArgumentError, match="is for a cache that is plain, and this call's is e4m3"
+    ):
+        flashsmith.attention_with_cache(
+            *(q, cache.to(torch.float8_e4m3fn)), v_width=512, scale=SCALE, config=SMALL,
+            cache_lens=torch.tensor([12], dtype=torch.int32),
+        )  # fmt: skip
+
+
 def test_numpy_arrays_and_no_queries() -> None:
     q, cache = np.ones((1, 0, 16, 576), np.float16), np.ones((1, 8, 1, 576), np.float16)
     keywords: dict[str, Any] = {"v_width": 512, "scale": SCALE}
@@ -162,7 +222,10 @@ def test_numpy_arrays_and_no_queries() -> None:
         ({"scale": None}, "scale: missing; give 1/sqrt of the d of a head before"),
         ({"v_cache": torch.zeros(2, 64, 1, 576).bfloat16()}, "v_cache: given, and v_width, too"),
         ({"softcap": 3.0}, r"softcap=3.0: attention over a latent cache \(v_width\) has no"),
-        ({"k_scale": torch.ones(1)}, "k_scale: attention over a latent cache"),
+        ({"v_scale": 0.5}, "v_scale: a row of a latent cache is key and value, .* k_scale"),
+        ({"k_scale": 0.0}, "k_scale=0.0: give a finite number above 0"),
+        ({"k_scale": 1e38}, r"k_scale=1e\+38: times scale it is"),
+        ({"k_scale": torch.ones(2)}, r"k_scale: shape \(2,\); must be \(\), \(1,\) or \(1,\)"),
         ({"score_mod": lambda score, *_: score}, "score_mod: attention over a latent cache"),
         ({"bits": "canonical"}, "bits='canonical': attention over a latent cache"),
         ({"cos": torch.zeros(9, 32), "sin": torch.zeros(9, 32)}, "cos: attention over a latent"),

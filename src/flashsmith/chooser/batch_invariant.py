@@ -24,19 +24,25 @@ def without_batch(problem: Problem) -> Problem:
     """The problem for which a kernel is chosen, instead of the given one.
 
     Over a cache, the batch, the lengths, packing, the page size and the cache's format are replaced
-    by fixed values; with canonical bits only the page size and the format. Other operations
-    keep their problem.
+    by fixed values; with canonical bits only the page size and the format. A latent cache keeps its
+    format, which not all families serve. Other operations keep their problem.
     """
     if problem.operation not in _TYPICAL_BATCH:
         return problem
     if problem.bits:  # all kernels give the same canonical bits
-        return replace(problem, page=0, cache="")
+        return for_any_pages(problem)
     # Kernels with a program are uneven.
     is_uneven = problem.semantics.program != ""
     semantics = replace(problem.semantics, packed=False, uneven=is_uneven)
     batch = _TYPICAL_BATCH[problem.operation]
     typical = replace(problem, batch=batch, seq_q=1, seq_k=TYPICAL_KEYS, semantics=semantics)
-    return replace(typical, page=0, cache="")
+    return for_any_pages(typical)
+
+
+def for_any_pages(problem: Problem) -> Problem:
+    """The problem without its page size and, unless the cache is latent, the cache's format."""
+    is_latent = problem.operation == LATENT_DECODE.name
+    return replace(problem, page=0, cache=problem.cache if is_latent else "")
 
 
 def adapt_to_queries(config: KernelConfig, problem: Problem, device: DeviceSpec) -> KernelConfig:

@@ -8,7 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flashsmith.chooser.backward import check_config_for
-from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
+from flashsmith.chooser.batch_invariant import (
+    adapt_to_queries,
+    for_any_pages,
+    without_batch,
+)
 from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.functions import CallFunctions, bound_over_cache, sizes_over_cache
 from flashsmith.chooser.latent_decode import attention_with_latent_cache
@@ -151,8 +155,9 @@ def attention_with_cache(
             queries of the call, which its mask_mod counts from 0, as after slicing. causal is True
             unless given, also with a mask.
         k_scale, v_scale: the factors of the cache's keys and values: numbers, or fp32 tensors with
-            one number or one for each K/V head; None is 1. In fp32, k_scale multiplies the scores
-            before score_mod, and v_scale multiplies o before it is rounded. Appended k and v are
+            one number or one for each K/V head; None is 1. A latent cache has k_scale alone. In
+            fp32, k_scale multiplies the scores before score_mod, and v_scale multiplies o before it
+            is rounded. Appended k and v are
             divided by them; 8-bit floats are rounded to nearest even and saturate.
         split: 'invariant' splits the keys of a sequence by its own length alone; 'free' may take
             the batch into account and may be faster.
@@ -222,7 +227,7 @@ def _choose_invariant(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
 
 
 def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
-    return _for_its_queries(replace(problem, page=0, cache=""), problem, device, **how)
+    return _for_its_queries(for_any_pages(problem), problem, device, **how)
 
 
 def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how: Any) -> Any:

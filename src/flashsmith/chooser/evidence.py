@@ -91,8 +91,8 @@ class Evidence:
 
 
 class KernelFilter(NamedTuple):
-    """Selects kernels that compute the gradients of a problem; optionally only kernels of one
-    family, or only deterministic ones."""
+    """Selects kernels that compute the gradients of a problem and read its cache; optionally only
+    kernels of one family, or only deterministic ones."""
 
     problem: Problem
     family: str | None = None
@@ -102,6 +102,9 @@ class KernelFilter(NamedTuple):
         if self.family not in (None, config.FAMILY) or not serves_gradients(config, self.problem):
             return False
         if self.problem.bits and not version_of(config):
+            return False
+        # A config for a plain cache stands for those of all formats that its family has.
+        if self.problem.cache and "cache" not in config.KNOBS:
             return False
         return not self.deterministic or config.family.is_deterministic(config)
 

@@ -12,11 +12,14 @@ from flashsmith.operations.decode import check_split
 from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.printable import quoted
 from flashsmith.runtime import Chooser
+from flashsmith.runtime.cache_scales import Scales
 from flashsmith.runtime.latent_pass import LatentOptions, LatentTensors, run_latent
 from flashsmith.semantics.signature import CACHE
 from flashsmith.semantics.sizes import FREE
 
 _TENSORS = ("cache_lens", "out", "page_table", "k", "sinks", "cu_seqlens_q")
+# LatentOptions without the scale, which is a tensor or a number.
+_OPTIONS = tuple(name for name in LatentOptions._fields if name != "k_scale_value")
 
 
 def attention_with_latent_cache(
@@ -31,10 +34,12 @@ def attention_with_latent_cache(
     check_keywords(v_cache, keywords)
     config = keywords["config"]
     check_config_for(LATENT_DECODE.name, "config", config)
+    scales = Scales.of(keywords["k_scale"], None)
+    scale, number = scales.tensors[0], scales.numbers[0]
     return run_latent(
         config or choosers[check_split(keywords["split"])],
-        LatentTensors(q, k_cache, **{name: keywords[name] for name in _TENSORS}),
-        LatentOptions(**{name: keywords[name] for name in LatentOptions._fields}),
+        LatentTensors(q, k_cache, **{name: keywords[name] for name in _TENSORS}, k_scale=scale),
+        LatentOptions(**{name: keywords[name] for name in _OPTIONS}, k_scale_value=number),
         keywords["emulate"],
     )
 
@@ -47,8 +52,13 @@ def check_keywords(v_cache: Any, keywords: Mapping[str, Any]) -> None:
             "v_cache: given, and v_width, too, by which the values are columns of k_cache; leave "
             "one out"
         )
+    if keywords["v_scale"] is not None:
+        raise ArgumentError(
+            "v_scale: a row of a latent cache is key and value, and has one scale, k_scale; leave "
+            "v_scale out"
+        )
     # Without cos, which is refused, rotary_interleaved means nothing.
-    served = {*_TENSORS, *LatentOptions._fields, "config", "emulate", "rotary_interleaved"}
+    served = {*_TENSORS, *_OPTIONS, "k_scale", "config", "emulate", "rotary_interleaved"}
     for name, value in keywords.items():
         is_plain = isinstance(value, (str, int, float))
         neutral = (CACHE.defaults[name], FREE if name == "bits" else None)

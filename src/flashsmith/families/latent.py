@@ -178,7 +178,8 @@ def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates
     if not ctas * keys:
         return CallWork(0.0, 0, rates.resident, cfg.B_r)
     per_sm = rates_of(device)
-    row_bytes = problem.d * problem.dtype.element_size
+    size = 1 if problem.cache_format.is_8bit else problem.dtype.element_size
+    row_bytes = problem.d * size
     # Tiles with the same keys read them from the L2.
     dram = problem.batch * keys * row_bytes / (per_sm.dram * device.sm_count)
     l2 = tiles * keys * row_bytes / (per_sm.l2 * device.sm_count)
@@ -205,6 +206,8 @@ class LatentFamily(Family):
     must_not_spill = True
     has_cost_model = True
     pairs = PAIRS
+    # Whether there are kernels for caches with a scale and for 8-bit floats.
+    serves_scales = False
     translation_seconds = TRANSLATION_SECONDS
 
     @property
@@ -221,6 +224,8 @@ class LatentFamily(Family):
         if (problem.d, problem.d_v) not in PAIRS:
             served = " and ".join(map(str, PAIRS))
             return f"it has kernels of d {served}, and the problem's is {problem.d}:{problem.d_v}"
+        if problem.cache and not self.serves_scales:
+            return "its kernels read caches of q's dtype without scales"
         if problem.heads_k != 1:
             return f"all query heads share one head of the cache, and it has {problem.heads_k}"
         return None

@@ -51,7 +51,10 @@ def flash_mla_with_kvcache(
         ArgumentError: the named argument is unusable or not supported.
     """
     if is_fp8_kvcache is not False:
-        raise ArgumentError("is_fp8_kvcache: a latent cache has q's dtype; must be False")
+        raise ArgumentError(
+            "is_fp8_kvcache: FlashMLA's rows of 656 bytes are not served; must be False. Give rows "
+            "of 8-bit floats with one scale to attention_with_cache(k_scale=)"
+        )
     if indices is not None:
         raise ArgumentError("indices: not supported; must be None: every key is visited")
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale

@@ -119,7 +119,14 @@ def cache_problem(
 
 
 def latent_problem(
-    *, heads: int, d: int, v_width: int, dtype: Any, page: int, keys: int
+    *,
+    heads: int,
+    d: int,
+    v_width: int,
+    dtype: Any,
+    page: int,
+    keys: int,
+    cache: CacheFormat = CacheFormat.PLAIN,
 ) -> Problem:
     """The problem of a layer over latent rows of d columns, whose first v_width are values. Other
     arguments are as for ``cache_problem``."""
@@ -128,6 +135,7 @@ def latent_problem(
         Semantics("causal", packed=True, uneven=True),
         operation=LATENT_DECODE.name,
         page=page,
+        cache=cache.label,
         d_v=v_width,
     )
 

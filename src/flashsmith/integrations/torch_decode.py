@@ -77,7 +77,7 @@ def called_by_op(
         new = ()
     op = ops[1] if new else ops[0]
     lengths, packing = (asked["cache_lens"], asked["page_table"]), asked["cu_seqlens_q"]
-    scales = _scale_tensors(asked["k_scale"], asked["v_scale"], k_cache)
+    scales = scale_tensors(asked["k_scale"], asked["v_scale"], k_cache)
     others = asked["sinks"], packing, asked["kv_offset"], *scales
     tensors = q, k_cache, v_cache, *reads, *lengths, *new, *others
     o, lse = op(*tensors, **program, **options)
@@ -86,7 +86,7 @@ def called_by_op(
     return (o, lse) if asked["return_lse"] else o
 
 
-def _scale_tensors(k_scale: Any, v_scale: Any, cache: Any) -> list[Any]:
+def scale_tensors(k_scale: Any, v_scale: Any, cache: Any) -> list[Any]:
     """The scales of a cache as the tensors that ops take; the tensor of a number gives the same
     bits as the number.
 
@@ -112,7 +112,7 @@ def write_slots_by_op(
 ) -> None:
     """write_slots() as a call of its op, whose schema declares the writes."""
     named = None if config is None else str(config)
-    scales = _scale_tensors(k_scale, v_scale, k_cache)
+    scales = scale_tensors(k_scale, v_scale, k_cache)
     OPS.write_slots(k, v, k_cache, v_cache, slot_mapping, *scales, config=named, emulate=emulate)
 
 

@@ -14,14 +14,14 @@ from flashsmith.integrations.pytorch_state import (
     check_for_an_op,
     under_autocast_over,
 )
-from flashsmith.integrations.torch_decode import call_by_name, define_op
+from flashsmith.integrations.torch_decode import call_by_name, define_op, scale_tensors
 from flashsmith.integrations.torch_ops import OPS
 from flashsmith.integrations.traced_attention import of_op
 from flashsmith.semantics.signature import CACHE
 
 _READ, _APPENDED = "attention_with_latent_cache", "attention_with_latent_cache_appended"
 _LENGTHS, _NEW = CACHE.in_schema("cache_lens page_table"), CACHE.in_schema("k")
-_TENSORS = CACHE.in_schema("sinks cu_seqlens_q")
+_TENSORS = CACHE.in_schema("sinks cu_seqlens_q k_scale")
 _OPTIONS = CACHE.in_schema(
     "v_width max_seqlen_q causal window scale split return_lse config emulate"
 )
@@ -42,8 +42,9 @@ def latent_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
     options["v_width"] = as_limit(asked["v_width"])
     new = () if k is None else (k,)
     op = OPS.attention_with_latent_cache_appended if new else OPS.attention_with_latent_cache
-    tensors = asked["cache_lens"], asked["page_table"], *new, asked["sinks"], asked["cu_seqlens_q"]
-    o, lse = op(q, k_cache, *tensors, **options)
+    scale, _ = scale_tensors(asked["k_scale"], None, k_cache)
+    others = asked["sinks"], asked["cu_seqlens_q"], scale
+    o, lse = op(q, k_cache, asked["cache_lens"], asked["page_table"], *new, *others, **options)
     if asked["out"] is not None:
         o = asked["out"].copy_(o)
     return (o, lse) if asked["return_lse"] else o

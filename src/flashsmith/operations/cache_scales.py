@@ -14,6 +14,9 @@ SCALE_TENSORS = tuple(
 )
 # The factors of keys and values without a tensor of scales.
 SCALE_OPTIONS = MappingProxyType({f"{name}_value": 1.0 for name in SCALES})
+# The same for a cache whose rows are both key and value, and have one scale.
+K_SCALE_TENSOR = SCALE_TENSORS[0]
+K_SCALE_OPTION = MappingProxyType({"k_scale_value": 1.0})
 # In measurements, a tensor of scales has one number.
 MEASURED_SCALES = MappingProxyType({f"{name}s": 1 for name in SCALES})
 

@@ -8,6 +8,7 @@ splits work as in the operation `decode`.
 from __future__ import annotations
 
 from flashsmith.errors import ArgumentError
+from flashsmith.operations.cache_scales import K_SCALE_OPTION, K_SCALE_TENSOR
 from flashsmith.operations.decode import SPLITS, check_split, keys_read
 from flashsmith.operations.forward import (
     OUT,
@@ -42,8 +43,9 @@ def latent_bytes(sizes: Sizes) -> int:
     keys = keys_read(sizes)
     queries = sizes.seq_q * sizes.heads_q * (sizes.d + sizes.d_v)
     pages = -(-keys // sizes.page) if sizes.page else 0
-    elements = queries + keys * sizes.heads_k * sizes.d
-    return sizes.batch * (elements * sizes.dtype.element_size + (1 + pages) * _INT_BYTES)
+    size = sizes.dtype.element_size
+    rows = keys * sizes.heads_k * sizes.d * (1 if sizes.cache_format.is_8bit else size)
+    return sizes.batch * (queries * size + rows + (1 + pages) * _INT_BYTES)
 
 
 def _measured(sizes: Sizes) -> dict[str, int]:
@@ -54,6 +56,7 @@ def _measured(sizes: Sizes) -> dict[str, int]:
         "blocks": sizes.batch * pages if sizes.page else sizes.batch,
         "slots": sizes.page or sizes.seq_k,
         "most_pages": pages,
+        "k_scales": 1,
     }
 
 
@@ -63,8 +66,8 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     Sizes come first: batch, seq_q (the longest if packed), the capacity of a sequence in keys,
     heads_q, heads_k, d, d_v, total_q, blocks and slots. Strides follow: (batch, row, head) of q,
     (block, slot, head) of k_cache, (batch, row, head) of o and k, (row) of page_table, and (batch,
-    head) of lse. Last are scale (None: 1/sqrt(d)), the window's limits, and 1 for a free split,
-    else 0. The sizes and strides of an absent tensor are 0.
+    head) of lse. Last are scale (None: 1/sqrt(d)), the window's limits, 1 for a free split, else 0,
+    and the cache's scale if it is a number. The sizes and strides of an absent tensor are 0.
 
     Raises ArgumentError if tensors do not fit each other, for an unknown split, and the errors of
     mask_limits().
@@ -79,6 +82,10 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         raise ArgumentError(
             f"k_cache: {sizes['blocks']} sequences, but q has {p.batch}; give equal numbers, or a "
             "page_table"
+        )
+    if sizes.get("k_scales", 1) != 1:
+        raise ArgumentError(
+            f"k_scale: {sizes['k_scales']} scales, and a latent cache has one head; give one"
         )
     lse = strides.get("lse", _ABSENT)
     return (
@@ -95,6 +102,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         scale_of(p, options["scale"]),
         *mask_limits(p, options["left"], options["right"]),
         SPLITS.index(check_split(options["split"])),
+        *(options[name] for name in K_SCALE_OPTION),
     )
 
 
@@ -102,7 +110,7 @@ LATENT_DECODE = Operation(
     name="latent_decode",
     tensors=(
         TensorSpec("q", Q, packed=PACKED_Q),
-        TensorSpec("k_cache", _CACHE, role="inout", written_with="k"),
+        TensorSpec("k_cache", _CACHE, role="inout", written_with="k", is_cache=True),
         # These are the lengths before appending.
         TensorSpec("cache_lens", ("batch",), "int32", alignment=4),
         TensorSpec("o", OUT, role="out", packed=PACKED_OUT),
@@ -112,6 +120,8 @@ LATENT_DECODE = Operation(
         TensorSpec("k", _NEW, presence="optional", packed=_PACKED_NEW),
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
         TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
+        # It multiplies a row both as key and as value.
+        K_SCALE_TENSOR,
     ),
     numbers=_numbers,
     flop=latent_flop,
@@ -119,5 +129,11 @@ LATENT_DECODE = Operation(
     sizes=_measured,
     semantics=frozenset({"causal", "window", "packed", "uneven"}),
     # split: as for the operation `decode`.
-    options={"scale": None, "left": None, "right": None, "split": "invariant"},
+    options={
+        "scale": None,
+        "left": None,
+        "right": None,
+        "split": "invariant",
+        **K_SCALE_OPTION,
+    },
 )

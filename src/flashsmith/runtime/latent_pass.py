@@ -9,6 +9,7 @@ from flashsmith.families import KernelConfig, Problem, Semantics, families
 from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import LONGEST, check_sinks, mask_options
+from flashsmith.runtime.cache_scales import Scales, add_scales, cache_format
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.decode_pass import (
     DecodeOptions,
@@ -28,7 +29,14 @@ from flashsmith.runtime.prepared_call import prepare
 from flashsmith.runtime.request import Request, check_operation
 from flashsmith.runtime.running_time import check_seconds, estimate_seconds
 from flashsmith.runtime.tensors import DTYPES, check_beside, view_tensor
-from flashsmith.semantics.signature import check_flag, check_mask, check_scale, whole_number
+from flashsmith.semantics.cache_format import DTYPES_OF_8BIT
+from flashsmith.semantics.signature import (
+    check_flag,
+    check_k_scale,
+    check_mask,
+    check_scale,
+    whole_number,
+)
 
 
 class LatentTensors(NamedTuple):
@@ -42,6 +50,7 @@ class LatentTensors(NamedTuple):
     k: Any = None
     sinks: Any = None
     cu_seqlens_q: Any = None
+    k_scale: Any = None
 
 
 class LatentOptions(NamedTuple):
@@ -55,6 +64,7 @@ class LatentOptions(NamedTuple):
     max_seqlen_q: Any
     split: Any
     return_lse: Any
+    k_scale_value: Any = None
 
 
 _NAMES = tuple("o" if name == "out" else name for name in LatentTensors._fields)
@@ -127,7 +137,11 @@ def check_latent_request(tensors: LatentTensors, asked: LatentOptions) -> Reques
     if tensors.out is not None:
         views["o"] = _view_output(tensors.out, q, v_width)
     mask = check_mask(asked.causal, asked.window)
-    options = mask_options(mask, _check_given_scale(asked.scale, d), 0.0) | {"split": asked.split}
+    scale = _check_given_scale(asked.scale, d)
+    scales = Scales((tensors.k_scale, None), (asked.k_scale_value, None))
+    numbers = add_scales(views, scales)
+    check_k_scale(numbers.get("k_scale_value", 1.0), scale, 0.0)
+    options = mask_options(mask, scale, 0.0) | {"split": asked.split, **numbers}
     del options["softcap"]
     problem = Problem(
         *(batch, seq_q, capacity, heads_q, 1, d, DTYPES[q.dtype]),
@@ -135,6 +149,7 @@ def check_latent_request(tensors: LatentTensors, asked: LatentOptions) -> Reques
         operation=LATENT_DECODE.name,
         page=views["k_cache"].shape[1] if tensors.page_table is not None else 0,
         window_keys=mask.window_keys,
+        cache=cache_format(views, has_scales=scales.are_given).label,
         d_v=v_width,
     )
     wanted = ["lse"] if check_flag("return_lse", asked.return_lse) else []
@@ -186,7 +201,7 @@ def _check_given_scale(scale: Any, d: int) -> float:
 
 
 def _view_cache(tensors: LatentTensors, q: TensorView) -> TensorView:
-    cache = view_tensor("k_cache", tensors.k_cache, (q.dtype,))
+    cache = view_tensor("k_cache", tensors.k_cache, (q.dtype, *DTYPES_OF_8BIT))
     check_beside(cache, q)
     d = q.shape[-1]
     paged = tensors.page_table is not None

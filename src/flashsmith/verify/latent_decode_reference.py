@@ -19,18 +19,20 @@ from flashsmith.verify.decode_reference import (
     queries_of,
 )
 from flashsmith.verify.operation_reference import ProofCase
+from flashsmith.verify.stored_rows import scales_of
 from flashsmith.verify.tolerance import MIN_OUTPUTS
 
 # Options of DecodeReference that calls of this operation do not have.
 _WITHOUT = (
     *("rotary", "rotary_half", "rotary_dtype", "layout", "softcap"),
-    *("k_scale_value", "v_scale_value"),
+    "v_scale_value",
 )
 
 
 class LatentDecodeReference(DecodeReference):
     """Attention over a latent cache, computed by DecodeReference: the cache's rows are the keys
-    and, without their last columns, the values. Calls have no rotary embedding and no layouts."""
+    and, without their last columns, the values. Their scale is k_scale_value. Calls have no rotary
+    embedding and no layouts."""
 
     caches = ("k_cache",)
 
@@ -41,7 +43,9 @@ class LatentDecodeReference(DecodeReference):
                     f"{name}={quoted(asked[name])}: {problem.operation} has no such option; leave "
                     "it out"
                 )
-        return super().options(problem, **asked)
+        found = super().options(problem, **asked)
+        found.pop("v_scale_value", None)
+        return found
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
         return {name: it for name, it in options.items() if name in problem.computed.options}
@@ -59,6 +63,7 @@ class LatentDecodeReference(DecodeReference):
         self, problem: Problem, kind: str, seed: int, options: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
         """The inputs of DecodeReference without the values, which are columns of the keys."""
+        options = _with_one_scale(problem, options)
         drawn = super().draw_inputs(replace(problem, d_v=problem.d), kind, seed, options)
         return {name: array for name, array in drawn.items() if name not in ("v_cache", "v")}
 
@@ -71,6 +76,7 @@ class LatentDecodeReference(DecodeReference):
     ) -> ExpectedDecode:
         """The expected outputs: columns of o are independent of each other, so those that belong to
         the key only are computed, too, and left out."""
+        options = _with_one_scale(problem, options)
         values = {f"v{name[1:]}": inputs[name] for name in ("k_cache", "k") if name in inputs}
         wide = replace(problem, d_v=problem.d)
         found = super().expected_rows(wide, {**inputs, **values}, options, on_gpu)
@@ -90,3 +96,9 @@ class LatentDecodeReference(DecodeReference):
     def writable_inputs(self, case: ProofCase) -> dict[str, np.ndarray]:
         """The inputs with a copy of the cache."""
         return {**case.inputs, "k_cache": case.inputs["k_cache"].copy()}
+
+
+def _with_one_scale(problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the scale of keys as that of values."""
+    k_scale, _ = scales_of(problem, options)
+    return {**options, "k_scale_value": k_scale, "v_scale_value": k_scale}

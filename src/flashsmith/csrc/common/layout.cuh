@@ -64,4 +64,26 @@ struct SmemLayout {
     };
 };
 
+// A tile of `kRows` x `kCols` 8-bit elements in panels of 64 columns, the narrow panels of
+// SmemLayout.
+template <int kRows, int kCols>
+struct CodePanels {
+    static_assert(kCols % 64 == 0);
+    using Panel = typename SmemLayout<kRows, 32, true>::template Panel<true>;
+    static constexpr int kBytes = kCols / 64 * Panel::kBytes;
+
+    // Like SmemLayout's.
+    struct Cursor {
+        uint32_t address;
+
+        FS_DEVICE Cursor(uint32_t tile, int row, int chunk, int byte = 0)
+            : address(tile + Panel::offset(row, chunk) + byte) {}
+
+        FS_DEVICE uint32_t at(int row_step, int chunk_step) const {
+            return Panel::step(address, row_step, chunk_step % Panel::kChunks) +
+                   chunk_step / Panel::kChunks * Panel::kBytes;
+        }
+    };
+};
+
 }  // namespace flashsmith

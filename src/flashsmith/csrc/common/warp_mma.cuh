@@ -70,13 +70,13 @@ struct InRegisters {
     }
 };
 
-// B operand with n along the rows, from `first_row` on, and k along the columns.
+// B operand with n along the rows and k along the columns, from `first_row` and `first_chunk` on.
 template <class Layout>
 struct RowsB {
     typename Layout::Cursor cursor;
 
-    FS_DEVICE RowsB(uint32_t tile, int lane, int first_row = 0)
-        : cursor(tile, first_row + lane % 8 + lane / 16 * 8, lane / 8 % 2) {}
+    FS_DEVICE RowsB(uint32_t tile, int lane, int first_row = 0, int first_chunk = 0)
+        : cursor(tile, first_row + lane % 8 + lane / 16 * 8, first_chunk + lane / 8 % 2) {}
 
     // Loads two tiles of 8 columns of the product, starting at column 16 * pair.
     FS_DEVICE void load(uint32_t (&two_tiles)[4], int step, int pair) const {

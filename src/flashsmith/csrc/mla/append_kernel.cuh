@@ -1,13 +1,16 @@
 // The kernel that appends to a latent cache.
 #pragma once
 
+#include "mla/row_scale.cuh"
 #include "mla/tile.cuh"
 
 namespace flashsmith {
 
-// Appends new rows to the cache; a warp copies one. Nothing is written outside the cache.
+// Appends new rows to the cache, divided by its scale; a warp copies one. Nothing is written
+// outside the cache.
 template <class Kernel>
-__global__ void __launch_bounds__(kMlaAppendThreads) mla_append_kernel(const MlaKernelArgs args) {
+__global__ void __launch_bounds__(kMlaAppendThreads)
+    mla_append_kernel(const typename Kernel::Args args) {
     using value_t = typename Kernel::value_t;
     allow_next_launch();
     const uint32_t index =
@@ -29,8 +32,14 @@ __global__ void __launch_bounds__(kMlaAppendThreads) mla_append_kernel(const Mla
     }
     const auto* from = static_cast<const value_t*>(args.new_rows) + batch * args.new_strides.batch +
                        (q.first + query) * args.new_strides.row;
-    auto* to = static_cast<value_t*>(args.cache_rows) + block * args.cache_strides.batch +
-               slot * args.cache_strides.row;
+    auto* to = static_cast<typename Kernel::element_t*>(args.cache_rows) +
+               block * args.cache_strides.batch + slot * args.cache_strides.row;
+    if constexpr (Kernel::has_scale) {
+        const StoredRow<value_t, Kernel::cache> row{to, row_scale(args)};
+        for (int column = lane_index(); column < Kernel::d_head; column += kWarpSize)
+            row.put(column, from[column]);
+        return;
+    }
     for (int column = 8 * lane_index(); column < Kernel::d_head; column += 8 * kWarpSize)
         store_global_16B(to + column, load_global_16B(from + column));
 }

@@ -44,6 +44,15 @@ struct MlaKernelArgs {
     float scale_log2;  // scale * log2(e)
 };
 
+// The arguments of kernels whose cache has a scale. It multiplies a row as a key and as a value.
+struct RowScale {
+    const float* on_device;  // may be null
+    float value;             // used where `on_device` is null
+};
+struct MlaScaledArgs : MlaKernelArgs {
+    RowScale row_scale;
+};
+
 using mla_kernel_fn = void (*)(const MlaKernelArgs);
 
 }  // namespace flashsmith

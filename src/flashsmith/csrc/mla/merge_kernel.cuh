@@ -2,13 +2,15 @@
 #pragma once
 
 #include "common/merge.cuh"
+#include "mla/row_scale.cuh"
 #include "mla/tile.cuh"
 
 namespace flashsmith {
 
 // Merges the parts of the tiles that were split; a warp has one row.
 template <class Kernel>
-__global__ void __launch_bounds__(kMlaMergeThreads) mla_merge_kernel(const MlaKernelArgs args) {
+__global__ void __launch_bounds__(kMlaMergeThreads)
+    mla_merge_kernel(const typename Kernel::Args args) {
     using value_t = typename Kernel::value_t;
     constexpr int kRows = kMlaMergeThreads / kWarpSize;
     static_assert(Kernel::B_r % kRows == 0, "the rows of a CTA are of one tile");
@@ -35,6 +37,8 @@ __global__ void __launch_bounds__(kMlaMergeThreads) mla_merge_kernel(const MlaKe
         merged.add(lses[part * Kernel::B_r], 1.0f, values);
     }
     const float lse = merged.finish(args.sinks == nullptr ? nullptr : args.sinks + tile.head(row));
+#pragma unroll
+    for (float& x : merged.o) scale_values(args, x);
     if (lane_index() == 0 && args.lse != nullptr) *tile.lse(row) = lse;
     auto* const o =
         static_cast<value_t*>(args.o) + tile.element(args.o_strides, row) + 4 * lane_index();

@@ -30,6 +30,7 @@ enum MlaTensor : size_t {
     new_rows,
     sinks,
     cu_seqlens_q,
+    k_scale,
 };
 
 struct MlaProblem {
@@ -39,6 +40,7 @@ struct MlaProblem {
     float scale;
     int64_t window_left, window_right;
     bool free_split, is_paged;
+    float row_scale;  // of the cache, if it is no tensor
 };
 
 inline MlaStrides read_strides(NumberReader& numbers) {
@@ -70,6 +72,7 @@ inline MlaProblem read_mla_problem(NumberReader& numbers, Tensors tensors) {
         .window_right = numbers.integer(),
         .free_split = numbers.integer() != 0,
         .is_paged = tensors[page_table] != 0,
+        .row_scale = static_cast<float>(numbers.number()),
     };
     numbers.end();
     return p;
@@ -107,6 +110,12 @@ inline void check_mla(const MlaProblem& p, int d_head, int d_v, int B_r,
     require(p.seq_q * p.heads_q <= INT_MAX - B_r,
             "seq_q x heads must stay below 2^31 - " + std::to_string(B_r));
     require(p.batch * p.seq_q <= INT_MAX / kWarpSize, "batch x seq_q must stay below 2^26");
+}
+
+// Checks that kernels without a scale can compute the call. Throws std::invalid_argument.
+inline void check_no_scale(const MlaProblem& p, Tensors tensors) {
+    require(tensors[k_scale] == 0 && p.row_scale == 1.0f,
+            "k_scale: the config's kernels have no scale; use one with cache_scaled");
 }
 
 // The way in which a family splits the keys of tiles. `at_once`: the CTAs that run at the same
@@ -219,10 +228,10 @@ inline Plan mla_plan(Launch main, const MlaKernelArgs& args, int64_t tiles, int 
     }
     // Each launch waits for the one before it. The one before the first is not part of this call.
     for (size_t i = 1; i < plan.launches.size(); ++i) plan.launches[i].programmatic = programmatic;
-    for (const MlaTensor tensor : {page_table, new_rows})
+    for (const MlaTensor tensor : {page_table, new_rows, k_scale})
         plan.presence.push_back({tensor, tensors[tensor] != 0,
-                                 "page_table, k: this launch was planned for a different set of "
-                                 "these"});
+                                 "page_table, k, k_scale: this launch was planned for a different "
+                                 "set of these"});
     plan.presence.push_back(
         {cu_seqlens_q, packed,
          "packed: the call and this library's kernels must both use packed sequences, or neither"});

@@ -9,8 +9,8 @@
 
 #include "common/canonical.cuh"
 #include "common/changed_scores.cuh"
+#include "common/code_fragments.cuh"
 #include "common/warp_mma.cuh"
-#include "mma_sync_decode/code_fragments.cuh"
 #include "mma_sync_decode/run_copies.cuh"
 
 namespace flashsmith {

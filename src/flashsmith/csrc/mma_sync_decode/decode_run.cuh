@@ -13,8 +13,8 @@
 #pragma once
 
 #include "common/changed_scores.cuh"
+#include "common/code_fragments.cuh"
 #include "common/warp_mma.cuh"
-#include "mma_sync_decode/code_fragments.cuh"
 #include "mma_sync_decode/own_columns.cuh"
 #include "mma_sync_decode/own_rows.cuh"
 #include "mma_sync_decode/part_merge.cuh"

@@ -6,8 +6,8 @@
 // maxima and sums. Two barriers per step replace the merge of warps' states.
 #pragma once
 
+#include "common/code_fragments.cuh"
 #include "common/warp_mma.cuh"
-#include "mma_sync_decode/code_fragments.cuh"
 #include "mma_sync_decode/part_merge.cuh"
 
 namespace flashsmith {

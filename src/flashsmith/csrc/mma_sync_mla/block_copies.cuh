@@ -6,11 +6,13 @@
 
 namespace flashsmith {
 
-// A thread's share: 16 bytes of each panel in every 16th row of a block.
+// A thread's share: 16 bytes of each panel in every 16th row of a block, of 8-bit floats in every
+// 32nd.
 template <class Kernel>
 struct MlaBlockCopies {
-    using value_t = typename Kernel::value_t;
+    using element_t = typename Kernel::element_t;
     using Panel = typename Kernel::Panel;
+    static constexpr int kElements = kChunkBytes / sizeof(element_t);  // of a chunk
     static constexpr int kRowStep = kMmaSyncMlaThreads / Panel::kChunks;
     static constexpr int kRows = Kernel::B_c / kRowStep;  // of a thread
     static_assert(kRowStep % 8 == 0, "whole periods of the swizzle");
@@ -70,9 +72,9 @@ struct MlaBlockCopies {
         for (int i = 0; i < kRows; ++i) {
             const bool exists = key_of(block, i) < tile.k_count;
             const int cache_block = min(max(cache_blocks[i], 0), args.blocks - 1);
-            const auto* from = static_cast<const value_t*>(args.cache_rows) +
+            const auto* from = static_cast<const element_t*>(args.cache_rows) +
                                cache_block * args.cache_strides.batch +
-                               slots[i] * args.cache_strides.row + chunk * kChunkElements;
+                               slots[i] * args.cache_strides.row + chunk * kElements;
 #pragma unroll
             for (int p = 0; p < Kernel::n_panels; ++p)
                 cp_async_16B_or_zeros(stage + p * Panel::kBytes + i * kRowStep * Panel::kRowBytes,

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "common/constants.cuh"
+#include "common/types.cuh"
 #include "mla/args.cuh"
 
 namespace flashsmith {
@@ -24,10 +25,13 @@ struct MmaSyncMlaKernelConfig {
     int most_parts;
     bool lazy_rescale;
     int d_v;  // columns of v and o: the first ones of a row of the cache
+    CacheFormat cache;
 
     constexpr auto operator<=>(const MmaSyncMlaKernelConfig&) const = default;
 
-    constexpr int64_t block_bytes() const { return int64_t{B_c} * d_head * kElementBytes; }
+    constexpr bool has_scale() const { return cache != CacheFormat::plain; }
+    constexpr int cache_element_bytes() const { return is_8bit(cache) ? 1 : kElementBytes; }
+    constexpr int64_t block_bytes() const { return int64_t{B_c} * d_head * cache_element_bytes(); }
     // The blocks, and the warps' shares of the scores in fp32: two of each score.
     constexpr int64_t smem_bytes() const {
         return stages * block_bytes() + int64_t{2} * kMmaSyncMlaRows * B_c * sizeof(float);

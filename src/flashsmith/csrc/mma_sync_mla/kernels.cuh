@@ -11,7 +11,7 @@ namespace flashsmith {
 
 template <class Kernel>
 __global__ void __launch_bounds__(kMmaSyncMlaThreads)
-    mma_sync_mla_kernel(const __grid_constant__ MlaKernelArgs args) {
+    mma_sync_mla_kernel(const __grid_constant__ typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     // CTAs of the same sequence and part are neighbours: they read the same keys.
     const uint32_t tiles = args.batch * args.tiles;

@@ -6,8 +6,10 @@
 // probabilities. So all warps have the same maxima and sums.
 #pragma once
 
+#include "common/code_fragments.cuh"
 #include "common/softmax.cuh"
 #include "common/warp_mma.cuh"
+#include "mla/row_scale.cuh"
 #include "mma_sync_mla/block_copies.cuh"
 
 namespace flashsmith {
@@ -17,12 +19,13 @@ struct MlaPart {
     static_assert(Kernel::valid_config());
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kScoreTiles = Kernel::B_c / 8, kOwnTiles = kScoreTiles / 2;
+    static constexpr int kPanelSteps = Kernel::panel_columns / 16;
     using value_t = typename Kernel::value_t;
     using Layout = typename Kernel::Layout;
     using Softmax = OnlineSoftmax<1, true, Kernel::CFG.lazy_rescale>;
 
     const MlaTile<Kernel>& tile;
-    const MlaKernelArgs& args;
+    const typename Kernel::Args& args;
     const uint32_t smem;
     const int warp, lane;
     Softmax softmax;
@@ -32,11 +35,11 @@ struct MlaPart {
 
     FS_DEVICE MlaPart(const MlaTile<Kernel>& tile, uint32_t smem)
         : tile(tile),
-          args(tile.args),
+          args(static_cast<const typename Kernel::Args&>(tile.args)),
           smem(smem),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize, 0)),
           lane(lane_index()),
-          softmax(tile.args.scale_log2) {}
+          softmax(score_factor(args)) {}
 
     // ---- the algorithm ----
 
@@ -70,12 +73,21 @@ struct MlaPart {
     FS_DEVICE int key_half() const { return warp / 2; }
     FS_DEVICE int column_half() const { return warp % 2; }
 
+    // The warp's keys, from its columns of the first panel on.
+    FS_DEVICE auto own_keys(uint32_t block) const {
+        constexpr int kHalf = Kernel::Panel::kChunks / 2;
+        const int first = key_half() * Kernel::B_c / 2;
+        if constexpr (Kernel::has_codes)
+            return CodeRowsB<Layout, value_t, Kernel::cache>(block, lane, first,
+                                                             kHalf * column_half());
+        else
+            return RowsB<Layout>(block, lane, first, kHalf * column_half());
+    }
+
     // The scores of the warp's keys, over its columns: every panel's first k16-step in one chain of
     // sums, the second in another.
     FS_DEVICE void share_scores(uint32_t block) const {
-        const typename Layout::Cursor keys(block,
-                                           key_half() * Kernel::B_c / 2 + lane % 8 + lane / 16 * 8,
-                                           4 * column_half() + lane / 8 % 2);
+        const auto keys = own_keys(block);
         float sums[2][kOwnTiles][4];
         zero(sums);
 #pragma unroll
@@ -85,8 +97,7 @@ struct MlaPart {
 #pragma unroll
                 for (int pair = 0; pair < kOwnTiles / 2; ++pair) {
                     uint32_t two_tiles[4];
-                    ldmatrix_x4(two_tiles,
-                                keys.at(16 * pair, Kernel::Panel::kChunks * p + 2 * step));
+                    keys.load(two_tiles, kPanelSteps * p + step, pair);
                     mma_m16n8k16<value_t>(sums[step][2 * pair], Q[p][step],
                                           {two_tiles[0], two_tiles[1]});
                     mma_m16n8k16<value_t>(sums[step][2 * pair + 1], Q[p][step],
@@ -129,8 +140,9 @@ struct MlaPart {
     FS_DEVICE void add_values(uint32_t block) {
         InRegisters<1, Kernel::B_c / 16> P;
         round_to<value_t>(P, S);
-        multiply<value_t, Kernel::B_c / 16>(O, P,
-                                            ColumnsB<Layout, kMmaSyncMlaWarps>(block, lane, warp));
+        multiply<value_t, Kernel::B_c / 16>(
+            O, P,
+            value_operand<Layout, kMmaSyncMlaWarps, value_t, Kernel::cache>(block, lane, warp));
     }
 
     // ---- the beginning and the end ----
@@ -161,10 +173,20 @@ struct MlaPart {
         softmax.finalize(factors, is_part ? nullptr : args.sinks,
                          [&](int, int r) { return tile.head(lanes_row(r)); });
         softmax.normalize(O, factors);
-        if (is_part)
+        if constexpr (Kernel::has_codes) restore_columns(O, lane);
+        if (is_part) {
             store_part(part);
-        else
+        } else {
+            scale_O();
             store_rows();
+        }
+    }
+
+    FS_DEVICE void scale_O() {
+#pragma unroll
+        for (int n = 0; n < 2 * Kernel::v_panels; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) scale_values(args, O[0][n][e]);
     }
 
     FS_DEVICE void store_part(int part) const {

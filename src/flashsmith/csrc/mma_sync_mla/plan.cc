@@ -1,5 +1,7 @@
 #include "mma_sync_mla/plan.h"
 
+#include <cstddef>
+#include <cstring>
 #include <utility>
 
 #include "mla/problem.h"
@@ -16,6 +18,17 @@ int64_t ctas_at_once(const MmaSyncMlaKernelConfig& config, const DeviceSpec& dev
            ctas_that_fit(config.smem_bytes(), kMmaSyncMlaThreads, device.max_smem_per_sm, 0);
 }
 
+static_assert(sizeof(MlaScaledArgs) >= sizeof(MlaKernelArgs) + sizeof(RowScale));
+
+// Adds the scale to the arguments of a launch.
+void add_scale(Launch& launch, float value) {
+    const size_t offset = sizeof(MlaKernelArgs);
+    launch.argument_bytes.resize(sizeof(MlaScaledArgs));
+    std::memcpy(launch.argument_bytes.data() + offset + offsetof(RowScale, value), &value,
+                sizeof value);
+    launch.addresses.push_back({offset + offsetof(RowScale, on_device), in_tensor(k_scale)});
+}
+
 }  // namespace
 
 Plan plan_mma_sync_mla(const MmaSyncMlaKernelConfig& config, NumberReader& numbers, Tensors tensors,
@@ -24,13 +37,20 @@ Plan plan_mma_sync_mla(const MmaSyncMlaKernelConfig& config, NumberReader& numbe
     check_smem(config.smem_bytes(), device);
     check_mla(p, config.d_head, config.d_v, kMmaSyncMlaRows, semantics);
     MlaKernelArgs args = mla_arguments(p);
+    if (!config.has_scale())
+        check_no_scale(p, tensors);
+    else if (tensors[k_scale] == 0)
+        args.scale_log2 *= p.row_scale;
     const int64_t tiles = set_tiles(args, p, kMmaSyncMlaRows,
                                     {config.B_c, config.min_keys, config.most_parts,
                                      ctas_at_once(config, device), kKeysPerCta});
     Launch main = mla_launch(kMlaMain, tiles * args.most_parts, kMmaSyncMlaThreads, args);
     main.smem_bytes = static_cast<int>(config.smem_bytes());
-    return mla_plan(std::move(main), args, tiles, kMmaSyncMlaRows, config.d_v, tensors,
-                    semantics.packed, device.arch >= kFirstProgrammaticArch);
+    Plan plan = mla_plan(std::move(main), args, tiles, kMmaSyncMlaRows, config.d_v, tensors,
+                         semantics.packed, device.arch >= kFirstProgrammaticArch);
+    if (config.has_scale())
+        for (Launch& launch : plan.launches) add_scale(launch, p.row_scale);
+    return plan;
 }
 
 }  // namespace flashsmith

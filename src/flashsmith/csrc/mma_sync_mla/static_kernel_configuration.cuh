@@ -19,14 +19,21 @@ struct StaticMmaSyncMlaConfig {
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
 
+    static constexpr CacheFormat cache = CFG.cache;
+    static constexpr bool has_scale = CFG.has_scale();
+    static constexpr bool has_codes = is_8bit(cache);  // 8-bit floats
+    using Args = std::conditional_t<has_scale, MlaScaledArgs, MlaKernelArgs>;
+    using element_t = std::conditional_t<has_codes, uint8_t, value_t>;  // of the cache
+
     static constexpr int B_r = kMmaSyncMlaRows, B_c = CFG.B_c, stages = CFG.stages;
     static constexpr int grouped_blocks = 1;
     static constexpr int d_head = CFG.d_head, d_v = CFG.d_v;
 
     // A block of keys is panels of 64 columns. In each panel, a warp multiplies 32 columns of K,
     // two k16-steps, and has 16 columns of O.
-    using Layout = SmemLayout<B_c, d_head, true>;
-    using Panel = typename Layout::template Panel<false>;
+    using Layout =
+        std::conditional_t<has_codes, CodePanels<B_c, d_head>, SmemLayout<B_c, d_head, true>>;
+    using Panel = typename SmemLayout<B_c, 64, true>::template Panel<has_codes>;
     static constexpr int panel_columns = 16 * kMmaSyncMlaWarps;
     static constexpr int n_panels = d_head / panel_columns, v_panels = d_v / panel_columns;
 

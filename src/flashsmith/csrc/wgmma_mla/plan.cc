@@ -63,6 +63,7 @@ Plan plan_mla(const WgmmaMlaKernelConfig& config, NumberReader& numbers, Tensors
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
     check_smem(config.smem_bytes(), device);
     check_mla(p, config.d_head, config.d_v, kMlaRows, semantics);
+    check_no_scale(p, tensors);
     require(!p.is_paged || p.capacity == 0 || std::gcd(p.slots, kMlaKeys) >= kFewestBoxKeys,
             "page_table: pages of " + std::to_string(p.slots) +
                 " keys; these kernels take multiples of 8");

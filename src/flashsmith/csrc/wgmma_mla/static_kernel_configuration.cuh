@@ -22,6 +22,9 @@ struct StaticMlaConfig {
     static constexpr WgmmaMlaKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
+    using element_t = value_t;  // of the cache
+    static constexpr bool has_scale = false;
+    using Args = MlaKernelArgs;
 
     static constexpr int B_r = kMlaRows, B_c = kMlaKeys;
     static constexpr int grouped_blocks = kMlaConsumers;  // one for each warpgroup

@@ -36,6 +36,7 @@ class MmaSyncMlaFamily(LatentFamily):
         plan_header="mma_sync_mla/plan.h",
         plan_function="plan_mma_sync_mla",
     )
+    serves_scales = True
     space_key = "latent-mma"
     sets: ClassVar[Mapping[str, ConfigSet]] = {
         "latent-mma": ConfigSet(
@@ -54,6 +55,17 @@ class MmaSyncMlaFamily(LatentFamily):
 
     def proof_configs(self, dtype: DType, d: HeadDims) -> Sequence[Any]:
         return sets.proof_configs(dtype, d, self.roomiest_device)
+
+    def cache_of(self, cfg: MmaSyncMlaKernelConfig) -> str:
+        return cfg.cache.label
+
+    def has_more_arguments(self, cfg: MmaSyncMlaKernelConfig) -> bool:
+        return bool(cfg.cache)
+
+    def adapt_to_queries(
+        self, cfg: MmaSyncMlaKernelConfig, problem: Problem, device: DeviceSpec
+    ) -> MmaSyncMlaKernelConfig:
+        return sets.over_cache(cfg, problem.cache_format, device)
 
     def order(self, cfg: MmaSyncMlaKernelConfig, arch: int) -> Order:
         return describe.order(cfg, arch)

@@ -19,6 +19,7 @@ from flashsmith.families.latent import (
     min_keys_knob,
     most_parts_knob,
 )
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
 ROWS, WARPS = 16, 4
@@ -79,6 +80,19 @@ class MmaSyncMlaKernelConfig(LatentConfig):
         "StaticMmaSyncMlaConfig",
         lambda cfg: f"each of {WARPS} warps sums {cfg.d_v // WARPS} columns of o",
     )
+    cache: CacheFormat = knob(
+        "elements of the cache: q's dtype without (plain) or with a scale, or 8-bit floats with a "
+        "scale",
+        values=tuple(CacheFormat),
+        word="cache_",
+        default=CacheFormat.PLAIN,
+        effect=lambda cfg: (
+            f"rows are {cfg.cache.name.lower()} codes, which warps widen as they multiply them"
+            if cfg.cache.is_8bit
+            else "rows are used as they are stored"
+        ),
+        where="MlaPart::own_keys",
+    )
 
     @property
     def B_r(self) -> int:
@@ -99,5 +113,11 @@ class MmaSyncMlaKernelConfig(LatentConfig):
         """Bytes of shared memory for the warps' shares of the scores: two of each, in fp32."""
         return 2 * ROWS * self.B_c * _FLOAT_BYTES
 
+    @property
+    def cache_element_bytes(self) -> int:
+        """Bytes of an element of the cache."""
+        return 1 if self.cache.is_8bit else self.dtype.element_size
+
     def smem_bytes(self, elem_size: int = 2) -> int:
-        return self.stages * self.B_c * self.d_head * elem_size + self.share_bytes
+        row = self.d_head * (1 if self.cache.is_8bit else elem_size)
+        return self.stages * self.B_c * row + self.share_bytes

@@ -3,17 +3,21 @@ their latencies, and the rates of the GPUs."""
 
 from __future__ import annotations
 
+from flashsmith.families.config import THREADS_PER_WARP
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.latent import LatentRates, call_work
 from flashsmith.families.mma_sync_mla.config import WARPS, MmaSyncMlaKernelConfig
 from flashsmith.families.tile_work import EXP2, SMEM_BYTES, CallWork, rates_of
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.dtype import DType
 
 # Cycles from one block of 32 keys to the next if a CTA runs alone: two barriers, the MMAs of each
 # product one after another, the exchange of scores through shared memory, and the softmax.
 _ALONE = 900.0
 _ALONE_KEYS = 32
 _REGISTERS = 232
+# Instructions of a warp that load and widen a pair of 8-bit floats, as mma_sync_decode's.
+_PER_PAIR = {DType.FP16: 1.6, DType.BF16: 4.6}
 
 
 def step_cycles(cfg: MmaSyncMlaKernelConfig, device: DeviceSpec, ctas: int) -> float:
@@ -21,11 +25,14 @@ def step_cycles(cfg: MmaSyncMlaKernelConfig, device: DeviceSpec, ctas: int) -> f
     rates = rates_of(device)
     columns = cfg.d_head + cfg.d_v
     products = 2 * cfg.B_r * cfg.B_c * columns / rates.mma
-    block = cfg.B_c * (cfg.d_head + columns) * cfg.dtype.element_size
+    block = cfg.B_c * (cfg.d_head + columns) * cfg.cache_element_bytes
     shared = (block + (1 + WARPS) * cfg.share_bytes) / SMEM_BYTES
     exponentials = WARPS * cfg.B_r * cfg.B_c / EXP2
+    # Each element of K and V is widened by one warp of each quarter of an SM.
+    pairs = cfg.B_c * columns / (2 * WARPS * THREADS_PER_WARP)
+    widened = pairs * _PER_PAIR[cfg.dtype] if cfg.cache.is_8bit else 0.0
     alone = _ALONE * (1 + cfg.B_c / _ALONE_KEYS) / 2
-    return max(ctas * max(products, shared, exponentials), alone)
+    return max(ctas * max(products, shared, exponentials, widened), alone + widened)
 
 
 def work(cfg: MmaSyncMlaKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:

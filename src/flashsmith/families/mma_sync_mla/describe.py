@@ -31,7 +31,7 @@ def intensity(cfg: MmaSyncMlaKernelConfig) -> Intensity:
     scores, and its first d_v columns again for O. Each warp also reads all shares of the scores.
     """
     flop = 2 * cfg.B_r * cfg.B_c * (cfg.d_head + cfg.d_v)
-    size = cfg.dtype.element_size
+    size = cfg.cache_element_bytes
     shared = cfg.B_c * (cfg.d_head + cfg.d_v) * size + WARPS * cfg.share_bytes
     return Intensity(shared=flop / shared, global_memory=flop / (cfg.B_c * cfg.d_head * size))
 

@@ -12,5 +12,7 @@ RULES: tuple[Rule, ...] = (
         supported(MmaSyncMlaKernelConfig, name)
         for name in ("B_c", "stages", "min_keys", "most_parts")
     ),
-    smem_rule("the blocks of keys and the shares of the scores", ("d_head", "B_c", "stages")),
+    smem_rule(
+        "the blocks of keys and the shares of the scores", ("d_head", "B_c", "stages", "cache")
+    ),
 )

@@ -10,6 +10,7 @@ from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.latent import PAIRS
 from flashsmith.families.legality import is_legal
 from flashsmith.families.mma_sync_mla.config import MmaSyncMlaKernelConfig
+from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
 # CTAs of an SM: while one waits for barriers or for its scores, the other multiplies.
@@ -29,6 +30,18 @@ def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[MmaSy
         if is_legal(cfg, device) and cfg.num_ctas_per_sm(device.max_smem_per_sm) >= ctas:
             return [cfg]
     return []
+
+
+def over_cache(
+    cfg: MmaSyncMlaKernelConfig, cache: CacheFormat, device: DeviceSpec
+) -> MmaSyncMlaKernelConfig:
+    """`cfg` for a cache of this format, with the same bits. Rows of 8-bit floats take half the
+    shared memory, so there are as many stages as `cfg` has room for."""
+    stages = reversed(cfg.family.knob_values["stages"]) if cache.is_8bit else (cfg.stages,)
+    made = (cfg.with_knobs(cache=cache, stages=count) for count in stages)
+    return next(
+        one for one in made if one.smem_bytes() <= cfg.smem_bytes() and is_legal(one, device)
+    )
 
 
 def proof_configs(

@@ -28,6 +28,7 @@ from flashsmith.integrations.layer_kernels import (
     latent_problem,
 )
 from flashsmith.integrations.traceable import attention_with_cache
+from flashsmith.integrations.vllm.cache_dtypes import format_of, in_own_dtype
 from flashsmith.integrations.vllm.releases import LATENT_NAME
 from flashsmith.operations.decode import INVARIANT
 
@@ -36,7 +37,11 @@ class FlashsmithLatentBackend(MLACommonBackend):
     """Its declarations exclude unsupported features, so that the engine reports the reason."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = [
+        *("auto", "float16", "bfloat16"),
+        # The engine's prompts read caches of 8-bit floats as e4m3, whatever their name is.
+        *("fp8", "fp8_e4m3"),
+    ]
 
     @staticmethod
     def get_name() -> str:
@@ -141,6 +146,7 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
         if kind != AttentionType.DECODER:
             raise NotImplementedError(f"{LATENT_NAME}: attn_type={kind} is not served")
         self.supports_quant_query_input = False
+        self.cache_format = format_of(self.kv_cache_dtype)
         self._kernels: dict[tuple[int, torch.dtype], LayerKernels] = {}
 
     def kernels(
@@ -157,6 +163,7 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
                 dtype=dtype,
                 page=page,
                 keys=-(-keys // (page * self.dcp_world_size)) * page,
+                cache=self.cache_format,
             )
             gpu = device_of(device.type, device.index or 0)
             found = self._kernels[page, dtype] = LayerKernels(problem, INVARIANT, gpu)
@@ -179,13 +186,15 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
         kernels = self.kernels(page, queries.dtype, keys, queries.device)
         found = attention_with_cache(
             queries,
-            kv_c_and_k_pe_cache.unsqueeze(2),
+            in_own_dtype(kv_c_and_k_pe_cache, self.kv_cache_dtype).unsqueeze(2),
             v_width=self.kv_lora_rank,
             cache_lens=step.seq_lens,
             page_table=step.block_table,
             cu_seqlens_q=step.query_start_loc,
             max_seqlen_q=step.most_queries,
             scale=self.scale,
+            # The engine divides whole rows by it when it writes them.
+            k_scale=layer._k_scale if self.cache_format else None,
             return_lse=self.need_to_return_lse_for_decode,
             config=kernels.config_for(requests, step.most_queries),
         )

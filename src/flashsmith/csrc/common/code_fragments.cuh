@@ -68,12 +68,13 @@ FS_DEVICE uint32_t widen_two(uint32_t two_codes) {
 
 // ---- operands -----------------------------------------------------------------------------------
 
-// Like RowsB: n along the rows and k along the columns.
+// Like RowsB: n along the rows and k along the columns, from `first_row` and `first_chunk` on.
 template <class Layout, typename value_t, CacheFormat kFormat>
 struct CodeRowsB {
     typename Layout::Cursor cursor;
 
-    FS_DEVICE CodeRowsB(uint32_t tile, int lane) : cursor(tile, lane / 4, 0, lane % 4 * 2) {}
+    FS_DEVICE CodeRowsB(uint32_t tile, int lane, int first_row = 0, int first_chunk = 0)
+        : cursor(tile, first_row + lane / 4, first_chunk, lane % 4 * 2) {}
 
     FS_DEVICE void load(uint32_t (&two_tiles)[4], int step, int pair) const {
 #pragma unroll
