@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/opaque.cuh"
+#include "sm90/pipeline.cuh"
 #include "wgmma_backward/static_kernel_configuration.cuh"
 
 namespace flashsmith {
@@ -11,8 +12,8 @@ namespace flashsmith {
 // Both add them in fp32. The order of two summands does not matter, so both get the same bits, and
 // P and dS are the same in both CTAs.
 //
-// Each role has room for one message. A barrier of the receiver counts its bytes (full). The receiver
-// reports that it has read them at a barrier in the sender's shared memory (empty).
+// Each role has room for one message. A barrier of the receiver counts its bytes (full). At a
+// barrier in the sender's shared memory, the receiver reports that it has read them (empty).
 template <class Kernel>
 struct PeerScores {
     static constexpr int kTiles = Kernel::B_r / 8;
