@@ -34,8 +34,8 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     pairs = PAIRS
     rules = rules.RULES
     choose_first = (
-        "dtype", "d_head", "split_roles", "n_warpgroups", "B_r", "B_c", "q_stages", "do_stages",
-        "ds_stages", "order", "consumer_registers", "producer_registers",
+        "dtype", "d_head", "cta_pair", "split_roles", "n_warpgroups", "B_r", "B_c", "q_stages",
+        "do_stages", "ds_stages", "order", "consumer_registers", "producer_registers",
     )  # fmt: skip
     csrc = Path(__file__).parents[2] / "csrc" / "wgmma_backward"
     cpp = CppNames(

@@ -36,8 +36,8 @@ _OVERHEAD = 1.1
 _ORDER_LATENCY = 300.0
 # The same with split roles, relative to a step: 1.13 at d 192, and 1.15 to 1.17 at d 192:128.
 _ORDER_OF_SPLIT_ROLES = 1.13
-# Cycles in which a warpgroup of a CTA pair waits for the other CTA's S or dP. Not measured: four
-# ways through the network between SMs.
+# Cycles in which a warpgroup of a CTA pair waits for the other CTA's S or dP. This is an estimate
+# from the latency between SMs; no pair was measured.
 _EXCHANGE_LATENCY = 800.0
 
 
@@ -51,7 +51,7 @@ def tile_work(cfg: WgmmaBackwardKernelConfig, device: DeviceSpec) -> TileWork:
     rates, resident = rates_of(device), int(is_legal(cfg, device))
     step = _step_cycles(cfg, rates.wgmma, device) if resident else 0.0
     return TileWork(
-        rows=cfg.B_c // cfg.n_ctas,  # a pair has as many CTAs as halves of its block of keys
+        rows=cfg.B_c // cfg.n_ctas,  # a pair takes two SMs
         keys=cfg.B_r,
         resident=resident,
         cta_cycles=_CTA_CYCLES,
