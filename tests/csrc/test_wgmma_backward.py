@@ -164,10 +164,11 @@ def test_statistics_are_read_before_their_stage_is_released() -> None:
     assert verdict.ok, str(verdict)
 
 
-def test_a_pair_of_ctas_has_half_of_the_columns_each() -> None:
+@pytest.mark.parametrize("inputs", ["random", pytest.param("nonfinite", marks=pytest.mark.full)])
+def test_a_pair_of_ctas_has_half_of_the_columns_each(inputs: str) -> None:
     """Three blocks of queries, whose first rows see no key, and columns that end in the second
     half."""
-    verdict = prove(PAIR, "b1 s130:70 h1 d456 causal", inputs="nonfinite", checks=True)
+    verdict = prove(PAIR, "b1 s130:70 h1 d456 causal", inputs=inputs, checks=True)
     assert verdict.ok, str(verdict)
 
 
