@@ -20,6 +20,7 @@ from flashsmith.chooser import spills as spills_module
 from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.decode import CHOOSERS as DECODE_CHOOSERS
 from flashsmith.chooser.evidence import gather
+from flashsmith.chooser.function_problems import parse_with_functions
 from flashsmith.chooser.winners import RankedConfig, WinnersTable
 from flashsmith.families import (
     Problem,
@@ -142,6 +143,17 @@ def test_a_softcap_takes_backward_kernels_that_have_the_registers() -> None:
     check_legal(config, H200)
     table.add(capped, H200, [RankedConfig("wgmma_backward", large, 1.0, 1.0)])
     assert str(choose(capped, H200, table=table).config) == large
+
+
+def test_a_pair_of_ctas_reads_rows_late_under_a_mask_function() -> None:
+    """Read early they spill 20 bytes a thread there."""
+    config = choose("b1 s2048 h4 d512 bf16 backward", H200).config
+    assert (config.FAMILY, config.cta_pair, config.early_rows) == ("wgmma_backward", True, True)
+    for words, is_early in (("mask=documents&causal", False), ("score=alibi", True)):
+        found = parse_with_functions(f"b1 s256 h4 d512 bf16 {words}").problem
+        adapted = config.family.adapt_to_program(config, found.semantics)
+        assert adapted.early_rows == is_early
+        check_legal(adapted, H200)
 
 
 def test_of_a_family_that_is_asked_for_only() -> None:

@@ -95,25 +95,34 @@ KEYS = config(
 )
 KEYS_SPLIT = without_dq(SPLIT_HALVES)
 MORE_KEYS = [without_dq(cfg) for cfg in (WIDE_UNDER_DK, TURNS, HALVES, SPLIT)]
+# Two CTAs with half of the columns each.
+PAIR = config(
+    "(BF16, 512, 64, 64, 2): tma_backward+q_stages_2+do_stages_1+ds_stages_2+regs_40_232"
+    "+split_roles+wide_stores+early_rows+cta_pair"
+)
+PAIRS = [PAIR, replace(PAIR, dtype=DType.FP16, q_stages=1, do_stages=2, wide_stores=False)]
+KEYS_PAIR = without_dq(PAIR)
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
 SPLITS = [SPLIT, SPLIT_HALVES]
 WHOLE = [*BOTH, SPLIT_HALVES]
 OF_FULL = [
     *(ROWS, AHEAD, HALVES, ALONE, UNLAGGED, KEYS, AT_ONCE, *BULK, EARLY_ROWS, *ALL_EARLY),
-    *(SPLIT, UNDER_DK, KEYS_SPLIT, *MORE_KEYS),
+    *(SPLIT, UNDER_DK, KEYS_SPLIT, *MORE_KEYS, *PAIRS, KEYS_PAIR),
 ]
 PLAIN, CAUSAL = Semantics(), Semantics("causal", uneven=True)
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 shared_kernels.want(WHOLE, PLAIN)
 shared_kernels.want([*BOTH, UNDER_DK, KEYS], CAUSAL)
 shared_kernels.want([TURNS], WINDOW)
+shared_kernels.want([PAIR], CAUSAL)
 
 
 def prove(cfg: WgmmaBackwardKernelConfig, text: str, **how: Any) -> Verdict:
     """The verdict on a problem; ``how`` are the reference's options or prove()'s."""
     word = cfg.family.gradients_of(cfg)
-    problem = Problem.parse(f"{text} d{cfg.d_head} {cfg.dtype.name.lower()} backward {word}")
+    d = "" if " d" in text else f" d{cfg.d_head}"
+    problem = Problem.parse(f"{text}{d} {cfg.dtype.name.lower()} backward {word}")
     shared_kernels.load([cfg], problem.required_semantics(cfg))
     passed = {
         name: how.pop(name) for name in ("inputs", "seed", "schedule_seed", "checks") if name in how
@@ -155,6 +164,14 @@ def test_statistics_are_read_before_their_stage_is_released() -> None:
     assert verdict.ok, str(verdict)
 
 
+@pytest.mark.parametrize("inputs", ["random", pytest.param("nonfinite", marks=pytest.mark.full)])
+def test_a_pair_of_ctas_has_half_of_the_columns_each(inputs: str) -> None:
+    """Three blocks of queries, whose first rows see no key, and columns that end in the second
+    half."""
+    verdict = prove(PAIR, "b1 s130:70 h1 d456 causal", inputs=inputs, checks=True)
+    assert verdict.ok, str(verdict)
+
+
 UNEVEN = {
     "longer keys": ("b1 s75:140 h2:1", {}),
     "rows without keys": ("b2 s140:70 h1", {"dlse": True, "sinks": True}),
@@ -173,7 +190,10 @@ UNEVEN = {
         *(full(WIDE, case) for case in UNEVEN if case != "rows without keys"),
         *(
             full(cfg, case)
-            for cfg in (HALVES, WIDE_UNDER_DK, AT_ONCE, *BULK, *ALL_EARLY, *SPLITS, *MORE_KEYS)
+            for cfg in (
+                *(HALVES, WIDE_UNDER_DK, AT_ONCE, *BULK, *ALL_EARLY, *SPLITS, *MORE_KEYS),
+                *(*PAIRS, KEYS_PAIR),
+            )
             for case in UNEVEN
         ),
     ],
@@ -185,7 +205,9 @@ def test_causal_and_uneven(cfg: WgmmaBackwardKernelConfig, case: str) -> None:
     assert verdict.ok, str(verdict)
 
 
-@pytest.mark.parametrize("cfg", [TURNS, *map(full, [WIDE, *SPLITS, KEYS, KEYS_SPLIT])], ids=str)
+@pytest.mark.parametrize(
+    "cfg", [TURNS, *map(full, [WIDE, *SPLITS, KEYS, KEYS_SPLIT, PAIR])], ids=str
+)
 @pytest.mark.parametrize("inputs", ["nonfinite", "neighbours", "far_scores"])
 def test_hard_inputs(cfg: WgmmaBackwardKernelConfig, inputs: str) -> None:
     for text in ("b2 s100:75 h2:1 causal", "b1 s70:150 h2 causal"):
@@ -203,7 +225,7 @@ PACKED = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 140), "spare": 6}
         for inputs, limits in (("random", (13, 5)), ("random", (None, 4)), ("neighbours", (9, 9)))
         for make, cfg in (
             (pytest.param, TURNS),
-            *((full, cfg) for cfg in (WIDE, KEYS, *SPLITS, *MORE_KEYS)),
+            *((full, cfg) for cfg in (WIDE, KEYS, *SPLITS, *MORE_KEYS, PAIR, KEYS_PAIR)),
         )
     ],
     ids=str,

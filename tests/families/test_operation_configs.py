@@ -40,6 +40,7 @@ MANY = 4000
 BACKWARD, HOPPER = family_named("mma_sync_backward"), family_named("wgmma_backward")
 Change = Mapping[str, Any]
 SPLIT: Change = {"d_head": 256, "B_c": 64, "split_roles": True}
+PAIR: Change = {**SPLIT, "d_head": 512, "do_stages": 1, "cta_pair": True}
 WIDE: Change = {"d_head": 256, "B_r": 128, "n_warps": 8, "column_warps": 2, "stages": 2}
 MANY_WARPS: Change = {"n_warps": 8, "d_head": 96, "B_r": 32, "B_c": 128, "dq": DqMode.ATOMICS}
 
@@ -128,6 +129,8 @@ SAMPLES = {
             "pingpong_needs_two_warpgroups": {"pingpong": True, "n_warpgroups": 1, "B_c": 64},
             "split_roles_have_their_own_step": {**SPLIT, "lagged_dq": True},
             "sums_wait_for_scores": {**SPLIT, "dq_sums": DqSums.SUMS_AT_ONCE},
+            "pairs_are_for_the_widest": {**SPLIT, "cta_pair": True},
+            "pairs_split_roles": {**PAIR, "ordered_dq": True},
             "bulk_sums_are_whole": {**SPLIT, "bulk_sums": True},
             "early_rows_before_scores": {"early_rows": True},
             "dq_before_dk_is_lagged": {"dq_sums": DqSums.SUMS_UNDER_DK},
@@ -153,16 +156,20 @@ SAMPLES = {
             "registers: setmaxnreg deadlocks": {"producer_registers": 40},
             "early_exp": {"early_exp": True},
             "lagged_dq": {"lagged_dq": True, "ds_stages": 1},
-            "split_roles: its": {**SPLIT, "lagged_dq": True},
+            "split_roles: excludes": {**SPLIT, "lagged_dq": True},
+            "cta_pair": {**PAIR, "ordered_dq": True},
             "pingpong": {"pingpong": True, "n_warpgroups": 1, "B_c": 64},
             "bulk_sums": {**SPLIT, "bulk_sums": True},
             "early_rows": {"early_rows": True},
             "dq_sums: split": {**SPLIT, "dq_sums": DqSums.SUMS_AT_ONCE},
-            "dq_sums: a step": {"dq_sums": DqSums.SUMS_UNDER_DK},
+            "dq_sums: without": {"dq_sums": DqSums.SUMS_UNDER_DK},
             "without_dq": {"without_dq": True},
             "q_stages": {"order": StepOrder.LATE_DQ, "q_stages": 1},
         },
-        ("smem_bytes", "n_threads", "dq_columns", "shares_rows", "shares_columns", "key_groups"),
+        (
+            *("smem_bytes", "n_threads", "n_ctas", "dq_columns", "shares_rows", "shares_columns"),
+            "key_groups",
+        ),
     ),
     "wgmma_dq": Sample(
         WgmmaDqKernelConfig(DType.FP16, 64, 128, 128, 2),

@@ -190,7 +190,7 @@ def test_the_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatc
 VALID_KEYS = (
     f"prog (7), prog-all (56), tune (80), space ({len(get_search_space_configs())}), "
     f"cover ({len(get_cover_configs())}), backward (52), decode (28), latent-mma (10), "
-    "hopper (46), hopper-backward (32), hopper-dq (14), latent (4), all (80), '64,32' (16), "
+    "hopper (46), hopper-backward (34), hopper-dq (14), latent (4), all (80), '64,32' (16), "
     "'64,64' (32), '128,32' (16), '128,64' (16)"
 )
 

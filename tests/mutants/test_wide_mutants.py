@@ -55,6 +55,17 @@ VICTIMS = {
         (Asked("b1 s100:70 h2:1 d456 causal", "nonfinite"),),
         arch=90,
     ),
+    "gradients by pairs": OperationVictim(
+        config(
+            "(BF16, 512, 64, 64, 2): tma_backward+q_stages_2+do_stages_1+ds_stages_2+regs_40_232"
+            "+split_roles+wide_stores+early_rows+cta_pair"
+        ),
+        CAUSAL,
+        (
+            Asked("b1 s130:70 h1 d456 causal", "nonfinite", schedule_seed=1),
+            Asked("b1 s192:64 h1 d512 causal", schedule_seed=2),
+        ),
+    ),
     "cache": OperationVictim(
         config("(FP16, 512, 16, 32, 4): decode+stages_2+least_64+parts_2"),
         CAUSAL,
@@ -86,6 +97,7 @@ shared_kernels.want([VICTIMS["cache"].config], CAUSAL)
 _PARTNER = "sm90_forward/partner.cuh"
 _MESSAGES = "sm90_forward/partner_messages.cuh"
 _STORE = "sm90_forward/output.cuh"
+_PEER, _KEYS = "wgmma_backward/peer_scores.cuh", "wgmma_backward/key_block.cuh"
 _COLUMNS = "mma_sync_decode/own_columns.cuh"
 _RUN, _MERGE = "mma_sync_decode/decode_run.cuh", "mma_sync_decode/merge_kernel.cuh"
 MISTAKES = {
@@ -145,6 +157,39 @@ MISTAKES = {
         SourcePatch("D has columns beyond the row", "backward/rows_kernels.cuh",
                     "row < q.count && first + chunk < d_of_v<Kernel>(args) / kChunkElements",
                     "row < q.count"),
+    ),
+    "gradients by pairs": (
+        SourcePatch("the other CTA's scores replace its own", _PEER,
+                    "scores[0][n][1] += ", "scores[0][n][1] = "),
+        SourcePatch("dP is of half of the columns", "wgmma_backward/split_consumer.cuh",
+                    "add_peer_scores<kOfV>(dP);", ""),
+        SourcePatch("scores are sent before there is room", _PEER,
+                    "mbarrier_wait(empty, phase ^ 1);", ""),
+        SourcePatch("scores are read before they are there", _PEER,
+                    "mbarrier_wait(full, phase);", ""),
+        SourcePatch("a lane reports for others that still read", _PEER,
+                    "__syncwarp();\n        if (lane", "if (lane"),
+        SourcePatch("the roles share a place", _PEER,
+                    "role * Kernel::peer_tile_bytes +", "0 * Kernel::peer_tile_bytes +"),
+        SourcePatch("the warps share a place", _PEER, "warp * kWarpBytes + lane", "lane"),
+        SourcePatch("scores are sent to itself", _PEER,
+                    "cluster_address(place, peer)", "cluster_address(place, peer ^ 1)"),
+        SourcePatch("every step has the first one's phase", "wgmma_backward/split_consumer.cuh",
+                    "kOfV ? 0 : 1, P_phase()}", "kOfV ? 0 : 1, 0}"),
+        SourcePatch("the left half of the columns twice", _KEYS,
+                    "block_index() % 2 * Kernel::columns", "0"),
+        SourcePatch("the CTAs of a pair have different keys", _KEYS,
+                    "block_index() / Kernel::n_ctas", "block_index()"),
+        SourcePatch("the left half of dq twice", "wgmma_backward/dq_part.cuh",
+                    "block_index() % 2 * Kernel::n_warpgroups + warpgroup", "warpgroup"),
+        SourcePatch("columns of dk and dv beyond the row", "wgmma_backward/consumer_state.cuh",
+                    "d_of_qk<Kernel>(args)) - column", "d_of_qk<Kernel>(args))"),
+        SourcePatch("barriers are used before they are initialised",
+                    "wgmma_backward/backward_kernel.cuh",
+                    "cluster_barrier();  // the other CTA", "__syncthreads();  // the other CTA"),
+        SourcePatch("a CTA ends before the other's last messages",
+                    "wgmma_backward/backward_kernel.cuh",
+                    "cluster_barrier();  // shared memory", "// shared memory"),
     ),
     "cache": (
         SourcePatch("the first half of the keys twice", _COLUMNS,

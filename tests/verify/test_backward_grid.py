@@ -36,6 +36,14 @@ def test_its_size(grid: list[BackwardCase]) -> None:
     assert {case.seed for case in theirs}.isdisjoint(case.seed for case in grid[:50])
 
 
+def test_wider_heads_have_a_smaller_part() -> None:
+    wide = [case for case in backward_grid("wgmma_backward") if case.d > 256]
+    assert len(wide) == len(set(wide)) == 432
+    assert {case.d for case in wide} == {264, 512}
+    assert all("cta_pair" in str(case.config) for case in wide)
+    assert not [case for case in backward_grid("wgmma_dq") if case.d > 256]
+
+
 def test_every_pair_occurs_often(grid: list[BackwardCase]) -> None:
     """Of whatever two things a kernel could mix up; a window's limits are drawn."""
     flags = ("sinks", "dlse", "deterministic", "fp32_gradients")

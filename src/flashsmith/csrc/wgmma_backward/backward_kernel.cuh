@@ -38,10 +38,15 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     hopper_backward_kernel(const __grid_constant__ typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t smem = shared_address(shared_memory);
-    if constexpr (!Kernel::CFG.persistent)
-        if (!KeyBlock<Kernel>(args.problem, block_index()).exists()) return;
+    // The CTAs of a pair take no steps instead: here ptxas would keep the numbers of KeyBlock in
+    // registers until the end, and spill others.
+    if constexpr (!Kernel::CFG.persistent && !Kernel::CFG.cta_pair)
+        if (!KeyBlock<Kernel>(args.problem, key_block_of_cta<Kernel>()).exists()) return;
     if (thread_index() == 0) init_backward_barriers<Kernel>(smem);
-    __syncthreads();
+    if constexpr (Kernel::CFG.cta_pair)
+        cluster_barrier();  // the other CTA may use these barriers only once they are initialised
+    else
+        __syncthreads();
 
     // By this shuffle, the compiler knows that the value is the same in all lanes of a warp.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
@@ -58,6 +63,10 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
         using Consumer = std::conditional_t<Kernel::CFG.split_roles, SplitBackwardConsumer<Kernel>,
                                             BackwardConsumer<Kernel>>;
         Consumer(args, smem, warpgroup - 1).run();
+    }
+    if constexpr (Kernel::CFG.cta_pair) {
+        __syncwarp();
+        cluster_barrier();  // shared memory must exist until the other CTA's last messages
     }
 }
 

@@ -53,9 +53,11 @@ struct WgmmaBackwardKernelConfig {
     bool early_rows;   // a step's lse and D are read before its products are issued
     bool without_dq;   // only dk and dv are computed: q is frozen
     int d_v;           // columns of V, do and dv; 0: d_head
+    bool cta_pair;     // the two CTAs of a cluster have the same keys, and half of the columns each
 
     constexpr auto operator<=>(const WgmmaBackwardKernelConfig&) const = default;
 
+    constexpr int n_ctas() const { return cta_pair ? 2 : 1; }  // that share a block of keys
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
     constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
 
@@ -64,15 +66,18 @@ struct WgmmaBackwardKernelConfig {
 
     // dS goes through shared memory only for dq.
     constexpr int n_ds_tiles() const { return without_dq ? 0 : ds_stages; }
-    // Bytes of K and V, of the stages of Q, do and dS, of P if one warpgroup passes it to another,
-    // and of dq before it is added.
+    // Bytes of one CTA's K and V, of the stages of Q, do and dS, of P if one warpgroup passes it to
+    // another, of S and dP if they come from another CTA, and of dq before it is added.
     constexpr int64_t tile_bytes() const {
-        const int64_t of_qk = (int64_t{B_c} + int64_t{q_stages} * B_r) * tile_columns(d_head);
-        const int64_t of_v = (int64_t{B_c} + int64_t{do_stages} * B_r) * tile_columns(d_head_v());
+        const int64_t of_qk =
+            (int64_t{B_c} + int64_t{q_stages} * B_r) * tile_columns(d_head / n_ctas());
+        const int64_t of_v =
+            (int64_t{B_c} + int64_t{do_stages} * B_r) * tile_columns(d_head_v() / n_ctas());
         const int64_t P_bytes = split_roles ? int64_t{B_r} * B_c * 4 : 0;
         return (of_qk + of_v + int64_t{n_ds_tiles()} * B_r * B_c) * kElementBytes + P_bytes +
-               sums_bytes();
+               peer_bytes() + sums_bytes();
     }
+    constexpr int peer_bytes() const { return cta_pair ? 2 * B_r * B_c * 4 : 0; }
     constexpr int sums_bytes() const {
         return bulk_sums ? n_warpgroups * kWarpgroupRows * dq_columns() * 4 : 0;
     }
@@ -92,7 +97,9 @@ struct WgmmaBackwardKernelConfig {
         return B_r == kWarpgroupRows && n_warpgroups > 1 &&
                tile_columns(d_head) % (16 * n_warpgroups) == 0;
     }
-    constexpr int dq_parts() const { return shares_rows() || shares_columns() ? n_warpgroups : 1; }
+    constexpr int dq_parts() const {
+        return shares_rows() || shares_columns() ? n_warpgroups * n_ctas() : 1;
+    }
     // The number of floats for the sums of a block of queries. With ordered_dq, the counters of its
     // parts follow.
     static constexpr int kCounters = 32;
@@ -103,7 +110,7 @@ struct WgmmaBackwardKernelConfig {
         return B_r * dq_sum_columns() + (ordered_dq ? kCounters : 0);
     }
     constexpr int dq_columns() const {
-        return dq_sum_columns() / (shares_columns() ? n_warpgroups : 1);
+        return dq_sum_columns() / (shares_columns() ? dq_parts() : 1);
     }
 };
 

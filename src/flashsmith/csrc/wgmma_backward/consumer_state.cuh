@@ -149,7 +149,8 @@ struct ConsumerState {
         if (!rows.any(lane)) return;
         mbarrier_wait(d_o.full(), d_o.state.phase());
         // With one width, both tiles have the same chunks.
-        constexpr int kWider = Kernel::d_head > Kernel::d_v ? Kernel::d_head : Kernel::d_v;
+        constexpr int kWider =
+            Kernel::columns > Kernel::V_columns ? Kernel::columns : Kernel::V_columns;
         constexpr int kChunks = kWider / 8;
         const int first = warpgroup * kWarpgroupThreads + warp * kWarpSize + lane;
         for (int i = first; i < rows.end() * kChunks; i += Kernel::consumer_threads) {
@@ -157,9 +158,9 @@ struct ConsumerState {
             if (Kernel::has_program && !rows.contains(row)) continue;
             const uint32_t place = chunk / Panel::kChunks * Kernel::Q_panel_bytes +
                                    Panel::offset(row, chunk % Panel::kChunks);
-            if (Kernel::d_head == kWider || chunk < Kernel::d_head / 8)
+            if (Kernel::columns == kWider || chunk < Kernel::columns / 8)
                 store_shared_16B(Q.tile() + place, uint4{0, 0, 0, 0});
-            if (Kernel::d_v == kWider || chunk < Kernel::d_v / 8)
+            if (Kernel::V_columns == kWider || chunk < Kernel::V_columns / 8)
                 store_shared_16B(d_o.tile() + place, uint4{0, 0, 0, 0});
         }
         tma_store_fence();
@@ -208,10 +209,11 @@ struct ConsumerState {
                          int64_t origin, int64_t seq_stride, const Keys& keys) const {
         if (gradient == nullptr) return;
         const int key = keys.first_key + first_row() + warp * kWarpRows;
-        const int64_t element = origin + (keys.k.first + key) * seq_stride;
+        const int column = first_column<Kernel>();
+        const int64_t element = origin + (keys.k.first + key) * seq_stride + column;
         store_gradient<value_t, CFG.wide_stores>(
             static_cast<char*>(gradient) + element * (args.grads_fp32 ? 4 : 2), seq_stride,
-            keys.k.count - key, kOfV ? d_of_v<Kernel>(args) : d_of_qk<Kernel>(args),
+            keys.k.count - key, (kOfV ? d_of_v<Kernel>(args) : d_of_qk<Kernel>(args)) - column,
             args.grads_fp32, acc, scale);
     }
 };

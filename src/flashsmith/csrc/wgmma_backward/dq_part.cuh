@@ -62,7 +62,10 @@ struct dQPart : ConsumerScores<Kernel> {
     }
 
     // The part of dQ = dS K that this warpgroup computes.
-    FS_DEVICE int part() const { return Kernel::alternates_dq ? 0 : warpgroup; }
+    FS_DEVICE int part() const {
+        if constexpr (CFG.cta_pair) return block_index() % 2 * Kernel::n_warpgroups + warpgroup;
+        return Kernel::alternates_dq ? 0 : warpgroup;
+    }
     FS_DEVICE void start_dq() {
         const int part = this->part();
         using KeysPanel = typename Kernel::KeysPanel;

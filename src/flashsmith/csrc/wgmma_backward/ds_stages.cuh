@@ -23,7 +23,7 @@ struct dSStages {
     static constexpr int kStages = Kernel::CFG.ds_stages;
     // The number of warps that arrive at a full barrier, and at an empty one.
     static constexpr int kWriters = Kernel::key_groups * kWarpsPerWarpgroup;
-    static constexpr int kReaders = Kernel::dq_parts * kWarpsPerWarpgroup;
+    static constexpr int kReaders = Kernel::dq_parts_of_cta * kWarpsPerWarpgroup;
 
     uint32_t smem;
     PipelineState<kStages> written, read;

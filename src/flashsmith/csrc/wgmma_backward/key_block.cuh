@@ -8,6 +8,17 @@
 
 namespace flashsmith {
 
+// The number of a CTA's block of keys, if it has only one. The CTAs of a pair have the same.
+template <class Kernel>
+FS_DEVICE uint32_t key_block_of_cta() {
+    return block_index() / Kernel::n_ctas;
+}
+// The first column of Q, K, V, do and the gradients that this CTA has.
+template <class Kernel>
+FS_DEVICE int first_column() {
+    return Kernel::CFG.cta_pair ? block_index() % 2 * Kernel::columns : 0;
+}
+
 // The block number that means that no block is left.
 constexpr uint32_t kNoKeyBlock = 0xffffffffu;
 
@@ -68,7 +79,10 @@ struct KeyBlock {
 
     // In a packed batch, each sequence has as many blocks as the longest one needs.
     FS_DEVICE bool exists() const { return !SEMANTICS.packed || first_key < k.count; }
-    FS_DEVICE int n_steps() const { return max(blocks.end - blocks.begin, 0) * n_heads; }
+    FS_DEVICE int n_steps() const {
+        if (Kernel::CFG.cta_pair && !exists()) return 0;
+        return max(blocks.end - blocks.begin, 0) * n_heads;
+    }
 
     // A step: a block of queries of one head. With ordered_dq, a block is processed for all heads
     // before the next block. Each block of keys then reaches every query later than the block of

@@ -136,9 +136,12 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
         const int64_t blocks = heads_k * blocks_of(p.seq_k, config.B_c);
         require(blocks <= INT_MAX, "batch x heads x blocks must stay within 2^31 - 1");
         main_args.n_key_blocks = static_cast<uint32_t>(blocks);
-        add(main_kernel, config.persistent ? std::min<int64_t>(blocks, device.sm_count) : blocks,
+        add(main_kernel,
+            config.persistent ? std::min<int64_t>(blocks, device.sm_count)
+                              : blocks * config.n_ctas(),
             static_cast<uint32_t>(config.n_threads()));
         Launch& launch = plan.launches.back();
+        launch.cluster[0] = static_cast<uint32_t>(config.n_ctas());
         launch.smem_bytes = static_cast<int>(config.smem_bytes());
         const auto* argument = reinterpret_cast<const uint8_t*>(&main_args);
         launch.argument_bytes = {

@@ -38,7 +38,7 @@ struct BackwardProducer {
           d_o(smem + Kernel::do_offset, smem + Kernel::do_barriers) {}
 
     FS_DEVICE void run() {
-        uint32_t number = block_index();
+        uint32_t number = key_block_of_cta<Kernel>();
         if constexpr (!CFG.persistent) {
             load(number);
         } else {
@@ -182,7 +182,7 @@ struct BackwardProducer {
                                uint32_t full) {
 #pragma unroll
         for (int p = 0; p < (kOfV ? Kernel::V_panels : Kernel::n_panels); ++p) {
-            box.column = p * Kernel::Panel::kColumns;
+            box.column = first_column<Kernel>() + p * Kernel::Panel::kColumns;
             const int place = kOfV ? Kernel::place_of_V_panel(p) : Kernel::place_of_panel(p);
             tma_load(tile + (kOfKeys ? place * Kernel::KV_panel_bytes : p * Kernel::Q_panel_bytes),
                      map, box, full);

@@ -27,7 +27,8 @@ struct ConsumerScores : ConsumerState<Kernel> {
     // registers are left, D as well. With a softcap no registers are left: P is live in addition to
     // S, and tanh needs some.
     static constexpr bool kRowsMayWait = kSumsBesideScores || !Kernel::changes_scores;
-    static constexpr int kSums = (Kernel::d_head + Kernel::d_v) / 2;  // registers of dk and dv
+    // Registers of dk and dv.
+    static constexpr int kSums = (Kernel::columns + Kernel::V_columns) / 2;
     static constexpr bool kLoadsRowsEarly =
         kRowsMayWait && kSums + Kernel::B_r + Kernel::B_r / 4 + 24 <= CFG.consumer_registers;
     static constexpr int kTilesFirst = CFG.early_rows && kRowsMayWait ? 8 : 0;

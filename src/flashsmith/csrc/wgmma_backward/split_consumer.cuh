@@ -4,9 +4,13 @@
 // The first one computes S and P, and passes P to the second in fp32, lane by lane. The second one
 // computes dP and dS. (If dS were computed from a 16-bit P, it would be rounded twice.) Each
 // computes one half of the columns of dQ = dS K.
+//
+// With cta_pair, two CTAs do this for the same keys, each with half of the columns. S and dP are
+// sums over all columns, so the CTAs exchange their parts; see PeerScores.
 #pragma once
 
 #include "wgmma_backward/dq_part.cuh"
+#include "wgmma_backward/peer_scores.cuh"
 
 namespace flashsmith {
 
@@ -23,6 +27,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         const PipelineBarriers barriers{smem + Kernel::P_barriers};
         mbarrier_init(barriers.full(0), kWarpsPerWarpgroup);
         mbarrier_init(barriers.empty(0), kWarpsPerWarpgroup);
+        if constexpr (Base::CFG.cta_pair) PeerScores<Kernel>::init(smem);
         if constexpr (Kernel::zeroes_rows)
             mbarrier_init(smem + Kernel::rows_barrier, Kernel::consumer_threads);
     }
@@ -45,7 +50,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
     // ---- the algorithm ----
 
     FS_DEVICE void run() {
-        const int n_steps = this->begin(block_index());
+        const int n_steps = this->begin(key_block_of_cta<Kernel>());
         zero(gradient());
         if (n_steps > 0) {
             this->K.consumer_wait();
@@ -57,7 +62,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
             }
         }
         // Computed again, and not kept in registers.
-        const typename Base::Keys keys(args, block_index());
+        const typename Base::Keys keys(args, key_block_of_cta<Kernel>());
         if (warpgroup == 0)
             this->template store<true>(
                 args.dv, gradient_of_role<true>(), 1.0f,
@@ -105,6 +110,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         if constexpr (kWithdQ) finish_dq<0, 1>();
         if constexpr (kOfV) {
             wgmma_wait<0>(S);
+            add_peer_scores<kOfV>(S);
             if constexpr (!Base::CFG.early_rows) load_rows<kOfV>(rows);
             this->exponentiate(rows);
             __syncwarp();  // all lanes have read their rows' statistics
@@ -114,6 +120,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
             add_product<kOfV, kWithdQ>(P, d_o);
         } else {
             wgmma_wait<0>(dP);
+            add_peer_scores<kOfV>(dP);
             receive_P();
             if constexpr (!Base::CFG.early_rows) load_rows<kOfV>(rows);
             this->finish_dS(rows);
@@ -197,6 +204,14 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
             add_global(sums + n * kWarpgroupThreads * 4, float4{x[0], x[1], x[2], x[3]});
         }
         dq_order.advance(kHalf, lane);
+    }
+
+    // ---- scores of the other CTA's columns ----
+
+    template <bool kOfV>
+    FS_DEVICE void add_peer_scores(typename Kernel::Scores& scores) const {
+        if constexpr (Base::CFG.cta_pair)
+            PeerScores<Kernel>{smem, kOfV ? 0 : 1, P_phase()}.exchange(scores, warp, lane);
     }
 
     // ---- P from one warpgroup to the other ----

@@ -32,9 +32,12 @@ struct StaticHopperBackwardKernelConfig {
         std::conditional_t<has_program, HopperBackwardProgramArgs, HopperBackwardKernelArgs>;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
-    static constexpr int d_head = CFG.d_head;   // of Q, K, dq and dk
-    static constexpr int d_v = CFG.d_head_v();  // of V, do and dv
+    static constexpr int d_head = CFG.d_head;
     static constexpr bool is_pair = CFG.d_v > 0;
+    // The CTAs that share a block of keys, and the columns that each has: of Q, K, dq and dk, and
+    // of V, do and dv.
+    static constexpr int n_ctas = CFG.n_ctas();
+    static constexpr int columns = d_head / n_ctas, V_columns = CFG.d_head_v() / n_ctas;
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
@@ -52,8 +55,8 @@ struct StaticHopperBackwardKernelConfig {
     // consists of panels with the 64 keys of a warpgroup.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     using KeysPanel = flashsmith::Panel<64>;
-    static constexpr int n_panels = (d_head + Panel::kColumns - 1) / Panel::kColumns;
-    static constexpr int V_panels = (d_v + Panel::kColumns - 1) / Panel::kColumns;
+    static constexpr int n_panels = (columns + Panel::kColumns - 1) / Panel::kColumns;
+    static constexpr int V_panels = (V_columns + Panel::kColumns - 1) / Panel::kColumns;
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
     static constexpr int K_tile_bytes = n_panels * KV_panel_bytes;
     static constexpr int V_tile_bytes = V_panels * KV_panel_bytes;
@@ -65,7 +68,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int statistics_bytes = B_r * 4;
     static constexpr bool shares_rows = CFG.shares_rows();
     static constexpr int dq_columns = CFG.dq_columns(), dq_sum_columns = CFG.dq_sum_columns();
-    static constexpr int dq_parts = CFG.dq_parts();
+    static constexpr int dq_parts = CFG.dq_parts(), dq_parts_of_cta = dq_parts / n_ctas;
     static constexpr int dq_block_floats = CFG.dq_block_floats();
     static_assert(dq_parts <= CFG.kCounters);
     // The begin of the sums of a block of queries; `statistic` is the index of its first row's
@@ -98,14 +101,14 @@ struct StaticHopperBackwardKernelConfig {
     // The GEMMs and their registers. Scores are transposed: 64 keys by B_r queries.
     using ScoresGemm = Wgmma<value_t, B_r, false>;
     using dQGemm = Wgmma<value_t, dq_columns, true>;
-    static constexpr int d_steps = (d_head + 15) / 16;  // with 72, 8 columns are zeros
-    static constexpr int d_v_steps = (d_v + 15) / 16;
+    static constexpr int d_steps = (columns + 15) / 16;  // with 72, 8 columns are zeros
+    static constexpr int d_v_steps = (V_columns + 15) / 16;
     static constexpr int query_steps = B_r / 16;
     static constexpr int key_steps = B_c / 16;
     using Scores = float[1][B_r / 8][4];
     using Rounded = uint32_t[query_steps][4];
-    using Gradient = float[1][d_head / 8][4];  // dk
-    using GradientOfV = float[1][d_v / 8][4];
+    using Gradient = float[1][columns / 8][4];  // dk
+    using GradientOfV = float[1][V_columns / 8][4];
     using dQ_t = float[1][dq_columns / 8][4];
 
     // The sums of a part of dQ have the layout of the accumulators: tiles of 8 columns one after
@@ -122,7 +125,10 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int dS_offset = do_offset + CFG.do_stages * do_tile_bytes;
     static constexpr int P_offset = dS_offset + CFG.n_ds_tiles() * dS_tile_bytes;
     static constexpr int P_bytes = CFG.split_roles ? B_r * B_c * 4 : 0;
-    static constexpr int sums_offset = P_offset + P_bytes;
+    // S and dP of the other CTA's columns.
+    static constexpr int peer_offset = P_offset + P_bytes;
+    static constexpr int peer_tile_bytes = CFG.peer_bytes() / 2;
+    static constexpr int sums_offset = peer_offset + CFG.peer_bytes();
     static constexpr int lse_offset = sums_offset + CFG.sums_bytes();
     static_assert(lse_offset == CFG.tile_bytes());
     static constexpr int D_offset = lse_offset + CFG.q_stages * statistics_bytes;
@@ -140,19 +146,20 @@ struct StaticHopperBackwardKernelConfig {
     // With split_roles there is no number. A barrier for rows that are set to zero replaces it.
     static constexpr int rows_barrier = number_offset;
     static constexpr int order_barriers = number_offset + 16;
-    static_assert(order_barriers + 16 * n_warpgroups * CFG.ordered_dq <= CFG.smem_bytes());
+    static constexpr int peer_barriers = order_barriers + 16 * n_warpgroups * CFG.ordered_dq;
+    static_assert(peer_barriers + 32 * CFG.cta_pair <= CFG.smem_bytes());
     // With lists: the entry and the head of each stage of Q and of dS, 8 bytes each.
-    static constexpr int Q_entries = order_barriers + 16 * n_warpgroups * CFG.ordered_dq;
+    static constexpr int Q_entries = peer_barriers + 32 * CFG.cta_pair;
     static constexpr int dS_entries = Q_entries + 8 * CFG.q_stages;
     static_assert(!has_lists || dS_entries + 8 * CFG.ds_stages <= CFG.smem_bytes());
 
     // The assumptions of the constants above and of the kernel. `flashsmith explain` lists all
     // rules with their reasons.
     static constexpr bool valid_config() {
-        static_assert(d_head % 8 == 0 && d_head <= 256,
+        static_assert(columns % 8 == 0 && columns <= 256,
                       "d_head: a wgmma has up to 256 columns, in steps of 8");
-        static_assert(!is_pair || (d_head % 64 == 0 && d_v % 64 == 0 && d_v <= 256 &&
-                                   (!CFG.split_roles || d_v <= d_head)),
+        static_assert(!is_pair || (d_head % 64 == 0 && V_columns % 64 == 0 && V_columns <= 256 &&
+                                   (!CFG.split_roles || V_columns <= columns)),
                       "d_v: panels of 64 columns; with split_roles dv has the registers of dk");
         static_assert(B_c == kWarpgroupRows * key_groups, "B_c: a warpgroup has 64 keys");
         static_assert(
@@ -181,6 +188,9 @@ struct StaticHopperBackwardKernelConfig {
                       "lagged_dq: dS is stored before the last step's is read");
         static_assert(!CFG.split_roles || !(CFG.lagged_dq || CFG.pingpong || CFG.persistent),
                       "split_roles: excludes lagged_dq, pingpong and persistent");
+        static_assert(
+            !CFG.cta_pair || (CFG.split_roles && d_head == 512 && !is_pair && !CFG.ordered_dq),
+            "cta_pair: for d_head 512, with split_roles and without d_v and ordered_dq");
         static_assert(!CFG.pingpong || n_warpgroups > 1,
                       "pingpong: needs a second warpgroup to alternate with");
         static_assert(!CFG.bulk_sums || !(CFG.split_roles || CFG.ordered_dq),

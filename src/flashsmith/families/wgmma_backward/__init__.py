@@ -34,8 +34,8 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     pairs = PAIRS
     rules = rules.RULES
     choose_first = (
-        "dtype", "d_head", "split_roles", "n_warpgroups", "B_r", "B_c", "q_stages", "do_stages",
-        "ds_stages", "order", "consumer_registers", "producer_registers",
+        "dtype", "d_head", "cta_pair", "split_roles", "n_warpgroups", "B_r", "B_c", "q_stages",
+        "do_stages", "ds_stages", "order", "consumer_registers", "producer_registers",
     )  # fmt: skip
     csrc = Path(__file__).parents[2] / "csrc" / "wgmma_backward"
     cpp = CppNames(
@@ -127,8 +127,11 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     ) -> WgmmaBackwardKernelConfig:
         # With 128 queries per step, kernels of score functions spill 880 to 1,160 bytes per thread.
         program = semantics.caller_program
-        if program is None or program.score is None:
+        if program is None:
             return cfg
+        if program.score is None:
+            # A pair of CTAs spills 20 bytes per thread if rows are read early.
+            return replace(cfg, early_rows=cfg.early_rows and not cfg.cta_pair)
         return self._with_p_beside_s(cfg)
 
     def compile_cost(self, cfg: WgmmaBackwardKernelConfig) -> float:

@@ -46,9 +46,11 @@ class DqSums(IntEnum):
 # Bytes for barriers, besides the tiles; and the bytes that ordered_dq needs in addition.
 BARRIER_PAGE = 256
 ORDER_BYTES = 64
-D_HEADS = (64, 72, 80, 96, 128, 192, 256)
+D_HEADS = (64, 72, 80, 96, 128, 192, 256, 512)
 # Up to this d_head, a warpgroup has registers for both dk and dv.
 WIDEST_WHOLE = 128
+# Up to this d_head, a CTA has registers for dk and dv of 64 keys, and shared memory for the tiles.
+WIDEST_IN_ONE_CTA = 256
 # The columns of dQ that a warpgroup computes are a multiple of this.
 DQ_COLUMNS = 16
 _FLOAT_BYTES = 4
@@ -81,9 +83,9 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         "head dimension, elements",
         values=D_HEADS,
         effect=lambda cfg: (
-            f"S takes {step_columns(cfg.d_head) // 16} k16-steps and dP "
-            f"{step_columns(cfg.d_head_v) // 16}; dk and dv have "
-            f"{(cfg.d_head + cfg.d_head_v) // 2} registers a thread"
+            f"S takes {step_columns(cfg.columns) // 16} k16-steps and dP "
+            f"{step_columns(cfg.v_columns) // 16}; dk and dv have "
+            f"{(cfg.columns + cfg.v_columns) // 2} registers a thread"
         ),
         where="StaticHopperBackwardKernelConfig",
     )
@@ -244,6 +246,17 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         where="ScoresTogether::step",
     )
     d_v: int = d_v_knob()
+    cta_pair: bool = knob(
+        "the two CTAs of a cluster have the same keys, and half of the columns each",
+        word="cta_pair",
+        default=False,
+        effect=lambda cfg: (
+            "two CTAs have the same keys and half of d_head each; they exchange S and dP"
+            if cfg.cta_pair
+            else "a CTA has all columns of its keys"
+        ),
+        where="PeerScores",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -251,6 +264,21 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
     def key_groups(self) -> int:
         """How many groups of 64 keys a CTA has."""
         return 1 if self.split_roles else self.n_warpgroups
+
+    @property
+    def n_ctas(self) -> int:
+        """How many CTAs share a block of keys."""
+        return 2 if self.cta_pair else 1
+
+    @property
+    def columns(self) -> int:
+        """The columns of Q, K, dq and dk that a CTA has."""
+        return self.d_head // self.n_ctas
+
+    @property
+    def v_columns(self) -> int:
+        """The columns of V, do and dv that a CTA has."""
+        return self.d_head_v // self.n_ctas
 
     @property
     def shares_rows(self) -> bool:
@@ -275,9 +303,9 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
 
     @property
     def dq_sum_columns(self) -> int:
-        """How many columns of dQ all warpgroups compute: those of the tiles if they divide it by
-        columns, where 72 and 80 have 96."""
-        return tile_columns(self.d_head) if self.shares_columns else self.d_head
+        """How many columns of dQ the warpgroups of a CTA compute: those of the tiles if they
+        divide it by columns, where 72 and 80 have 96."""
+        return tile_columns(self.columns) if self.shares_columns else self.columns
 
     @property
     def accumulators(self) -> int:
@@ -286,7 +314,7 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         computed together, dq needs registers, too: in a persistent CTA, and if a step's dq is added
         during the next step."""
         if self.split_roles:
-            return max(self.d_head, self.d_head_v) // 2 + self.B_r + self.B_r // 4
+            return max(self.columns, self.v_columns) // 2 + self.B_r + self.B_r // 4
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
         if self.order == StepOrder.SCORES_AHEAD and self.early_exp:
             beside = 2
@@ -296,17 +324,19 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         return sums + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of K and V, of the stages of Q and do, and of dS unless without_dq.
+        """Bytes of a CTA's K and V, of the stages of Q and do, and of dS unless without_dq.
 
-        With split_roles also of P, and with bulk_sums of the dq that TMA adds.
+        With split_roles also of P, with cta_pair of S and dP of the other CTA, and with bulk_sums
+        of the dq that TMA adds.
         """
-        of_qk = (self.B_c + self.q_stages * self.B_r) * tile_columns(self.d_head)
-        of_v = (self.B_c + self.do_stages * self.B_r) * tile_columns(self.d_head_v)
-        P_bytes = self.split_roles * self.B_r * self.B_c * _FLOAT_BYTES
+        of_qk = (self.B_c + self.q_stages * self.B_r) * tile_columns(self.columns)
+        of_v = (self.B_c + self.do_stages * self.B_r) * tile_columns(self.v_columns)
+        scores = self.split_roles + 2 * self.cta_pair
+        scores_bytes = scores * self.B_r * self.B_c * _FLOAT_BYTES
         ds_tiles = 0 if self.without_dq else self.ds_stages
         return (
             (of_qk + of_v + ds_tiles * self.B_r * self.B_c) * elem_size
-            + P_bytes
+            + scores_bytes
             + (self.bulk_sums * self.n_warpgroups * WARPGROUP_ROWS * self.dq_columns * _FLOAT_BYTES)
         )
 

@@ -37,6 +37,9 @@ _OVERHEAD = 1.1
 _ORDER_LATENCY = 300.0
 # The same with split roles, relative to a step: 1.13 at d 192, and 1.15 to 1.17 at d 192:128.
 _ORDER_OF_SPLIT_ROLES = 1.13
+# Cycles in which a warpgroup of a CTA pair waits for the other CTA's S or dP. This is an estimate
+# from the latency between SMs; no pair was measured.
+_EXCHANGE_LATENCY = 800.0
 
 
 @lru_cache(maxsize=4096)
@@ -49,7 +52,7 @@ def tile_work(cfg: WgmmaBackwardKernelConfig, device: DeviceSpec) -> TileWork:
     rates, resident = rates_of(device), int(is_legal(cfg, device))
     step = _step_cycles(cfg, rates.wgmma, device) if resident else 0.0
     return TileWork(
-        rows=cfg.B_c,
+        rows=cfg.B_c // cfg.n_ctas,  # a pair takes two SMs
         keys=cfg.B_r,
         resident=resident,
         cta_cycles=_CTA_CYCLES,
@@ -64,27 +67,27 @@ def _step_cycles(
 ) -> float:
     """Cycles of the SM for one step of the loop."""
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
-    both = cfg.d_head + cfg.d_head_v
+    both = cfg.columns + cfg.v_columns
     # S and dP are computed in steps of 16 columns.
-    columns = step_columns(cfg.d_head) + step_columns(cfg.d_head_v) + both
+    columns = step_columns(cfg.columns) + step_columns(cfg.v_columns) + both
     columns += 0 if cfg.without_dq else cfg.dq_sum_columns
     products = 2 * cfg.B_r * cfg.B_c * columns / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
     # A warpgroup reads K and V once, and Q and do twice; with split roles half of that. For dQ it
     # reads dS and K, 64 rows at a time. Q, do, dS and the sums of dq are also written to shared
-    # memory, and P too if split roles exchange it.
+    # memory, and P too if split roles exchange it, and S and dP if CTAs do.
     read = (WARPGROUP_ROWS + cfg.B_r) * both + cfg.B_r * both
     read *= cfg.key_groups
-    written = cfg.B_r * both + 4 * cfg.split_roles * cfg.B_r * cfg.B_c
+    written = cfg.B_r * both + 4 * (cfg.split_roles + 2 * cfg.cta_pair) * cfg.B_r * cfg.B_c
     sums = 0
     if not cfg.without_dq:
-        read += cfg.B_r * cfg.B_c * cfg.d_head // cfg.dq_columns
-        read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.d_head
+        read += cfg.B_r * cfg.B_c * cfg.columns // cfg.dq_columns
+        read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.columns
         written += cfg.B_r * cfg.B_c
         sums = cfg.B_r * cfg.dq_sum_columns * _FLOAT_BYTES
     smem = ((read + written) * element + 2 * sums) / SMEM_BYTES
     chain = products / warpgroups + exp2 / cfg.key_groups + _CHAIN_LATENCY
-    chain += cfg.ordered_dq * _ORDER_LATENCY
+    chain += cfg.ordered_dq * _ORDER_LATENCY + cfg.cta_pair * _EXCHANGE_LATENCY
     overhead = _OVERHEAD
     if cfg.ordered_dq and cfg.split_roles:
         overhead *= _ORDER_OF_SPLIT_ROLES

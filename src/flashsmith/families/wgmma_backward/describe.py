@@ -10,34 +10,37 @@ from flashsmith.families.head_dims import tile_columns
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     """The layout of a CTA's dynamic shared memory."""
-    d, d_v = tile_columns(cfg.d_head), tile_columns(cfg.d_head_v)
+    d, d_v = tile_columns(cfg.columns), tile_columns(cfg.v_columns)
     tiles = [
         ("K", 1, cfg.B_c, d),
         ("V", 1, cfg.B_c, d_v),
         ("Q", cfg.q_stages, cfg.B_r, d),
         ("do", cfg.do_stages, cfg.B_r, d_v),
     ]
-    scores = ["dS"] * (not cfg.without_dq) + ["P"] * cfg.split_roles + ["dq"] * cfg.bulk_sums
+    scores = ["dS"] * (not cfg.without_dq) + ["P"] * cfg.split_roles
+    scores += ["S and dP of the other CTA"] * cfg.cta_pair + ["dq"] * cfg.bulk_sums
     return smem_regions(cfg, tiles, rest=", ".join([*scores, "statistics", "barriers"]))
 
 
 def intensity(cfg: Any) -> Intensity:
     """FLOP per byte in the loop over queries, without the work outside the loop.
 
-    A step does 2 B_r B_c (3 d + 2 d_v) FLOP, or one d less without dq. Q and do are read from
-    global memory once per CTA. From shared memory, each warpgroup reads its keys of K and V once,
-    and Q and do twice. For its part of dQ, it also reads dS and K. With split roles, a warpgroup
-    reads only K or V, and Q and do once.
+    A step of a CTA does 2 B_r B_c (3 d + 2 d_v) FLOP, or one d less without dq; a CTA of a pair has
+    half of d and d_v. Q and do are read from global memory once per CTA. From shared memory, each
+    warpgroup reads its keys of K and V once, and Q and do twice. For its part of dQ, it also reads
+    dS and K. With split roles, a warpgroup reads only K or V, and Q and do once; in a pair it also
+    reads the other CTA's S or dP.
     """
-    both = cfg.d_head + cfg.d_head_v
-    flop = 2 * cfg.B_r * cfg.B_c * (2 * both + (0 if cfg.without_dq else cfg.d_head))
+    both = cfg.columns + cfg.v_columns
+    flop = 2 * cfg.B_r * cfg.B_c * (2 * both + (0 if cfg.without_dq else cfg.columns))
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
     columns = both / 2 if cfg.split_roles else both
     scores = (64 + cfg.B_r) * columns
     gradients = cfg.B_r * columns
     dq = 0 if cfg.without_dq else cfg.B_c * (64 + cfg.dq_columns)
+    peer = 4 * cfg.cta_pair * cfg.B_r * cfg.B_c  # S or dP of the other CTA, in fp32
     return Intensity(
-        shared=flop / (warpgroups * (scores + gradients + dq) * element),
+        shared=flop / (warpgroups * ((scores + gradients + dq) * element + peer)),
         global_memory=flop / (cfg.B_r * both * element),
     )
 

@@ -20,6 +20,7 @@ from flashsmith.families.warpgroups import (
 from flashsmith.families.wgmma_backward.config import (
     BARRIER_PAGE,
     ORDER_BYTES,
+    WIDEST_IN_ONE_CTA,
     WIDEST_WHOLE,
     DqSums,
     StepOrder,
@@ -115,6 +116,21 @@ RULES: tuple[Rule, ...] = (
         ("split_roles", "lagged_dq", "pingpong", "persistent"),
     ),
     Rule(
+        "pairs_are_for_the_widest",
+        "cta_pair is for d_head above 256, and needed there: the tiles and gradients of 64 keys "
+        "take the shared memory and registers of two CTAs",
+        lambda cfg, device: cfg.cta_pair == (cfg.d_head > WIDEST_IN_ONE_CTA),
+        ("d_head", "cta_pair"),
+    ),
+    Rule(
+        "pairs_split_roles",
+        "cta_pair needs split_roles, and cannot be combined with ordered_dq or d_v",
+        lambda cfg, device: (
+            not cfg.cta_pair or (cfg.split_roles and not cfg.ordered_dq and cfg.d_v == 0)
+        ),
+        ("split_roles", "ordered_dq", "d_v", "cta_pair"),
+    ),
+    Rule(
         "sums_wait_for_scores",
         "dq_sums must be beside_scores with split_roles, and if warpgroups alternate in computing "
         "dQ: both add their sums at another point",
@@ -176,7 +192,8 @@ RULES: tuple[Rule, ...] = (
         "and of P unless scores_together (B_r / 4). With P, it must also hold dQ, half of its "
         "columns, if persistent or if its sums are beside_scores without lagged_dq. With "
         "scores_ahead and early_exp it must also hold dS (B_r / 4). With split_roles it must hold "
-        "dk or dv, S, dP and P: d_head / 2 + B_r + B_r / 4. Everything else takes "
+        "dk or dv, S, dP and P: d_head / 2, with cta_pair d_head / 4, + B_r + B_r / 4. Everything "
+        "else takes "
         f"{REGISTERS_BESIDE_TILES}",
         lambda cfg, device: cfg.accumulators + REGISTERS_BESIDE_TILES <= cfg.consumer_registers,
         (
@@ -190,17 +207,19 @@ RULES: tuple[Rule, ...] = (
             "persistent",
             "dq_sums",
             "consumer_registers",
+            "cta_pair",
         ),
         lambda cfg, device: f"the tiles take {cfg.accumulators}",
     ),
     Rule(
         "smem_within_limit",
         "the tiles, 2 (d_head (B_c + q_stages B_r) + d_v (B_c + do_stages B_r) + ds_stages B_r "
-        "B_c) bytes, where a d_v of 0 is d_head and 72 and 80 are 96, "
+        "B_c) bytes, where a d_v of 0 is d_head, 72 and 80 are 96, and with cta_pair both are halved, "
         "4 (q_stages + do_stages) B_r bytes of statistics and "
         f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
-        "CTA. without_dq has no dS. split_roles adds 4 B_r B_c bytes, bulk_sums 256 n_warpgroups "
-        "bytes for each column of dQ that a warpgroup has, and ordered_dq "
+        "CTA. without_dq has no dS. split_roles adds 4 B_r B_c bytes, cta_pair 8 B_r B_c, "
+        "bulk_sums 256 n_warpgroups bytes for each column of dQ that a warpgroup has, and "
+        "ordered_dq "
         f"{ORDER_BYTES}",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
         (
@@ -215,6 +234,7 @@ RULES: tuple[Rule, ...] = (
             "ordered_dq",
             "bulk_sums",
             "without_dq",
+            "cta_pair",
         ),
         lambda cfg, device: (
             f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"

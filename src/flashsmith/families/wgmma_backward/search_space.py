@@ -14,7 +14,7 @@ from flashsmith.families.wgmma_backward.sets import candidates
 from flashsmith.semantics.dtype import DType
 
 # Knobs that the search does not change, because the problem or another knob determines them.
-_FIXED = ("dtype", "d_head", "d_v", "B_c", "n_warpgroups")
+_FIXED = ("dtype", "d_head", "d_v", "cta_pair", "B_c", "n_warpgroups")
 
 
 def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:

@@ -13,6 +13,7 @@ from flashsmith.families.legality import is_legal
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import (
     D_HEADS,
+    WIDEST_IN_ONE_CTA,
     WIDEST_WHOLE,
     DqSums,
     StepOrder,
@@ -72,6 +73,7 @@ _TILES: dict[HeadDims, tuple[_Tile, ...]] = {
     ),
     192: (_SPLIT,),
     256: (_SPLIT,),
+    512: (_SPLIT._replace(do_stages=1),),
     # As for the wider of the two. Only 192:128 was measured; its winners are in the H200's table.
     HeadPair(64, 128): (_EARLY_128, _Tile(64, 2, 3, _AHEAD, pingpong=True)),
     HeadPair(128, 64): (_EARLY_128, _Tile(64, 2, 3, _AHEAD, pingpong=True)),
@@ -111,7 +113,7 @@ def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
     # Without lagged_dq, a persistent kernel for d 128, which has 8 fewer registers, is serialised
     # by ptxas.
     persistent = cfg.persistent and cfg.d_head < WIDEST_WHOLE
-    producer, consumer = registers(cfg.n_warpgroups, persistent, False)
+    producer, consumer = registers(cfg.n_warpgroups, persistent, False, cfg.cta_pair)
     return replace(
         cfg,
         # For d 80, ptxas also serialises steps of 128 queries.
@@ -130,14 +132,17 @@ def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
     )
 
 
-def registers(n_warpgroups: int, persistent: bool, ordered_dq: bool) -> tuple[int, int]:
+def registers(
+    n_warpgroups: int, persistent: bool, ordered_dq: bool, cta_pair: bool = False
+) -> tuple[int, int]:
     """The registers of a producer thread and of a consumer thread.
 
-    The producer needs more in a persistent CTA, and if its threads keep the order of dq.
+    The producer needs more in a persistent CTA, if its threads keep the order of dq, and if its
+    columns depend on the CTA.
     """
     if n_warpgroups == 3:
         return 32, 160
-    return (40, 232) if persistent or ordered_dq else (24, 240)
+    return (40, 232) if persistent or ordered_dq or cta_pair else (24, 240)
 
 
 def get_hopper_backward_configs(
@@ -175,8 +180,8 @@ def _config(
     dtype: DType, d_head: HeadDims, tile: _Tile, ordered_dq: bool = False
 ) -> WgmmaBackwardKernelConfig:
     d_head, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
-    is_whole = d_head <= WIDEST_WHOLE
-    producer, consumer = registers(tile.n_warpgroups, tile.persistent, ordered_dq)
+    is_whole, cta_pair = d_head <= WIDEST_WHOLE, d_head > WIDEST_IN_ONE_CTA
+    producer, consumer = registers(tile.n_warpgroups, tile.persistent, ordered_dq, cta_pair)
     return WgmmaBackwardKernelConfig(
         dtype,
         d_head,
@@ -198,4 +203,5 @@ def _config(
         wide_stores=tile.wide_stores,
         early_rows=tile.early_rows,
         d_v=d_v,
+        cta_pair=cta_pair,
     )
