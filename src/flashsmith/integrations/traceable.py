@@ -212,6 +212,8 @@ def _attention_to_parts(
                     "outside of JAX's transformations, and take them from flashsmith.backward()"
                 )
     keywords |= {"partial": partial, "seqused_k": seqused_k, "k_begin": k_begin}
+    if not _FUNCTIONS.isdisjoint(keywords):
+        return _parts_with_functions(q, k, v, keywords)
     arguments, names = (q, k, v, *keywords.values()), tuple(keywords)
     outputs = run_repeated(arguments, names)
     if outputs is None:
@@ -220,6 +222,20 @@ def _attention_to_parts(
         if plain is keywords:
             chooser.remember_attention(arguments, names)
     return outputs
+
+
+def _parts_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
+    """A part of attention with a score or mask function."""
+    torch = _torch
+    if torch is not None and isinstance(q, torch.Tensor) and torch.is_grad_enabled():
+        from flashsmith.integrations.program_gradients import tensors_with_gradients
+
+        for tensor in tensors_with_gradients(q, k, keywords):
+            raise ArgumentError(
+                f"partial: a tensor of shape {tuple(tensor.shape)} that a function reads requires "
+                f"grad, and {_NO_GRADIENTS_OF_PARTS}; call under torch.no_grad(), or detach it"
+            )
+    return chooser.attention(q, k, v, **plain_options(keywords))
 
 
 def _cast(q: Any, k: Any, v: Any) -> tuple[Any, ...]:

@@ -228,8 +228,8 @@ def forward(
         return_row_max: also return the maximum of each row's scaled and capped scores, without the
             sink, in the same shape; -inf for a row without keys.
         partial: whether to compute a part for ``flashsmith.merge_attention``. It returns (o, lse)
-            with o in fp32, not rounded, without sinks and without gradients. Only parts take
-            seqused_k and k_begin.
+            with o in fp32, not rounded, without sinks and gradients. Only parts take seqused_k and
+            k_begin.
         seqused_k: (batch,) int32: how many keys of each sequence count; None counts all from
             k_begin on. On a device only the kernel reads it.
         k_begin: (batch,) int32: the row of k where each sequence's keys begin; None is its first
