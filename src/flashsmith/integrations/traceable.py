@@ -166,6 +166,10 @@ def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) 
             from flashsmith.integrations.program_gradients import attention_with_functions
 
             return attention_with_functions(q, k, v, given, plain_options(others), attention)
+    elif "jax" in sys.modules and isinstance(q, sys.modules["jax"].Array):
+        from flashsmith.integrations import jax_gradients
+
+        return jax_gradients.attention_with_functions(q, k, v, given, plain_options(others))
     return chooser.attention(q, k, v, **given, **plain_options(others))
 
 
@@ -192,12 +196,14 @@ def _attention_to_parts(
     torch = _torch or _find_torch()
     if torch is not None and isinstance(q, torch.Tensor):
         if torch.is_grad_enabled():
+            # backward() takes no functions.
+            instead = ", and take them from flashsmith.backward() with the merged o and lse"
+            instead = instead if _FUNCTIONS.isdisjoint(keywords) else ""
             for name, tensor in (("q", q), ("k", k), ("v", v)):
                 if getattr(tensor, "requires_grad", False):
                     raise ArgumentError(
                         f"partial: {name} requires grad, and {_NO_GRADIENTS_OF_PARTS}; call under "
-                        "torch.no_grad(), and take them from flashsmith.backward() with the merged "
-                        "o and lse"
+                        f"torch.no_grad(){instead}"
                     )
         if is_tracing():
             return torch.compiler.disable(_attention_to_parts)(
