@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import flashsmith
+from flashsmith.chooser.choice import choose_config
+from flashsmith.chooser.function_problems import parse_with_functions
 from flashsmith.errors import ArgumentError
-from flashsmith.families import parse_kernel_name_into_config
+from flashsmith.families import device_spec, parse_kernel_name_into_config
 
 MMA, WGMMA = tuple(
     parse_kernel_name_into_config(text)
@@ -153,6 +155,18 @@ def test_parts_of_packed_keys(has_offsets: bool) -> None:
                 number=b,
             ),
         )
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_a_part_is_computed_by_the_kernel_of_the_whole(arch: int) -> None:
+    for text in ("b2 s1024 h8:2 d64 fp16", "b4 s300 h4 d128 bf16 packed", "b1 s400 h2 d256 bf16"):
+        config, of_part = (
+            choose_config(
+                parse_with_functions(f"{it} score=alibi mask=documents").problem, device_spec(arch)
+            )
+            for it in (text, f"{text} partial")
+        )
+        assert of_part == config
 
 
 @pytest.mark.torch
