@@ -14,7 +14,7 @@ from flashsmith.runtime import run_forward
 from flashsmith.runtime.emulation import Observer, all_checks
 from flashsmith.semantics.program import SCORE, B, BoundProgram, H, K, Q, program_of
 from flashsmith.semantics.typed import FLOAT, INT, Typed, apply, read, typed_symbol, where
-from flashsmith.verify.attention_semantics import Attention, offsets
+from flashsmith.verify.attention_semantics import Attention, Ranges, offsets
 from flashsmith.verify.reference import references_of
 from flashsmith.verify.tolerance import compare
 
@@ -23,7 +23,8 @@ NUMPY = {DType.FP16: np.dtype(np.float16), DType.BF16: np.dtype(ml_dtypes.bfloat
 
 @dataclass(frozen=True)
 class Call:
-    """The shapes and options of a call; with lens_q and lens_k its sequences are packed."""
+    """The shapes and options of a call; with lens_q and lens_k its sequences are packed. With
+    ranges, the first key and the number of keys of each sequence, it is partial."""
 
     seq_q: int = 150
     seq_k: int = 201
@@ -36,6 +37,7 @@ class Call:
     softcap: float = 0.0
     lens_q: tuple[int, ...] | None = None
     lens_k: tuple[int, ...] | None = None
+    ranges: Ranges | None = None
 
     @property
     def sequences(self) -> int:
@@ -234,6 +236,10 @@ def wrong(
     packed = {}
     if call.lens_q is not None and call.lens_k is not None:
         packed = {"cu_seqlens_q": offsets(call.lens_q), "cu_seqlens_k": offsets(call.lens_k)}
+    part = {}
+    if call.ranges is not None:
+        begin, count = np.array(call.ranges, np.int32).T
+        part = {"partial": True, "k_begin": begin.copy(), "seqused_k": count.copy()}
     options = {"causal": call.causal, "window": call.window, "softcap": call.softcap}
     watching = [*(all_checks() if checks else ()), *observers]
     device = device_spec(arch)
@@ -241,18 +247,24 @@ def wrong(
         *(cfg, q, k, v),
         program=made,
         return_lse=True,
-        return_row_max=True,
+        return_row_max=call.ranges is None,
         sinks=logits,
         poisoned=True,
         arch=device if sm_count is None else replace(device, sm_count=sm_count),
         observers=watching,
         **options,
         **packed,
+        **part,
     )
     if result.emulation is not None and result.emulation.findings:
         return str(result.emulation.findings[0])
     attention = Attention(
-        call.d**-0.5, **options, lens_q=call.lens_q, lens_k=call.lens_k, program=made
+        call.d**-0.5,
+        **options,
+        lens_q=call.lens_q,
+        lens_k=call.lens_k,
+        ranges=call.ranges,
+        program=made,
     )
     expected = references_of(attention, q, k, v, logits)
     found = compare(cfg, result.o, result.lse, expected, row_max=result.row_max, lens_q=call.lens_q)

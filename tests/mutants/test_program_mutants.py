@@ -36,7 +36,8 @@ class Victim:
 
     @property
     def semantics(self) -> Semantics:
-        return Semantics(uneven=True, program=self.bound.program)
+        is_part = self.call.ranges is not None
+        return Semantics(uneven=True, partial=is_part, program=self.bound.program)
 
     @property
     def kernel(self) -> LoadedKernel:
@@ -68,6 +69,12 @@ WGMMA = Victim(
 )
 MMA_SYNC = Victim(
     config("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+trim")
+)
+# A mask that does not depend on the sequence, over keys that do.
+PARTS = Victim(
+    config("(FP16, 64, 64, 32, 1wg): tma+stages_1+q_buffers_2+regs_24_240+direct_O"),
+    PROGRAMS["scattered"],
+    Call(batch=2, seq_q=64, seq_k=140, heads_q=1, heads_k=1, ranges=((30, 20), (0, 140))),
 )
 _LISTS, _SCORES = "common/block_lists.cuh", "common/program_scores.cuh"
 _PRODUCER, _CONSUMER = "wgmma/producer.cuh", "sm90_forward/consumer.cuh"
@@ -144,7 +151,7 @@ NEAR, FROM_THE_END, STRIDED = (
     for name, call in (("near", LONG), ("from_the_end", TALL), ("strided", LONG))
 )
 _READS = "common/program.cuh"
-OF_TABLES = (
+OF_OTHERS = (
     (NEAR, SourcePatch("clamped keys as inside", _READS, "(follows & is_inside ? kInside : 0)",
                        "(is_inside ? kInside : 0)")),
     (NEAR, SourcePatch("across an end as beyond", _READS,
@@ -160,6 +167,8 @@ OF_TABLES = (
     (FROM_THE_END, SourcePatch("the last key untested", _SCORES,
                                "Place(first_column, 8 * (kNTiles - 1) + 1)",
                                "Place(first_column, 0)")),
+    (PARTS, SourcePatch("one sequence's lists for all", "common/types.cuh",
+                        "mask_by_batch || packed || partial;", "mask_by_batch || packed;")),
     (STRIDED, SourcePatch("strides as 1", _READS, " & (from.strides[kDim] == 1)", "")),
 )  # fmt: skip
 
@@ -167,7 +176,7 @@ OF_TABLES = (
 EVERY_MISTAKE = (
     *((WGMMA, it) for it in MISTAKES),
     *((MMA_SYNC, it) for it in OF_MMA_SYNC),
-    *OF_TABLES,
+    *OF_OTHERS,
 )
 # Of each kind one is enough for a plain run.
 QUICK = (

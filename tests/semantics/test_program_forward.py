@@ -37,6 +37,7 @@ CALLS = {
     "softcap": Call(softcap=1.5, seq_q=90, batch=1),
     "packed": PACKED,
     "packed causal": Call(lens_q=PACKED.lens_q, lens_k=PACKED.lens_k, causal=True),
+    "packed part": replace(PACKED, ranges=((40, 75), (0, 0), (274, 0), (3, 190))),
     "no keys": Call(seq_q=10, seq_k=0),
     "many heads": Call(batch=1, seq_q=70, seq_k=330, heads_q=6, heads_k=1, d=64),
 }
@@ -126,6 +127,14 @@ def test_tables_along_keys(name: str) -> None:
 def test_tables_in_other_kernels(cfg: KernelConfig, arch: int, name: str) -> None:
     call = replace(TALL, causal=True, lens_q=(1, 150), lens_k=(9, 170))
     made = TABLES[name](call, np.random.default_rng(3))
+    assert wrong(cfg, call, made, arch=arch) == ""
+
+
+@pytest.mark.parametrize(("cfg", "arch"), [(OVERLAP, 90), (MMA_SYNC[1], 80)], ids=["90", "80"])
+def test_parts_of_different_lengths(cfg: KernelConfig, arch: int) -> None:
+    """Under a mask that does not depend on the sequence, whose lists do."""
+    call = Call(ranges=((30, 60), (0, 201)), causal=True)
+    made = PROGRAMS["scattered"](call, np.random.default_rng(3))
     assert wrong(cfg, call, made, arch=arch) == ""
 
 

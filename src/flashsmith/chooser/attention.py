@@ -19,6 +19,7 @@ from flashsmith.runtime.cached_calls import CachedCall
 from flashsmith.runtime.forward_pass import attention_call
 from flashsmith.runtime.tensors import Array, TensorT
 from flashsmith.semantics.signature import NO_WINDOW
+from flashsmith.tracing.part_keys import PartKeys
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -183,8 +184,8 @@ def attention(
         return_row_max: also return the maximum of each row's scaled and capped scores, without the
             sink, in the same shape; -inf for a row without keys.
         partial: whether to compute a part for ``flashsmith.merge_attention``. It returns (o, lse)
-            with o in fp32, not rounded, without sinks and without gradients. Only parts take
-            seqused_k and k_begin.
+            with o in fp32, not rounded, without sinks and gradients. Only parts take seqused_k and
+            k_begin. kv_idx counts from the sequence's first key: of cu_seqlens_k, or of k.
         seqused_k: (batch,) int32: how many keys of each sequence count; None counts all from
             k_begin on. On a device only the kernel reads it.
         k_begin: (batch,) int32: the row of k where each sequence's keys begin; None is its first
@@ -220,7 +221,8 @@ def attention(
     if not (score_mod is None and mask_mod is None and mask is None and bias is None):
         functions = CallFunctions(score_mod, mask_mod, mask, bias, positions)
         sizes = sizes_of(q, k, cu_seqlens_q)
-        program, causal, window = bound_functions(functions, (causal, window), sizes)
+        part = PartKeys(seqused_k, k_begin, cu_seqlens_k)
+        program, causal, window = bound_functions(functions, (causal, window), sizes, part)
     options = ForwardOptions(
         *(causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k),
         *(max_seqlen_q, max_seqlen_k, return_lse, return_row_max, partial, seqused_k, k_begin),

@@ -161,7 +161,8 @@ def _of_program(
     hides = program is not None and program.mask is not None
     # Tiles under a function's mask differ in length, as under a causal mask.
     mask = CAUSAL if hides and not semantics.key_mask.hides else semantics.mask
-    without = replace(semantics, program="", uneven=semantics.packed, mask=mask)
+    uneven = semantics.packed or semantics.partial
+    without = replace(semantics, program="", uneven=uneven, mask=mask)
     plain = gather(replace(problem, semantics=without), device, table, family, deterministic)
     expected: dict[Any, ExpectedTime] = {}
     for one in plain.expected:

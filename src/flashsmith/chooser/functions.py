@@ -11,6 +11,7 @@ from flashsmith.semantics.signature import NO_WINDOW, check_mask
 from flashsmith.tracing import BoundFunctions, BoundProgram, bind
 from flashsmith.tracing.block_masks import is_block_mask, mask_of_blocks, mask_over_cache
 from flashsmith.tracing.captures import is_array
+from flashsmith.tracing.part_keys import PartKeys, with_vectors
 
 # A call's program, causal and window.
 Bound = tuple[BoundProgram | None, bool, tuple[int | None, int | None]]
@@ -48,14 +49,20 @@ def sizes_of(q: Any, k: Any, cu_seqlens_q: Any = None) -> ScoreSizes | None:
     return ScoreSizes(int(shapes[0][0]), int(shapes[0][2]), (int(shapes[0][1]), int(shapes[1][1])))
 
 
+_ALL_KEYS = PartKeys()
+
+
 def bound_functions(
-    functions: CallFunctions, limits: tuple[Any, Any], sizes: ScoreSizes | None
+    functions: CallFunctions,
+    limits: tuple[Any, Any],
+    sizes: ScoreSizes | None,
+    part: PartKeys = _ALL_KEYS,
 ) -> Bound:
     """A call's program, causal and window. ``limits`` are the caller's causal and window, which
     hide keys as well.
 
     A mask that equals a causal mask or a window becomes one, so that the kernels of causal and
-    window serve it.
+    window serve it. Keys of a part count from the first of their sequence.
 
     Raises ArgumentError and TraceError as tracing.bind() does, and ArgumentError for a tensor that
     does not fit the sizes.
@@ -67,8 +74,12 @@ def bound_functions(
         mask_of_blocks(it, lengths, positions) if is_block_mask(it) else it
         for it in (functions.mask_mod, functions.mask)
     ]
-    found = bind(functions.score_mod, tuple(own), lengths, positions, functions.bias)
-    return with_limits(found, limits)
+    if part.has_range:
+        lengths = None
+    vectors, bias = part.vectors, functions.bias
+    found = bind(functions.score_mod, tuple(own), lengths, positions, bias, tuple(vectors))
+    program, causal, window = with_limits(found, limits)
+    return with_vectors(program, vectors), causal, window
 
 
 class CacheSizes(NamedTuple):

@@ -46,6 +46,16 @@ def attention_with_functions(
     return this.returned(*AttentionOfProgram.apply(this, *tensors, *program.tensors))
 
 
+def tensors_with_gradients(q: Any, k: Any, keywords: Mapping[str, Any]) -> list[Any]:
+    """The tensors that require grad among those that a call's functions read. ``keywords`` are
+    attention()'s."""
+    functions = {it: keywords[it] for it in CallFunctions._fields if keywords.get(it) is not None}
+    sizes = sizes_of(q, k, keywords.get("cu_seqlens_q"))
+    program, _, _ = bound_functions(CallFunctions(**functions), (False, (None, None)), sizes)
+    tensors = () if program is None else program.tensors
+    return [it for it in tensors if getattr(it, "requires_grad", False)]
+
+
 class AttentionOfProgram(torch.autograd.Function):
     """The forward and backward pass of a call with a program.
 

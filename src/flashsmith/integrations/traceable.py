@@ -166,6 +166,10 @@ def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) 
             from flashsmith.integrations.program_gradients import attention_with_functions
 
             return attention_with_functions(q, k, v, given, plain_options(others), attention)
+    elif "jax" in sys.modules and isinstance(q, sys.modules["jax"].Array):
+        from flashsmith.integrations import jax_gradients
+
+        return jax_gradients.attention_with_functions(q, k, v, given, plain_options(others))
     return chooser.attention(q, k, v, **given, **plain_options(others))
 
 
@@ -192,12 +196,14 @@ def _attention_to_parts(
     torch = _torch or _find_torch()
     if torch is not None and isinstance(q, torch.Tensor):
         if torch.is_grad_enabled():
+            # backward() takes no functions.
+            instead = ", and take them from flashsmith.backward() with the merged o and lse"
+            instead = instead if _FUNCTIONS.isdisjoint(keywords) else ""
             for name, tensor in (("q", q), ("k", k), ("v", v)):
                 if getattr(tensor, "requires_grad", False):
                     raise ArgumentError(
                         f"partial: {name} requires grad, and {_NO_GRADIENTS_OF_PARTS}; call under "
-                        "torch.no_grad(), and take them from flashsmith.backward() with the merged "
-                        "o and lse"
+                        f"torch.no_grad(){instead}"
                     )
         if is_tracing():
             return torch.compiler.disable(_attention_to_parts)(
@@ -212,6 +218,8 @@ def _attention_to_parts(
                     "outside of JAX's transformations, and take them from flashsmith.backward()"
                 )
     keywords |= {"partial": partial, "seqused_k": seqused_k, "k_begin": k_begin}
+    if not _FUNCTIONS.isdisjoint(keywords):
+        return _parts_with_functions(q, k, v, keywords)
     arguments, names = (q, k, v, *keywords.values()), tuple(keywords)
     outputs = run_repeated(arguments, names)
     if outputs is None:
@@ -220,6 +228,20 @@ def _attention_to_parts(
         if plain is keywords:
             chooser.remember_attention(arguments, names)
     return outputs
+
+
+def _parts_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
+    """A part of attention with a score or mask function."""
+    torch = _torch
+    if torch is not None and isinstance(q, torch.Tensor) and torch.is_grad_enabled():
+        from flashsmith.integrations.program_gradients import tensors_with_gradients
+
+        for tensor in tensors_with_gradients(q, k, keywords):
+            raise ArgumentError(
+                f"partial: a tensor of shape {tuple(tensor.shape)} that a function reads requires "
+                f"grad, and {_NO_GRADIENTS_OF_PARTS}; call under torch.no_grad(), or detach it"
+            )
+    return chooser.attention(q, k, v, **plain_options(keywords))
 
 
 def _cast(q: Any, k: Any, v: Any) -> tuple[Any, ...]:

@@ -101,8 +101,6 @@ def check_request(
     if bits and ranges is not None:
         raise cannot_keep(options.bits, "partial=True merges its parts in another order")
     bound = options.program
-    if bound is not None:
-        _check_program(partial=ranges is not None)
     problem = check_problem(
         inputs,
         packing,
@@ -160,15 +158,6 @@ def program_for(bound: Any, bits: str) -> str:
         return ""
     program: Program = bound.program
     return program.exact if bits else program
-
-
-def _check_program(*, partial: bool) -> None:
-    """Raises ArgumentError for options that kernels with a score or mask function lack."""
-    if partial:
-        raise ArgumentError(
-            "partial=True: given with a score or mask function, which no partial kernel computes; "
-            "leave one out"
-        )
 
 
 def mask_options(mask: MaskLimits, scale: float, softcap: float) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.semantics.band import Band, band_of
 from flashsmith.semantics.dtype import dtype_name
-from flashsmith.semantics.program import SEQ_K, SEQ_Q, BoundProgram, Program, Q, program_of
+from flashsmith.semantics.program import SEQ_K, SEQ_Q, BoundProgram, K, Program, Q, program_of
 from flashsmith.semantics.typed import Typed
 from flashsmith.tracing.captures import Constant, Watch, captures_of, is_array, is_unchanged
+from flashsmith.tracing.part_keys import first_key
 from flashsmith.tracing.symbols import Symbol
 from flashsmith.tracing.tracer import watched_trace
 
@@ -41,6 +42,7 @@ def bind(
     lengths: tuple[int, int] | None = None,
     positions: str = "start",
     bias: Any = None,
+    part: tuple[str, ...] = (),
 ) -> BoundFunctions:
     """Traces a call's functions. ``masks`` are functions, bool tensors or None, and hide keys
     together. ``bias`` is a float tensor that is added to scores after score_mod, or None.
@@ -48,18 +50,19 @@ def bind(
 
     ``positions`` is 'start' if q_idx counts from the sequence's first query, and 'end' if the last
     query is at the last key: then q_idx is larger by seq_k - seq_q. The rows of tensors always
-    count from the first query.
+    count from the first query. ``part`` names the vectors of a part of the keys, for
+    part_keys.first_key(); these names are among the program's tensors.
 
     Raises ArgumentError for other values, and TraceError as trace() does.
     """
     given = (score_mod, *masks)
-    key = (*map(id, given), lengths, positions)
+    key = (*map(id, given), lengths, positions, part)
     # Results are not kept: they hold tensors, and would keep the caller's mask or bias in memory.
     is_kept = bias is None and not any(map(is_array, masks))
     known = _RECENT.get(key) if is_kept else None
     if known is not None and known.still_holds(given):
         return known.found
-    found, watch = _bound(score_mod, masks, lengths, positions, bias)
+    found, watch = _bound(score_mod, masks, lengths, positions, bias, part)
     if watch and is_kept:
         _remember(key, given, watch, found)
     return found
@@ -108,6 +111,7 @@ def _bound(
     lengths: tuple[int, int] | None,
     positions: str,
     bias: Any,
+    part: tuple[str, ...],
 ) -> tuple[BoundFunctions, tuple[Watch, ...]]:
     """The result of bind(), and the objects on which it depends."""
     score, mask = composed(score_mod, masks, bias, positions)
@@ -117,7 +121,7 @@ def _bound(
     if watch and sum(it is not None for it in masks) > 1:
         # all_of() holds the functions, whose results are kept for as long as they exist.
         watch = captures_of((score_mod, *masks)).watch
-    return limited(_named(bound, bias, masks), lengths, positions), watch
+    return limited(_named(bound, bias, masks), lengths, positions, part), watch
 
 
 def composed(
@@ -135,15 +139,20 @@ def composed(
     return score, functions[0] if len(functions) == 1 else all_of(*functions) if functions else None
 
 
-def limited(bound: BoundProgram, lengths: tuple[int, int] | None, positions: str) -> BoundFunctions:
+def limited(
+    bound: BoundProgram,
+    lengths: tuple[int, int] | None,
+    positions: str,
+    part: tuple[str, ...] = (),
+) -> BoundFunctions:
     """A traced program in the form that kernels take: a mask that equals a window becomes limits,
-    and q_idx becomes the position. The program's tensors have names."""
+    and q_idx and kv_idx become positions. The program's tensors have names."""
     offset = 0 if positions == "end" else None if lengths is None else lengths[1] - lengths[0]
     limits = _limits(bound, offset)
     if limits is not None:
         rest = _without_mask(bound)
-        return BoundFunctions(_placed(rest, positions), *limits)
-    return BoundFunctions(_placed(bound, positions))
+        return BoundFunctions(_placed(rest, positions, part), *limits)
+    return BoundFunctions(_placed(bound, positions, part))
 
 
 def at_row(function: Function) -> Function:
@@ -320,26 +329,33 @@ def _without_mask(bound: BoundProgram) -> BoundProgram | None:
     return _rebound(bound, bound.program.score, None)
 
 
-def _placed(bound: BoundProgram | None, positions: str) -> BoundProgram | None:
-    """The program with q_idx as the position."""
-    if bound is None or positions == "start":
+def _placed(
+    bound: BoundProgram | None, positions: str, part: tuple[str, ...]
+) -> BoundProgram | None:
+    """The program with q_idx and kv_idx as positions."""
+    if bound is None or (positions == "start" and not part):
         return bound
-    program = bound.program
-    place = {_ROW: Q, Q: Q + (SEQ_K - SEQ_Q)}
-    score, mask = (None if it is None else it.replace(place) for it in _both(program))
-    return _rebound(bound, score, mask)
+    first = first_key(part)
+    place = {K: K + first}
+    if positions == "end":
+        place |= {_ROW: Q, Q: Q + (SEQ_K - SEQ_Q) + first}
+    score, mask = (None if it is None else it.replace(place) for it in _both(bound.program))
+    return _rebound(bound, score, mask, part)
 
 
 def _both(program: Program) -> tuple[Any, Any]:
     return program.score, program.mask
 
 
-def _rebound(bound: BoundProgram, score: Typed | None, mask: Typed | None) -> BoundProgram:
-    """Another program of some of the same tensors and numbers."""
+def _rebound(
+    bound: BoundProgram, score: Typed | None, mask: Typed | None, part: tuple[str, ...] = ()
+) -> BoundProgram:
+    """Another program of some of the same tensors and numbers, and of a part's vectors."""
     program, reads, numbers = program_of(score, mask)
     old = bound.program
     given = zip(bound.tensors, bound.names, strict=True)
-    tensors = dict(zip([it.name for it in old.reads], given, strict=True))
+    tensors = {name: (name, name) for name in part}
+    tensors |= dict(zip([it.name for it in old.reads], given, strict=True))
     values = dict(zip([it.name for it in old.numbers], bound.numbers, strict=True))
     return BoundProgram(
         program,

@@ -196,6 +196,12 @@ def is_array(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(value, "dtype")
 
 
+def is_traced_by_jax(value: Any) -> bool:
+    """Whether it is an array of a transformation of JAX, which may have no value."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
 def _array_key(value: Any) -> tuple[Any, ...]:
     rank = len(value.shape)
     if rank:

@@ -33,6 +33,7 @@ from flashsmith.tracing.captures import (
     captures_of,
     is_array,
     is_tensor,
+    is_traced_by_jax,
     rebuilt,
 )
 from flashsmith.tracing.refusals import NeedsValue, check_arguments, raised, refuse
@@ -326,9 +327,11 @@ class Tracing:
         kind = dtype_name(value.dtype) or str(value.dtype)
         # These tensors are read by the kernel: as a number of the call, a tensor would have no
         # gradient.
-        if is_tensor(value) and (
-            self._reads_scalars or value.device.type != "cpu" or value.requires_grad
-        ):
+        is_read = is_traced_by_jax(value) or (
+            is_tensor(value)
+            and (self._reads_scalars or value.device.type != "cpu" or value.requires_grad)
+        )
+        if is_read:
             return Symbol(read_expression(self._tensor_name(value), kind, ()), self)
         if kind == "bool":
             self.is_reusable = False

@@ -85,7 +85,7 @@ FS_DEVICE void compact_list(int32_t* list, int n_blocks) {
 // have one set of lists for all.
 template <Semantics SEMANTICS, class Problem = ForwardKernelArgs>
 struct BlockLists {
-    static constexpr bool kByBatch = SEMANTICS.mask_by_batch || SEMANTICS.packed;
+    static constexpr bool kByBatch = kListsByBatch<SEMANTICS>;
     static constexpr bool kByHead = SEMANTICS.mask_by_head;
 
     const Problem& problem;

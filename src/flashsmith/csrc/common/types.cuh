@@ -44,6 +44,8 @@ struct Semantics {
     // Whether a kernel may encounter a partly masked tile.
     constexpr bool masked() const { return hides_keys() || uneven; }
     constexpr bool hides_keys() const { return hides_earlier || hides_later; }
+    // Whether the mask of a program may show other blocks in another sequence of the batch.
+    constexpr bool lists_by_batch() const { return mask_by_batch || packed || partial; }
     constexpr bool has_program() const { return program_scores || program_masks; }
     // Whether later queries see all keys that earlier ones see, and more.
     constexpr bool is_triangular() const { return hides_later && !hides_earlier; }
@@ -58,6 +60,8 @@ template <Semantics SEMANTICS>
 inline constexpr bool kTriangular = SEMANTICS.is_triangular();
 template <Semantics SEMANTICS>
 inline constexpr bool kHasProgram = SEMANTICS.has_program();
+template <Semantics SEMANTICS>
+inline constexpr bool kListsByBatch = SEMANTICS.lists_by_batch();
 
 // Means that this side of a window has no limit. It exceeds any sequence length.
 constexpr int32_t kUnlimited = 1 << 30;

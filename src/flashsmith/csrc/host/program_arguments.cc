@@ -55,8 +55,8 @@ void add_program_addresses(std::vector<AddressPatch>& patches, size_t first_tens
 
 int64_t number_of_lists(const Semantics& semantics, int64_t batch, int64_t heads_q,
                         int64_t tiles_per_head) {
-    const bool by_batch = semantics.mask_by_batch || semantics.packed;
-    return (by_batch ? batch : 1) * (semantics.mask_by_head ? heads_q : 1) * tiles_per_head;
+    return (semantics.lists_by_batch() ? batch : 1) * (semantics.mask_by_head ? heads_q : 1) *
+           tiles_per_head;
 }
 
 void add_lists(Plan& plan, size_t first_kernel, int64_t lists, int64_t n_blocks, size_t offset) {
