@@ -214,7 +214,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "smem_within_limit",
         "the tiles, 2 (d_head (B_c + q_stages B_r) + d_v (B_c + do_stages B_r) + ds_stages B_r "
-        "B_c) bytes, where a d_v of 0 is d_head, 72 and 80 are 96, and with cta_pair both are halved, "
+        "B_c) bytes, where a d_v of 0 is d_head, 72 and 80 are 96, and cta_pair halves both, "
         "4 (q_stages + do_stages) B_r bytes of statistics and "
         f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
         "CTA. without_dq has no dS. split_roles adds 4 B_r B_c bytes, cta_pair 8 B_r B_c, "
