@@ -27,8 +27,10 @@ from flashsmith.families import (
     Semantics,
     check_legal,
     device_spec,
+    family_named,
     parse_kernel_name_into_config,
 )
+from flashsmith.semantics.dtype import DType
 
 ROWS = Path(__file__).parents[2] / "benchmarks" / "h200" / "spills.csv.gz"
 H200 = device_spec("H200")
@@ -147,13 +149,17 @@ def test_a_softcap_takes_backward_kernels_that_have_the_registers() -> None:
 
 def test_a_pair_of_ctas_reads_rows_late_under_a_mask_function() -> None:
     """Read early they spill 20 bytes a thread there."""
-    config = choose("b1 s2048 h4 d512 bf16 backward", H200).config
-    assert (config.FAMILY, config.cta_pair, config.early_rows) == ("wgmma_backward", True, True)
+    (config, *_) = family_named("wgmma_backward").proof_configs(DType.BF16, 512)
+    assert (config.cta_pair, config.early_rows) == (True, True)
     for words, is_early in (("mask=documents&causal", False), ("score=alibi", True)):
         found = parse_with_functions(f"b1 s256 h4 d512 bf16 {words}").problem
         adapted = config.family.adapt_to_program(config, found.semantics)
         assert adapted.early_rows == is_early
         check_legal(adapted, H200)
+
+
+def test_kernels_that_were_only_emulated_are_not_chosen() -> None:
+    assert choose("b1 s2048 h4 d512 bf16 backward", H200).config.FAMILY == "mma_sync_backward"
 
 
 def test_of_a_family_that_is_asked_for_only() -> None:
