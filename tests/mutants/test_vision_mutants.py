@@ -136,9 +136,9 @@ MISTAKES = {
     ),
     "wgmma_backward": (
         SourcePatch("S lacks the last 8 columns", _WGMMA_BACKWARD,
-                    "d_steps = (d_head + 15) / 16;", "d_steps = d_head / 16;"),
+                    "d_steps = (columns + 15) / 16;", "d_steps = columns / 16;"),
         SourcePatch("dP lacks the last 8 columns", _WGMMA_BACKWARD,
-                    "d_v_steps = (d_v + 15) / 16;", "d_v_steps = d_v / 16;"),
+                    "d_v_steps = (V_columns + 15) / 16;", "d_v_steps = V_columns / 16;"),
         SourcePatch("panels of Q and do are a row further apart",
                     "wgmma_backward/consumer_state.cuh",
                     "Panel::descriptor(opaque(tile), Kernel::Q_panel_bytes);",
