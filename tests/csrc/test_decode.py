@@ -642,11 +642,11 @@ GUESSES = {
 
 def guesses(pages: Sequence[int], *quick: tuple[str, int]) -> pytest.MarkDecorator:
     """All guesses in pages of each size; all but the quick ones are of the full grid."""
-    cases = [
-        pytest.param(*one, marks=() if one in quick else pytest.mark.full)
-        for one in product(GUESSES, pages)
-    ]
-    return pytest.mark.parametrize(("guess", "page"), cases)
+    cases = [*product(GUESSES, pages)]
+    assert quick
+    assert set(quick) <= set(cases)
+    marked = [pytest.param(*one, marks=() if one in quick else pytest.mark.full) for one in cases]
+    return pytest.mark.parametrize(("guess", "page"), marked)
 
 
 @guesses((0, 24), ("other warps' are wrong", 24))
@@ -657,7 +657,7 @@ def test_what_lengths_seem_to_be_changes_no_bit(
 
 
 # A step of a warp's in one page, and not.
-@guesses((16, 24))
+@guesses((16, 24), ("other warps' are wrong", 16))
 def test_what_pages_seem_to_be_changes_no_bit(
     guess: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

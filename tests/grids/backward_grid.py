@@ -22,8 +22,8 @@ from flashsmith.verify.backward_reference import BackwardReference
 from grids.proof_grid import BATCHES, HEADS, PACKED_SEQUENCES, Pair, cover
 
 D = (32, 40, 64, 96, 128, 160, 192, 224, 256)
-# Of kernels of sm_90 alone, in a smaller part of the grid.
-WIDE_D = (264, 512)
+# In a smaller part of the grid: d of vision models, and of kernels of sm_90 alone.
+FEWER_D = (72, 80, 264, 512)
 LENGTHS = (
     (1, 1), (3, 3), (1, 239), (3, 799), (64, 128), (113, 203), (127, 129), (128, 217), (108, 256),
     (239, 1), (511, 1), (3, 513), (256, 512), (512, 256), (799, 3), (1023, 1024), (1024, 1023),
@@ -189,13 +189,13 @@ def _served_d(family: str) -> tuple[int, ...]:
 
 
 @cache
-def _wide_d(family: str) -> tuple[int, ...]:
-    """Those of WIDE_D that a family's kernels are proven for."""
+def _fewer_d(family: str) -> tuple[int, ...]:
+    """Those of FEWER_D that a family's kernels are proven for."""
     if not family or family_named(family).operation != BACKWARD.name:
         return ()
-    if family_named(family).config_class.OLDEST_ARCH < 90:
-        return ()
-    return tuple(d for d in WIDE_D if _proof_configs(family, DType.FP16, d, False))
+    most = 256 if family_named(family).config_class.OLDEST_ARCH < 90 else max(FEWER_D)
+    known = (d for d in FEWER_D if d <= most)
+    return tuple(d for d in known if _proof_configs(family, DType.FP16, d, False))
 
 
 def _window(mask: str, seq_k: int, draw: random.Random) -> Window | None:
@@ -209,8 +209,8 @@ def _window(mask: str, seq_k: int, draw: random.Random) -> Window | None:
 
 def backward_grid(family: str = "") -> Iterator[BackwardCase]:
     """Every problem of the grid, 6,264 of all D, for the kernels of a family; each has its own, of
-    the d that it serves, deterministic ones where some of its kernels are. Families of sm_90 whose
-    kernels are wider have others of WIDE_D."""
+    the d that it serves, deterministic ones where some of its kernels are. A family also has those
+    of FEWER_D that it serves."""
     served = _served_d(family)
     for dtype, d, batch in product(DType, served, BATCHES):
         for lengths in LENGTHS if batch == "dense" else PACKED_LENGTHS:
@@ -224,7 +224,7 @@ def backward_grid(family: str = "") -> Iterator[BackwardCase]:
         mask, softcap = draw.choice(MASKS), draw.choice(SOFTCAPS)
         case = BackwardCase(dtype, d, lengths, mask, softcap, batch, inputs=kind, family=family)
         yield _filled(case)
-    for dtype, d, batch, mask in product(DType, _wide_d(family), BATCHES, MASKS):
+    for dtype, d, batch, mask in product(DType, _fewer_d(family), BATCHES, MASKS):
         draw = random.Random(f"{dtype.name} {d} {batch} {mask}")
         for lengths in LENGTHS[::2] if batch == "dense" else PACKED_LENGTHS:
             softcap, kind = draw.choice(SOFTCAPS), draw.choice(BackwardReference.kinds)

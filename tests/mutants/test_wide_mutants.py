@@ -63,7 +63,7 @@ VICTIMS = {
         CAUSAL,
         (
             Asked("b1 s130:70 h1 d456 causal", "nonfinite", schedule_seed=1),
-            Asked("b1 s192:64 h1 d512 causal", schedule_seed=2),
+            Asked("b1 s190:64 h1 d512 causal", schedule_seed=2),
         ),
     ),
     "cache": OperationVictim(

@@ -38,8 +38,13 @@ def address_of(array: np.ndarray) -> int:
     return int(array.ctypes.data)
 
 
+@pytest.mark.parametrize("longest", [2**31 - 1, 39, 23])
 @pytest.mark.parametrize("rows", [0, 1, 2, 5])
-def test_rows_are_copied_from_their_steps_to_theirs(rows: int) -> None:
+def test_rows_are_copied_from_their_steps_to_theirs(
+    rows: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one where a step is longer than the driver takes."""
+    monkeypatch.setattr(driver, "_LONGEST_STEP", longest)
     source = np.random.default_rng(rows).integers(1, 256, (5, 24), np.uint8)
     to = np.zeros((5, 40), np.uint8)
     driver.copy_rows(address_of(to), 40, address_of(source), 24, 17, rows, GPU, STREAM)

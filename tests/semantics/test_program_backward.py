@@ -64,8 +64,7 @@ def test_every_kind_of_call(name: str) -> None:
     prove(PERSISTENT, "alibi_in_documents", CALLS[name], sinks=True, dlse=True)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["documents", "widths"])
+@pytest.mark.parametrize("name", full_after(1, ["documents", "widths"]))
 def test_warpgroups_in_turns(name: str) -> None:
     prove(THREE, name, CALLS["many heads"])
 
@@ -75,8 +74,7 @@ def test_dq_in_a_fixed_order(name: str) -> None:
     prove(ORDERED, name, CALLS["many heads"])
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["alibi_in_documents", "capped"])
+@pytest.mark.parametrize("name", full_after(1, ["alibi_in_documents", "capped"]))
 def test_wide_heads(name: str) -> None:
     prove(WIDE, name, CALLS["wide"])
 

@@ -36,6 +36,13 @@ def test_its_size(grid: list[BackwardCase]) -> None:
     assert {case.seed for case in theirs}.isdisjoint(case.seed for case in grid[:50])
 
 
+@pytest.mark.parametrize("family", ["mma_sync_backward", "wgmma_backward", "wgmma_dq"])
+def test_heads_of_vision_models_have_a_smaller_part(family: str) -> None:
+    narrow = [case for case in backward_grid(family) if case.d in (72, 80)]
+    assert len(narrow) == len(set(narrow)) == 432
+    assert all(case.config.d_head == case.d for case in narrow)
+
+
 def test_wider_heads_have_a_smaller_part() -> None:
     wide = [case for case in backward_grid("wgmma_backward") if case.d > 256]
     assert len(wide) == len(set(wide)) == 432

@@ -452,11 +452,11 @@ class DecodeWorkload(Workload):
         return np.stack([self.memory.head(tensor, at, head) for head in heads], axis=1)
 
     def _keys_of(self, cache: Any, sequence: int, head_k: int) -> np.ndarray:
-        """The keys (or values) of one head of one sequence: (seq_k, d)."""
+        """The keys (or values) of one head of one sequence: (seq_k, d), or (seq_k, d_v)."""
         at = self.pages[sequence].tolist() if self.problem.page else sequence
         rows = self.memory.head(cache, (at,), head_k)
         rows = rows.astype(numpy_dtype(self.problem.dtype), copy=False)
-        return rows.reshape(-1, self.problem.d)[: self.problem.seq_k]
+        return rows.reshape(-1, rows.shape[-1])[: self.problem.seq_k]
 
 
 class LatentDecodeWorkload(DecodeWorkload):

@@ -36,6 +36,8 @@ _NOT_READY = 600
 _RELAXED_CAPTURE = 2
 _UNIFIED = 4  # CU_MEMORYTYPE_UNIFIED: the address says which memory it is
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
+# CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU that is served.
+_LONGEST_STEP = (1 << 31) - 1
 _WORD = (1 << 32) - 1  # the largest 32-bit word
 
 # By CUDA major version: the oldest driver that runs programs linked with that version.
@@ -104,9 +106,9 @@ def copy_rows(
 ) -> None:
     """copy() for ``rows`` rows of ``width`` bytes, which begin ``to_step`` bytes apart at the
     target and ``step`` bytes apart at the source."""
-    if rows < 2:
-        if rows and width:
-            copy(to, source, width, ordinal, stream)
+    if rows < 2 or max(to_step, step) > _LONGEST_STEP:
+        for row in range(rows if width else 0):
+            copy(to + row * to_step, source + row * step, width, ordinal, stream)
         return
     place, other = (0, 0, _UNIFIED, 0, source, 0, step), (0, 0, _UNIFIED, 0, to, 0, to_step)
     described = _ROWS.pack(*place, *other, width, rows)

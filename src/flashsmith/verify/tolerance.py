@@ -152,7 +152,7 @@ class Comparison:
         with the largest error relative to its bound. Where NaN or infinities differ, compare()'s
         verdict stays.
         """
-        if not all(math.isfinite(it.largest) for it in self.errors.values()):
+        if not self.errors or not all(math.isfinite(it.largest) for it in self.errors.values()):
             return self
         reasons = why_over(
             {name: it.largest for name, it in self.errors.items()},

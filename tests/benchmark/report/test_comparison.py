@@ -34,6 +34,7 @@ def test_a_point_holds_flashsmith_and_the_peers_and_their_ratios() -> None:
     assert point.ratio("fa2") == pytest.approx(1.1)
     assert point.ratio("cudnn") == pytest.approx(0.55)
     assert point.best_peer.implementation == "cudnn"
+    assert point.ratio_to_best == pytest.approx(0.55)
     assert point.ratio("flex") is None
 
 

@@ -76,6 +76,11 @@ class Point:
         """flashsmith's throughput divided by the peer's; None unless both were measured."""
         return _over(self.flashsmith, self.peers.get(peer))
 
+    @property
+    def ratio_to_best(self) -> float | None:
+        """flashsmith's throughput divided by the fastest peer's."""
+        return _over(self.flashsmith, self.best_peer)
+
 
 def _ms(row: Measurement) -> float:
     return row.ms if row.ms is not None else math.inf

@@ -82,7 +82,7 @@ FS_DEVICE void compact_list(int32_t* list, int n_blocks) {
 }
 
 // The lists of a call in its workspace. Masks that depend neither on the sequence nor on the head
-// have one set of lists for all.
+// have one set of lists for all, unless sequences have their own lengths: packed ones, and parts.
 template <Semantics SEMANTICS, class Problem = ForwardKernelArgs>
 struct BlockLists {
     static constexpr bool kByBatch = kListsByBatch<SEMANTICS>;

@@ -110,7 +110,7 @@ struct WgmmaBackwardKernelConfig {
         return B_r * dq_sum_columns() + (ordered_dq ? kCounters : 0);
     }
     constexpr int dq_columns() const {
-        return dq_sum_columns() / (shares_columns() ? dq_parts() : 1);
+        return shares_columns() ? tile_columns(d_head / n_ctas()) / n_warpgroups : d_head;
     }
 };
 

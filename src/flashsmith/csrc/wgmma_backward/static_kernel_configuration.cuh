@@ -135,7 +135,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int barrier_offset = D_offset + CFG.do_stages * statistics_bytes;
 
     // A pair of barriers (full, empty) for K, V, P and each stage; then the number of the block of
-    // keys.
+    // keys, the barriers for the order of dq, and a pair for S and for dP of the other CTA.
     static constexpr int K_barriers = barrier_offset;
     static constexpr int V_barriers = K_barriers + 16;
     static constexpr int P_barriers = V_barriers + 16;

@@ -131,9 +131,11 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         program = semantics.caller_program
         if program is None:
             return cfg
+        if cfg.cta_pair and program.mask is not None:
+            # With lists of blocks, it spills 20 bytes per thread if rows are read early.
+            cfg = replace(cfg, early_rows=False)
         if program.score is None:
-            # A pair of CTAs spills 20 bytes per thread if rows are read early.
-            return replace(cfg, early_rows=cfg.early_rows and not cfg.cta_pair)
+            return cfg
         return self._with_p_beside_s(cfg)
 
     def compile_cost(self, cfg: WgmmaBackwardKernelConfig) -> float:

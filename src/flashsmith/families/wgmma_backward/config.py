@@ -299,7 +299,7 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
     @property
     def dq_columns(self) -> int:
         """How many columns of 64 rows of dQ a warpgroup computes."""
-        return self.dq_sum_columns // (self.n_warpgroups if self.shares_columns else 1)
+        return self.dq_sum_columns // self.n_warpgroups if self.shares_columns else self.d_head
 
     @property
     def dq_sum_columns(self) -> int:

@@ -81,8 +81,8 @@ def _step_cycles(
     written = cfg.B_r * both + 4 * (cfg.split_roles + 2 * cfg.cta_pair) * cfg.B_r * cfg.B_c
     sums = 0
     if not cfg.without_dq:
-        read += cfg.B_r * cfg.B_c * cfg.columns // cfg.dq_columns
-        read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.columns
+        read += cfg.B_r * cfg.B_c * cfg.dq_sum_columns // cfg.dq_columns
+        read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.dq_sum_columns
         written += cfg.B_r * cfg.B_c
         sums = cfg.B_r * cfg.dq_sum_columns * _FLOAT_BYTES
     smem = ((read + written) * element + 2 * sums) / SMEM_BYTES

@@ -42,8 +42,8 @@ _PERSISTENT_96 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True
 _EARLY_64 = _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
 _EARLY_128 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True)
 # Not measured. The first one, which also comes first under a mask, is like those that were the
-# fastest for d 64; if it were persistent, or with d 80 had pingpong, it would spill. The second one
-# is d 96's.
+# fastest for d 64; persistent without ordered_dq, or with d 80 and pingpong, it would spill. The
+# second one is d 96's.
 _VISION = (
     _Tile(128, 2, 2, _TOGETHER, dq_sums=_UNDER),
     _Tile(64, 2, 2, _TOGETHER, True, False, _UNDER, True, True, q_stages=3),
@@ -107,8 +107,8 @@ _ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
 }
 
 
-# Heads whose kernels were proven in the emulator and not yet run on a GPU. They are tuned and can be
-# named, but are chosen only if a table has them.
+# Heads whose kernels were proven in the emulator alone and not yet run on a GPU. They are tuned and
+# can be named, but are chosen only if a table has them.
 ONLY_EMULATED = frozenset({512})
 
 
