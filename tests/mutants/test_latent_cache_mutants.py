@@ -23,8 +23,8 @@ VICTIMS = {
         Semantics("causal"),
         (
             AskedLatent(
-                "b2 s2:300 h10:1 d320:256 causal page24 cache_e4m3",
-                options={"append": True, "lens_k": (300, 70), "sinks": True},
+                "b3 s2:300 h10:1 d320:256 causal page24 cache_e4m3",
+                options={"append": True, "lens_k": (300, 70, 290), "sinks": True},
             ),
         ),
         arch=90,
