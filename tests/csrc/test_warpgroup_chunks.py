@@ -25,7 +25,7 @@ from flashsmith.families import (
     parse_kernel_name_into_config,
 )
 from flashsmith.families.canonical import canonical_tile
-from flashsmith.runtime import decode_pass, run_operation
+from flashsmith.runtime import kernel_choice, run_operation
 from flashsmith.runtime.emulation import exact_mma
 from flashsmith.runtime.operation_run import prepare_operation
 from flashsmith.verify import prove
@@ -277,7 +277,7 @@ def test_the_number_of_warpgroups_affects_no_bit() -> None:
 
 def canonical_differing(sequence: Sequence, page: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many elements differ from those that the specification gives."""
-    monkeypatch.setattr(decode_pass, "emulated_arch", lambda cfg: ONE_SM)
+    monkeypatch.setattr(kernel_choice, "emulated_arch", lambda cfg: ONE_SM)
     cfg = replace(CANONICAL, dtype=sequence.dtype, d_head=sequence.d, d_v=sequence.d_v)
     cfg = replace(cfg, B_c=canonical_tile(cfg.d_head, 90, cfg.d_v))
     shared_kernels.load([cfg], sequence.semantics_of_cache(cfg), arch=90)
