@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import shared_kernels
+from plain_bits import assert_same, plain_bits
 
 from flashsmith.families import Problem, parse_kernel_name_into_config
 from flashsmith.families.device import device_spec
@@ -140,16 +141,6 @@ def attend(case: Case, cache: str, tensors: dict[str, np.ndarray], **how: Any) -
     """The bits of o and of the LSE, with every NaN alike."""
     found = run(case, cache, in_layout(case, tensors), **how)
     return {name: plain_bits(found.outputs[name]) for name in ("o", "lse")}
-
-
-def plain_bits(x: np.ndarray) -> np.ndarray:
-    bits = x.view(np.uint16 if x.itemsize == 2 else np.uint32)
-    return np.where(np.isnan(x.astype(np.float32)), bits.dtype.type(0xFFFF), bits)
-
-
-def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    for name, bits in expected.items():
-        np.testing.assert_array_equal(found[name], bits, err_msg=name)
 
 
 def converted(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -71,6 +71,19 @@ def test_qv_takes_the_columns_apart() -> None:
     assert torch.equal(pages, whole)
 
 
+def test_qv_without_v_cache_is_refused() -> None:
+    q, pages, table = drawn()
+    with pytest.raises(ArgumentError, match="v_cache"):
+        flashsmith.flash_attn_with_kvcache(
+            q[..., 512:],
+            pages[..., 512:],
+            None,
+            qv=q[..., :512],
+            cache_seqlens=LENS,
+            page_table=table,
+        )
+
+
 def test_qv_over_separate_caches_is_refused() -> None:
     q, pages, table = drawn()
     with pytest.raises(ArgumentError, match="qv: k_cache does not follow v_cache in the same rows"):

@@ -10,7 +10,7 @@ import typer
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
 from flashsmith.cli.command import App
-from flashsmith.cli.options import FAILED, Causal, Seed, SeqLens
+from flashsmith.cli.options import FAILED, KERNEL_KEYS, Causal, Seed, SeqLens
 
 if TYPE_CHECKING:
     from flashsmith.benchmark.bench import BenchPlan
@@ -23,9 +23,7 @@ KernelsOrOurs = Annotated[
         "--kernels",
         "-k",
         metavar="KEY",
-        help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
-        "hopper-dq, decode, latent, latent-mma, 'B_r,B_c', a set of your own, or short forms "
-        "separated by ';'; 'ours', alone or with others, is attention() without a config. "
+        help=f"{KERNEL_KEYS}; 'ours', alone or with others, is attention() without a config. "
         "Default: the environment variable KERNELS, else ours.",
     ),
 ]

@@ -18,15 +18,18 @@ from flashsmith.printable import printable
 FAILED = 1
 ERROR = 2
 
+# What KERNELS may be, as help texts say it.
+KERNEL_KEYS = (
+    "prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, hopper-dq, "
+    "decode, latent, latent-mma, 'B_r,B_c', a set of your own, or short forms separated by ';'"
+)
 Kernels = Annotated[
     str | None,
     typer.Option(
         "--kernels",
         "-k",
         metavar="KEY",
-        help="prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, "
-        "hopper-dq, decode, latent, latent-mma, 'B_r,B_c', a set of your own, or short forms "
-        "separated by ';'. Default: the environment variable KERNELS.",
+        help=f"{KERNEL_KEYS}. Default: the environment variable KERNELS.",
     ),
 ]
 Arch = Annotated[

@@ -412,8 +412,8 @@ def flash_attn_with_kvcache(
     values: Array | None = v_cache
     v_width = None
     if qv is not None:
-        values, v_width = None, v_cache.shape[-1]
         q, k_cache, k, v = _latent_tensors(q, qv, k_cache, v_cache, k, v)
+        values, v_width = None, v_cache.shape[-1]
         softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     keywords = {
         **_options(causal, window_size, softcap, softmax_scale, s_aux, bits),
