@@ -158,12 +158,6 @@ def test_a_pair_of_ctas_reads_rows_late_under_a_mask_function() -> None:
         check_legal(adapted, H200)
 
 
-def test_kernels_that_were_only_emulated_are_not_chosen() -> None:
-    choice = choose("b1 s2048 h4 d512 bf16 backward", H200)
-    assert choice.config.FAMILY == "mma_sync_backward"
-    assert choice.passed_over["wgmma_backward"].endswith("not chosen before a GPU has run them")
-
-
 def test_of_a_family_that_is_asked_for_only() -> None:
     problem = Problem.parse(next(iter(REPLACED))[0])
     evidence = gather(problem, H200, SHIPPED, "mma_sync")

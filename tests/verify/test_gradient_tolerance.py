@@ -139,12 +139,18 @@ def test_a_wrong_element_is_named_and_located() -> None:
     assert found.outputs == sum(array.size for array in expected.exact.values())
 
 
+@pytest.mark.parametrize("of_dlse", [0.0, 91.0], ids=["small", "mostly of dlse"])
 @pytest.mark.parametrize(("share", "ok"), [(0.9, True), (1.1, False)])
-def test_dsinks_have_bounds_of_their_own(share: float, ok: bool) -> None:
+def test_dsinks_have_bounds_of_their_own(share: float, ok: bool, of_dlse: float) -> None:
     case = one()
     _, expected = drawn_and_expected(case)
-    bound = 2**-11 * expected.sinks_size[2] + 1e-5
-    found = _wrong(case, "dsinks", (2,), float(expected.exact["dsinks"][2]) + share * bound)
+    expected.exact["dsinks"][2] += of_dlse
+    expected.rounded["dsinks"][2] += of_dlse
+    exact = float(expected.exact["dsinks"][2])
+    bound = 2**-11 * expected.sinks_size[2] + 1e-5 * max(1.0, abs(exact))
+    outputs = {key: array.copy() for key, array in expected.rounded.items()}
+    outputs["dsinks"][2] = exact + share * bound
+    found = compare_gradients(case.dtype, outputs, expected)
     assert found.ok == ok
     if not ok:
         assert found.reasons[0].startswith("dsinks: error ")

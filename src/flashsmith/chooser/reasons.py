@@ -11,7 +11,7 @@ from flashsmith.chooser.candidates import candidates
 from flashsmith.chooser.cost_model import Estimate, estimate
 from flashsmith.chooser.evidence import ExpectedTime
 from flashsmith.chooser.spills import known_spill
-from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families, is_legal
+from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families
 from flashsmith.operations import DEFAULT
 
 # A note is printed if less than this share of the rows or slots is filled, or if d is less than
@@ -148,9 +148,6 @@ def _not_weighed(family: Family, problem: Problem, device: DeviceSpec, measured:
     weighed = candidates(problem.dtype, d_head, device, masked, *kind)
     guesses = [(estimate(c, problem, device).ms, c) for c in weighed if family.name == c.FAMILY]
     if not guesses or not measured:
-        known = family.proof_configs(problem.dtype, d_head)
-        if not guesses and any(is_legal(config, device) for config in known):
-            return "its kernels of this d are not chosen before a GPU has run them"
         return f"none of its kernels fits on {device.name}"
     ms, config = min(guesses, key=lambda guess: guess[0])
     return (

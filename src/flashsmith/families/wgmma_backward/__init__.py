@@ -74,8 +74,6 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     def candidates(
         self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
     ) -> Sequence[WgmmaBackwardKernelConfig]:
-        if d_head in sets.ONLY_EMULATED:
-            return ()
         return sets.candidates(dtype, d_head, device, masked)
 
     def proven_configs(

@@ -107,11 +107,6 @@ _ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
 }
 
 
-# Heads whose kernels were proven in the emulator alone and not yet run on a GPU. They are tuned and
-# can be named, but are chosen only if a table has them.
-ONLY_EMULATED = frozenset({512})
-
-
 def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
     """The kernel for dk and dv alone that is most like a kernel for all gradients."""
     order = cfg.order if cfg.split_roles else StepOrder.SCORES_TOGETHER
