@@ -29,8 +29,8 @@ from flashsmith.errors import FlashsmithError
 from flashsmith.families import DType, FlashForwardKernelConfig, Problem
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.families.canonical import CHUNK
+from flashsmith.parallel import allgather, rank_memory
 from flashsmith.parallel import group as group_module
-from flashsmith.parallel import rank_memory, schedules
 from flashsmith.parallel.group import Group, Message
 from flashsmith.parallel.rank_memory import HERE, Word
 from flashsmith.runtime import backward_pass, forward_pass
@@ -601,7 +601,7 @@ def one_rank(
         timeout=datetime.timedelta(seconds=TIMEOUT),
     )
     # Small messages, so that K and V are gathered in several.
-    schedules.SMALLEST_MESSAGE = 1
+    allgather.SMALLEST_MESSAGE = 1
     found: dict[str, Any] = {}
     computed = record_problems()
     path = os.path.join(folder, f"{rank}.pt")

@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
-from flashsmith.parallel.calls import MOST_GATHERED, schedule_named  # noqa: E402
 from flashsmith.parallel.causal_allgather import PREFIXES  # noqa: E402
+from flashsmith.parallel.group_call import GroupCall  # noqa: E402
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits  # noqa: E402
-from flashsmith.parallel.schedules import SCHEDULES, GroupCall  # noqa: E402
+from flashsmith.parallel.schedules import MOST_GATHERED, SCHEDULES, schedule_named  # noqa: E402
 
 ZIGZAG, ALLGATHER = SCHEDULES["zigzag"], SCHEDULES["allgather"]
 

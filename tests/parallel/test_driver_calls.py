@@ -16,9 +16,9 @@ from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
 from test_gpu_memory import Driver, Event, Stream, pretended  # noqa: E402, F401
 
 from flashsmith.parallel import causal_allgather, rank_memory  # noqa: E402
+from flashsmith.parallel.group_call import GroupCall  # noqa: E402
 from flashsmith.parallel.layout import CAUSAL, Layout  # noqa: E402
 from flashsmith.parallel.rank_memory import GpuMemory, HostSync, RankMemory  # noqa: E402
-from flashsmith.parallel.schedules import GroupCall  # noqa: E402
 from flashsmith.runtime import driver  # noqa: E402
 
 ROWS, HEADS, D = 64, (4, 2), 64

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 pytestmark = pytest.mark.torch
 
 from flashsmith.parallel import calls  # noqa: E402
-from flashsmith.parallel.calls import CallOptions  # noqa: E402
-from flashsmith.parallel.schedules import GroupResults, GroupSchedule  # noqa: E402
+from flashsmith.parallel.call_options import CallOptions  # noqa: E402
+from flashsmith.parallel.group_call import GroupResults, GroupSchedule  # noqa: E402
 
 
 class Handle:

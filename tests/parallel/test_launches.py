@@ -14,8 +14,8 @@ pytestmark = pytest.mark.torch
 from pretended_gpu import Launch, PretendedGpu, pretended_gpu  # noqa: E402
 
 from flashsmith.parallel import causal_allgather  # noqa: E402
+from flashsmith.parallel.group_call import GroupCall  # noqa: E402
 from flashsmith.parallel.layout import CAUSAL, Layout  # noqa: E402
-from flashsmith.parallel.schedules import GroupCall  # noqa: E402
 from flashsmith.runtime import forget_cached_launches  # noqa: E402
 from flashsmith.runtime.cached_calls import CachedCall  # noqa: E402
 

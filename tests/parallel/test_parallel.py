@@ -27,7 +27,7 @@ from ranks import (  # noqa: E402
 
 import flashsmith  # noqa: E402
 from flashsmith.families import DType, Semantics  # noqa: E402
-from flashsmith.parallel import schedules  # noqa: E402
+from flashsmith.parallel import allgather  # noqa: E402
 from flashsmith.verify.attention_semantics import Attention, row_slices  # noqa: E402
 from flashsmith.verify.gradient_tolerance import compare_gradients  # noqa: E402
 from flashsmith.verify.gradients import Rows, compute_gradients  # noqa: E402
@@ -129,7 +129,7 @@ def test_the_problems_of_ranks_are_known_ahead(
     case = PLAIN[name]
     mask = "causal" if case.causal else ""
     sizes = f"s{case.lens_q[0]}:{case.keys[0]} h{case.heads_q}:{case.heads_k} d{case.d}:{case.d_v}"
-    monkeypatch.setattr(schedules, "SMALLEST_MESSAGE", 1)
+    monkeypatch.setattr(allgather, "SMALLEST_MESSAGE", 1)
     ahead = flashsmith.parallel.problems(
         f"b{case.batch} {sizes} fp16 {mask}",
         ranks=2,

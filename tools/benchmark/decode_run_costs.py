@@ -58,7 +58,7 @@ MOST_TURNS = 7.0
 
 @dataclass(frozen=True)
 class EqualTiles:
-    """The tiles of sequences of equal length, as csrc/mma_sync_decode/plan.cc computes them.
+    """The tiles of sequences of equal length, as csrc/mma_sync_decode/run_costs.cc computes them.
 
     A test in tests/csrc compares the two.
     """

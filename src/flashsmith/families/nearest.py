@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import log2
@@ -12,9 +12,9 @@ from flashsmith.errors import IllegalConfigError
 from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec, default_device
 from flashsmith.families.family import families
-from flashsmith.families.legal_space import AnyConfig, rules_due, with_knob
+from flashsmith.families.legal_space import AnyConfig, with_knob
 from flashsmith.families.legality import broken_rules
-from flashsmith.families.rule import LegalSpace
+from flashsmith.families.rule import LegalSpace, Rule
 
 # The changes of a config: the knobs and their new values.
 Changes = frozenset[tuple[str, object]]
@@ -40,10 +40,11 @@ def nearest_legal(
         return []  # The broken rule depends on no knob
     fixed = _fixed_knobs(cfg, space, device)
     search = _Search(space, device)
+    broken, free = search.broken(cfg, space.rules), frozenset(space.values).difference(fixed)
     found: list[tuple[Changes, AnyConfig]] = []
-    for n_changes in range(len(space.values) - len(fixed) + 1):
+    for n_changes in range(len(free) + 1):
         known = [changes for changes, _ in found]
-        legal = search.with_changes(cfg, frozenset(fixed), frozenset(), n_changes, known)
+        legal = search.with_changes(cfg, broken, free, frozenset(), n_changes, known)
         compared = islice(legal, _MOST_COMPARED)
         found += _varied(sorted(compared, key=lambda pair: _distance(cfg, pair[1])))
         # If `cfg` is legal, the result is only this config.
@@ -59,36 +60,54 @@ class _Search:
     space: LegalSpace
     device: DeviceSpec
 
+    def broken(self, cfg: AnyConfig, rules: Iterable[Rule]) -> list[Rule]:
+        return [rule for rule in rules if not rule.predicate(cfg, self.device)]
+
     def with_changes(
         self,
         cfg: AnyConfig,
-        settled: frozenset[str],
+        broken: Sequence[Rule],
+        free: frozenset[str],
         made: Changes,
         left: int,
         known: Sequence[Changes],
     ) -> Iterator[tuple[Changes, AnyConfig]]:
-        """Yields the legal configs that differ from `cfg` in `left` knobs that are not `settled`.
+        """Yields the legal configs that differ from `cfg` in `left` knobs among `free`.
 
-        `made` are the changes so far. Changes that include changes in `known` are left out.
+        `broken` are the rules that `cfg` breaks, `made` the changes so far. Changes that include
+        changes in `known`, or others that are enough, are left out.
         """
-        values = self.space.values
-        unsettled = [knob for knob in self.space.order if knob not in settled]
-        impossible = sum(getattr(cfg, knob) not in values[knob] for knob in unsettled)
-        if not impossible <= left <= len(unsettled) or any(changes <= made for changes in known):
+        if any(changes <= made for changes in known):
             return
-        if not unsettled:
-            yield made, cfg
+        if not broken:
+            if not left:
+                yield made, cfg
             return
-        knob, old = unsettled[0], getattr(cfg, unsettled[0])
-        due = rules_due(self.space, settled, knob)
-        for value in (old, *self.space.replacements(knob, old)):
-            changed = value != old
-            candidate = with_knob(cfg, knob, value) if changed else cfg
-            if all(rule.predicate(candidate, self.device) for rule in due):
-                now_made = made | {(knob, value)} if changed else made
-                yield from self.with_changes(
-                    candidate, settled | {knob}, now_made, left - changed, known
-                )
+        # A legal config differs in a knob of each broken rule.
+        ways = [free.intersection(rule.knobs) for rule in broken]
+        if _fewest_changes(ways) > left:
+            return
+        tried = frozenset.intersection(*ways) if left == 1 else min(ways, key=len)
+        for knob in sorted(tried, key=self.space.order.index):
+            free -= {knob}
+            others = [rule for rule in broken if knob not in rule.knobs]
+            for value in self.space.replacements(knob, getattr(cfg, knob)):
+                changed = with_knob(cfg, knob, value)
+                now_broken = others + self.broken(changed, self.space.rules_of[knob])
+                now_made = made | {(knob, value)}
+                yield from self.with_changes(changed, now_broken, free, now_made, left - 1, known)
+
+
+def _fewest_changes(ways: Sequence[frozenset[str]]) -> int:
+    """A lower bound of the changes that repair broken rules, given the knobs that can repair each:
+    rules without a common knob need one change each."""
+    seen: set[str] = set()
+    count = 0
+    for knobs in sorted(ways, key=len):
+        if seen.isdisjoint(knobs):
+            count += 1
+            seen |= knobs
+    return count
 
 
 def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, AnyConfig]]:

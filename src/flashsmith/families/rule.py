@@ -93,6 +93,13 @@ class LegalSpace:
         return (*self.first, *(knob for knob in self.values if knob not in self.first))
 
     @cached_property
+    def rules_of(self) -> Mapping[str, tuple[Rule, ...]]:
+        """The rules that depend on each knob."""
+        return {
+            knob: tuple(rule for rule in self.rules if knob in rule.knobs) for knob in self.values
+        }
+
+    @cached_property
     def lone(self) -> frozenset[str]:
         """The knobs whose rules depend on no other knob."""
         bound = {knob for rule in self.rules if len(rule.knobs) > 1 for knob in rule.knobs}

@@ -16,17 +16,12 @@ import torch
 from torch._compile import _disable_dynamo
 
 from flashsmith.integrations.traceable import is_tracing
-from flashsmith.parallel.calls import (
-    CallOptions,
-    attend,
-    check_whole,
-    layout_of,
-    row_dim,
-    unsharded,
-)
+from flashsmith.parallel.call_options import CallOptions
+from flashsmith.parallel.calls import attend
 from flashsmith.parallel.group import Group
 from flashsmith.parallel.problems import problems
-from flashsmith.parallel.schedules import shard_of
+from flashsmith.parallel.rank_rows import shard_of
+from flashsmith.parallel.shards import check_whole, layout_of, row_dim, unsharded
 from flashsmith.semantics.signature import NO_WINDOW
 
 if TYPE_CHECKING:

@@ -24,9 +24,7 @@ import torch
 
 from flashsmith.integrations import traceable
 from flashsmith.parallel.group import Group
-from flashsmith.parallel.layout import CAUSAL
-from flashsmith.parallel.rank_memory import Place, RankMemory, RowShape
-from flashsmith.parallel.schedules import (
+from flashsmith.parallel.group_call import (
     GroupCall,
     GroupGradients,
     GroupResults,
@@ -34,6 +32,8 @@ from flashsmith.parallel.schedules import (
     Needs,
     as_needed,
 )
+from flashsmith.parallel.layout import CAUSAL
+from flashsmith.parallel.rank_memory import Place, RankMemory, RowShape
 from flashsmith.runtime import cached_calls
 from flashsmith.runtime.backward_pass import Gradients
 from flashsmith.runtime.cached_calls import CachedCall

@@ -13,19 +13,15 @@ import torch
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Problem, Semantics
 from flashsmith.operations import BACKWARD, DEFAULT, MERGE
-from flashsmith.parallel.calls import check_schedule, limits_of, schedule_named
+from flashsmith.parallel.allgather import head_parts
+from flashsmith.parallel.calls import limits_of
 from flashsmith.parallel.causal_allgather import PREFIXES
+from flashsmith.parallel.group_call import GroupCall, GroupSchedule
+from flashsmith.parallel.kernel_calls import KernelCall, kernel_calls
 from flashsmith.parallel.layout import CAUSAL, FULL, Layout, Limits, Span
-from flashsmith.parallel.schedules import (
-    MOST_PARTS,
-    SCHEDULES,
-    GroupCall,
-    GroupSchedule,
-    KernelCall,
-    halves,
-    head_parts,
-    kernel_calls,
-)
+from flashsmith.parallel.partial_outputs import MOST_PARTS
+from flashsmith.parallel.schedules import SCHEDULES, check_schedule, schedule_named
+from flashsmith.parallel.zigzag import halves
 from flashsmith.printable import quoted
 from flashsmith.semantics.signature import NO_WINDOW, check_mask
 

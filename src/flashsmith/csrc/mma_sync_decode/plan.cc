@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <climits>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -14,6 +13,7 @@
 #include "common/constants.cuh"
 #include "host/forward_problem.h"
 #include "host/program_arguments.h"
+#include "mma_sync_decode/run_costs.h"
 #include "mma_sync_decode/warpgroup_plan.h"
 
 namespace flashsmith {
@@ -200,15 +200,6 @@ ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t mo
     return {of_queries, 0, group * parts};
 }
 
-// The costs of numbers of runs. The fields match RunCosts in families/mma_sync_decode/cost.py,
-// which documents them and has the values for GPUs. Python sets the values for a call's GPU before
-// planning.
-struct RunCosts {
-    double few_ctas, one_turn, uneven_slope, uneven_from, uneven_most, last_slope, last_start,
-        last_least, last_least_fall, full_tiles, turn_bytes, merge_bytes, merged_row_bytes;
-};
-RunCosts run_costs{};
-
 // A run may be longer than a CTA's share by this factor, so that 33 parts on 32 CTAs do not take
 // two rounds.
 constexpr float kRoundingUp = 1.125f;
@@ -217,80 +208,15 @@ constexpr int kReservedSmem = 1024;  // per CTA on an SM
 // CTAs request runs from a counter if their share is at least this.
 constexpr int64_t kLongShareBytes = 1920 << 10;
 
-// Measured on an H200, like the constants below. kMostTurns is the most runs per CTA that the GPU
-// holds. kRaggedTurns is the fewest for ragged calls: a sequence has more than kMostOfMean times
-// the mean, in a call of at least kRaggedBytes.
-constexpr double kMostTurns = 7.0, kRaggedTurns = 2.4, kRaggedBytes = 192e6;
+// Measured on an H200, like the constants below. kRaggedTurns is the fewest runs per CTA that the
+// GPU holds for ragged calls: a sequence has more than kMostOfMean times the mean, in a call of at
+// least kRaggedBytes.
+constexpr double kRaggedTurns = 2.4, kRaggedBytes = 192e6;
 constexpr float kMostOfMean = 1.25f;
 // A run has the largest power of two of parts within this factor times its share. If there are many
 // tiles, one run covers a whole tile, however many parts it has. If there are few, other CTAs would
 // wait for a longer run.
 constexpr float kOfOneRun = 1.999f, kOfSeveralRuns = 1.25f;
-
-// The time of a call of equal runs, relative to the time for its bytes, by runs per CTA that the
-// GPU holds. With fewer runs than CTAs, some SMs may have two runs and others one. If the last wave
-// has few runs, each gets more memory bandwidth, except with full tiles.
-double time_over_bytes(double turns, bool full_tiles) {
-    const RunCosts& costs = run_costs;
-    if (turns <= 1.0) {
-        const double uneven = costs.uneven_slope * (costs.uneven_from - turns);
-        return std::max(costs.few_ctas / turns,
-                        costs.one_turn + std::clamp(uneven, 0.0, costs.uneven_most));
-    }
-    const double full = std::floor(turns), rest = turns - full;
-    const double last = std::max(std::min(1.0, costs.last_slope * rest + costs.last_start),
-                                 costs.last_least - costs.last_least_fall * full);
-    return (full + (rest == 0.0 ? 0.0 : full_tiles ? 1.0 : last)) / turns;
-}
-
-// Tiles of equal sequences, and the limits for splitting them.
-struct EqualTiles {
-    double tiles;        // over all K/V heads
-    double rows;         // per tile
-    double slots;        // CTAs that the GPU holds
-    double unit_bytes;   // per block of B_c keys
-    int64_t min_units;   // per part
-    int64_t most_parts;  // per tile
-
-    double cost(int64_t runs_of_tile, double units) const {
-        const double parts = std::clamp(units / static_cast<double>(min_units), 1.0,
-                                        static_cast<double>(most_parts));
-        const double of_tile = std::min(static_cast<double>(runs_of_tile), std::ceil(parts));
-        const double turns = of_tile * tiles / slots;
-        const bool full_tiles = rows > 8;
-        const double bytes = tiles * units * unit_bytes * (full_tiles ? run_costs.full_tiles : 1.0);
-        const double merge =
-            of_tile > 1.0 ? run_costs.merge_bytes + tiles * rows * run_costs.merged_row_bytes : 0.0;
-        return bytes * time_over_bytes(turns, full_tiles) +
-               std::ceil(turns) * (full_tiles ? 2 : 1) * run_costs.turn_bytes + merge;
-    }
-    int64_t best_runs(double units) const {
-        int64_t best = 1;
-        const double most = std::min(static_cast<double>(most_parts), kMostTurns * slots / tiles);
-        for (int64_t runs = 2; static_cast<double>(runs) <= most; runs *= 2)
-            if (cost(runs, units) < cost(best, units)) best = runs;
-        return best;
-    }
-};
-
-// Runs per tile by a tile's units: `large` from `from_large` units on, and `small` below. Tiles
-// with so few units that a third number would be better are ignored.
-struct RunsBySize {
-    int64_t small, large;
-    double from_large;
-};
-
-RunsBySize runs_by_size(const EqualTiles& tiles, int64_t most_units) {
-    constexpr double kStep = 1.25, kWorthwhile = 1.004;
-    const int64_t fewest = tiles.best_runs(1.0);
-    RunsBySize runs{fewest, fewest, 0.0};
-    for (double units = kStep; units < static_cast<double>(most_units) * kStep; units *= kStep) {
-        const int64_t best = tiles.best_runs(units);
-        if (tiles.cost(runs.large, units) <= kWorthwhile * tiles.cost(best, units)) continue;
-        runs = {runs.large, best, units};
-    }
-    return runs;
-}
 
 // The most bytes of a call's keys and values with which L2 should evict them before anything else.
 // Larger calls take 3% longer that way.
@@ -378,16 +304,9 @@ void add_program(Launch& launch, const ProgramArgs& program) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) bool flashsmith_set_plan_costs(
-    const double* values, size_t count) {
-    if (count * sizeof *values != sizeof run_costs) return false;
-    std::memcpy(&run_costs, values, sizeof run_costs);
-    return true;
-}
-
 Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
                  const DeviceSpec& device, const Semantics& semantics) {
-    require(run_costs.one_turn > 0.0, "plan: no costs are set for its GPU");
+    require(has_run_costs(), "plan: no costs are set for its GPU");
     DecodeKernelArgs args;
     std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
     const DecodeProblem problem = read_problem(numbers, tensors, args);

@@ -40,7 +40,7 @@ _MOST_REGISTERS = 255
 class RunCosts:
     """The cost of a call whose tiles are read in a number of runs of equal length.
 
-    A call is planned with the number of runs that costs least (csrc/mma_sync_decode/plan.cc).
+    A call is planned with the number of runs that costs least (csrc/mma_sync_decode/run_costs.cc).
 
     A wave is one run in each CTA that the GPU can hold. The cost of a call is its bytes times a
     factor. Up to one wave, the factor is ``few_ctas`` divided by the waves, but at least

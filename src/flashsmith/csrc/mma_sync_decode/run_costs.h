@@ -1,0 +1,33 @@
+// The number of runs that a tile's keys are split into, by cost. Plain C++20 without CUDA headers.
+#pragma once
+
+#include <cstdint>
+
+namespace flashsmith {
+
+// Whether Python has set the costs for a call's GPU.
+bool has_run_costs();
+
+// Tiles of equal sequences, and the limits for splitting them.
+struct EqualTiles {
+    double tiles;        // over all K/V heads
+    double rows;         // per tile
+    double slots;        // CTAs that the GPU holds
+    double unit_bytes;   // per block of B_c keys
+    int64_t min_units;   // per part
+    int64_t most_parts;  // per tile
+
+    double cost(int64_t runs_of_tile, double units) const;
+    int64_t best_runs(double units) const;
+};
+
+// Runs per tile by a tile's units: `large` from `from_large` units on, and `small` below. Tiles
+// with so few units that a third number would be better are ignored.
+struct RunsBySize {
+    int64_t small, large;
+    double from_large;
+};
+
+RunsBySize runs_by_size(const EqualTiles& tiles, int64_t most_units);
+
+}  // namespace flashsmith
