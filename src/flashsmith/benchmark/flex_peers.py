@@ -16,7 +16,7 @@ from flashsmith.benchmark.peer import (
 from flashsmith.families import Problem
 from flashsmith.semantics import UNLIMITED
 
-# FlexAttention generates functions for the kernels of this module if its backend is FLASH.
+# With the backend FLASH, FlexAttention generates functions for the kernels of this module.
 _FLASH_KERNELS = "flash_attn.cute"
 
 

@@ -35,7 +35,8 @@ _BLOCKS = 3
 # For a cache: at most this many groups of heads are checked, with at most this many keys together.
 # A verdict needs a minimum number of outputs, for which enough groups are always checked.
 MOST_GROUPS, MOST_KEYS = 64, 1 << 19
-# The seed of do is greater by this number, which keeps it far from the seeds of q, k, v and o.
+# The seed of do is the problem's seed plus this number, so that it differs from the seeds of q, k,
+# v and o.
 _SEED_OF_DO = 1 << 31
 
 

@@ -15,8 +15,8 @@ from flashsmith.operations.latent_decode import LATENT_DECODE
 # The keys of the typical sequence for which a kernel is chosen if the choice must not depend on the
 # number of keys.
 TYPICAL_KEYS = 8192
-# The number of sequences for which it is chosen. One sequence over a latent cache would leave most
-# SMs idle, so that repeating work in parallel would seem free.
+# The number of sequences for which it is chosen. With one sequence over a latent cache most SMs
+# would be idle, and repeated work would seem to cost nothing.
 _TYPICAL_BATCH = {DECODE.name: 1, LATENT_DECODE.name: 32}
 
 

@@ -242,7 +242,7 @@ def why_not_on(
 
 
 def needs_gradients(*tensors: Any) -> bool:
-    """Whether autograd will ask for gradients of a tensor; None is no tensor."""
+    """Whether autograd will compute gradients of a tensor. None is ignored."""
     return torch.is_grad_enabled() and any(it is not None and it.requires_grad for it in tensors)
 
 

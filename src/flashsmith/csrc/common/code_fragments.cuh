@@ -2,8 +2,9 @@
 //
 // Every code is exact in fp16 and in bf16, so a product has the bits that it has with a 16-bit
 // cache. Keys are read pair by pair: ldmatrix would hand a lane four neighbouring elements, which
-// belong to two lanes. For values ldmatrix transposes pairs of columns: of 16 columns, one tile of
-// the product has the even ones and the other the odd ones; restore_columns() undoes it.
+// belong to two lanes. Values are read with ldmatrix, which transposes pairs of columns: one tile
+// of the product gets the even columns of 16, the other tile the odd columns. restore_columns()
+// restores the order.
 #pragma once
 
 #include "common/accumulators.cuh"

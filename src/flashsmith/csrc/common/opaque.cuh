@@ -6,8 +6,8 @@
 namespace flashsmith {
 
 // Makes the compiler compute all values that depend on the result where they are used. Otherwise a
-// main loop would compute the descriptors of all GEMMs ahead, which takes more registers than there
-// are.
+// main loop would compute the descriptors of all GEMMs ahead, which takes more registers than a
+// thread has.
 FS_DEVICE uint32_t opaque(uint32_t x) {
     asm volatile("" : "+r"(x));
     return x;

@@ -9,8 +9,8 @@
 
 namespace flashsmith {
 
-// The tiles of 8 columns that each of `turns` warps has. With 72 columns and two warps, the last
-// tile of one of them is behind the columns.
+// The tiles of 8 columns that each of `turns` warps has. With 72 columns and two warps, one of them
+// has a last tile beyond the columns.
 constexpr int tiles_each(int columns, int turns) {
     return (columns / 8 + turns - 1) / turns;
 }

@@ -2,7 +2,7 @@
 // once, by g++, because the headers of tvm-ffi would cost seconds of nvcc in every .cu file.
 //
 // Tensors arrive as addresses. Their strides are among the numbers of the operation, exactly as
-// Python has checked them. DLPack can describe neither a read-only NumPy array nor a problem whose
+// Python has checked them. DLPack cannot describe a read-only NumPy array, or a problem whose
 // tensors do not exist yet. A call is one flat list of numbers, because each nested tuple would
 // cost a microsecond, more than the rest of the call.
 #include <tvm/ffi/tvm_ffi.h>

@@ -39,7 +39,7 @@ constexpr SlotKind kSmall{64, 1024, 1024, 16384};
 constexpr SlotKind kLarge{kMostKeptBytes, 2, 64, 64};
 
 // The launches that one capture records on one stream. The id of a capture is unique in a process.
-// A stream is identified by its handle, because asking for the id of a stream that is being
+// A stream is identified by its handle, because a query of the id of a stream that is being
 // captured would invalidate the capture.
 struct Branch {
     unsigned long long capture = 0;

@@ -262,8 +262,9 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
     return s;
 }
 
-// The states of a sequence's rows of a K/V head over parts or over subtrees. A subtree uses the
-// slot of its first part. Sums are stored part by part, a row's statistics next to each other.
+// The softmax states of a sequence's rows for one K/V head: a state for each part of the keys, or
+// for each subtree. A subtree uses the slot of its first part. Sums are stored part by part, a
+// row's statistics next to each other.
 template <class Kernel>
 struct PartStates {
     const DecodeKernelArgs& args;

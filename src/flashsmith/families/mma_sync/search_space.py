@@ -67,7 +67,7 @@ def held_registers(cfg: FlashForwardKernelConfig) -> int:
 
 
 def worth_searching(cfg: FlashForwardKernelConfig) -> bool:
-    """Whether a legal config could be the fastest on any device."""
+    """Whether there may be a device on which this legal config is the fastest."""
     return held_registers(cfg) <= _MAX_HELD_REGISTERS
 
 
