@@ -158,6 +158,16 @@ def test_zero_dimensional_tensors_are_numbers() -> None:
     assert trace(lambda s, b, h, q, k: cap * torch.tanh(s / cap)).numbers == (3.0, 1 / 3)
 
 
+def test_a_bfloat16_tensor_is_evaluated() -> None:
+    """NumPy has no such type."""
+    slopes = SLOPES.bfloat16()
+    program = trace(lambda s, b, h, q, k: s + slopes[h]).program
+    (read,) = program.reads
+    assert program.score is not None
+    found = program.score.evaluate({"score": 0.0, "h": np.arange(4)}, {read.name: slopes})
+    np.testing.assert_array_equal(found, slopes.double().numpy())
+
+
 def test_a_zero_dimensional_tensor_that_requires_grad_is_read() -> None:
     """As a number it would have no gradient."""
     cap = torch.tensor(2.0, requires_grad=True)
