@@ -167,9 +167,7 @@ def _elu(x: Value, alpha: float = 1.0, inplace: bool = False) -> Typed:
 
 
 def _log_sigmoid(x: Value) -> Typed:
-    it = _float(x)
-    tail = apply("log1p", apply("exp", apply("negative", apply("abs", it))))
-    return choose(apply("less", it, 0.0), it, 0.0) - tail
+    return apply("negative", _softplus(apply("negative", _float(x))))
 
 
 def _gelu(x: Value, approximate: str = "none") -> Typed:
