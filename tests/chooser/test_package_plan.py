@@ -66,12 +66,6 @@ def test_the_widths_are_those_with_kernels(arch: int, operation: str) -> None:
     assert widths_of(arch, operation) == expected_widths(arch, operation)
 
 
-def promised_widths(arch: int, kind: str, operation: str) -> tuple[HeadDims, ...]:
-    """The canonical order is defined up to d 256."""
-    widths = expected_widths(arch, operation)
-    return tuple(it for it in widths if "canonical" not in kind or it != 512)
-
-
 def problems_of(
     kind: str,
     d: HeadDims,
@@ -120,7 +114,7 @@ def check_cache_plan(arch: int, kind: str, operation: str) -> None:
     needed: set[Planned] = set()
     for name in DEVICES[arch]:
         device = device_spec(name)
-        for d in promised_widths(arch, kind, operation):
+        for d in expected_widths(arch, operation):
             for problem in problems_of(kind, d, sizes, heads):
                 config = choose(problem, device)
                 needed |= as_planned(config, problem, and_uneven=not is_latent)
@@ -153,7 +147,7 @@ def check_plan(arch: int, kind: str, operation: str) -> None:
     planned = {(config, it) for it, configs in plan.kernels.items() for config in configs}
     semantics = Problem.parse(f"s1 d64 bf16 {kind}").semantics
     assert {it for _, it in planned} <= {semantics, replace(semantics, uneven=True)}
-    widths = promised_widths(arch, kind, operation)
+    widths = expected_widths(arch, operation)
     assert {config.head_dims for config, _ in planned} == set(widths)
     idle = {config for config, _ in planned}
     repeatable = (False, True) if operation == "backward" else (False,)
