@@ -144,6 +144,6 @@ def test_an_installed_package_serves_engines(changes: dict[str, Any], built: Any
     one = layer(**changes)
     build_kernels([one], REQUESTS, TOKENS)
     sizes = [(requests, queries) for requests in (1, 7, 64) for queries in (1, 4, 512)]
-    found = {one.config_for(*it) for it in sizes}
+    found: set[Any] = {one.config_for(*it) for it in sizes}
     if one.problem.bits:
         assert {config.canonical for config in found} == {1}
