@@ -22,7 +22,7 @@ from flashsmith.runtime.request import Request, suit_tma
 # A built kernel counts as fast as the chosen one if its predicted time is longer by at most this
 # share. This share is within the prediction's error, and `flashsmith build --any-length` uses the
 # same share.
-_AS_FAST = 0.02
+AS_FAST = 0.02
 # The emulator's default architecture.
 DEFAULT_EMULATED_ARCH = 80
 
@@ -122,7 +122,7 @@ def kernel_for(
     def is_as_fast(other: KernelConfig) -> bool:
         assert chooser is not None
         pair = other, cfg
-        return chooser(request.problem, device, among=pair, tolerance=_AS_FAST) == other
+        return chooser(request.problem, device, among=pair, tolerance=AS_FAST) == other
 
     noted = count_noted()
     kernel = fallback_kernels.kernel_or_other(
