@@ -263,7 +263,7 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         word="separate_dq",
         default=False,
         effect=lambda cfg: (
-            "another launch computes S, dP and dq anew, with queries kept and no sums in memory: "
+            "another launch computes S, dP and dq again, with queries kept and no sums in memory: "
             "the same bits in every run, for seven GEMMs instead of five"
             if cfg.separate_dq
             else "CTAs that keep keys compute all gradients"
