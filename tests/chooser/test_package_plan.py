@@ -179,7 +179,7 @@ def check_write_plan(arch: int, kind: str) -> None:
     plan = package_contents(arch, dtypes=(DType.BF16,), kinds=(kind,))
     planned = {(config, it) for it, configs in plan.kernels.items() for config in configs}
     needed: set[Planned] = set()
-    for d in promised_widths(arch, kind, "write_slots"):
+    for d in expected_widths(arch, "write_slots"):
         for problem in problems_of(kind, d, SIZES, HEADS):
             needed |= as_planned(write_config(problem), problem, and_uneven=True)
     assert planned == needed
