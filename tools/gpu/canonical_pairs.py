@@ -95,9 +95,11 @@ def other_configs(case: Case, device: DeviceSpec) -> list[KernelConfig]:
     """Canonical configs of all families for a case, without the chosen config."""
     found = []
     for family in families("forward"):
-        d_head = min(d for d in family.knob_values["d_head"] if d >= case.d)
+        d_heads = [d for d in family.knob_values["d_head"] if d >= case.d]
+        if not d_heads:
+            continue
         masked = True
-        for cfg in family.candidates(case.dtype, d_head, device, masked):
+        for cfg in family.candidates(case.dtype, min(d_heads), device, masked):
             other = family.canonical(cfg, device)
             if other is not None and other not in found:
                 found.append(other)
