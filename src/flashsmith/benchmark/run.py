@@ -32,16 +32,17 @@ from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
-# The emulator takes this many times as long with its checks, for estimates.
+# For estimates: with its checks on, the emulator takes this many times as long as without.
 _CHECKS_COST = 2.2
-# Seconds per score and column that the two references take together, on one core.
+# For estimates: the seconds that the two references together take on one core, per score and
+# column.
 _REFERENCE_SECONDS = 0.8e-9
 
 
 @dataclass(frozen=True)
 class Options:
-    """Values that the semantics of a task leave open; None stands for the typical value that
-    Problem gives.
+    """The values that the semantics of a task leave open. A value of None means the typical one,
+    which Problem gives.
 
     `checks`: whether to enable all checks of the emulator. `seed` determines the inputs and the
     lengths of packed sequences.
@@ -281,7 +282,7 @@ Problems = tuple[str, ...]
 
 
 def _timed(rows: Sequence[KernelRun], task: Task, seed: int) -> list[KernelRun]:
-    """The rows, with times added for correct kernels."""
+    """The same rows, with times added to those of correct kernels."""
     asked = {row.config: task.timed(row.config) for row in rows if row.ok}
     found = time_kernels({cfg: problem for cfg, problem in asked.items() if problem}, seed)
     timed = []

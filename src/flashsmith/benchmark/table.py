@@ -26,13 +26,14 @@ from flashsmith.printable import printable
 
 # Wider than any line. Output is laid out before it is printed, and rich must not wrap it again.
 _UNWRAPPED = 10_000
-# The width of texts when the output is not a terminal, unless COLUMNS gives another.
+# The width of texts when the output is not a terminal and COLUMNS is not set.
 _PIPED_WIDTH = 120
-# Prose is not wrapped to less than this; a column with longer texts may become a list.
+# Prose is not wrapped to fewer characters than _LEAST_PROSE. A column with texts longer than _LONG
+# may become a list.
 _LEAST_PROSE = 16
 _LONG = 30
 
-# A Text has a style for terminals.
+# A cell is a plain string, or a Text, which also has a style for terminals.
 Cell = str | Text
 _Rows = Sequence[Sequence[Cell]]
 

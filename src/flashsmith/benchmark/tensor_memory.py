@@ -21,7 +21,8 @@ from flashsmith.semantics.cache_format import DTYPES_OF_8BIT, CacheFormat
 from flashsmith.verify.proof_inputs import numpy_dtype
 
 Shape = tuple[int, ...]
-# The types that torch and NumPy cannot convert into each other; their bits are passed as integers.
+# The dtypes for which PyTorch and NumPy cannot convert each other's arrays; the bits of such
+# tensors are passed as integers.
 _OF_ML_DTYPES = ("bfloat16", *DTYPES_OF_8BIT)
 
 

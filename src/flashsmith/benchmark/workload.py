@@ -27,8 +27,8 @@ from flashsmith.verify.forward_reference import ForwardReference
 from flashsmith.verify.proof_inputs import check_seed, numpy_dtype
 from flashsmith.verify.tolerance import MIN_OUTPUTS
 
-# If a head has more scores, only its first, middle and last rows are checked. Checking more would
-# only take longer.
+# If a head has more scores than this, only its first, middle and last rows are checked, because
+# checking all would take too long.
 SCORES_ON_GPU = 1 << 28
 SCORES_ON_HOST = 1 << 23
 _BLOCKS = 3
@@ -58,8 +58,8 @@ class Workload:
 
     In a packed problem all sequences have the lengths of the problem, and tensors are (total,
     heads, d). The limits of a window and a softcap have the typical values of Problem. With partial
-    semantics, the part is all keys. ``memory`` holds the tensors; it is GPU 0's unless a test gives
-    another.
+    semantics, the part is all keys. ``memory`` allocates the tensors, on GPU 0 unless a test gives
+    another memory.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -217,8 +217,8 @@ class Workload:
         )
 
     def _keys(self, rows: slice) -> slice:
-        """The keys for which the rows are aligned to the bottom right, as masks require; all keys
-        if there is no mask."""
+        """The keys to which rows that end at ``rows.stop`` are aligned at the bottom right, as
+        masks require; all keys if there is no mask."""
         p = self.problem
         masked = p.semantics.key_mask.hides
         end = rows.stop + p.seq_k - p.seq_q if masked else p.seq_k
@@ -427,7 +427,7 @@ class DecodeWorkload(Workload):
     @cached_property
     def _expected_groups(self) -> tuple[list[tuple[int, int]], ProofCase]:
         """(sequence, head of k) pairs that are spread evenly, and the case with their rows in the
-        same order. Only K and V of one group are copied to the host at a time."""
+        same order. K and V are copied to the host for only one group at a time."""
         p = self.problem
         rows = p.seq_q * p.heads_q // p.heads_k
         most = min(MOST_GROUPS, MOST_KEYS // p.seq_k, self._most_scores // (rows * p.seq_k))
@@ -476,7 +476,7 @@ class LatentDecodeWorkload(DecodeWorkload):
         return {name: it for name, it in super().call_options.items() if name in known}
 
     def _tensors_of(self, group: tuple[int, int]) -> _Tensors:
-        """q, k and v of a group: the first columns of the keys are the values."""
+        """q, k and v of a group; the values are the first columns of the keys."""
         keys = self._keys_of(self.k_cache, *group)[:, None]
         return self._rows_of(self.q, *group), keys, keys[..., : self.problem.d_v]
 
@@ -484,7 +484,7 @@ class LatentDecodeWorkload(DecodeWorkload):
 class OperationWorkload:
     """A problem of any operation: the tensors that its reference draws, and its outputs.
 
-    ``memory`` holds the tensors: that of GPU 0, unless a test gives another.
+    ``memory`` allocates the tensors, on GPU 0 unless a test gives another memory.
 
     All outputs are checked, so the reference must be able to compute the problem in seconds.
 

@@ -50,7 +50,8 @@ def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | AdditionalKerne
 
 
 def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """The kernels with losses(), of families that must not spill."""
+    """Those of ``kernels`` that have losses() and belong to a family whose kernels must not
+    spill."""
     return [one for one in kernels if one.config.family.must_not_spill and losses(one)]
 
 

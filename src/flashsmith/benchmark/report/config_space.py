@@ -15,7 +15,7 @@ from flashsmith.benchmark.report.results import digits_of, is_flashsmith, rate_o
 from flashsmith.benchmark.report.svg_charts import robust_range
 from flashsmith.safe_json import whole_number
 
-# The space of a problem with fewer configs is not shown.
+# A problem with fewer configs than this does not get a section on its space.
 LEAST_CONFIGS = 4
 # At most this many rows and columns per heat map, and heat maps per page.
 MOST_ROWS = 40

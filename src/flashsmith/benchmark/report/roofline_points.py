@@ -22,8 +22,8 @@ from flashsmith.families import parse_kernel_name_into_config
 
 # A chart has at most this many lines.
 _MOST_TRACES = 10
-# A ceiling above this multiple of the highest rate is left out, since it would compress the rest of
-# the chart.
+# A ceiling higher than this multiple of the highest rate is left out, since it would compress the
+# rest of the chart.
 _IN_SIGHT = 2.0
 
 

@@ -124,8 +124,8 @@ def text_width(text: str) -> float:
 def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, float]:
     """The smallest and the largest value, without outliers.
 
-    An outlier is farther from the middle half of the values than `reach` times the width of this
-    half.
+    The middle half is the range between the quartiles. An outlier is farther from it than `reach`
+    times its width.
     """
     if len(values) < 4:
         return min(values), max(values)
@@ -226,7 +226,8 @@ class _Drawing:
         return lambda rate: _between(rate, 0.0, top, _BOTTOM, _TOP)
 
     def end_labels(self, labels: Sequence[tuple[str, str, float, float]]) -> None:
-        """Draws labels (text, class, x, y) to the right of the axes, without overlap."""
+        """Draws labels to the right of the axes so that they do not overlap; each is given as
+        (text, class, x, y)."""
         heights = spread_out([y for *_, y in labels], _LINE_HEIGHT)
         # Labels that would leave the chart are moved inside, and all others are moved by the same
         # amount.

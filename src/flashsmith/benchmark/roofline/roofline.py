@@ -64,7 +64,8 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Roofline:
-    """All ceilings of a GPU. `environment` and `time` (ISO format) are the measurement's."""
+    """All ceilings of a GPU. `environment` and `time` (ISO format) say where and when they were
+    measured."""
 
     gpu: str
     arch: int
@@ -201,7 +202,8 @@ class ProblemIntensity:
     dram: q, k, v and o count once each, which is the minimum.
     l2: what CTAs read and write; each CTA reads its Q block and all keys that the block sees.
 
-    For operations other than attention, dram and l2 count each tensor once, and exp2 is infinite.
+    For operations other than attention, dram and l2 both count each tensor once, and exp2 is
+    infinite.
     """
 
     dram: float
@@ -245,7 +247,7 @@ def _bytes_once(problem: Problem) -> tuple[int, int]:
 
 def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
     """The rates that the measured ceilings allow the config on the problem, the lowest first;
-    ceilings that do not concern it are left out."""
+    ceilings that do not limit this kernel are left out."""
     dtype = problem.dtype.name.lower()
     found = [
         Bound(f"{name}_{dtype}", rate)
