@@ -18,7 +18,7 @@ from flashsmith.semantics.signature import CACHE
 from flashsmith.semantics.sizes import FREE
 
 _TENSORS = ("cache_lens", "out", "page_table", "k", "sinks", "cu_seqlens_q")
-# LatentOptions without the scale, which is a tensor or a number.
+# The fields of LatentOptions without the scale, which may be a tensor.
 _OPTIONS = tuple(name for name in LatentOptions._fields if name != "k_scale_value")
 
 
@@ -57,7 +57,7 @@ def check_keywords(v_cache: Any, keywords: Mapping[str, Any]) -> None:
             "v_scale: a row of a latent cache is key and value, and has one scale, k_scale; leave "
             "v_scale out"
         )
-    # Without cos, which is refused, rotary_interleaved means nothing.
+    # rotary_interleaved has no meaning without cos, which is refused, so it is accepted.
     served = {*_TENSORS, *_OPTIONS, "k_scale", "config", "emulate", "rotary_interleaved"}
     for name, value in keywords.items():
         is_plain = isinstance(value, (str, int, float))

@@ -23,7 +23,7 @@ _FP32 = "float32"
 _DTYPES = (_FP32, *DTYPES)
 
 
-# The names of the operation's tensors; the index is the number of parts.
+# For each number of parts, which is the index, the names of the operation's tensors.
 _NAMES = [
     (*(part_names(i)[0] for i in range(n)), *(part_names(i)[1] for i in range(n)), "sinks")
     for n in range(MOST_PARTS + 1)
@@ -131,7 +131,8 @@ def _output_dtype(dtype: object) -> str:
 
 
 def _problem(first: TensorView, wanted: str, dtype: DType | None) -> Problem:
-    """The problem for parts like the first one; ``wanted`` is the dtype of the output.
+    """The problem for parts with the sizes and dtype of ``first``; ``wanted`` is the dtype of the
+    output.
 
     If the parts and the output are fp32, ``dtype`` selects the kernels.
     """

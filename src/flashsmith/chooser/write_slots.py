@@ -81,7 +81,8 @@ def write_slots(
         chosen = config or write_config(problem)
         prepared = prepare_operation(chosen, problem, views, emulate=emulate, options=numbers)
         prepared.run()
-        # A repeated call must return something, because None means that it was not repeated.
+        # A repeated call must return a value other than None, because None means that the call was
+        # not repeated.
         remember(prepared, ("k_cache",))
         return k_cache
 
