@@ -473,7 +473,7 @@ def _measured(
         if config != usual and config in named:
             continue  # The adapted config was itself measured
         if not stands:
-            if entry.problem.gradients != problem.gradients:  # It was measured with other gradients
+            if entry.problem.gradients != problem.gradients:  # Measured with other gradients
                 usual = parse_kernel_name_into_config(one.config).with_knobs(dtype=config.dtype)
             ms *= _growth(config, entry.problem, there, problem, device, usual)
         expected.append(ExpectedTime(config, ms))

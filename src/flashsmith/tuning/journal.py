@@ -16,7 +16,7 @@ from flashsmith.safe_json import UnusableTextError, parse_json
 from flashsmith.tuning.trial import Record
 
 FORMAT = 2
-# Older versions wrote other fields under these names.
+# Formats that can no longer be read: they have the same field names with other meanings.
 _OLDER_FORMATS = (1,)
 
 

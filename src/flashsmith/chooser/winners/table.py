@@ -308,7 +308,7 @@ def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTa
     cannot read is never overwritten.
     """
     if is_there(path):
-        WinnersTable.load(path)  # before a lock file is created next to a file that is no table
+        WinnersTable.load(path)  # Fails before a lock file is created if the file is no table
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = wait_for_lock(
