@@ -382,9 +382,9 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
     """The peers to compare on a problem, selected by ``asked``.
 
-    Gradients and caches have their own peers; those with names in ``asked`` are returned.
-    Operations from other packages come with their own peers: those whose names are in ``asked`` are
-    returned, or all of them if there are none.
+    Gradients and caches have their own peers; those that have the name of a peer in ``asked`` are
+    returned. Operations from other packages come with their own peers: again those with such a name
+    are returned, or all of them if none has one.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

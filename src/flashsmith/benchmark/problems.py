@@ -1,4 +1,4 @@
-"""The problems of a benchmark: default shapes, combinations of sizes, and named sets.
+"""The problems of a benchmark: default problems, combinations of sizes, and named sets.
 
 A named set has fixed problems, so that results from different days and machines can be compared.
 """

@@ -42,7 +42,8 @@ class LineReporter:
         self._bar: Progress | None = None
 
     def _begin(self, *columns: ProgressColumn, total: float | None, **fields: Any) -> None:
-        """On a terminal, starts a progress bar with these columns to its right."""
+        """Starts a progress bar with these columns to the right of the bar, if the output is a
+        terminal."""
         if not self._console.is_terminal or self.quiet:
             return
         what = TextColumn(

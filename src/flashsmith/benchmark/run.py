@@ -71,8 +71,8 @@ class KernelRun:
 
     `proven` is the problem on which it was proven, with the semantics for which it was compiled.
     `emulated` is the problem on which instructions and conflicts were counted. `problems` lists
-    what is wrong; it is empty if the kernel passed. `verdict` is None if the kernel did not finish;
-    `times` is None without a GPU.
+    what is wrong with the kernel; it is empty if the kernel passed. `verdict` is None if the kernel
+    did not finish; `times` is None if there is no GPU.
     """
 
     config: KernelConfig
@@ -241,7 +241,7 @@ def _not_computed(task: Task, skipped: Mapping[KernelConfig, str]) -> ArgumentEr
 def _estimates(jobs: Sequence[_Job]) -> list[float]:
     """The seconds that each kernel is expected to take.
 
-    For the first kernel of a problem they include the references.
+    The estimate for the first kernel of a problem includes the time of the references.
     """
     estimates, known = [], set[Problem]()
     for job in jobs:
@@ -266,7 +266,8 @@ def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Jo
 def _libraries(
     jobs: Sequence[_Job], target: Target, reporter: ProgressReporter
 ) -> dict[KernelConfig, KernelLibrary]:
-    """For each config, the library that contains it for the semantics with which it is proven."""
+    """For each config, a library that contains its kernel, compiled for the semantics with which
+    the kernel is proven."""
     groups: dict[Semantics, list[KernelConfig]] = {}
     for job in jobs:
         groups.setdefault(job.proven.semantics, []).append(job.config)

@@ -153,7 +153,7 @@ def plain_table(columns: Sequence[Column], rows: _Rows) -> str:
 
 
 def _escaped(cell: Cell) -> Cell:
-    """The cell on one line and without control characters, so that only the layout can add line
+    """The cell with line feeds and control characters escaped, so that only the layout can add line
     feeds."""
     return cell if isinstance(cell, Text) else printable(cell)
 
@@ -163,7 +163,7 @@ def _lines_of(cell: Cell) -> list[str]:
 
 
 def rich_table(columns: Sequence[Column], rows: _Rows, narrow: bool = False) -> Table:
-    """The rows as a table of rich; with `narrow`, only one space is between columns."""
+    """The rows as a table of the package rich; with `narrow`, columns are only one space apart."""
     table = Table(
         box=box.SIMPLE_HEAD,
         header_style="bold",
@@ -240,7 +240,8 @@ def _with_column(table: _Table, place: int, cells: Sequence[Cell]) -> _Table:
 
 
 def _longest_column(table: _Table) -> int | None:
-    """The column with the longest texts that may not be wrapped; None if its texts are short."""
+    """The index of the column with the longest texts among those that may not be wrapped; None if
+    these texts are short."""
     lengths = {
         n: _column_width(table, n)
         for n, column in enumerate(table.columns)

@@ -41,7 +41,7 @@ class TimedSize:
     def length(self, semantics: Semantics) -> int:
         """The length of the sequences.
 
-        For an uneven kernel, it does not fill the kernel's tiles.
+        For a kernel for uneven lengths, this length is not a multiple of the kernel's tiles.
         """
         return self.seq - (semantics.uneven and not semantics.packed)
 
@@ -103,7 +103,7 @@ class Size:
 
     def check(self, cfg: KernelConfig) -> None:
         """Raises ArgumentError if a value is below 1, or if a problem of this size would run a
-        kernel whose semantics are not the task's."""
+        kernel compiled for semantics other than the task's."""
         for name, value in (("batch", self.batch), ("heads", self.heads), ("seq", self.seq)):
             if value < 1:
                 raise ArgumentError(f"{name}={value}: give a whole number above 0")

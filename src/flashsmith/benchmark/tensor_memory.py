@@ -32,7 +32,8 @@ class TensorMemory(Protocol):
     def draw(
         self, shape: Shape, dtype: DType, seed: int, cache: CacheFormat = CacheFormat.PLAIN
     ) -> Any:
-        """A new tensor of random values, which are rounded to 8-bit floats for an fp8 cache."""
+        """A new tensor of random values; if ``cache`` is an fp8 format, the values are rounded to
+        8-bit floats."""
 
     def put(self, array: np.ndarray) -> Any:
         """A new tensor with the contents of a host array."""

@@ -384,7 +384,8 @@ class Replay:
     ) -> Replay:
         """Captures ``calls``, each with tensors of its own, in a graph.
 
-        They are repeated until the graph has at least ``least`` calls (default: CALLS_IN_GRAPH).
+        The calls are repeated until the graph has at least ``least`` of them (default:
+        CALLS_IN_GRAPH).
 
         Raises any error that a call or the capture raises.
         """
@@ -411,7 +412,8 @@ def measure(
 ) -> dict[str, Samples]:
     """Times all implementations.
 
-    Returns the samples by name, in the given order. The samples of a Replay are times per call.
+    Returns the samples by name, in the given order. For a Replay, the samples are times per call,
+    not per launch of the graph.
 
     Launches follow each other without waiting, since an idle GPU raises its clock above the one it
     can keep under load. If ``clock`` is None, it is the current stream of GPU 0; if ``telemetry``

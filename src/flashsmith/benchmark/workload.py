@@ -57,9 +57,9 @@ class Workload:
     """q, k and v of ``problem`` with standard normal values, and an output ``o``.
 
     In a packed problem all sequences have the lengths of the problem, and tensors are (total,
-    heads, d). The limits of a window and a softcap have the typical values of Problem. With partial
-    semantics, the part is all keys. ``memory`` allocates the tensors, on GPU 0 unless a test gives
-    another memory.
+    heads, d). The limits of a window and a softcap have the typical values that Problem gives. With
+    partial semantics, the part consists of all keys. ``memory`` allocates the tensors, on GPU 0
+    unless a test gives another memory.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -153,8 +153,8 @@ class Workload:
     def _if_finite(
         self, found: Comparison, outputs: Iterable[Any], ours: Comparison | None
     ) -> Comparison:
-        """The verdict on a part of the outputs, or a failure if any other output is NaN or
-        infinite."""
+        """Returns ``found``, the verdict on the outputs that were compared, or a failure if any
+        other output is NaN or infinite."""
         found = found if ours is None else found.compared_with(ours)
         wrong = sum(map(self.memory.nonfinite, outputs)) if found.ok else 0
         if not wrong:
@@ -162,7 +162,7 @@ class Workload:
         return replace(found, reasons=(f"{wrong} outputs are NaN or infinite",))
 
     def _named(self, *names: str) -> dict[str, Any]:
-        """The attributes with these names, without the ones that are None."""
+        """The attributes with these names, except those that are None."""
         return {name: it for name in names if (it := getattr(self, name)) is not None}
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -199,8 +199,8 @@ class Workload:
         return self._cases[scores]
 
     def _case_of_rows(self, parts: Iterable[_Tensors]) -> ProofCase:
-        """The case of the forward pass for these rows, with the mask and the numbers of the
-        problem."""
+        """The case for the proof of these rows of the forward pass, with the mask and the numbers
+        (such as the scale) of the problem."""
         return ForwardReference().given_rows(
             self.problem, parts, self.problem.keywords, on_gpu=self._on_gpu
         )
@@ -308,7 +308,7 @@ class BackwardWorkload(Workload):
 
     @cached_property
     def _case(self) -> ProofCase:
-        """The case for these groups, which become the sequences of a batch."""
+        """The case for the proof of the checked groups, which become the sequences of a batch."""
         p = self.problem
         left, right = p.window or NO_WINDOW
         inputs = {name: self._of_groups(getattr(self, name), name) for name in ("do", *"qkvo")}

@@ -121,8 +121,8 @@ def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
 
 
 def _shard_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str) -> str:
-    # A __global__ template cannot be declared extern in another translation unit, so each shard has
-    # plain functions that return its kernels.
+    # A __global__ template cannot be declared extern in another translation unit, so each shard
+    # defines plain functions that return pointers to its kernels.
     cpp = configs[0].family.cpp
     body = "\n".join(_functions(cfg, semantics) for cfg in configs)
     includes = f'#include "{HEADER}"\n\n#include "{cpp.kernel_header}"\n'

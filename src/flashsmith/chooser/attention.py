@@ -169,8 +169,8 @@ def attention(
         mask: another mask: a function, a value of ``flashsmith.masks``, a PyTorch BlockMask, or a
             bool tensor (batch or 1, heads_q or 1, seq_q or 1, seq_k or 1). A query sees a key only
             if causal, window, mask_mod and mask all show it.
-        bias: an fp16, bf16 or fp32 tensor of the same shape as a mask tensor; it is added to the
-            scores after score_mod. It has a gradient in PyTorch.
+        bias: an fp16, bf16 or fp32 tensor whose dimensions are as for a mask tensor; it is added to
+            the scores after score_mod. It has a gradient in PyTorch.
         positions: 'start': q_idx of a sequence's first query is 0. 'end': it is seq_k - seq_q, as
             for causal. Rows of tensors always count from the first query.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has rows

@@ -4,8 +4,7 @@ A name is a value of flashsmith.scores or flashsmith.masks, or 'module:function'
 combined as in Python: 'alibi+softcap', 'documents&causal', '~window(9)'. A value's arguments are
 numbers, and tensors by dtype and sizes: 'documents(int32[b,s])'. In sizes, b, h, q and k stand for
 the problem's sizes, and s for k. A value that is given without arguments gets the usual ones. A
-tensor alone is
-a bias, or a mask: 'float32[b,h,q,k]', 'bool[q,k]'.
+tensor alone is a bias or a mask: 'float32[b,h,q,k]', 'bool[q,k]'.
 """
 
 from __future__ import annotations

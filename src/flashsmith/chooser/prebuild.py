@@ -62,8 +62,8 @@ class AnyLength:
     examined.
 
     problem: the problem; its batch and lengths mean nothing. count: how many problems were
-    examined. chosen: how many different configs were chosen for them. configs: for each semantics,
-    the configs that must be compiled for it.
+    examined. chosen: how many different configs choose() chooses for them. configs: for each
+    semantics, the configs that must be compiled for it.
     """
 
     problem: Problem

@@ -103,7 +103,7 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
 
 @cache
 def version_here() -> str:
-    """The version of flashsmith and a hash of its sources.
+    """The version of flashsmith and a hash of its sources, as they were when this process started.
 
     All machines of a cluster must return the same text.
     """

@@ -61,7 +61,7 @@ class WorkerGpu:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: The name of LocalExecutor's GPU.
+#: The name that LocalExecutor gives to its only GPU.
 LOCAL_GPU = "GPU"
 
 

@@ -73,9 +73,9 @@ class Halving:
     that are within the margin of the last rung. These kernels are interleaved; each is launched for
     `final_ms` and at least `final_least` times. A long problem tries only the kernels that would
     survive the first rung of its reference problem with the margin `entry_margin`. Refinement tries
-    the neighbours of
-    the best `leaders` kernels. If some kernels are not deterministic, the deterministic ones are
-    also ranked separately, since the table needs the best kernel and the best deterministic kernel.
+    the neighbours of the `leaders` best kernels. If some kernels are not deterministic, the
+    deterministic ones are also ranked separately, since the table needs the best kernel and the
+    best deterministic kernel.
 
     The margins are several times the noise of these few launches, so that noise does not eliminate
     the best kernel.
@@ -173,15 +173,15 @@ class Task:
 class RaceState:
     """The state of a race.
 
-    joined: the trials of all kernels that have joined, by short form. active: the trials that may
-    still win. dropped: for each other trial, the reason why the race dropped it; a failed kernel's
-    trial has its own reason.
+    joined: the trials of all kernels that have joined the race, by short form. active: the trials
+    of the kernels that may still win. dropped: for each other trial, the reason why the race
+    dropped it; a failed kernel's trial has its own reason.
     rung: the current rung, counted from 0; the number of rungs if all are complete. pending: the
     trials of the kernels that must be proven or timed to complete the rung, in order. waiting:
     whether no kernel has entered yet because the first rung of the reference is not complete.
     searched: whether all rungs are complete and no neighbour is left. closed: whether the search
     was ended early. decided: whether there was a final with the current finalists. failed_finals:
-    how often this final failed.
+    how often a final with these finalists failed.
     """
 
     race: Race

@@ -36,7 +36,7 @@ _SHOWN = 3
 def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measurement]:
     """One row for each kernel of each race.
 
-    For a problem, the timed kernels come first, fastest first.
+    Among the rows of one problem, the timed kernels come first, fastest first.
 
     Rows are ranked by `ms`, which is the median time in the final, or the median time in a rung
     scaled to the final; `protocol` names the stage. `best_ms` is scaled in the same way. `note`
@@ -110,8 +110,8 @@ def record_beside(
 
 
 def summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
-    """For --json: for each problem, the best configs, the configs that attention() uses by the
-    shipped tables, and how many kernels ended in each status."""
+    """The summary for --json. It has for each problem the best configs, the configs that
+    attention() uses according to the shipped tables, and how many kernels ended in each status."""
     return [
         {
             "problem": str(state.problem),
@@ -137,8 +137,8 @@ def _figures(state: RaceState, trial: Trial) -> dict[str, Any]:
 
 
 def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[str] = ()) -> None:
-    """Prints the best configs for each problem, and the configs that attention() uses by the
-    shipped tables.
+    """Prints for each problem the best configs, and the configs that attention() uses according to
+    the shipped tables.
 
     If there are several kinds of GPU, each problem names its kind.
     """
@@ -195,7 +195,8 @@ def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
 def culls(states: Sequence[RaceState]) -> Counter[str]:
     """Counts how many configs were culled for each reason.
 
-    Reasons that differ only in numbers are counted together, under the text of the first.
+    Reasons whose texts differ only in numbers are counted together, under the text that occurs
+    first.
     """
     first: dict[str, str] = {}
     counted: Counter[str] = Counter()

@@ -426,7 +426,8 @@ class Sweep:
 
     @property
     def doing(self) -> dict[str, str]:
-        """For each GPU, its current problem and the best kernel so far."""
+        """For each GPU, the problem that it measures now and the best kernel for that problem so
+        far."""
         return {name: self._doing(bench.last_problem) for name, bench in self._benches.items()}
 
     def _doing(self, problem: Problem | None) -> str:
@@ -443,7 +444,7 @@ def run_sweeps(sweeps: Sequence[Sweep], executor: Executor, progress: SweepProgr
     """Runs all sweeps at the same time.
 
     Each first searches and then has its finals. A sweep that has spent its budget ends early. The
-    executor is closed in any case, also after an exception.
+    executor is always closed at the end, also after an exception.
 
     Raises CompileError; raises LaunchError, after the other sweeps are over, if a sweep has lost
     all its GPUs.

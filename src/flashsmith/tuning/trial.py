@@ -113,7 +113,7 @@ class Trial:
         return {stage: samples.median_ms for stage, samples in self.samples.items()}
 
     def after(self, stage: str, samples: Samples, origin: Mapping[str, Any]) -> Trial:
-        """This trial with the timings of one more stage."""
+        """A copy of this trial to which the timings of one more stage are added."""
         timed, origins = {**self.samples, stage: samples}, {**self.origins, stage: origin}
         return replace(self, samples=timed, origins=origins)
 
@@ -122,10 +122,10 @@ class Trial:
 class Record:
     """The result of one request to a compiler or the bench; a line of the journal.
 
-    builds: the kernels that the request was about. A record has exactly one of these results.
-    `facts` are a compiled kernel's, and `proof` is the result of a check. `samples` has an
-    item for each build, and `origin` says where and when they were timed. `failure` is the status
-    that results, and the reason.
+    builds: the kernels that the request was about. A record has exactly one of the following
+    results. `facts` are a compiled kernel's, and `proof` is the result of a check. `samples` has an
+    item for each build, and `origin` says where and when they were timed. `failure` is the
+    resulting status of the kernel, and the reason.
 
     Raises ValueError if these do not fit the stage.
     """

@@ -1,5 +1,5 @@
-"""ProfileRow: what the profiler measured for one kernel on one problem; and the files of such
-rows."""
+"""ProfileRow, which has what the profiler measured for one kernel on one problem, and the files of
+such rows."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class Point:
         return min(self.peers.values(), key=_ms, default=None)
 
     def failure(self, peer: str | None = None) -> Measurement | None:
-        """A failed row of the peer, or of flashsmith if `peer` is None; None if no such row
-        failed."""
+        """A failed row of the peer, or of flashsmith if `peer` is None; None if there is no such
+        row."""
         own = peer is None
         names = (row for row in self.wrong if is_flashsmith(row) == own)
         return next((row for row in names if own or row.implementation == peer), None)

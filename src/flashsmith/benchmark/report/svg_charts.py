@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from flashsmith.benchmark.report.results import FLASHSMITH
 
-# A width that fits a phone at full text size; wide screens show several charts in a row.
+# The width of a chart. It fits a phone at full text size; wide screens show several charts side by
+# side.
 WIDTH = 420.0
 _LEFT, _TOP, _BOTTOM = 40.0, 12.0, 226.0
 _LINE_HEIGHT = 13.5
@@ -137,7 +138,7 @@ def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, fl
 def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
     """Moves positions apart, to distances of at least `gap`.
 
-    They keep their order and stay close to the wanted positions.
+    The positions keep their order and stay close to the wanted ones.
 
     Labels that overlap form a block around the mean of their wanted positions.
     """

@@ -52,8 +52,8 @@ LoggedSizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
 
 
 class NearEntry(NamedTuple):
-    """An entry, its distance from the problem in octaves, and how its kind differs from the
-    problem's kind ('' if they are equal).
+    """An entry, its distance from the problem in octaves, and a text that says how the entry's kind
+    differs from the problem's kind ('' if the kinds are equal).
 
     ``exact``: whether the entry has the key of the problem.
     """

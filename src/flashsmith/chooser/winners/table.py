@@ -36,7 +36,7 @@ SCHEMA = 1
 PREFERENCES = ("newer", "faster")
 # Says whether a record of a table's JSON is wanted; None means that all records are.
 RecordFilter = Callable[[Any], bool] | None
-# At most this many notes on ignored entries are kept; further notes are only counted.
+# At most this many notes on ignored entries are kept; any further ignored entries are only counted.
 MOST_NOTES = 200
 # How many seconds to wait for the lock of a table; a process holds it while it reads and writes the
 # table once.
@@ -47,8 +47,8 @@ class WinnersTable:
     """The entries of a table, at most one for each place: a key and the sizes of the measured
     problem (Entry.place).
 
-    ``notes`` says what was ignored when the table was read, and why. ``versions`` are the versions
-    of the files that were read; see storage.file_version().
+    ``notes`` says which parts were ignored when the table was read, and why. ``versions`` are the
+    versions of the files that were read; see storage.file_version().
     """
 
     def __init__(
@@ -234,7 +234,8 @@ class WinnersTable:
 
         With 'newer', the entry that was measured later is better, at equal times the one of
         ``other``. With 'faster', the entry whose best config has more TFLOP/s is better, in any
-        environment. If only one of two entries has figures of a family, these are kept.
+        environment. If only one of the two entries has figures of a family, these figures are kept
+        in any case.
         """
         if prefer not in PREFERENCES:
             raise ArgumentError(f"prefer={quoted(prefer)}: allowed are {', '.join(PREFERENCES)}")
