@@ -30,7 +30,7 @@ class CudnnPeer:
     """cuDNN's forward pass over dense sequences, over a dense cache that every sequence fills, or
     over a paged cache.
 
-    The graph is built once, and only its execution is timed.
+    The graph of a problem is built once, and only its execution is timed.
     """
 
     name: str = "cudnn_frontend"

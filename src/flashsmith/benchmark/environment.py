@@ -57,7 +57,7 @@ class Environment:
     @classmethod
     @cache
     def collect(cls, ordinal: int | None = 0) -> Environment:
-        """The environment of this process with GPU ``ordinal`` (None: no GPU).
+        """The environment of this process with GPU ``ordinal``; None stands for no GPU.
 
         The result is cached.
 
@@ -132,7 +132,7 @@ def _revision() -> str:
 
 @dataclass
 class Reading:
-    """The medians of the readings so far; None if there were none."""
+    """The readings so far; the properties are their medians, or None if there were none."""
 
     clocks: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)

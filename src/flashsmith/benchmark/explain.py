@@ -1,5 +1,5 @@
-"""`flashsmith explain`: what is known about one config before it is built, from its build, and from
-a small run."""
+"""`flashsmith explain`: what is known about one config before its kernel is built, from the build,
+and from a small run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class KnobEffect:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The result of `flashsmith explain`. Only legal configs have the fields after `order`."""
+    """The result of `flashsmith explain`. The fields after `order` are set only for legal
+    configs."""
 
     config: KernelConfig
     target: Target
@@ -105,8 +106,8 @@ def explain(cfg: KernelConfig, target: Target, reporter: ProgressReporter) -> Ex
     """Explains `cfg`: builds its kernel for `target` if necessary, and emulates it on a small
     problem.
 
-    An illegal config is explained only by what is known before a build. Raises any error of
-    building.
+    For an illegal config, the explanation has only what is known before a build. Raises any error
+    of building.
     """
     known = _before_building(cfg, target)
     if not known.legal:

@@ -92,9 +92,10 @@ def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> Kernel
 def attention_implementation(
     config: KernelConfig, workload: Any, name: str = OURS
 ) -> KernelImplementation:
-    """attention() or attention_with_cache(), which choose a kernel at each call.
+    """An implementation that calls attention() or attention_with_cache(), which choose a kernel at
+    each call.
 
-    ``config`` is the config that they choose. The name OURS_FREE stands for split='free'.
+    ``config`` is the config that the function chooses. The name OURS_FREE stands for split='free'.
 
     The implementation calls the function that `flashsmith.attention` wraps, because the wrapper
     takes 0.5 us to find out whether PyTorch is tracing.

@@ -106,7 +106,7 @@ def run_functions(
     reporter: ProgressReporter,
 ) -> FunctionReport:
     """Proves the functions of ``found``. ``configs`` are kernels of the forward and the backward
-    pass; None uses the kernels that attention() chooses.
+    pass; None means the kernels that attention() chooses.
 
     Raises ArgumentError if no selected kernel computes the problem, or the problem has other
     semantics than masks, softcap and packing; and any error of building.
@@ -201,7 +201,7 @@ def _row(name: str, check: values.ValueCheck, note: str) -> FunctionCheck:
 
 
 def _within(causal: bool, window: Any, points: values.Points) -> np.ndarray:
-    """For each point, whether causal and window leave it visible."""
+    """For each point, whether causal and window leave its key visible."""
     at, limits = points.values, check_mask(causal, window)
     distance = at["k"] - (at["q"] + at["seq_k"] - at["seq_q"])
     inside: np.ndarray = (distance >= -limits.left) & (distance <= limits.right)
@@ -312,7 +312,8 @@ class _Case:
         return cls(attention, options, tensors, exact, sequences_of(problem, lens))
 
     def checks(self, cfg: KernelConfig, device: DeviceSpec) -> Iterator[FunctionCheck]:
-        """Value, bits and findings of one kernel."""
+        """Yields the checks of one kernel: its values, its bits, and the findings of the
+        emulator."""
         is_backward = cfg.family.operation == BACKWARD.name
         name, run = ("gradients", self._backward) if is_backward else ("output", self._forward)
         deterministic = cfg.family.is_deterministic(cfg)

@@ -105,8 +105,8 @@ def is_cache_folder(root: Path) -> bool:
         return False
     if kind != stat.S_IFDIR:
         raise _refused(root, "is not a folder, or is a symbolic link")
-    # Listed before the marker is read, because a process completes the marker before it adds other
-    # files.
+    # The folder is listed before the marker is read, because a process completes the marker before
+    # it adds other files.
     names = os.listdir(root)
     if _marker(root) != _MARKER_TEXT:
         if _may_become_ours(root, names):

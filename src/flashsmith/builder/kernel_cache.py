@@ -58,7 +58,8 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 _MIB = 2**20
-# Longer than any build takes. After this time, it is better to build twice than to hang.
+# How many seconds to wait for another build: longer than any build takes. After that, building
+# twice is better than hanging.
 _BUILD_PATIENCE_SECONDS = 1800.0
 
 
@@ -132,7 +133,7 @@ class Cache:
                 if not is_from_system(error):
                     raise
                 return None
-            # In a cache that is read-only, this does nothing.
+            # If the cache is read-only, this call does nothing.
             in_use.note_use()
             return KernelLibrary(path, manifest, in_use)
 
@@ -334,7 +335,8 @@ class Cache:
             key_lock.release()
 
     def clear(self) -> RemovedLibraries:
-        """Removes everything that flashsmith put into the cache, except what a process is using."""
+        """Removes everything that flashsmith put into the cache, except libraries that a process is
+        using."""
         removed = self.prune(0)
         with self.errors("write"):
             if is_cache_folder(self.root):

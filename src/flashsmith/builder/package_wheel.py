@@ -31,7 +31,7 @@ from flashsmith.operations import DEFAULT
 
 # The usual limit of package indexes on the size of a file, in bytes.
 MOST_BYTES = 100_000_000
-# What a part needs besides its libraries' files: the index, metadata and licenses.
+# The bytes that a part needs apart from its libraries' files: for the index, metadata and licenses.
 _OTHER_FILES = 200_000
 
 

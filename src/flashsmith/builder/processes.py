@@ -55,7 +55,7 @@ class _Running:
     def __init__(self, command: Command, cwd: Path) -> None:
         self.command = command
         self.start = time.monotonic()
-        # The output goes to memory, because a file on a full disk could not hold the compiler's
+        # The output goes to memory, because a file on a full disk could not store the compiler's
         # error message.
         try:
             self.words = os.fdopen(os.memfd_create(command.name), "w+b")

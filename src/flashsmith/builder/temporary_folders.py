@@ -96,7 +96,8 @@ class TemporaryFolders:
     def _create(self) -> tuple[Path, HeldLock]:
         while True:
             folder = self._new_path()
-            # If another process removes the folder before it is locked, another one is created.
+            # If another process removes the new folder before it is locked here, another folder is
+            # created.
             with contextlib.suppress(FileNotFoundError):
                 make_folder(folder)
                 lock = try_lock(folder / LOCK, create=True)

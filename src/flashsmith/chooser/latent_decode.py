@@ -29,8 +29,8 @@ def attention_with_latent_cache(
     keywords: Mapping[str, Any],
     choosers: Mapping[str, Chooser],
 ) -> Any:
-    """attention_with_cache() with ``v_width``; ``keywords`` are all of its keywords, and
-    ``choosers`` choose kernels, by the value of ``split``."""
+    """attention_with_cache() with ``v_width``; ``keywords`` has all of its keywords, and
+    ``choosers`` has, for each value of ``split``, the function that chooses a kernel."""
     check_keywords(v_cache, keywords)
     config = keywords["config"]
     check_config_for(LATENT_DECODE.name, "config", config)

@@ -18,7 +18,7 @@ from flashsmith.operations import DEFAULT
 # the share _OF_D_HEAD of d_head.
 _FILLED = 0.8
 _OF_D_HEAD = 0.9
-# From this many keys on, it is worthwhile to split K and V among CTAs.
+# With at least this many keys, it is worthwhile to split K and V among CTAs.
 _LONG_K = 1024
 
 

@@ -105,7 +105,7 @@ class Libraries(Protocol):
 
 @dataclass(frozen=True)
 class Runner:
-    """Everything that is needed to compile for one device and to measure on it.
+    """All that is needed to compile kernels for one device and to measure on that device.
 
     environment: everything that figures depend on, by name; the records of a journal are valid only
     for the same environment. origin: what rows store about the environment. process_environment:

@@ -172,8 +172,8 @@ class _Rows:
 
 
 def _median(launches: list[ProfiledLaunch]) -> ProfiledLaunch:
-    """The launch with the median duration; of an even number, the shorter of the two in the
-    middle."""
+    """The launch with the median duration; if the number of launches is even, the shorter of the
+    two in the middle."""
     times = [launch.metrics.get("gpu__time_duration.sum", math.inf) for launch in launches]
     return launches[times.index(statistics.median_low(times))]
 

@@ -79,7 +79,7 @@ class Point:
 
     @property
     def ratio_to_best(self) -> float | None:
-        """flashsmith's throughput divided by the fastest peer's."""
+        """flashsmith's throughput divided by the fastest peer's; None unless both were measured."""
         return _over(self.flashsmith, self.best_peer)
 
 
@@ -349,7 +349,8 @@ def titles(rows: Sequence[Measurement]) -> list[str]:
 
 
 def peer_order(names: Iterable[str]) -> list[str]:
-    """Sorts peers: FlashAttention-2 and cuDNN first, the others in the given order."""
+    """Sorts the names of peers: FlashAttention-2 and cuDNN come first, the others in the given
+    order."""
     found = dict.fromkeys(names)
     return [name for name in BASELINES if name in found] + [
         name for name in found if name not in BASELINES

@@ -28,7 +28,7 @@ from flashsmith.safe_json import UnusableTextError, read_json
 Unit = Literal["TFLOP/s", "Gop/s", "TB/s"]
 KIND = "flashsmith roofline"
 SCHEMA = 1
-# Operations or bytes per second that one unit stands for.
+# How many operations or bytes per second each unit stands for.
 SCALE: dict[Unit, float] = {"TFLOP/s": 1e12, "Gop/s": 1e9, "TB/s": 1e12}
 
 
@@ -126,7 +126,7 @@ def _foreign(reason: str) -> ArgumentError:
 
 
 def roofline_path(gpu: str) -> Path:
-    """The path of the file for the GPU with the name `gpu`.
+    """The path of the file that stores the roofline of the GPU named `gpu`.
 
     Raises ArgumentError if there is no home folder.
     """
@@ -134,8 +134,8 @@ def roofline_path(gpu: str) -> Path:
 
 
 def load_roofline(gpu: str | None = None) -> Roofline | None:
-    """The roofline stored for the GPU with the name `gpu`, or for this machine's first GPU if `gpu`
-    is None; None if there is none.
+    """The stored roofline of the GPU named `gpu`, or of this machine's first GPU if `gpu` is None;
+    returns None if no roofline is stored for that GPU.
 
     Raises ArgumentError if the file is damaged.
     """
