@@ -74,7 +74,7 @@ def require_writable(option: str, path: str | Path) -> None:
         )
 
 
-# Columns that files of earlier versions do not have, with the value None.
+# Columns that files of earlier versions lack; in rows that are read from such files, they are None.
 _LATER_COLUMNS = {"d_v"}
 
 # --- files that grow ------------------------------------------------------------------------------

@@ -204,7 +204,8 @@ def _laid_out(table: _Table, width: int) -> tuple[list[tuple[str, list[str]]], l
 
 
 def _with_wrapped_prose(table: _Table, width: int) -> _Table:
-    """Wraps the prose of a table as far as this helps, beginning with the widest column."""
+    """Wraps the prose of a table, beginning with the widest column, until the table fits or no
+    column can be wrapped further."""
     prose = [n for n, column in enumerate(table.columns) if column.prose]
     while (excess := _boxed_width(table) - width) > 0:
         lengths = {n: _column_width(table, n) for n in prose}

@@ -47,7 +47,8 @@ class KernelLibrary:
 
     @property
     def has_ptx(self) -> bool:
-        """Whether the library has the PTX of its kernels; in an installed package it may not."""
+        """Whether the library has the PTX of its kernels; a library of an installed package may
+        lack it."""
         return self.manifest.kernels[0].ptx_file in self.manifest.files
 
     @property

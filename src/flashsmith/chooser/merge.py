@@ -101,7 +101,8 @@ def _merge(
         (family, *_) = families(MERGE.name)
         (config, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
     named = dict(zip(("first_dtype", "parts_dtype", "dtype"), (given, given, wanted), strict=True))
-    # A launch takes only MOST_PARTS parts: the first ones are merged into one part.
+    # A launch takes at most MOST_PARTS parts. While there are more, the first MOST_PARTS are merged
+    # into one.
     while len(outs) > MOST_PARTS:
         named["dtype"] = _FP32
         few = _prepared(config, problem, outs[:MOST_PARTS], lses[:MOST_PARTS], None, named, emulate)

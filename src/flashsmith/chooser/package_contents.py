@@ -155,7 +155,7 @@ def package_contents(
 
 
 def known_devices(arch: int) -> tuple[DeviceSpec, ...]:
-    """The known GPUs of an architecture; if there is none, a GPU that stands for it.
+    """The known GPUs of an architecture; if none is known, a GPU that stands for the architecture.
 
     Raises ArgumentError if the architecture is not supported.
     """

@@ -54,7 +54,7 @@ class Spill(NamedTuple):
         return self.stored + self.loaded
 
     def __str__(self) -> str:
-        """What is wrong, as the end of a sentence."""
+        """What is wrong with the kernel, phrased as the end of a sentence."""
         if self.serialised:
             return "has serialised wgmma here"
         return f"spills {self.size} bytes here"

@@ -2,9 +2,9 @@
 
 Each GPU has an actor that measures on it; compilations are tasks.
 
-Like the local executor, an actor or task passes its work to a worker process. A kernel that crashes
-or hangs ends only that worker process. So if an actor dies, the cause is the cluster and not a
-kernel.
+As in the local executor, the work itself is done in a worker process, to which the actor or task
+passes it. A kernel that crashes or hangs ends only that worker process. So if an actor dies, the
+cause is the cluster and not a kernel.
 """
 
 from __future__ import annotations
@@ -423,7 +423,8 @@ def _lost(reason: str) -> WorkerResult:
 
 
 class _GpuActor:
-    """Uses one GPU, the only one that it can see, and the process that measures on it."""
+    """An actor that uses one GPU, the only one visible to it, through a process that measures on
+    this GPU."""
 
     def __init__(self, make_runner: Callable[[], Runner]) -> None:
         self._runner = make_runner()

@@ -55,8 +55,8 @@ COUNTERS = (
     Counter("dram_write_bytes", ("dram__bytes_write.sum", "dram__bytes_op_write.sum")),
 )
 
-# Properties of launches and sums over instructions, which the profiler's list of metrics does not
-# contain.
+# Metrics that the profiler has although its list of metrics does not contain them: properties of
+# launches, and sums over instructions.
 _UNLISTED = re.compile(r"launch__|memory_l1_|sm__maximum_warps_")
 # The metrics that give the stalled cycles per issued instruction; the group is the stall reason.
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")

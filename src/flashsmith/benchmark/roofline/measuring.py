@@ -211,7 +211,7 @@ class GpuModule:
 
 @dataclass(frozen=True)
 class GpuKernel:
-    """A kernel, with the launch parameters that are always the same."""
+    """A loaded kernel, with those launch parameters that are the same for all its launches."""
 
     function: ctypes.c_void_p
     smem_bytes: int
