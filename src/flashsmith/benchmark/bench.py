@@ -2,7 +2,7 @@
 problems.
 
 All implementations that are compared on a problem get the same tensors. Every output is checked,
-and implementations with correct outputs are timed together.
+and the implementations whose outputs are correct are timed together.
 """
 
 from __future__ import annotations
@@ -88,9 +88,10 @@ class BenchEntry:
     """An implementation of flashsmith to measure on a problem, before the tensors exist.
 
     ``config`` is None if no kernel can be chosen; ``note`` then gives the reason. ``attention``:
-    whether the public function is measured, which chooses ``config`` itself. It is attention(), or
-    attention_with_cache() for problems over a cache. If false, the kernel is called directly. If
-    PyTorch holds the tensors, gradients are computed by its autograd through attention().
+    whether the public function is measured, which chooses ``config`` itself: attention(), or
+    attention_with_cache() for problems over a cache. If ``attention`` is false, the kernel is
+    called directly. If PyTorch holds the tensors, gradients are computed by its autograd through
+    attention().
     """
 
     name: str
@@ -114,8 +115,8 @@ class BenchEntry:
 class BenchPlan:
     """The subjects of a benchmark: ``configs``, ``peers`` and, if ``ours``, attention().
 
-    ``rotation`` is the index of the implementation that is measured first on each problem; then
-    follow, in order, the implementations after it and those before it.
+    ``rotation`` is the index of the implementation that is measured first on each problem. The
+    implementations after it follow in order, and then those before it.
     """
 
     problems: tuple[Problem, ...]
@@ -127,8 +128,8 @@ class BenchPlan:
     rotation: int = 0
 
     def check(self) -> None:
-        """Raises ArgumentError if there is no problem, no implementation, or no config that serves
-        any of the problems."""
+        """Raises ArgumentError if there is no problem, no implementation, or if none of the configs
+        serves any of the problems."""
         if not self.problems:
             raise ArgumentError("problems: none; give at least one")
         if not (self.configs or self.ours or self.peers):
@@ -170,7 +171,8 @@ class BenchPlan:
 
 
 def _choosers(problem: Problem) -> dict[str, Callable[[Problem, DeviceSpec], KernelConfig]]:
-    """The public functions that compute a problem: name -> the function that chooses its kernel."""
+    """The public functions that compute a problem, each by name with the function that chooses its
+    kernel."""
     if problem.computed.has_pages:
         return {OURS: CHOOSERS["invariant"], OURS_FREE: CHOOSERS["free"]}
     return {OURS: choose_config} if problem.operation in (DEFAULT, BACKWARD.name) else {}
@@ -263,21 +265,22 @@ def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
 
 @dataclass
 class _Point:
-    """One problem.
+    """The measurement of one problem.
 
-    The measurement of one problem. ``rows`` are its rows so far, which get their times when all
-    implementations are timed.
+    ``rows`` are the problem's rows so far; their times are filled in when all implementations are
+    timed.
     """
 
     bench: BenchState
     problem: Problem
     rows: list[Measurement] = field(default_factory=list)
-    # The comparison of our first correct implementation, with which peers are compared.
+    # The errors of flashsmith's first correct implementation, with which the errors of peers are
+    # compared.
     ours: Comparison | None = None
 
     @property
     def protocol(self) -> Protocol:
-        """The plan's protocol; for a small cache, changed to use CUDA graphs."""
+        """The plan's protocol, changed to use CUDA graphs if the problem has a small cache."""
         protocol = self.bench.plan.protocol
         if not self.problem.computed.has_pages or not self.bench.clock.can_capture:
             return protocol
@@ -324,8 +327,8 @@ class _Point:
     ) -> list[Implementation]:
         """Captures the calls of each implementation in a CUDA graph.
 
-        The calls rotate through several sets of tensors: ``workload``'s and further ones, which all
-        implementations share.
+        The calls rotate through several sets of tensors: those of ``workload`` and further sets,
+        which all implementations share.
 
         An implementation is not timed if its calls cannot be captured or if a replay gives a wrong
         output.
@@ -415,7 +418,8 @@ class _Point:
         return made if proof.verdict == "pass" else None
 
     def _check(self, workload: AnyWorkload, output: Any, *, is_peer: bool) -> Comparison:
-        """The verdict on an output. A peer's error is measured by ours, if ours is correct."""
+        """The verdict on an output. The error of a peer's output is judged by the error of
+        flashsmith's output, if that is correct."""
         if is_peer and self.ours is not None:
             return workload.check(output, ours=self.ours)
         return workload.check(output)

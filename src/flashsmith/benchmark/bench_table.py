@@ -85,8 +85,8 @@ def flop_formula(rows: Sequence[Measurement]) -> str:
 
 
 def _typical_options(rows: Sequence[Measurement]) -> list[str]:
-    """The window sizes and softcaps that were measured, which the problems' names do not
-    contain."""
+    """The window sizes and softcaps that were measured; the names of problems do not contain
+    them."""
     problems = dict.fromkeys(row.problem for row in rows)
     windows = sorted({problem.window[0] for problem in problems if problem.window is not None})
     caps = sorted({problem.softcap for problem in problems} - {0.0})

@@ -21,15 +21,16 @@ from flashsmith.benchmark.peer import (
 from flashsmith.benchmark.workload import BackwardWorkload, Workload
 from flashsmith.families import Problem
 
-# Graphs by signature.
+# The graphs that were built, by _Graph._signature().
 _BUILT: dict[tuple[Any, ...], Any] = {}
 
 
 @dataclass(frozen=True)
 class CudnnPeer:
-    """cuDNN's forward pass over dense sequences, a dense cache that every sequence fills, or pages.
+    """cuDNN's forward pass over dense sequences, over a dense cache that every sequence fills, or
+    over a paged cache.
 
-    The graph is built once, and only its execution is timed.
+    The graph of a problem is built once, and only its execution is timed.
     """
 
     name: str = "cudnn_frontend"
@@ -55,7 +56,7 @@ class CudnnPeer:
 
 @dataclass(frozen=True)
 class CudnnGradientPeer:
-    """The gradients of CudnnPeer's forward pass, which runs once."""
+    """cuDNN's gradients. The forward pass, which is CudnnPeer's, runs once before the timing."""
 
     name: str = "cudnn_frontend"
 
@@ -110,7 +111,8 @@ class _Graph:
     def forward(self, workload: Workload, statistics: Any = None) -> Any:
         """Adds the forward pass; returns its output in q's layout.
 
-        ``statistics``: the tensor for the LSE, (batch, heads, seq_q, 1) in fp32, if it is wanted.
+        ``statistics``: the tensor to which the LSE is written, (batch, heads, seq_q, 1) in fp32;
+        None if the LSE is not needed.
         """
         w = workload
         o = _blank((*w.q.shape[:-1], w.problem.d_v), w.q)
@@ -141,7 +143,8 @@ class _Graph:
     def launch(self, returned: Any) -> Callable[[], Any]:
         """Returns a function that executes the graph and returns ``returned``.
 
-        A graph that differs from an earlier one only in its tensors' memory is not built again.
+        A graph that differs from an earlier one only in the addresses of its tensors is not built
+        again.
         """
         import torch
 
@@ -164,12 +167,14 @@ class _Graph:
 
     @property
     def _signature(self) -> tuple[Any, ...]:
-        """Equal for graphs that compute the same from tensors with the same layouts."""
+        """A value that is equal for two graphs if they compute the same from tensors with the same
+        layouts."""
         layouts = ((it.shape, it.stride(), it.dtype) for it in self._tensors.values())
         return (self._device, *self._options.items(), *layouts)
 
     def _tables(self, workload: Any) -> dict[str, Any]:
-        """The keywords for a cache in pages, whose values are nodes."""
+        """The keywords of the forward pass for a paged cache; their values are nodes of the
+        graph."""
         import torch
 
         p = workload.problem
@@ -185,7 +190,7 @@ class _Graph:
         }
 
     def _input(self, name: str, tensor: Any) -> Any:
-        """A node for a tensor, which the graph reads."""
+        """Adds a node for a tensor that the graph reads, and returns the node."""
         node = self._graph.tensor(
             name=name,
             dim=list(tensor.shape),
@@ -195,7 +200,7 @@ class _Graph:
         return self._bind(node, tensor)
 
     def _output(self, node: Any, tensor: Any) -> None:
-        """The tensor to which the graph writes a node."""
+        """Makes the graph write the value of a node to a tensor."""
         node.set_output(True).set_dim(list(tensor.shape)).set_stride(list(tensor.stride()))
         self._bind(node.set_data_type(self._dtypes[tensor.dtype]), tensor)
 
@@ -206,8 +211,8 @@ class _Graph:
 
 
 def _options(problem: Problem) -> dict[str, Any]:
-    """The keywords for the scale and the mask; lengths that differ are aligned to the bottom
-    right."""
+    """The keywords for the scale and the mask; if the lengths of q and k differ, masks are aligned
+    to the bottom right."""
     options: dict[str, Any] = {"attn_scale": problem.d**-0.5}
     mask = problem.semantics.key_mask
     if not mask.hides or (mask.is_triangular and problem.seq_q == 1):
@@ -218,17 +223,19 @@ def _options(problem: Problem) -> dict[str, Any]:
     options["diagonal_band_right_bound"] = 0
     if problem.window is not None:
         left, options["diagonal_band_right_bound"] = problem.window
-        options["diagonal_band_left_bound"] = left + 1  # it counts the diagonal
+        options["diagonal_band_left_bound"] = left + 1  # cuDNN counts the diagonal too
     return options
 
 
 def _heads_first(tensor: Any) -> Any:
-    """A view of shape (batch, heads, seq, d); of a cache in pages (pages, heads, page, d)."""
+    """A view of shape (batch, heads, seq, d); for a paged cache, of shape (pages, heads, page,
+    d)."""
     return tensor.transpose(1, 2)
 
 
 def _blank(shape: Any, like: Any) -> Any:
-    """A tensor for an output, filled with NaN, so that elements that are not written show."""
+    """A tensor for an output, filled with NaN, so that elements that the graph does not write are
+    noticed."""
     import torch
 
     return torch.full(tuple(shape), torch.nan, dtype=like.dtype, device=like.device)

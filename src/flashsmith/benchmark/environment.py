@@ -27,13 +27,14 @@ from flashsmith.runtime import driver
 
 INTERVAL_SECONDS = 0.01
 
-# A function that reads a sensor: SM clock in MHz and power in W, each None if unavailable.
+# A function that reads a sensor: it returns the SM clock in MHz and the power in W, each None if
+# unavailable.
 Sensor = Callable[[], tuple[float | None, float | None]]
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine and software of a measurement, as each row stores them; '' for what is unknown.
+    """The machine and software of a measurement, as each row stores them; unknown fields are ''.
 
     gpu: name of the GPU.
     arch: compute capability, such as 90 for sm_90.
@@ -56,7 +57,7 @@ class Environment:
     @classmethod
     @cache
     def collect(cls, ordinal: int | None = 0) -> Environment:
-        """The environment of this process with GPU ``ordinal`` (None: no GPU).
+        """The environment of this process with GPU ``ordinal``; None stands for no GPU.
 
         The result is cached.
 
@@ -99,8 +100,8 @@ def _cuda_version() -> str:
 
 
 def _torch_version() -> str:
-    """PyTorch's version: from the loaded module, with the CUDA version, or else from the installed
-    package."""
+    """PyTorch's version: that of the loaded module, with its CUDA version, or else that of the
+    installed package."""
     loaded = sys.modules.get("torch")
     if loaded is not None:
         return str(loaded.__version__)
@@ -131,7 +132,7 @@ def _revision() -> str:
 
 @dataclass
 class Reading:
-    """The medians of the readings so far; None if there were none."""
+    """The readings so far; the properties are their medians, or None if there were none."""
 
     clocks: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)
@@ -194,7 +195,7 @@ def _read(sensor: Sensor, reading: Reading, done: threading.Event) -> None:
 
 
 class _Absent(Exception):
-    """Stands for missing sensors, with the reason."""
+    """Raised if there are no sensors; the message is the reason."""
 
 
 def _nvml_sensor(ordinal: int) -> Sensor:
@@ -228,7 +229,8 @@ def _asked(pynvml: Any, question: Callable[[], float], factor: float = 1.0) -> f
 
 
 def _power_milliwatts(pynvml: Any, handle: Any) -> float:
-    """The GPU's momentary power if it reports this, otherwise its average over up to a second."""
+    """The GPU's momentary power draw if the GPU reports it, otherwise the average over up to a
+    second."""
     (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
     if value.nvmlReturn == pynvml.NVML_SUCCESS:
         return float(value.value.uiVal)

@@ -1,5 +1,5 @@
-"""`flashsmith explain`: what is known about one config before it is built, from its build, and from
-a small run."""
+"""`flashsmith explain`: what is known about one config before its kernel is built, from the build,
+and from a small run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from flashsmith.verify import Verdict, prove
 
 @dataclass(frozen=True)
 class RuleResult:
-    """Whether a config fulfils one legality rule; `values` are the values that the rule reads."""
+    """Whether a config fulfils one legality rule; `values` are the values on which the rule
+    depends."""
 
     name: str
     holds: bool
@@ -49,7 +50,8 @@ class KnobEffect:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The result of `flashsmith explain`. Only legal configs have the fields after `order`."""
+    """The result of `flashsmith explain`. The fields after `order` are set only for legal
+    configs."""
 
     config: KernelConfig
     target: Target
@@ -104,8 +106,8 @@ def explain(cfg: KernelConfig, target: Target, reporter: ProgressReporter) -> Ex
     """Explains `cfg`: builds its kernel for `target` if necessary, and emulates it on a small
     problem.
 
-    An illegal config is explained only by what is known before a build. Raises any error of
-    building.
+    For an illegal config, the explanation has only what is known before a build. Raises any error
+    of building.
     """
     known = _before_building(cfg, target)
     if not known.legal:
@@ -138,9 +140,9 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     cfg, device = known.config, known.target.device
     kernel = library.entry(cfg)
     conflicts = BankConflicts()
-    # Two steps over K and V cover the loop's step, and the peeled first step if the kernel has one.
-    # The sizes fill whole tiles. An uneven problem would run another kernel, which uses other
-    # registers than those shown.
+    # Two steps over K and V are enough to run the loop body and, if the kernel has one, the peeled
+    # first step. The sizes fill whole tiles. An uneven problem would run another kernel, whose
+    # register count differs from the one shown.
     rows, step = cfg.family.loop_tiles(cfg) or (0, 0)
     seq_q, seq_k = (rows, 2 * step) if rows else (whole_tiles(_ROWS, cfg),) * 2
     sizes = 1, seq_q, seq_k, 1, 1, cfg.d_head
@@ -162,7 +164,7 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     return () if is_legal(cfg, device) else tuple(nearest_legal(cfg, device))
 
 
-# At least this many rows for a kernel that has no loop over keys.
+# The least number of rows of the small problem for a kernel that has no loop over keys.
 _ROWS = 128
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity", "order")
 

@@ -1,6 +1,6 @@
 """FlashInfer as a peer: its prefill, and its decode attention over pages.
 
-Its kernels are compiled when they are first planned, which takes up to minutes.
+FlashInfer compiles a kernel when a call of it is first planned, which takes up to minutes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _version() -> str:
 class FlashInferPrefillPeer:
     """FlashInfer's attention for packed sequences.
 
-    A dense batch is passed as packed sequences of equal lengths. The plan waits for the GPU; it is
-    made once, and only the run is timed.
+    A dense batch is passed as packed sequences of equal lengths. Planning a call waits for the GPU;
+    the plan is made once, and only the run is timed.
     """
 
     name: str = "flashinfer"
@@ -74,9 +74,10 @@ class FlashInferPrefillPeer:
 
 @dataclass(frozen=True)
 class FlashInferDecodePeer:
-    """FlashInfer's decode attention over pages; a dense cache is one page per sequence.
+    """FlashInfer's decode attention over a paged cache; a dense cache is passed as one page per
+    sequence.
 
-    The plan waits for the GPU; it is made once, and only the run is timed.
+    Planning a call waits for the GPU; the plan is made once, and only the run is timed.
     """
 
     name: str
@@ -157,12 +158,14 @@ class FlashInferXqaPeer:
             pages = p.seq_k // _XQA_PAGE
             table = _whole(range(p.batch * pages), w.q.device).view(p.batch, pages)
             caches = tuple(it.view(-1, _XQA_PAGE, p.heads_k, p.d) for it in caches)
-        # The keyword's default is the scale 1. XQA's names are those of the two GEMMs.
+        # The default of this keyword would be the scale 1. XQA names its scales after the two
+        # GEMMs, and this is the first one's.
         options = {"bmm1_scale": p.d**-0.5, "kv_layout": "NHD"}
         if p.window is not None:
             options["window_left"] = p.window[0]
         q, lens = w.q.reshape(-1, p.heads_q, p.d), w.cache_lens.view(torch.uint32)
-        # Its kernels leave their semaphores in it at zero; other kernels would not.
+        # XQA kernels keep semaphores in the workspace and leave them at zero. Other kernels would
+        # not, so the workspace is not shared with them.
         workspace = _workspace(w.q.device, _XQA)
 
         def call() -> Any:
@@ -172,7 +175,8 @@ class FlashInferXqaPeer:
 
 
 def _decode_absence(problem: Problem) -> str | None:
-    """Why none of FlashInfer's decode attention can take part; None if this is not known."""
+    """Why FlashInfer's decode kernels cannot take part in the comparison; None if no reason is
+    known."""
     if absent := torch_absence():
         return absent
     if problem.operation != DECODE.name:
@@ -209,8 +213,8 @@ def _whole(numbers: Any, device: Any) -> Any:
 def _workspace(device: Any, kernels: str = "") -> Any:
     """FlashInfer's scratch memory, initially zero.
 
-    One for each group of kernels is enough, because FlashInfer's calls run one after the other on
-    one stream.
+    One workspace for each group of kernels is enough, because FlashInfer's calls run one after the
+    other on one stream.
     """
     import torch
 

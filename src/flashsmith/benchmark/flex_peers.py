@@ -26,8 +26,9 @@ class FlexPeer:
     skipped.
 
     ``mode`` is that of torch.compile. The default mode takes seconds per problem; max-autotune
-    takes half a minute, because it tries a dozen tiles. ``backend`` is FlexAttention's: 'FLASH'
-    stands for the kernels of flash-attn-4, and '' for PyTorch's choice, which are Triton's.
+    takes half a minute, because it tries a dozen tiles. ``backend`` is FlexAttention's option:
+    'FLASH' selects the kernels of flash-attn-4; with '' PyTorch chooses, and takes Triton's
+    kernels.
     """
 
     name: str = "flex"
@@ -49,7 +50,8 @@ class FlexPeer:
         """Why FlexAttention cannot use the backend; None if it can."""
         from torch.nn.attention import flex_attention
 
-        # Older versions give an unknown option to Triton's kernels, which ignore it.
+        # Older versions of PyTorch do not know the option and pass it on to Triton's kernels, which
+        # ignore it.
         options = getattr(flex_attention, "FlexKernelOptions", None)
         if "BACKEND" not in getattr(options, "__annotations__", ()):
             return "FlexAttention has no other backend in this version of PyTorch"
@@ -81,11 +83,12 @@ class FlexPeer:
 
 @lru_cache(maxsize=1)
 def _functions(problem: Problem, device: Any) -> tuple[Any, Callable[..., Any] | None]:
-    """The block mask and the function that changes scores, either None.
+    """The block mask and the function that changes scores; each is None if the problem does not
+    need it.
 
-    They are the same objects for all workloads of a problem, for which torch.compile then compiles
-    once. It forgets the kernels for earlier problems: after a few shapes it would give up and run
-    the function uncompiled.
+    All workloads of a problem get the same two objects, so that torch.compile compiles only once
+    for the problem. The kernels for earlier problems are discarded: otherwise, after a few shapes,
+    torch.compile would give up and run the function uncompiled.
     """
     import torch
     from torch.nn.attention.flex_attention import create_block_mask

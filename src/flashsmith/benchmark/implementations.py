@@ -36,7 +36,7 @@ class ProvableImplementation(Implementation, Protocol):
         """
 
     def result(self, returned: Any) -> Any:
-        """Converts what a launch returned into the output, in q's layout."""
+        """Converts the value that a launch returned to the output in q's layout."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,13 @@ def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> Kernel
 def attention_implementation(
     config: KernelConfig, workload: Any, name: str = OURS
 ) -> KernelImplementation:
-    """attention() or attention_with_cache(), which choose a kernel at each call.
+    """An implementation that calls attention() or attention_with_cache(), which choose a kernel at
+    each call.
 
-    ``config`` is the config that they choose. The name OURS_FREE stands for split='free'.
+    ``config`` is the config that the function chooses. The name OURS_FREE stands for split='free'.
 
-    It calls the function that `flashsmith.attention` wraps: the wrapper needs 0.5 us to find out
-    whether PyTorch is tracing.
+    The implementation calls the function that `flashsmith.attention` wraps, because the wrapper
+    takes 0.5 us to find out whether PyTorch is tracing.
     """
     w = workload
     split = "free" if name == OURS_FREE else "invariant"
@@ -116,8 +117,8 @@ def gradient_implementation(
     """The gradients of `flashsmith.attention` on PyTorch tensors, computed by autograd as for
     peers.
 
-    If ``backward_config`` is None, the call chooses the backward kernel itself; ``config`` is what
-    it chooses.
+    If ``backward_config`` is None, the call chooses the backward kernel itself. ``config`` is the
+    config of the kernel that is used.
     """
     forward = partial(flashsmith.attention, **workload.options, backward_config=backward_config)
     call = workload.differentiated(forward)

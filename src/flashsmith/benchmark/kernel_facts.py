@@ -19,7 +19,8 @@ from flashsmith.runtime.emulation import (
     parse_entry,
 )
 
-# Uses of shared memory; each family assigns its accesses to them.
+# The kinds of use of shared memory for which bank conflicts are reported; each family assigns its
+# accesses to these kinds.
 CONFLICT_KINDS = ("ldmatrix", "copy st", "O st", "O ld")
 KernelUse = tuple[KernelConfig, Problem]
 
@@ -107,7 +108,8 @@ def static_mix(ptx: str, entry: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many CTAs fit on one SM, by resource; the smallest number counts."""
+    """How many CTAs fit on one SM by each resource; the smallest of these numbers is the
+    occupancy."""
 
     ctas_per_sm: int
     warps_per_sm: int

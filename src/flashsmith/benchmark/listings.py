@@ -45,8 +45,8 @@ def config_facts(
 ) -> list[dict[str, Any]]:
     """What is known about each config before it runs.
 
-    ``cached`` are the libraries in the cache; 'built' says whether one of them contains the config.
-    Only current, plain libraries for this architecture count.
+    ``cached`` are the libraries in the cache; 'built' says whether a cached library contains the
+    config. Only current libraries for plain semantics and this architecture count.
     """
     built = {
         kernel.config

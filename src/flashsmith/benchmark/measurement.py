@@ -23,7 +23,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.verify import Comparison
 
-# While memory delivers one byte, the tensor cores of every GPU so far compute more FLOP than this.
+# The tensor cores of every GPU so far compute more than this many FLOP in the time in which memory
+# delivers one byte.
 FLOP_PER_BYTE = 100
 Kind = Literal["ours", "peer"]
 Verdict = Literal["pass", "fail", "absent", "error"]
@@ -47,7 +48,8 @@ class Proof:
 
     @classmethod
     def of(cls, found: Comparison, note: str = "") -> Proof:
-        """The Proof that a comparison gives; ``note`` is used only if the output is correct."""
+        """The Proof of an output with the result ``found``; ``note`` is stored only if the output
+        is correct."""
         verdict: Verdict = "pass" if found.ok else "fail"
         note = note if found.ok else "; ".join(found.reasons)
         return cls(verdict, note, found.max_error, found.bound, found.rel_l2)
@@ -92,11 +94,11 @@ _Self = TypeVar("_Self", bound="Measurement")
 class Measurement:
     """The result of one implementation on one problem: a row.
 
-    implementation: its name in tables; in files this column is called 'contender'.
-    family, config: flashsmith's kernel, also if attention() chose it; '' for a peer.
-    semantics: the words of the problem's semantics, or 'plain'. Batch, lengths and d are as in
-    Problem; d_v is None if it is d. verdict to rel_l2: fields of Proof. ms to power_w: fields of
-    Times. registers to ctas_per_sm,
+    implementation: its name in tables; in files this column is called 'contender'. family, config:
+    flashsmith's kernel, also if attention() chose it; '' for a peer. semantics: the words of the
+    problem's semantics, or 'plain'. Batch, lengths and d are those of the Problem; d_v is None if
+    it equals d. verdict to rel_l2: fields of Proof. ms to power_w: fields of Times. registers to
+    ctas_per_sm,
     instructions, conflicts: fields of KernelFacts. CSV and Parquet files do not have instructions
     and conflicts. gpu to python: fields of Environment.
     time: when the row was made (UTC, in ISO format).
@@ -184,8 +186,8 @@ class Measurement:
 
     @property
     def tb_per_s(self) -> float:
-        """Rate in TB/s at which the bytes that a kernel must read and write were moved; 0 if
-        nothing was timed."""
+        """The bytes that a kernel must read and write, divided by the time, in TB/s; 0 if nothing
+        was timed."""
         problem = self.problem
         return problem.computed.bytes(problem) / self.ms / 1e9 if self.ms else 0.0
 

@@ -74,7 +74,7 @@ def require_writable(option: str, path: str | Path) -> None:
         )
 
 
-# Columns that files of earlier versions do not have, with the value None.
+# Columns that files of earlier versions lack; in rows that are read from such files, they are None.
 _LATER_COLUMNS = {"d_v"}
 
 # --- files that grow ------------------------------------------------------------------------------
@@ -139,7 +139,8 @@ class GrowingFile:
             self.append(_cells(row, self._writer.fieldnames))
 
     def _own_columns(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """The columns of an existing file, which may be of a version without the later ones."""
+        """The columns of an existing file; a file that an earlier version wrote lacks the columns
+        that were added later."""
         try:
             known = read_csv(self.path)[0]
         except ArgumentError as error:
@@ -151,7 +152,8 @@ class GrowingFile:
         return known
 
     def _check_lines(self) -> None:
-        """Checks the records in an existing file, so that no file of another kind is changed."""
+        """Checks that an existing file contains such records, so that no file of another kind is
+        changed."""
         try:
             for number, record in enumerate(read_lines(self.path) if self.path.exists() else (), 1):
                 row_of(record, f"{self.path}, row {number}")
@@ -326,7 +328,8 @@ def _write_parquet(path: Path, rows: Iterable[Measurement]) -> None:
 
 
 def _stored_as(column: str) -> type:
-    """The type in which files store a column: str (also for choices), int or float."""
+    """The type with which files store a column: int, float or str. Fields that allow only certain
+    words are stored as str."""
     hint = hints_of(Measurement)[_FIELD_OF.get(column, column)]
     if get_origin(hint) in (Union, UnionType):
         hint = get_args(hint)[0]
@@ -371,7 +374,8 @@ def row_of(record: Mapping[str, Any], where: str) -> Measurement:
 def checked_row(
     cls: type[_Row], record: Mapping[str, Any], where: str, required: Sequence[str]
 ) -> _Row:
-    """The same as row_of() for any class of measurement; ``required`` are its required columns."""
+    """Does the same as row_of() for any class of measurement; ``required`` are the required columns
+    of that class."""
     missing = [
         _column(name)
         for name in required

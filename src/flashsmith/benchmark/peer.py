@@ -19,7 +19,8 @@ class Peer(Protocol):
         """The name of the peer in --peers and in tables."""
 
     def absence(self, problem: Problem) -> str | None:
-        """Why the peer cannot take part; None if this is unknown before it is tried."""
+        """Why the peer cannot serve the problem; None if no reason is known before the peer is
+        tried."""
 
     def version(self) -> str:
         """The version of the library that computes; valid only if the peer is not absent."""
@@ -35,7 +36,8 @@ class Peer(Protocol):
 class PeerImplementation:
     """A peer with the tensors of one workload.
 
-    ``in_q_layout`` converts what ``call`` returns: to q's layout, or to gradients by name.
+    ``in_q_layout`` converts the value that ``call`` returns: an output to q's layout, gradients to
+    a mapping by name.
     """
 
     name: str
@@ -81,5 +83,5 @@ def import_absence(module: str) -> str | None:
     return None
 
 
-# The reason that peers without support for it give for a cache whose dtype is not q's.
+# The reason for the absence of a peer that does not support a cache whose dtype differs from q's.
 NO_OTHER_DTYPE = "it takes no cache with scales or of another dtype than 16-bit queries"

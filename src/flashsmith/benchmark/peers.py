@@ -40,7 +40,8 @@ from flashsmith.operations.operation import load_attribute
 class SdpaPeer:
     """One backend of PyTorch's SDPA; ``backend`` is its name in torch.nn.attention.SDPBackend.
 
-    ``direct``: whether packed batches and windows call the function below the backend.
+    ``direct``: whether packed batches and windows are computed by a call of the function below the
+    backend.
     """
 
     name: str
@@ -115,13 +116,14 @@ def _direct_call(workload: Workload) -> Callable[[], Any]:
 
 # --- packages ---
 
-# Names of options that packages call differently: flashsmith's name -> theirs, the usual one first.
+# For each option that packages name differently from flashsmith: their names, the usual one first.
 _THEIR_NAMES = {
     "window": ("window_size",),
     "cache_lens": ("cache_seqlens", "seqused_k"),
     "page_table": ("block_table",),
 }
-# If a function does not have one of these keywords, it would compute something else.
+# The keywords that change the result: a function that lacks one of them would compute something
+# else.
 _NEEDED = {"causal", "window_size", "softcap", "cache_seqlens", "block_table", "cu_seqlens_q"}
 _DENSE, _PACKED = "flash_attn_func", "flash_attn_varlen_func"
 _CACHED = "flash_attn_with_kvcache"
@@ -203,13 +205,14 @@ class FlashAttnPeer:
 
 
 def _their_name(name: str, known: Collection[str]) -> str:
-    """What a function with these keywords calls an option of flashsmith's."""
+    """The name that a function with the keywords ``known`` has for flashsmith's option ``name``."""
     theirs = _THEIR_NAMES.get(name, (name,))
     return next((it for it in (name, *theirs) if it in known), theirs[0])
 
 
 def _output(returned: Any) -> Any:
-    """The output o of a function, some versions of which also return the LSE."""
+    """The output o, from what a function returned; some versions of the functions also return the
+    LSE."""
     return returned[0] if isinstance(returned, tuple) else returned
 
 
@@ -249,8 +252,8 @@ class GradientPeer:
 
 @dataclass(frozen=True)
 class DenseCachePeer:
-    """PyTorch's attention over a dense cache that every sequence fills, because SDPA does not take
-    cache lengths.
+    """PyTorch's attention over a dense cache. Every sequence must fill the cache, because SDPA
+    takes no cache lengths.
 
     With one query, a causal mask shows all keys, so SDPA is called without a mask. With other
     masks, the function below the flash backend is called, which aligns masks to the bottom right.
@@ -351,7 +354,7 @@ DECODE_PEERS: tuple[Peer, ...] = (
     FlashInferXqaPeer(),
 )
 _OWN: dict[str, Sequence[Peer]] = {BACKWARD.name: BACKWARD_PEERS, DECODE.name: DECODE_PEERS}
-# By name: the peers of the forward pass, and those that are compared only over a cache.
+# All peers by name: those of the forward pass, and those that are compared only over a cache.
 PEERS: dict[str, Peer] = {peer.name: peer for peer in (*DECODE_PEERS, *FORWARD_PEERS)}
 _ONLY_OVER_CACHE = PEERS.keys() - {peer.name for peer in FORWARD_PEERS}
 
@@ -377,11 +380,11 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 
 
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
-    """Those peers in ``asked`` that can be compared on a problem.
+    """The peers to compare on a problem, selected by ``asked``.
 
-    Gradients and caches have their own peers; those with names in ``asked`` are returned.
-    Operations from other packages come with their own peers: those with names in ``asked`` are
-    returned, or all of them if no name matches.
+    Gradients and caches have their own peers; those that have the name of a peer in ``asked`` are
+    returned. Operations from other packages come with their own peers: again those with such a name
+    are returned, or all of them if none has one.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

@@ -1,4 +1,4 @@
-"""The problems of a benchmark: default shapes, combinations of sizes, and named sets.
+"""The problems of a benchmark: default problems, combinations of sizes, and named sets.
 
 A named set has fixed problems, so that results from different days and machines can be compared.
 """
@@ -16,7 +16,7 @@ from flashsmith.printable import quoted
 from flashsmith.safe_json import whole_number
 
 SEQ_LENS = (512, 1024, 2048, 4096, 8192, 16384)
-# By head dimension: the number of heads for which heads times d is 2048, a common value.
+# The number of heads by head dimension. It is chosen so that heads times d is 2048, a common value.
 _HEADS = {64: 32, 128: 16, 256: 8}
 _OTHER_HEADS = 16
 # (longest sequence, batch size) pairs, which limit the work of a problem.
@@ -58,8 +58,8 @@ def default_heads(d: int) -> int:
 class Shapes:
     """The shapes given to `flashsmith bench`.
 
-    ``gqa`` is the heads of k and v, such as '8', or the heads of q and the heads of k and v, such
-    as '32:8'.
+    ``gqa`` is the number of heads of k and v, such as '8', or the numbers of heads of q and of k
+    and v, such as '32:8'.
     """
 
     d_heads: tuple[int, ...]
@@ -109,7 +109,7 @@ _LARGEST = 1 << 20
 
 
 def parse_problems(texts: Sequence[str]) -> tuple[Problem, ...]:
-    """The problems in all texts; a text may contain several, separated by ';'.
+    """The problems in ``texts``. One text may contain several problems, separated by ';'.
 
     Raises ArgumentError if a text is not a problem.
     """
@@ -281,7 +281,7 @@ def _verdict() -> Iterator[Problem]:
 # packed: packed sequences.
 # unseen: batches and lengths that the default problems of `flashsmith tune` do not contain.
 # verdict: all of the above.
-# public: problems for which the results of the best public kernel are known
+# public: problems for which the speed of the best public kernel is known
 # (benchmarks/h200/best-public.csv).
 # canonical: the problems of public with bits='canonical'; peers compute in their own order.
 # backward: gradients of such problems (best-public-backward.csv).

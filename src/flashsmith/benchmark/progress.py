@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flashsmith.builder import BuildEvent
 
 
-# The shortest time between two lines of which only the numbers differ.
+# The shortest time, in seconds, between two lines that differ only in their numbers.
 _LINE_SECONDS = 15.0
 
 
@@ -42,7 +42,8 @@ class LineReporter:
         self._bar: Progress | None = None
 
     def _begin(self, *columns: ProgressColumn, total: float | None, **fields: Any) -> None:
-        """On a terminal, starts a progress bar with these columns to its right."""
+        """Starts a progress bar with these columns to the right of the bar, if the output is a
+        terminal."""
         if not self._console.is_terminal or self.quiet:
             return
         what = TextColumn(
@@ -139,7 +140,7 @@ class ProgressReporter(LineReporter):
             self.say(f"{what} ({done + 1} of {total}{rest})")
 
     def _is_news(self, what: str) -> bool:
-        """Whether to print a line: if the step is another one than in the last line, or if the last
+        """Whether to print a line: either the step differs from that of the last line, or the last
         line is old."""
         last, since = self._last_line
         now = time.monotonic()

@@ -33,8 +33,8 @@ KIND = "flashsmith progression"
 SCHEMA = 1
 # With more steps the plot would be unreadable.
 MOST_STEPS = 200
-# Shortest time that is accepted, in milliseconds. No launch is shorter, and ratios of accepted
-# times are finite.
+# The shortest time that is accepted, in milliseconds. No launch is shorter, and with this limit the
+# ratio of any two accepted times is finite.
 SHORTEST = 1e-12
 
 
@@ -235,8 +235,8 @@ def step_names(ablation: Ablation) -> list[str]:
 def config_words(before: str, after: str) -> str:
     """What differs between two short forms: '+ swizzled', '- buffer', 'stages_2 -> stages_3'.
 
-    If two words are the same up to their first digit, they are values of one knob, which gives 'old
-    -> new'. The result is empty if nothing differs.
+    Two words that are the same up to their first digit are values of one knob; they become 'old ->
+    new'. The result is empty if nothing differs.
     """
     (old_tile, old), (new_tile, new) = _parts(before), _parts(after)
     phrases = [f"{old_tile} -> {new_tile}"] if old_tile != new_tile else []
@@ -353,7 +353,7 @@ def run_ablation(
 def ablation_of(report: Report, rows: Sequence[Measurement]) -> Ablation:
     """The ablation of a run; the times are taken from `rows`.
 
-    The time of a peer is given to all steps with the same problem.
+    All steps with the same problem get the same time of the peer.
     """
     peers = [row for row in rows if row.kind == "peer"]
     gaps = [f"no share of {row.implementation}: {_why(row)}" for row in peers if row.ms is None]

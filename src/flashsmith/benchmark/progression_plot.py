@@ -73,7 +73,7 @@ def save_picture(figure: Figure, path: Path) -> None:
     # Without this, the IDs in an SVG have a random salt.
     with rc_context({"svg.hashsalt": "flashsmith"}), warnings.catch_warnings():
         # Names from a file may be too long for the chart, and may have characters that the font
-        # lacks. These are drawn as boxes. Neither case needs a warning.
+        # lacks. Such characters are drawn as boxes. Neither case needs a warning.
         warnings.filterwarnings("ignore", r"Glyph \d+|constrained_layout not applied", UserWarning)
         figure.savefig(path, dpi=_DPI, format=kind, metadata=metadata)
 
@@ -149,8 +149,8 @@ def _draw_times(axes: Axes, ablation: Ablation) -> None:
     for place, step in enumerate(ablation.steps):
         _write_rate(axes, place, step, longest)
     if peers:
-        # Drawn behind the bars. Steps of several dtypes have slightly different peer times; the
-        # line marks the fastest.
+        # Drawn behind the bars. If the steps have several dtypes, the peer's times differ slightly;
+        # the line marks the fastest one.
         axes.axvline(max(peers), color=_HUES[1], linewidth=1.4, linestyle=(0, (4, 3)), zorder=0)
         axes.text(
             max(peers),

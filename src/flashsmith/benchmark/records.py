@@ -16,8 +16,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from flashsmith.printable import quoted
 
-# Larger values are rejected: no count or measurement is so large, and sums and ratios of accepted
-# values are finite.
+# Larger values are rejected. No count or measurement is so large, and with this limit the sums and
+# ratios of accepted values are finite.
 LARGEST = 10**18
 MOST_CHARACTERS = 100_000
 _Record = TypeVar("_Record")

@@ -18,7 +18,7 @@ from flashsmith.benchmark.implementations import KernelImplementation
 from flashsmith.benchmark.timing import Clock, Protocol, Samples, measure
 
 CONFIDENCE = 0.95
-# A later round may take this many times as long as the longest round so far.
+# A later round is expected to take at most this many times as long as the longest round so far.
 SLACK = 1.15
 _T = TypeVar("_T")
 
@@ -27,7 +27,8 @@ _T = TypeVar("_T")
 class Contender:
     """An implementation that is timed together with others.
 
-    ``why_wrong`` runs it and returns why its output is wrong; '' if it is correct.
+    ``why_wrong`` runs the implementation and returns why its output is wrong; '' if the output is
+    correct.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Contender:
 class AlternatingRounds:
     """Contenders that are checked once and then timed in rounds.
 
-    Each round begins with another contender.
+    Each round begins with a different contender.
 
     ``wrong`` maps the names of contenders that are wrong to the reason; they are not timed.
     ``right`` are the contenders that are correct.
@@ -77,7 +78,8 @@ class AlternatingRounds:
 
 
 def ratios_to(base: str, rounds: Sequence[Mapping[str, float]]) -> dict[str, PooledFigure]:
-    """The time of each other contender divided by the time of ``base`` in the same round."""
+    """For each contender other than ``base``: its time divided by the time of ``base`` in the same
+    round, pooled over the rounds."""
     others = dict.fromkeys(name for times in rounds for name in times if name != base)
     return {
         name: PooledFigure.of([times[name] / times[base] for times in rounds]) for name in others

@@ -32,16 +32,17 @@ from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
-# The emulator takes this many times as long with its checks, for estimates.
+# For estimates: with its checks on, the emulator takes this many times as long as without.
 _CHECKS_COST = 2.2
-# Seconds per score and column that the two references take together, on one core.
+# For estimates: the seconds that the two references together take on one core, per score and
+# column.
 _REFERENCE_SECONDS = 0.8e-9
 
 
 @dataclass(frozen=True)
 class Options:
-    """Values that the semantics of a task leave open; None stands for the typical value that
-    Problem gives.
+    """The values that the semantics of a task leave open. A value of None means the typical one,
+    which Problem gives.
 
     `checks`: whether to enable all checks of the emulator. `seed` determines the inputs and the
     lengths of packed sequences.
@@ -70,8 +71,8 @@ class KernelRun:
 
     `proven` is the problem on which it was proven, with the semantics for which it was compiled.
     `emulated` is the problem on which instructions and conflicts were counted. `problems` lists
-    what is wrong; it is empty if the kernel passed. `verdict` is None if the kernel did not finish;
-    `times` is None without a GPU.
+    what is wrong with the kernel; it is empty if the kernel passed. `verdict` is None if the kernel
+    did not finish; `times` is None if there is no GPU.
     """
 
     config: KernelConfig
@@ -240,7 +241,7 @@ def _not_computed(task: Task, skipped: Mapping[KernelConfig, str]) -> ArgumentEr
 def _estimates(jobs: Sequence[_Job]) -> list[float]:
     """The seconds that each kernel is expected to take.
 
-    For the first kernel of a problem they include the references.
+    The estimate for the first kernel of a problem includes the time of the references.
     """
     estimates, known = [], set[Problem]()
     for job in jobs:
@@ -265,7 +266,8 @@ def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Jo
 def _libraries(
     jobs: Sequence[_Job], target: Target, reporter: ProgressReporter
 ) -> dict[KernelConfig, KernelLibrary]:
-    """For each config, the library that contains it for the semantics with which it is proven."""
+    """For each config, a library that contains its kernel, compiled for the semantics with which
+    the kernel is proven."""
     groups: dict[Semantics, list[KernelConfig]] = {}
     for job in jobs:
         groups.setdefault(job.proven.semantics, []).append(job.config)
@@ -281,7 +283,7 @@ Problems = tuple[str, ...]
 
 
 def _timed(rows: Sequence[KernelRun], task: Task, seed: int) -> list[KernelRun]:
-    """The rows, with times added for correct kernels."""
+    """The same rows, with times added to those of correct kernels."""
     asked = {row.config: task.timed(row.config) for row in rows if row.ok}
     found = time_kernels({cfg: problem for cfg, problem in asked.items() if problem}, seed)
     timed = []

@@ -45,8 +45,8 @@ POINTS = 300
 
 @dataclass(frozen=True)
 class FunctionCheck:
-    """One check: its name, the kernel's short form or '', the largest error and its bound if there
-    are any, what is wrong, and a remark."""
+    """One check: its name, the kernel's short form ('' if no kernel ran), the largest error and its
+    bound (if any), what is wrong, and a remark."""
 
     name: str
     kernel: str = ""
@@ -90,8 +90,8 @@ class FunctionReport:
 
 
 def read_functions(text: str, seed: int = 0) -> FunctionProblem:
-    """parse_with_functions(), whose drawn tensors are PyTorch's if it is installed, as functions
-    expect."""
+    """Does the same as parse_with_functions(), but draws PyTorch tensors if PyTorch is installed,
+    because most functions expect them."""
     if not values.can_call():
         return parse_with_functions(text, seed=seed)
     return parse_with_functions(text, seed=seed, wrap=values.as_tensor)
@@ -106,7 +106,7 @@ def run_functions(
     reporter: ProgressReporter,
 ) -> FunctionReport:
     """Proves the functions of ``found``. ``configs`` are kernels of the forward and the backward
-    pass; None uses the kernels that attention() chooses.
+    pass; None means the kernels that attention() chooses.
 
     Raises ArgumentError if no selected kernel computes the problem, or the problem has other
     semantics than masks, softcap and packing; and any error of building.
@@ -201,7 +201,7 @@ def _row(name: str, check: values.ValueCheck, note: str) -> FunctionCheck:
 
 
 def _within(causal: bool, window: Any, points: values.Points) -> np.ndarray:
-    """For each point, whether causal and window leave it visible."""
+    """For each point, whether causal and window leave its key visible."""
     at, limits = points.values, check_mask(causal, window)
     distance = at["k"] - (at["q"] + at["seq_k"] - at["seq_q"])
     inside: np.ndarray = (distance >= -limits.left) & (distance <= limits.right)
@@ -209,7 +209,7 @@ def _within(causal: bool, window: Any, points: values.Points) -> np.ndarray:
 
 
 def _score_of(found: FunctionProblem, problem: Problem) -> Callable[..., Any] | None:
-    """The caller's score function of scores and rows, with its bias."""
+    """The caller's score function and bias as one function of scores and indices."""
     functions = found.functions
     score, bias = functions.score_mod, functions.bias
     if score is None and bias is None:
@@ -227,13 +227,14 @@ def _score_of(found: FunctionProblem, problem: Problem) -> Callable[..., Any] | 
 
 
 def _inside(q: Any, k: Any, table: Any) -> tuple[int, int]:
-    """The indices of row and key in a tensor that may be broadcast along either."""
+    """The indices for row ``q`` and key ``k`` in a tensor that may be broadcast along either
+    dimension."""
     rows, keys = table.shape[-2:]
     return (int(q) if rows > 1 else 0), (int(k) if keys > 1 else 0)
 
 
 def _mask_of(found: FunctionProblem, problem: Problem) -> Callable[..., Any] | None:
-    """The caller's masks of rows, with causal and window."""
+    """The caller's masks, causal and window as one function of indices."""
     functions, (causal, window) = found.functions, found.asked
     given = [it for it in (functions.mask_mod, functions.mask) if it is not None]
     if not given:
@@ -281,7 +282,7 @@ def _array(tensor: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Case:
-    """Random tensors of a problem, and what its kernels compute."""
+    """Random tensors of a problem, and the results that its kernels must compute."""
 
     attention: Attention
     options: Mapping[str, Any]
@@ -311,7 +312,8 @@ class _Case:
         return cls(attention, options, tensors, exact, sequences_of(problem, lens))
 
     def checks(self, cfg: KernelConfig, device: DeviceSpec) -> Iterator[FunctionCheck]:
-        """Value, bits and findings of one kernel."""
+        """Yields the checks of one kernel: its values, its bits, and the findings of the
+        emulator."""
         is_backward = cfg.family.operation == BACKWARD.name
         name, run = ("gradients", self._backward) if is_backward else ("output", self._forward)
         deterministic = cfg.family.is_deterministic(cfg)

@@ -26,13 +26,14 @@ from flashsmith.printable import printable
 
 # Wider than any line. Output is laid out before it is printed, and rich must not wrap it again.
 _UNWRAPPED = 10_000
-# The width of texts when the output is not a terminal, unless COLUMNS gives another.
+# The width of texts when the output is not a terminal and COLUMNS is not set.
 _PIPED_WIDTH = 120
-# Prose is not wrapped to less than this; a column with longer texts may become a list.
+# Prose is not wrapped to fewer characters than _LEAST_PROSE. A column with texts longer than _LONG
+# may become a list.
 _LEAST_PROSE = 16
 _LONG = 30
 
-# A Text has a style for terminals.
+# A cell is a plain string, or a Text, which also has a style for terminals.
 Cell = str | Text
 _Rows = Sequence[Sequence[Cell]]
 
@@ -152,7 +153,7 @@ def plain_table(columns: Sequence[Column], rows: _Rows) -> str:
 
 
 def _escaped(cell: Cell) -> Cell:
-    """The cell on one line and without control characters, so that only the layout can add line
+    """The cell with line feeds and control characters escaped, so that only the layout can add line
     feeds."""
     return cell if isinstance(cell, Text) else printable(cell)
 
@@ -162,7 +163,7 @@ def _lines_of(cell: Cell) -> list[str]:
 
 
 def rich_table(columns: Sequence[Column], rows: _Rows, narrow: bool = False) -> Table:
-    """The rows as a table of rich; with `narrow`, only one space is between columns."""
+    """The rows as a table of the package rich; with `narrow`, columns are only one space apart."""
     table = Table(
         box=box.SIMPLE_HEAD,
         header_style="bold",
@@ -203,7 +204,8 @@ def _laid_out(table: _Table, width: int) -> tuple[list[tuple[str, list[str]]], l
 
 
 def _with_wrapped_prose(table: _Table, width: int) -> _Table:
-    """Wraps the prose of a table as far as this helps, beginning with the widest column."""
+    """Wraps the prose of a table, beginning with the widest column, until the table fits or no
+    column can be wrapped further."""
     prose = [n for n, column in enumerate(table.columns) if column.prose]
     while (excess := _boxed_width(table) - width) > 0:
         lengths = {n: _column_width(table, n) for n in prose}
@@ -239,7 +241,8 @@ def _with_column(table: _Table, place: int, cells: Sequence[Cell]) -> _Table:
 
 
 def _longest_column(table: _Table) -> int | None:
-    """The column with the longest texts that may not be wrapped; None if its texts are short."""
+    """The index of the column with the longest texts among those that may not be wrapped; None if
+    these texts are short."""
     lengths = {
         n: _column_width(table, n)
         for n, column in enumerate(table.columns)

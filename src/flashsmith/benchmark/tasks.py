@@ -20,8 +20,8 @@ PACKED_SEQUENCES = 4
 
 
 def whole_tiles(seq: int, cfg: KernelConfig) -> int:
-    """The smallest length from `seq` on that is a multiple of the config's tiles for queries and
-    for keys.
+    """The smallest length that is at least `seq` and is a multiple of both the query tile and the
+    key tile of the config.
 
     Each config has its own length, because the least common multiple over a set of configs can be
     very large (13,440 for the shipped Hopper kernels).
@@ -41,7 +41,7 @@ class TimedSize:
     def length(self, semantics: Semantics) -> int:
         """The length of the sequences.
 
-        For an uneven kernel, it does not fill the kernel's tiles.
+        For a kernel for uneven lengths, this length is not a multiple of the kernel's tiles.
         """
         return self.seq - (semantics.uneven and not semantics.packed)
 
@@ -75,8 +75,8 @@ class Size:
     """The size of the problem for every kernel; each config adds its head dimension and dtype.
 
     For packed semantics, ``batch`` is the number of sequences, and ``seq`` is the length of the
-    longest. With ``whole_tiles``, each kernel gets the shortest length from ``seq`` on that its
-    tiles divide.
+    longest. With ``whole_tiles``, each kernel gets the shortest length that is at least ``seq`` and
+    a multiple of the kernel's tiles.
     """
 
     batch: int
@@ -103,7 +103,7 @@ class Size:
 
     def check(self, cfg: KernelConfig) -> None:
         """Raises ArgumentError if a value is below 1, or if a problem of this size would run a
-        kernel whose semantics are not the task's."""
+        kernel compiled for semantics other than the task's."""
         for name, value in (("batch", self.batch), ("heads", self.heads), ("seq", self.seq)):
             if value < 1:
                 raise ArgumentError(f"{name}={value}: give a whole number above 0")
@@ -154,8 +154,7 @@ class OneProblem:
         return replace(self.given, semantics=self.given.required_semantics(cfg))
 
     def timed(self, cfg: KernelConfig) -> Problem | None:
-        """The problem that is timed, which is the given one; None if there is nothing to
-        compute."""
+        """The problem to time, which is the given problem; None if there is nothing to compute."""
         return self.problem(cfg) if self.given.attn_flop() else None
 
     def why_not(self, cfg: KernelConfig) -> str | None:

@@ -21,7 +21,8 @@ from flashsmith.semantics.cache_format import DTYPES_OF_8BIT, CacheFormat
 from flashsmith.verify.proof_inputs import numpy_dtype
 
 Shape = tuple[int, ...]
-# The types that torch and NumPy cannot convert into each other; their bits are passed as integers.
+# The dtypes for which PyTorch and NumPy cannot convert each other's arrays; the bits of such
+# tensors are passed as integers.
 _OF_ML_DTYPES = ("bfloat16", *DTYPES_OF_8BIT)
 
 
@@ -31,7 +32,8 @@ class TensorMemory(Protocol):
     def draw(
         self, shape: Shape, dtype: DType, seed: int, cache: CacheFormat = CacheFormat.PLAIN
     ) -> Any:
-        """A new tensor of random values, which are rounded to 8-bit floats for an fp8 cache."""
+        """A new tensor of random values; if ``cache`` is an fp8 format, the values are rounded to
+        8-bit floats."""
 
     def put(self, array: np.ndarray) -> Any:
         """A new tensor with the contents of a host array."""

@@ -2,7 +2,7 @@
 which clock is used.
 
 Kernels are timed by CUDA events on their stream, after a warm-up. Before each launch the L2 is
-overwritten. For problems with a small cache, CUDA graphs are used instead. Their calls rotate
+overwritten. For problems with a small cache, calls are captured in CUDA graphs instead, and rotate
 through more tensors than the L2 can hold. Implementations are interleaved, or timed one by one. All
 timing of flashsmith is done here.
 """
@@ -140,7 +140,7 @@ CALLS_IN_GRAPH = 48
 IN_GRAPHS = "in graphs"
 
 INTERLEAVED = Protocol()
-# The protocol of Triton's do_bench; results can be compared with it.
+# The protocol of Triton's do_bench, so that results can be compared with those of do_bench.
 ONE_BY_ONE = Protocol("one_by_one", num_warmups=1, runs=1, warmup_ms=25.0, measure_ms=200.0)
 _NAMED = {INTERLEAVED.order: INTERLEAVED, ONE_BY_ONE.order: ONE_BY_ONE}
 
@@ -324,7 +324,7 @@ def _replay(graph: Any, calls: tuple[Callable[[], Any], ...]) -> None:
 
 
 def _torch_on_gpu() -> Any:
-    """PyTorch, if it uses the GPU."""
+    """The module torch if PyTorch has already initialised the GPU, otherwise None."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
@@ -384,7 +384,8 @@ class Replay:
     ) -> Replay:
         """Captures ``calls``, each with tensors of its own, in a graph.
 
-        They are repeated until the graph has at least ``least`` calls (default: CALLS_IN_GRAPH).
+        The calls are repeated until the graph has at least ``least`` of them (default:
+        CALLS_IN_GRAPH).
 
         Raises any error that a call or the capture raises.
         """
@@ -411,7 +412,8 @@ def measure(
 ) -> dict[str, Samples]:
     """Times all implementations.
 
-    Returns the samples by name, in the given order. The samples of a Replay are times per call.
+    Returns the samples by name, in the given order. For a Replay, the samples are times per call,
+    not per launch of the graph.
 
     Launches follow each other without waiting, since an idle GPU raises its clock above the one it
     can keep under load. If ``clock`` is None, it is the current stream of GPU 0; if ``telemetry``

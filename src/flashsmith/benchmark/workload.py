@@ -27,8 +27,8 @@ from flashsmith.verify.forward_reference import ForwardReference
 from flashsmith.verify.proof_inputs import check_seed, numpy_dtype
 from flashsmith.verify.tolerance import MIN_OUTPUTS
 
-# If a head has more scores, only its first, middle and last rows are checked. Checking more would
-# only take longer.
+# If a head has more scores than this, only its first, middle and last rows are checked, because
+# checking all would take too long.
 SCORES_ON_GPU = 1 << 28
 SCORES_ON_HOST = 1 << 23
 _BLOCKS = 3
@@ -57,9 +57,9 @@ class Workload:
     """q, k and v of ``problem`` with standard normal values, and an output ``o``.
 
     In a packed problem all sequences have the lengths of the problem, and tensors are (total,
-    heads, d). The limits of a window and a softcap have the typical values of Problem. With partial
-    semantics, the part is all keys. ``memory`` holds the tensors; it is GPU 0's unless a test gives
-    another.
+    heads, d). The limits of a window and a softcap have the typical values that Problem gives. With
+    partial semantics, the part consists of all keys. ``memory`` allocates the tensors, on GPU 0
+    unless a test gives another memory.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -153,8 +153,8 @@ class Workload:
     def _if_finite(
         self, found: Comparison, outputs: Iterable[Any], ours: Comparison | None
     ) -> Comparison:
-        """The verdict on a part of the outputs, or a failure if any other output is NaN or
-        infinite."""
+        """Returns ``found``, the verdict on the outputs that were compared, or a failure if any
+        other output is NaN or infinite."""
         found = found if ours is None else found.compared_with(ours)
         wrong = sum(map(self.memory.nonfinite, outputs)) if found.ok else 0
         if not wrong:
@@ -162,7 +162,7 @@ class Workload:
         return replace(found, reasons=(f"{wrong} outputs are NaN or infinite",))
 
     def _named(self, *names: str) -> dict[str, Any]:
-        """The attributes with these names, without the ones that are None."""
+        """The attributes with these names, except those that are None."""
         return {name: it for name in names if (it := getattr(self, name)) is not None}
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -199,8 +199,8 @@ class Workload:
         return self._cases[scores]
 
     def _case_of_rows(self, parts: Iterable[_Tensors]) -> ProofCase:
-        """The case of the forward pass for these rows, with the mask and the numbers of the
-        problem."""
+        """The case for the proof of these rows of the forward pass, with the mask and the numbers
+        (such as the scale) of the problem."""
         return ForwardReference().given_rows(
             self.problem, parts, self.problem.keywords, on_gpu=self._on_gpu
         )
@@ -217,8 +217,8 @@ class Workload:
         )
 
     def _keys(self, rows: slice) -> slice:
-        """The keys for which the rows are aligned to the bottom right, as masks require; all keys
-        if there is no mask."""
+        """The keys to which rows that end at ``rows.stop`` are aligned at the bottom right, as
+        masks require; all keys if there is no mask."""
         p = self.problem
         masked = p.semantics.key_mask.hides
         end = rows.stop + p.seq_k - p.seq_q if masked else p.seq_k
@@ -308,7 +308,7 @@ class BackwardWorkload(Workload):
 
     @cached_property
     def _case(self) -> ProofCase:
-        """The case for these groups, which become the sequences of a batch."""
+        """The case for the proof of the checked groups, which become the sequences of a batch."""
         p = self.problem
         left, right = p.window or NO_WINDOW
         inputs = {name: self._of_groups(getattr(self, name), name) for name in ("do", *"qkvo")}
@@ -427,7 +427,7 @@ class DecodeWorkload(Workload):
     @cached_property
     def _expected_groups(self) -> tuple[list[tuple[int, int]], ProofCase]:
         """(sequence, head of k) pairs that are spread evenly, and the case with their rows in the
-        same order. Only K and V of one group are copied to the host at a time."""
+        same order. K and V are copied to the host for only one group at a time."""
         p = self.problem
         rows = p.seq_q * p.heads_q // p.heads_k
         most = min(MOST_GROUPS, MOST_KEYS // p.seq_k, self._most_scores // (rows * p.seq_k))
@@ -476,7 +476,7 @@ class LatentDecodeWorkload(DecodeWorkload):
         return {name: it for name, it in super().call_options.items() if name in known}
 
     def _tensors_of(self, group: tuple[int, int]) -> _Tensors:
-        """q, k and v of a group: the first columns of the keys are the values."""
+        """q, k and v of a group; the values are the first columns of the keys."""
         keys = self._keys_of(self.k_cache, *group)[:, None]
         return self._rows_of(self.q, *group), keys, keys[..., : self.problem.d_v]
 
@@ -484,7 +484,7 @@ class LatentDecodeWorkload(DecodeWorkload):
 class OperationWorkload:
     """A problem of any operation: the tensors that its reference draws, and its outputs.
 
-    ``memory`` holds the tensors: that of GPU 0, unless a test gives another.
+    ``memory`` allocates the tensors, on GPU 0 unless a test gives another memory.
 
     All outputs are checked, so the reference must be able to compute the problem in seconds.
 

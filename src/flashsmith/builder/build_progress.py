@@ -19,13 +19,13 @@ class BuildEvent:
     """One step of a build.
 
     ``done`` is how many of the ``total`` steps have finished. The steps are: one for each config,
-    one for each file of host code that the cache does not have, and linking. A "compile" event has
-    a compiled kernel as its ``entry``. The first one has none; it announces what will be compiled.
-    The other kinds of events:
+    one for each host source file whose object is not in the cache, and linking. The ``entry`` of a
+    "compile" event is the kernel that was compiled. The first "compile" event has no ``entry``; it
+    announces what will be compiled. The other kinds of events:
 
     - "wait": another process is building the same library.
     - "reuse": the library was in the cache.
-    - "host": a file of host code was compiled.
+    - "host": a host source file was compiled.
     - "link" and "publish": the library is being linked or published.
     - "warn": something is wrong, such as spills, but the build continues.
     - "done": the library is published.

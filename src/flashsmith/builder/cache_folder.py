@@ -24,7 +24,8 @@ Signature: 8a477f597d28d172789f06886806bc55
 # Kernels that flashsmith compiled. This file marks the folder as its own: it removes what it finds
 # here. 'flashsmith cache' lists, checks and clears it.
 """
-# The errors that reading the marker raises if it is missing, or is a link, a fifo or a socket.
+# The errors raised by reading the marker when the marker is missing, or is a link, a fifo or a
+# socket.
 _NO_MARKER = (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO)
 FOLDERS = ("libraries", "objects", "locks", "tmp")
 
@@ -39,13 +40,13 @@ def is_key(name: str) -> bool:
 
 
 def is_object(path: Path) -> bool:
-    """Whether ``path`` is a regular file whose name is that of a host object; libraries share host
-    objects."""
+    """Whether ``path`` is a regular file named like a host object, which is compiled host code that
+    several libraries share."""
     return _OBJECT.fullmatch(path.name) is not None and kind_of(path) == stat.S_IFREG
 
 
 def is_library(path: Path) -> bool:
-    """Whether flashsmith made the library at ``path``; it may be damaged."""
+    """Whether flashsmith made the library at ``path``; such a library may still be damaged."""
     return (
         is_key(path.name)
         and kind_of(path) == stat.S_IFDIR
@@ -55,7 +56,8 @@ def is_library(path: Path) -> bool:
 
 
 def foreign_file(library: Path) -> Path | None:
-    """A path in the folder of a library that flashsmith did not create, or None."""
+    """A path inside a library's folder that flashsmith did not create; None if there is no such
+    path."""
     for path in _below(library):
         name = path.relative_to(library).as_posix()
         if kind_of(path) == stat.S_IFDIR:
@@ -80,7 +82,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def tree_bytes(path: Path) -> int:
-    """The bytes of a file, or of all files below a folder.
+    """The size in bytes of a file, or of all files below a folder together.
 
     A file that disappears meanwhile counts as 0.
     """
@@ -103,8 +105,8 @@ def is_cache_folder(root: Path) -> bool:
         return False
     if kind != stat.S_IFDIR:
         raise _refused(root, "is not a folder, or is a symbolic link")
-    # Listed before the marker is read, because a process completes the marker before it adds other
-    # files.
+    # The folder is listed before the marker is read, because a process completes the marker before
+    # it adds other files.
     names = os.listdir(root)
     if _marker(root) != _MARKER_TEXT:
         if _may_become_ours(root, names):

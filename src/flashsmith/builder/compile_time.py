@@ -10,7 +10,7 @@ _SECONDS_PER_PRODUCT = 1.4e-3
 
 
 def expected_cost(cfg: KernelConfig) -> float:
-    """How long a config takes to compile, relative to others."""
+    """How long a config takes to compile, in arbitrary units that allow configs to be compared."""
     return cfg.family.compile_cost(cfg)
 
 

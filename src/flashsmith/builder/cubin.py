@@ -8,7 +8,7 @@ _TEXT = b".text."
 
 
 def kernel_code_bytes(cubin: bytes) -> dict[str, int]:
-    """For each kernel in a 64-bit cubin, the bytes of its machine code. The keys are mangled names.
+    """The size in bytes of each kernel's machine code in a 64-bit cubin, by mangled name.
 
     Raises ValueError if ``cubin`` is not a valid 64-bit cubin.
     """
@@ -16,7 +16,7 @@ def kernel_code_bytes(cubin: bytes) -> dict[str, int]:
 
 
 def kernel_code(cubin: bytes) -> dict[str, bytes]:
-    """For each kernel in a 64-bit cubin, its machine code. The keys are mangled names.
+    """The machine code of each kernel in a 64-bit cubin, by mangled name.
 
     Raises ValueError if ``cubin`` is not a valid 64-bit cubin.
     """

@@ -37,17 +37,18 @@ def generate_kernel_instantiations(
 ) -> GeneratedSources:
     """Writes the sources that instantiate ``configs`` to ``out_dir``.
 
-    - ``semantics.cuh`` has functions that kernels call; they implement ``semantics`` (None: plain).
+    - ``semantics.cuh`` defines the functions that kernels call to implement ``semantics``; None
+      means plain semantics.
     - ``shard_<i>.cu`` instantiate the kernels. All shards take about the same time to compile.
     - ``flash_kernels.cuh`` has ``forward_kernels``, a map from configs to kernels.
-    - ``kernel_library.cc`` has the data of the host code: the semantics, and for each config its
-      numbers, kernels and planning function.
+    - ``kernel_library.cc`` has the tables that the host code reads: the semantics, and for each
+      config its numbers, kernels and planning function.
 
-    A file is not written if it already has the right text. Shards that remain from an earlier run
-    with more shards are removed.
+    A file whose text is already right is not rewritten. Shards that remain from an earlier run with
+    more shards are removed.
 
-    Raises ArgumentError if ``configs`` is empty or of several families, or if ``n_shards`` is not
-    positive.
+    Raises ArgumentError if ``configs`` is empty or contains more than one family, or if
+    ``n_shards`` is not positive.
     """
     unique = sorted_configs(configs)
     if n_shards < 1:
@@ -77,7 +78,7 @@ def generate_kernel_instantiations(
 def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
     """``configs``, sorted and without duplicates.
 
-    Raises ArgumentError if ``configs`` is empty or of several families.
+    Raises ArgumentError if ``configs`` is empty or contains more than one family.
     """
     unique = set(configs)
     if not unique:
@@ -92,8 +93,8 @@ def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
 
 
 def _write_if_changed(path: Path, text: str) -> None:
-    """Writes ``text`` unless the file already has it, so that its time stamp is the time of the
-    last change."""
+    """Writes ``text`` unless it is already the file's content, so that the file's time stamp is the
+    time of its last change."""
     try:
         if path.read_text() == text:
             return
@@ -120,8 +121,8 @@ def _static_config(cfg: KernelConfig, semantics: Semantics) -> str:
 
 
 def _shard_text(configs: Sequence[KernelConfig], semantics: Semantics, note: str) -> str:
-    # A __global__ template cannot be declared extern in another translation unit, so each shard has
-    # plain functions that return its kernels.
+    # A __global__ template cannot be declared extern in another translation unit, so each shard
+    # defines plain functions that return pointers to its kernels.
     cpp = configs[0].family.cpp
     body = "\n".join(_functions(cfg, semantics) for cfg in configs)
     includes = f'#include "{HEADER}"\n\n#include "{cpp.kernel_header}"\n'
@@ -132,7 +133,7 @@ def _functions(cfg: KernelConfig, semantics: Semantics) -> str:
     cpp, argument = cfg.family.cpp, _static_config(cfg, semantics)
     main = next(iter(cfg.family.kernel_templates(cfg).values()))
     pointer = f"&{main}<{argument}>"
-    # Such kernels take arguments of another type.
+    # The main kernel of such a config takes arguments of a type other than the family's usual one.
     if semantics.program or cfg.family.has_more_arguments(cfg):
         pointer = f"reinterpret_cast<{cpp.function}>({pointer})"
     text = (

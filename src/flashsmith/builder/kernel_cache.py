@@ -58,7 +58,8 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 _MIB = 2**20
-# Longer than any build takes. After this time, it is better to build twice than to hang.
+# How many seconds to wait for another build: longer than any build takes. After that, building
+# twice is better than hanging.
 _BUILD_PATIENCE_SECONDS = 1800.0
 
 
@@ -66,7 +67,7 @@ _BUILD_PATIENCE_SECONDS = 1800.0
 class CacheEntry:
     """A library in the cache.
 
-    If it cannot be used, ``damage`` says why and ``manifest`` is None.
+    If the library is unusable, ``damage`` says why and ``manifest`` is None.
     """
 
     key: str
@@ -132,7 +133,7 @@ class Cache:
                 if not is_from_system(error):
                     raise
                 return None
-            # In a cache that is read-only, this does nothing.
+            # If the cache is read-only, this call does nothing.
             in_use.note_use()
             return KernelLibrary(path, manifest, in_use)
 
@@ -143,9 +144,9 @@ class Cache:
             return sorted(found, key=lambda entry: (-entry.last_used, entry.key))
 
     def manifests(self) -> list[Manifest]:
-        """All manifests that can be read, the most recently used first.
+        """All readable manifests, starting with that of the most recently used library.
 
-        Other files are not checked.
+        The libraries' other files are not checked.
         """
         found = []
         with self.errors("read"):
@@ -200,8 +201,8 @@ class Cache:
 
     @contextlib.contextmanager
     def building(self, key: str, waiting: Callable[[float], None]) -> Iterator[None]:
-        """Holds the lock for building or replacing the library ``key``; waits while another process
-        holds it.
+        """Holds the lock that is needed to build or replace the library ``key``; waits while
+        another process holds the lock.
 
         Also raises CacheError if other users could write to the cache.
         """
@@ -220,7 +221,7 @@ class Cache:
 
     @contextlib.contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """A new folder in the cache, which is removed at the end.
+        """Yields a new folder in the cache, and removes the folder when the block ends.
 
         Folders that dead processes left are removed first.
         """
@@ -260,7 +261,7 @@ class Cache:
         return KernelLibrary(target, manifest, in_use)
 
     def publish_object(self, name: str, built: Path) -> None:
-        """Keeps a compiled host object for libraries that are built later."""
+        """Stores a compiled host object, so that later builds of libraries can reuse it."""
         with self.temporary_folder() as temporary, self.errors("write"):
             data = read_below(built.parent, built.name, check=any_owner)
             for damaged in self._objects(name):
@@ -334,7 +335,8 @@ class Cache:
             key_lock.release()
 
     def clear(self) -> RemovedLibraries:
-        """Removes everything that flashsmith put into the cache, except what a process is using."""
+        """Removes everything that flashsmith put into the cache, except libraries that a process is
+        using."""
         removed = self.prune(0)
         with self.errors("write"):
             if is_cache_folder(self.root):
@@ -342,7 +344,8 @@ class Cache:
         return removed
 
     def errors(self, action: str) -> contextlib.AbstractContextManager[None]:
-        """In the block, turns OSErrors of the system into CacheErrors with advice."""
+        """Returns a context manager that turns the system's OSErrors in its block into CacheErrors
+        with advice."""
         return folder_errors(
             action,
             f"the kernel cache {self.root}",
@@ -360,8 +363,8 @@ def _remembered_manifest(path: Path) -> Manifest:
     return _parsed(path, (status.st_ino, status.st_size, status.st_mtime_ns))
 
 
-# More libraries than a sweep leaves: from a smaller cache, a pass over all of them would drop each
-# manifest before the next pass reads it.
+# This size exceeds the number of libraries that a sweep leaves behind. In a smaller LRU cache, a
+# pass over all libraries would evict each manifest before the next pass reads it.
 @lru_cache(maxsize=4096)
 def _parsed(path: Path, status: tuple[int, ...]) -> Manifest:
     return Manifest.read(path)

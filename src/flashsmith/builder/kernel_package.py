@@ -6,11 +6,11 @@ architecture.
         <key>/                   manifest.json, library.so, perhaps ptx/*.ptx.xz
     flashsmith_kernels/sm90_decode/   a part of a package that is too large for one wheel
 
-The namespace ``flashsmith_kernels`` has no code, so importing it runs nothing. A package is used if
-it was made for this version of flashsmith, these sources, this processor and this tvm-ffi. If not,
-a warning says why, and kernels are compiled as usual. Before a file is used, its checksum is
-compared. The owners of files are not checked: a user who can write there can also change Python's
-own modules.
+The namespace ``flashsmith_kernels`` has no code, so importing it runs nothing. A package is used
+only if it was made for the installed version of flashsmith, its sources, this machine's type of
+processor and the ABI of the installed tvm-ffi. If not, a warning says why, and kernels are compiled
+as usual. The checksum of each file is verified before the file is used. The owners of files are not
+checked: a user who can write there can also change Python's own modules.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _MOST_BYTES = 2**26
 
 
 def package_folder(arch: int, part: str = "") -> str:
-    """The folder in the namespace of an architecture's package, or of a part of it."""
+    """The folder, inside the namespace, of an architecture's package or of one part of that
+    package."""
     return f"sm{arch}_{part}" if part else f"sm{arch}"
 
 
@@ -56,7 +57,7 @@ def package_folder(arch: int, part: str = "") -> str:
 class PackedLibrary:
     """One library of a package.
 
-    ``kernels`` are the numbers of its configs, which are faster to read than short forms.
+    ``kernels`` gives each of its configs as numbers, which are faster to read than short forms.
     ``manifest`` is the SHA-256 of its manifest.
     """
 
@@ -122,8 +123,8 @@ class PackagePart:
     _stale: dict[str, bool] = field(default_factory=dict)
 
     def find(self, wanted: Iterable[KernelConfig], semantics: Semantics) -> KernelLibrary | None:
-        """A library that contains all ``wanted`` configs, after verifying its files; None if there
-        is none."""
+        """Finds a library that contains all ``wanted`` configs and verifies its files; returns None
+        if there is no such library."""
         named = {(cfg.FAMILY, cfg.to_ints()) for cfg in wanted}
         for library in self._by_semantics.get(semantics, ()):
             if named <= self._named[library.key] and self._is_usable(library):
@@ -143,7 +144,7 @@ class PackagePart:
         )
 
     def forget(self, library: KernelLibrary) -> None:
-        """Makes this process stop using a library, because it cannot be loaded."""
+        """Stops this process from using a library that cannot be loaded."""
         self.damaged.add(library.manifest.key)
         self.__dict__.pop("kernels", None)
 
@@ -209,7 +210,8 @@ class KernelPackage:
     parts: tuple[PackagePart, ...]
 
     def find(self, wanted: Iterable[KernelConfig], semantics: Semantics) -> KernelLibrary | None:
-        """The library that holds all ``wanted`` configs, with every file verified, or None."""
+        """Finds a library that contains all ``wanted`` configs and verifies its files; returns None
+        if no part has such a library."""
         configs = tuple(wanted)
         found = (part.find(configs, semantics) for part in self.parts)
         return next((library for library in found if library is not None), None)
@@ -220,7 +222,7 @@ class KernelPackage:
         return tuple(kernel for part in self.parts for kernel in part.kernels)
 
     def forget(self, library: KernelLibrary) -> None:
-        """Stops this process from using a library, because it cannot be loaded."""
+        """Stops this process from using a library that cannot be loaded."""
         for part in self.parts:
             if part.folder == library.path.parent:
                 part.forget(library)
@@ -269,8 +271,8 @@ def forget_packages() -> None:
 
 
 def _folders() -> list[Path]:
-    """The folders of the namespace; nothing is imported. A copy has exactly one, and uses no other
-    kernels."""
+    """The folders of the namespace, found without importing anything. A self-contained copy of
+    flashsmith has exactly one such folder, and uses no kernels from elsewhere."""
     if bundle.is_copy():
         return [bundle.KERNELS]
     importlib.invalidate_caches()

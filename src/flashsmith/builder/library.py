@@ -20,8 +20,8 @@ PACKED_SUFFIX = ".xz"
 class KernelLibrary:
     """A shared object, with the PTX of its kernels and the compiler's report on them.
 
-    As long as this object exists, no process evicts the library from the cache. A library of an
-    installed package has no lock ``in_use``.
+    As long as this object exists, no process evicts the library from the cache. ``in_use`` is the
+    lock that prevents eviction; it is None for a library of an installed package.
     """
 
     def __init__(self, path: Path, manifest: Manifest, in_use: HeldLock | None) -> None:
@@ -47,7 +47,8 @@ class KernelLibrary:
 
     @property
     def has_ptx(self) -> bool:
-        """Whether the library has the PTX of its kernels; in an installed package it may not."""
+        """Whether the library has the PTX of its kernels; a library of an installed package may
+        lack it."""
         return self.manifest.kernels[0].ptx_file in self.manifest.files
 
     @property
@@ -62,7 +63,7 @@ class KernelLibrary:
 
     @property
     def spilling(self) -> tuple[KernelEntry, ...]:
-        """The entries of the configs with a kernel that spills registers."""
+        """The entries of those configs of which at least one kernel spills registers."""
         return tuple(kernel for kernel in self.manifest.kernels if kernel.spills)
 
     def entry(self, cfg: KernelConfig) -> KernelEntry:

@@ -27,8 +27,8 @@ from flashsmith.families import KernelConfig, Semantics, check_legal, device_spe
 from flashsmith.pluralize import pluralize
 from flashsmith.time_left import TimeLeft, format_seconds
 
-# If a source changes during a build, the key of the build becomes wrong, and the build is repeated;
-# at most this often.
+# The most times that a build is attempted. If a source changes during an attempt, the library's key
+# becomes wrong, and the build is attempted again.
 _ATTEMPTS = 3
 
 
@@ -43,7 +43,7 @@ def build_from(
     packaged: bool = False,
     cpu: str | None = None,
 ) -> KernelLibrary:
-    """library_lookup.build(), from the C++ sources in ``csrc``.
+    """Does the same as library_lookup.build(), but compiles the C++ sources in ``csrc``.
 
     A ``packaged`` library is made for a wheel. Its processor, ``cpu``, is x86_64 or aarch64 and
     need not be this machine's.
@@ -84,7 +84,8 @@ class _Build:
         self.cache = cache
         self.jobs = jobs
         self.progress = progress
-        # Read first, so that an error in it is raised before anything is built.
+        # The limit is read first, so that an invalid value raises its error before anything is
+        # built.
         self.limit_mib = env.cache_limit_mib()
         self.done, self.total = 0, len(spec.configs)
         # Estimated seconds of wall time: for the finished steps, and for the remaining steps.

@@ -35,18 +35,18 @@ from flashsmith.host import this_cpu
 
 # The library exports only the functions that the bindings use.
 _EXPORTS = "{ global: __tvm_ffi_*; flashsmith_*; local: *; };\n"
-# With this number of configs per shard, the fixed second of nvcc matters little, and progress is
-# still visible.
+# Each run of nvcc takes about a second whatever it compiles. With this many configs per shard, that
+# second matters little, and progress is still visible.
 _CONFIGS_PER_SHARD = 10
 
-# Estimated seconds on one core: for g++ to compile a file of host code, and for linking.
+# Estimated seconds on one core: for g++ to compile one host source file, and for linking.
 _GXX_SECONDS = 2.0
 LINK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class _HostObject:
-    """An object of host code that several libraries use; it is compiled once and kept in the
+    """An object file of host code that several libraries link; it is compiled once and kept in the
     cache."""
 
     name: str
@@ -68,7 +68,7 @@ class _Shard(NamedTuple):
 
 
 def _object_name(source: str) -> str:
-    """The name of the object for a source such as 'mma_sync/plan.cc'.
+    """The name of the object file compiled from a source such as 'mma_sync/plan.cc'.
 
     It contains the folder, since two folders may have files with the same name.
     """
@@ -104,14 +104,15 @@ class Compilation:
 
     def _n_shards(self) -> int:
         if self.spec.packaged:
-            # So the driver decompresses only the kernel that is used. Also, the objects do not
-            # depend on the number of jobs.
+            # With one config per shard, the driver decompresses only the kernel that is used, and
+            # the objects do not depend on the number of jobs.
             return len(self.spec.configs)
         shards = max(-(-len(self.spec.configs) // _CONFIGS_PER_SHARD), self.jobs)
         return -(-shards // self.jobs) * self.jobs
 
     def is_current(self) -> bool:
-        """Whether the compiled sources are the spec's and have not changed since."""
+        """Whether the sources that were compiled are those of the spec and have not changed
+        since."""
         spec = self.spec
         now = source_hash(spec.family, spec.csrc)
         return self._originals.hash() == spec.source_hash == now
@@ -128,9 +129,10 @@ class Compilation:
     ) -> list[KernelEntry]:
         """Compiles everything that is not in the cache.
 
-        ``begin`` is called first, with the estimated seconds (on one core) for each file of host
-        code. ``compiled`` is called with each kernel of a shard when the shard is done.
-        ``host_compiled`` is called with each file of host code that is done, and its estimate.
+        ``begin`` is called first, with the estimated seconds (on one core) for each host source
+        file. ``compiled`` is called with each kernel of a shard when the shard is done.
+        ``host_compiled`` is called for each host source file that is done, with the result and the
+        estimate.
         """
         entries: list[KernelEntry] = []
         shards = {self._shard_command(i): i for i in range(len(self.sources.shards))}
@@ -196,7 +198,7 @@ class Compilation:
         return self.build / f"{name}.o"
 
     def _name(self, path: Path) -> str:
-        """The relative path by which compilers get a file in the folder."""
+        """The relative path by which a file in the folder is passed to compilers."""
         return path.relative_to(self.folder).as_posix()
 
     def _compile(self, source: Path, name: str) -> tuple[str, ...]:
@@ -217,7 +219,7 @@ class Compilation:
         arguments = [str(tools.gxx), *self.spec.host_flags()]
         for number, folder in enumerate(tools.include_dirs):
             arguments += ["-isystem", str(folder)]
-            if self.spec.packaged:  # For texts of errors that name a header
+            if self.spec.packaged:  # Some error texts contain a header's path
                 arguments.append(f"-ffile-prefix-map={folder}=include_{number}")
         if self.spec.packaged:
             arguments.append(f"-frandom-seed={name}")
@@ -379,7 +381,8 @@ class Compilation:
             check_floors(shared_object.read_bytes(), shared_object.name, loaded)
 
     def _packaged_system(self) -> tuple[str, ...]:
-        """Libraries to link a packaged library against: older systems' glibc."""
+        """Builds stub libraries of an older glibc, against which a packaged library is linked so
+        that it also runs on older systems; returns their paths."""
         tools, folder = self.spec.toolchain, self.build / "system"
         folder.mkdir()
         made = library_stubs(older_glibc(tools.cpu), tools.gxx, folder, self._name(folder))

@@ -21,8 +21,8 @@ from flashsmith.families import KernelConfig, Semantics, by_family
 def find_library(
     cfg: KernelConfig, *, arch: int = 80, semantics: Semantics | None = None
 ) -> KernelLibrary | None:
-    """A library that contains ``cfg``, from an installed package, otherwise the most recently used
-    one in the cache, otherwise None. Needs no compiler.
+    """Finds a library that contains ``cfg``: in an installed package, otherwise the most recently
+    used one in the cache. Returns None if there is no such library. Needs no compiler.
 
     Only libraries that this version of flashsmith has built from the current sources are used.
     """
@@ -48,8 +48,8 @@ def library_for(
     """One library that contains all ``configs``, from an installed package, from the cache, or
     built now.
 
-    All configs must be of the same family. A library that is found may also contain other configs.
-    No compiler is needed then. Raises the errors of ``build``.
+    All configs must be of the same family. A library that is found, not built, may also contain
+    other configs. Finding it needs no compiler. Raises the errors of ``build``.
     """
     wanted = tuple(configs)
     found = _find(wanted, arch, semantics or Semantics())
@@ -160,8 +160,8 @@ def is_current(manifest: Manifest) -> bool:
 
     Its tvm-ffi may be any release with the ABI of the installed one, because each serving engine
     requires its own release. The flags must be the same. The versions of compilers may differ,
-    since a library that is built needs no compiler. Libraries that are not current stay in the
-    cache, without being used, until they are evicted.
+    since using a library needs no compiler. Libraries that are not current stay in the cache,
+    without being used, until they are evicted.
     """
     return _is_of(manifest, _Origin(package_sources()))
 
@@ -170,8 +170,8 @@ def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None)
     """The manifests of libraries in the cache that were made from ``csrc``, the most recently used
     first.
 
-    Without ``semantics``, libraries of all semantics are included. A copy that brings its kernels
-    along has no cache.
+    If ``semantics`` is None, libraries of all semantics are included. The result is empty in a
+    self-contained copy of flashsmith, which has no cache.
     """
     if bundle.is_copy():
         return []
@@ -184,8 +184,8 @@ def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None)
 
 
 class _Origin:
-    """The inputs of a library that is built now: the sources of its family and the versions of
-    packages."""
+    """The inputs that a library would have if it were built now: the sources of its family and the
+    versions of packages."""
 
     def __init__(self, csrc: Path) -> None:
         self._csrc, self._hashes = csrc, dict[str, str]()

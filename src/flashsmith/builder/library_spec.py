@@ -22,15 +22,15 @@ _HOST_FLAGS = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
 # -O1 is enough: the bindings run once per launch, and -O2 would make the first build 1.5 s longer.
 _GXX_FLAGS = ("-O1", "-std=c++20", *_HOST_FLAGS)
 _NVCC_FLAGS = ("-O3", "-std=c++20", "-Xcompiler", ",".join(_HOST_FLAGS))
-# Undefined symbols are errors. Packaged libraries are searched for them after linking, since they
-# must not name libtvm_ffi, which no system has. They have no symbols for debuggers and no note with
-# the build's hash.
+# Undefined symbols are errors. In packaged libraries, undefined symbols are looked for after
+# linking instead, since such a library must not depend on libtvm_ffi, which no system provides.
+# Packaged libraries have no symbols for debuggers and no build ID.
 _LINK_FLAGS = ("-Wl,-z,defs",)
 _PACKAGED_LINK_FLAGS = ("-s", "-Wl,--build-id=none")
 # For kernels that are not packaged: profilers find a kernel's source lines. The line table has
 # paths of the machine that compiled it, and is five times as large as the machine code.
 _LINE_TABLE = "-lineinfo"
-# For packaged kernels. The driver decompresses a kernel when it is used first.
+# For packaged kernels. The driver decompresses a kernel when the kernel is first used.
 _COMPRESSED = "--compress-mode=size"
 
 
@@ -118,8 +118,8 @@ class LibrarySpec:
         return self.object_key(self.source_hash)
 
     def object_key(self, source_hash: str) -> str:
-        """The key in the cache of host code that is compiled from sources with this hash; it does
-        not depend on the family."""
+        """The cache key of host code that is compiled from sources with the given hash; the key
+        does not depend on the family."""
         return _hashed(
             FORMAT,
             package_version(),

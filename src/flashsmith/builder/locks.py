@@ -24,7 +24,8 @@ _NO_LOCK_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENO
 class HeldLock:
     """A lock (flock) that this process holds until ``release``, or until it exits.
 
-    Renaming the file does not end the lock. If this process forks, the child holds the lock too.
+    Renaming the file does not release the lock. If this process forks, the child holds the lock
+    too.
     """
 
     def __init__(self, fd: int) -> None:
@@ -34,8 +35,9 @@ class HeldLock:
     def release(self, *, everywhere: bool = False) -> None:
         """Releases the lock. A second call does nothing.
 
-        ``everywhere`` also releases it for processes forked since it was taken, unless this process
-        is one of them.
+        With ``everywhere``, processes that inherited the lock by a fork lose it too. Such a child
+        process cannot take the lock away from its parent: in the child, ``everywhere`` has no
+        effect.
         """
         if self._fd >= 0:
             if everywhere and os.getpid() == self._owner:
@@ -102,7 +104,8 @@ def _open(path: Path, shared: bool, create: bool) -> int:
 def wait_for_lock(
     path: Path, *, patience: float, waiting: Callable[[float], None]
 ) -> HeldLock | None:
-    """Waits until it has the exclusive lock ``path``. Returns None after ``patience`` seconds.
+    """Waits for the exclusive lock on ``path``; returns None if it is not free within ``patience``
+    seconds.
 
     As long as another process holds the lock, ``waiting(seconds)`` is called about ten times per
     second.

@@ -24,7 +24,7 @@ from flashsmith.families import (
 from flashsmith.safe_json import parse_json
 
 MANIFEST_NAME = "manifest.json"
-# The files that a manifest may list.
+# The names of files that a manifest may list.
 LIBRARY_FILE = re.compile(r"library\.so|ptx/\w+\.ptx(?:\.xz)?|sources/\w+\.(?:cu|cuh|cc)", re.ASCII)
 # Larger manifests are rejected: a kernel takes about 400 bytes, and there are at most some thousand
 # kernels.
@@ -37,7 +37,7 @@ FORMAT = 3
 class AdditionalKernel:
     """A compiled kernel that a config has in addition to its main kernel.
 
-    Its fields are explained in KernelEntry.
+    KernelEntry explains the fields other than ``role``.
 
     ``role`` is the name that the family gives to the kernel.
     """
@@ -161,7 +161,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything that is known about a library without loading it."""
+    """All facts about a library that are known without loading the library."""
 
     key: str
     family: str

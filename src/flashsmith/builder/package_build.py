@@ -1,7 +1,7 @@
 """Builds the libraries of a kernel package.
 
-Each family and semantics has a few libraries, which do not depend on where, when or by how many
-compilers they are built.
+Each combination of family and semantics has a few libraries. Their contents do not depend on where
+and when they are built, or on how many compilers run in parallel.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from flashsmith.builder.library_build import build_from
 from flashsmith.builder.sources import package_sources
 from flashsmith.families import KernelConfig, Semantics, by_family
 
-# The host code of a library takes 0.3 MB in a wheel; and if a build is killed, the library that it
-# was building is lost.
+# The most kernels per library. More libraries would make a wheel larger, by 0.3 MB of host code
+# each. Larger libraries would lose more work when a build is killed, since the library that was
+# being built is lost.
 MOST_KERNELS = 64
 
 # Called with the number of kernels that have been built so far, and the event.

@@ -23,7 +23,7 @@ LICENSES = ("LICENSE", "NOTICE")
 LICENSE_EXPRESSION = "Apache-2.0 AND LicenseRef-NVIDIA-CUDA-Toolkit-EULA"
 # The oldest time that a zip archive can record.
 _FIRST_TIME = datetime.datetime(1980, 1, 1, tzinfo=datetime.timezone.utc)
-# The filter's settings are stated, since their defaults may change.
+# The settings of the compression filter are given explicitly, since their defaults may change.
 _XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 
 

@@ -1,5 +1,5 @@
-"""Writes the wheels of a kernel package: one, or several if one would be too large for an index.
-Their bytes depend only on the libraries and on SOURCE_DATE_EPOCH."""
+"""Writes the wheels of a kernel package: one, or several if one would be too large for a package
+index. Their bytes depend only on the libraries and on SOURCE_DATE_EPOCH."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import family_named
 from flashsmith.operations import DEFAULT
 
-# The usual limit of an index of packages, in bytes.
+# The usual limit of package indexes on the size of a file, in bytes.
 MOST_BYTES = 100_000_000
-# What a part needs besides its libraries' files: the index, metadata and licenses.
+# The bytes that a part needs apart from its libraries' files: for the index, metadata and licenses.
 _OTHER_FILES = 200_000
 
 
 def wheel_name(arch: int, cpu: str, part: str = "") -> str:
-    """The file name of the wheel for an architecture and a processor, or of a part of it."""
+    """The file name of the wheel for an architecture and a processor, or of the wheel that has one
+    ``part`` of the package."""
     package = f"{NAMESPACE}_{package_folder(arch, part)}-{package_version()}"
     return f"{package}-py3-none-{PLATFORM}_{cpu}.whl"
 
@@ -50,12 +51,12 @@ def write_wheels(
     ptx: bool = False,
     most_bytes: int = MOST_BYTES,
 ) -> list[Path]:
-    """Writes the wheel with these libraries, which were built as packaged, into ``folder``. With
-    ``ptx`` the wheel has the kernels' PTX, too, so that the emulator can run them without a
-    compiler.
+    """Writes the wheel with these libraries, which must have been built as packaged libraries, into
+    ``folder``. With ``ptx`` the wheel also has the kernels' PTX, so that the emulator can run them
+    without a compiler.
 
-    If the wheel would be larger than ``most_bytes``, there is a wheel for each operation. The first
-    one requires the others, so that installing it installs all.
+    If the wheel would be larger than ``most_bytes``, each operation gets its own wheel. The first
+    wheel requires the others, so that installing it installs all of them.
 
     Raises ArgumentError when there is no library or one alone is too large, and OSError when the
     folder cannot be written.
@@ -78,7 +79,7 @@ def write_wheels(
 
 
 def _sizes(wheel: Path) -> Counter[str]:
-    """The compressed bytes of each library of a wheel, by its key."""
+    """The compressed size in bytes of each library in a wheel, by the library's key."""
     found: Counter[str] = Counter()
     with zipfile.ZipFile(wheel) as archive:
         for file in archive.infolist():
@@ -91,8 +92,9 @@ def _sizes(wheel: Path) -> Counter[str]:
 def _parts(
     libraries: Sequence[KernelLibrary], sizes: Mapping[str, int], most_bytes: int
 ) -> dict[str, list[KernelLibrary]]:
-    """The libraries of each part, by its name. The first part, named '', is of attention(); others
-    have the names of operations, and numbers if an operation needs several."""
+    """The libraries of each part, by the part's name. The first part, which is named '', serves
+    attention(). The others are named after their operations, with a number if an operation needs
+    several parts."""
     groups: dict[str, list[KernelLibrary]] = {}
     for library in sorted(libraries, key=lambda library: library.manifest.key):
         operation = family_named(library.manifest.family).operation
@@ -136,7 +138,7 @@ def _write_wheel(
     part: str = "",
     others: Sequence[str] = (),
 ) -> Path:
-    """Writes one wheel, which requires the ``others``, parts of the same package."""
+    """Writes one wheel, which requires the wheels of the parts ``others`` of the same package."""
     path = folder / wheel_name(arch, cpu, part)
     package = package_folder(arch, part)
     info = f"{NAMESPACE}_{package}-{package_version()}.dist-info"

@@ -36,7 +36,7 @@ _SHOWN_CHARACTERS = 6000
 
 @dataclass(frozen=True)
 class Command:
-    """A call of a compiler: the name of its output, and its arguments."""
+    """One invocation of a compiler: the name of its output, and its arguments."""
 
     name: str
     arguments: tuple[str, ...]
@@ -44,7 +44,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Finished:
-    """A call that succeeded: its wall time in seconds, and the output of the compiler."""
+    """An invocation that succeeded: its wall time in seconds, and what the compiler printed."""
 
     command: Command
     seconds: float
@@ -55,7 +55,7 @@ class _Running:
     def __init__(self, command: Command, cwd: Path) -> None:
         self.command = command
         self.start = time.monotonic()
-        # The output goes to memory, because a file on a full disk could not hold the compiler's
+        # The output goes to memory, because a file on a full disk could not store the compiler's
         # error message.
         try:
             self.words = os.fdopen(os.memfd_create(command.name), "w+b")
@@ -99,8 +99,8 @@ class _Running:
 
 @contextlib.contextmanager
 def _watched(folder: Path) -> Iterator[None]:
-    """Makes sure that the compilers in ``folder`` are killed when this process ends, even if it is
-    killed itself."""
+    """Makes sure that the compilers in ``folder`` are killed when this process ends, even if this
+    process is killed."""
     try:
         # If /proc belongs to another PID namespace, this PID stands for another process there.
         watchable = os.readlink("/proc/self") == str(os.getpid())
@@ -144,7 +144,7 @@ def run_all(
 ) -> None:
     """Runs ``commands`` in order, at most ``jobs`` in parallel.
 
-    After each of them, ``finished`` is called in the calling thread.
+    After each command, ``finished`` is called in the calling thread.
 
     If this process ends or is killed, the commands end soon after. ``cwd`` must not be used by any
     other process. If a command fails, the others are killed, and CompileError is raised with the

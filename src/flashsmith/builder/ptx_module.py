@@ -100,7 +100,7 @@ def _string_lines(string: str) -> list[str]:
 
 
 class _Renumbering:
-    """Assigns new numbers, in the order in which the old ones appear first."""
+    """Assigns new numbers in the order in which the old numbers first appear."""
 
     def __init__(self, first: int) -> None:
         self.first = first

@@ -1,5 +1,4 @@
-"""Reads what ``-Xptxas -v`` prints for each kernel, from which alone the spilled bytes are
-known."""
+"""Reads what ``-Xptxas -v`` prints for each kernel; nothing else reports the spilled bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +28,8 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _TIME = re.compile(r"Compile time = ([\d.]+) ms")
-# Messages before the first entry: losses of performance, and what ptxas has added for correctness.
+# Warnings, which precede the first entry: they report lost performance, or instructions that ptxas
+# has inserted for correctness.
 _WARNING = re.compile(
     r"\((C\d+)\) (?:Potential Performance Loss: (.*)|(warpgroup\.\w+ is injected .*))"
 )
@@ -81,7 +81,8 @@ def nameless_warnings(text: str) -> tuple[str, ...]:
 
 
 def _warnings(text: str) -> dict[str, list[str]]:
-    """Warnings by the name of the kernel in their text; those without a name have the key ""."""
+    """The warnings, grouped by the kernel that their text names; warnings that name no kernel have
+    the key ""."""
     found: dict[str, list[str]] = {}
     for code, loss, injected in _WARNING.findall(text):
         words = _LINE_NUMBER.sub("", loss or injected).strip()

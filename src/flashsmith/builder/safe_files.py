@@ -81,12 +81,12 @@ def _read(fd: int, path: Path, most: int | None) -> bytes:
 
 
 def any_owner(path: Path, status: os.stat_result) -> None:
-    """A check that accepts everything, for files that are only looked at."""
+    """Accepts every file; this is the ``check`` for files that are only read for information."""
 
 
 def kind_of(path: Path) -> int:
-    """The type of the file ``path``, as stat.S_IFMT gives it, without following links; 0 if there
-    is none."""
+    """The type of the file ``path``, as stat.S_IFMT gives it, without following links; 0 if
+    ``path`` does not exist."""
     try:
         return stat.S_IFMT(path.lstat().st_mode)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """The folder in which compilers run. Its path has no characters that a shell interprets.
 
-nvcc passes paths to sh in double quotes, and some of its options split them at commas.
+nvcc passes paths to sh in double quotes, and some of its options split paths at commas.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def require_plain(what: str, path: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new private folder for compilers, which is removed at the end.
+    """Yields a new private folder for compilers, and removes the folder when the block ends.
 
-    Folders that dead processes left are removed first. It is in the folder for temporary files
-    (TMPDIR). If a shell would interpret that path, or if other users may rename files there, it is
-    in /tmp or /var/tmp. Raises CacheError if none of these folders can be used.
+    Folders that dead processes left are removed first. The new folder is in the folder for
+    temporary files (TMPDIR). If a shell would interpret that path, or if other users may rename
+    files there, the new folder is in /tmp or /var/tmp instead. Raises CacheError if none of these
+    folders can be used.
     """
     folder = _choose()
     errors = folder_errors("write", f"the folder for temporary files {folder}", "TMPDIR")

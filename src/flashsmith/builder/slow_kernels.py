@@ -2,8 +2,8 @@
 ways.
 
 Only the output of ptxas shows this. A call never fails because of a slow kernel. A build warns
-about it. The chooser looks up here which slow kernels this process knows, and takes another kernel
-if there is one.
+about it. The chooser looks up here which kernels are known to be slow in this process, and takes
+another kernel if there is one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | AdditionalKerne
 
 
 def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """The kernels with losses(), of families that must not spill."""
+    """Those of ``kernels`` that have losses() and belong to a family whose kernels must not
+    spill."""
     return [one for one in kernels if one.config.family.must_not_spill and losses(one)]
 
 
@@ -77,6 +78,6 @@ def noted_slow(config: KernelConfig, arch: int, semantics: Semantics) -> KernelE
 def count_noted() -> int:
     """How many kernels are noted.
 
-    If this number has changed, results that depend on the noted kernels are out of date.
+    When this number has changed, results that were computed from the noted kernels are out of date.
     """
     return len(_noted)

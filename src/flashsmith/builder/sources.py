@@ -1,5 +1,4 @@
-"""The C++ sources of a library: which files it has, a hash of them, and copies that are
-compiled."""
+"""The C++ sources of a library: their names, their hash, and the copies that are compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _SUFFIXES = (".cu", ".cuh", ".cc", ".h")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 # Host code that only packaged libraries have.
 PACKAGED_SOURCE = "packaged/older_libraries.cc"
-# The only header of the host code that generated code includes itself.
+# The only header of the host code that generated code includes directly.
 _ASKED = "host/kernel_library.h"
 
 
@@ -30,10 +29,10 @@ def package_sources() -> Path:
 
 
 class Sources:
-    """Files and everything that they include, as they are on disk now.
+    """Source files and everything that they include, as they are on disk now.
 
-    The name of a file is the path by which it is included. It begins with a folder of ``csrc``, or
-    with the name of one of ``folders``, which may be anywhere.
+    The name of a file is the path by which it is included. The name begins with a folder inside
+    ``csrc``, or with the name of one of ``folders``, which may be anywhere.
     """
 
     def __init__(self, csrc: Path, roots: Iterable[str], folders: Iterable[Path] = ()) -> None:
@@ -56,7 +55,7 @@ class Sources:
 
     @property
     def roots(self) -> list[Path]:
-        """The folders from which names begin."""
+        """The folders to which the files' names are relative."""
         return [self._csrc, *(folder.parent for folder in self._folders.values())]
 
     @property
@@ -110,8 +109,8 @@ class Sources:
 
 
 def _includes(name: str, text: bytes) -> Iterator[str]:
-    """The files to which an include may refer: relative to the folder of this file, or to
-    ``csrc``."""
+    """The names of the files to which an include directive may refer, taken relative to the folder
+    of the including file and relative to ``csrc``."""
     for found in _INCLUDE.findall(text):
         included = found.decode(errors="replace")
         yield posixpath.normpath(f"{posixpath.dirname(name)}/{included}")

@@ -53,7 +53,8 @@ _MOVED: Mapping[str, tuple[str, ...]] = {
     ),
     "librt.so.1": ("shm_open", "shm_unlink"),
 }
-# Functions that were added after the first version for a processor.
+# Functions that were added to glibc after its first version for a processor, with the version that
+# added them.
 _LATER_VERSIONS = {("x86_64", "dlmopen"): "GLIBC_2.3.4"}
 
 
@@ -62,8 +63,8 @@ Versioned = Mapping[str, Sequence[str]]
 
 
 def older_glibc(cpu: str) -> dict[str, Versioned]:
-    """For each library, the functions that newer glibc moved, with their versions in older
-    glibc."""
+    """For each library, the functions that newer releases of glibc moved to another library, with
+    their symbol versions in older releases."""
     made: dict[str, Versioned] = {}
     for library, functions in _MOVED.items():
         by_version: dict[str, list[str]] = {}
@@ -77,9 +78,11 @@ def older_glibc(cpu: str) -> dict[str, Versioned]:
 def library_stubs(
     libraries: Mapping[str, Versioned], gxx: Path, folder: Path, name: str
 ) -> dict[Command, Path]:
-    """Commands that make libraries without code, to link against, and the paths of these libraries.
+    """The commands that build stub libraries, which have no code and are only linked against, each
+    with the path of its library.
 
-    Their sources are written to ``folder``; compilers get its path as ``name``.
+    The sources of the stubs are written to ``folder``, whose path is passed to compilers as
+    ``name``.
     """
     made = {}
     for library, by_version in libraries.items():
@@ -119,7 +122,8 @@ class SystemNeeds:
         return {kind: ".".join(map(str, numbers)) for kind, numbers in sorted(found.items())}
 
     def newer_than_floors(self) -> list[str]:
-        """What a manylinux_2_28 system may not have, such as 'dlsym@GLIBC_2.34'."""
+        """The needed symbol versions that a manylinux_2_28 system may lack, such as
+        'dlsym@GLIBC_2.34'."""
         symbols = [
             f"{symbol}@{version}"
             for symbol, version in sorted(self.symbols.items())
@@ -131,8 +135,9 @@ class SystemNeeds:
 def check_floors(shared_object: bytes, name: str, loaded: Iterable[str] = ()) -> SystemNeeds:
     """The needs of a shared object.
 
-    Raises CompileError if a manylinux_2_28 system may lack some of it, or if it uses symbols
-    without a version that are not ``loaded`` before it.
+    Raises CompileError if a manylinux_2_28 system may lack something that the shared object needs,
+    or if the shared object uses an unversioned symbol that is not in ``loaded``, the symbols loaded
+    before it.
     """
     needs = system_needs(shared_object)
     if undefined := sorted({*needs.unversioned} - {*loaded}):

@@ -24,8 +24,8 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 LOCK = "lock"
-# A folder without a lock file belongs to a process that is still creating it, or that died while it
-# did.
+# How old a folder without a lock file must be before it is removed. It belongs to a process that is
+# still creating it, or that died while creating it.
 _UNLOCKED_GRACE_SECONDS = 3600.0
 
 _ADVICE = {
@@ -39,10 +39,10 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def folder_errors(action: str, folder: str, variable: str, readable: str = "") -> Iterator[None]:
-    """In the block, turns OSErrors of the system into CacheErrors about ``folder``, with advice.
+    """Turns the system's OSErrors in the block into CacheErrors about ``folder``, with advice.
 
     ``variable`` is the environment variable that can select another folder. ``readable`` is the
-    command by which the owner can let others read the folder.
+    command with which the folder's owner can let others read the folder.
     """
     try:
         yield
@@ -81,7 +81,7 @@ class TemporaryFolders:
 
     @contextlib.contextmanager
     def new(self) -> Iterator[Path]:
-        """A new folder, which is removed at the end.
+        """Yields a new folder, and removes it when the block ends.
 
         Folders that dead processes left are removed first.
         """
@@ -96,7 +96,8 @@ class TemporaryFolders:
     def _create(self) -> tuple[Path, HeldLock]:
         while True:
             folder = self._new_path()
-            # If another process removes the folder before it is locked, another one is created.
+            # If another process removes the new folder before it is locked here, another folder is
+            # created.
             with contextlib.suppress(FileNotFoundError):
                 make_folder(folder)
                 lock = try_lock(folder / LOCK, create=True)
@@ -125,8 +126,8 @@ class TemporaryFolders:
         return False
 
     def trash(self, library: Path) -> None:
-        """Moves ``library`` here atomically and then removes it; does nothing if it does not
-        exist."""
+        """Moves the folder ``library`` here atomically and then removes it; does nothing if there
+        is no such folder."""
         # The lock file is moved with the library. If this process is killed now, the next sweep
         # removes both.
         trash = self._new_path()
@@ -136,8 +137,8 @@ class TemporaryFolders:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder, and its lock last, since compilers that live longer than their parent may
-    still write there.
+    """Removes a folder, with its lock file last, since compilers that outlive their parent may
+    still write to the folder.
 
     Another process may remove the folder at the same time.
     """

@@ -47,7 +47,7 @@ class Toolchain:
 
     @property
     def crosses(self) -> bool:
-        """Whether libraries are built for another processor than this machine's."""
+        """Whether libraries are built for a processor other than this machine's."""
         return self.cpu != this_cpu()
 
     def identity(self) -> tuple[str, ...]:
@@ -66,7 +66,8 @@ class Toolchain:
 
 
 def known_cpu(name: str | None = None) -> str:
-    """The processor for which libraries are built, x86_64 or aarch64; None is this machine's.
+    """The processor for which libraries are built, x86_64 or aarch64; if ``name`` is None, this
+    machine's.
 
     Raises ArgumentError for any other name.
     """
@@ -124,7 +125,7 @@ def _find_nvcc() -> Path:
 
 
 def _pip_nvcc() -> str | None:
-    # Imported here, because a build with CUDA_HOME does not need the compiler of pip.
+    # Imported here, because a build with CUDA_HOME does not need the compiler that pip installed.
     from cuda.pathfinder import find_nvidia_binary_utility
 
     found = find_nvidia_binary_utility("nvcc")
@@ -227,9 +228,9 @@ def _gxx_version(gxx: Path) -> str:
 
 
 def _output(command: list[str], advice: str) -> str:
-    """The output of an option of a compiler that prints information.
+    """Runs a compiler that only prints information about itself, and returns what it prints.
 
-    A compiler that fails at this cannot be used.
+    A compiler that fails to do even this is unusable: the error contains ``advice``.
     """
     try:
         done = subprocess.run(

@@ -16,9 +16,10 @@ from flashsmith.errors import CacheError
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# For each cache, by device and inode: a descriptor of its folder libraries/. These stay open,
-# because the dynamic linker takes equal paths for the same library. So a descriptor number must
-# always stand for the same folder.
+# For each cache, by device and inode: an open descriptor of its folder libraries/. The paths given
+# to the dynamic linker contain the number of the descriptor, and the linker takes equal paths for
+# the same library. So a number must always stand for the same folder, and the descriptors are never
+# closed.
 _folders: dict[tuple[int, int], int] = {}
 
 

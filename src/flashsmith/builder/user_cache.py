@@ -41,7 +41,7 @@ def _cache_dir() -> Path:
             raise CacheError(
                 f"FLASHSMITH_CACHE_DIR={chosen!r}: {error}; give a folder that you may write"
             ) from error
-    import platformdirs  # no call of installed kernels needs it
+    import platformdirs  # not needed to call installed kernels
 
     try:
         folder = platformdirs.user_cache_path("flashsmith", appauthor=False)

@@ -169,8 +169,8 @@ def attention(
         mask: another mask: a function, a value of ``flashsmith.masks``, a PyTorch BlockMask, or a
             bool tensor (batch or 1, heads_q or 1, seq_q or 1, seq_k or 1). A query sees a key only
             if causal, window, mask_mod and mask all show it.
-        bias: a tensor of fp16, bf16 or fp32 like a mask's, which is added to the scores after
-            score_mod. It has a gradient in PyTorch.
+        bias: an fp16, bf16 or fp32 tensor whose dimensions are as for a mask tensor; it is added to
+            the scores after score_mod. It has a gradient in PyTorch.
         positions: 'start': q_idx of a sequence's first query is 0. 'end': it is seq_k - seq_q, as
             for causal. Rows of tensors always count from the first query.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32: packed sequence b of q (of k and v) has rows
@@ -234,7 +234,7 @@ def attention(
 def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
     """Lets run_repeated serve further calls like this one, which attention() has just served.
 
-    ``arguments`` are q, k, v and the values of the keywords ``names``.
+    ``arguments`` are q, k and v, followed by the values of the keywords in ``names``.
     """
     groups = cached_calls.repeated
     found = cached_attention(arguments, names)
@@ -246,11 +246,11 @@ def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> No
 def cached_attention(
     arguments: tuple[Any, ...], names: tuple[str, ...]
 ) -> tuple[CachedCall, tuple[Any, ...]] | None:
-    """The cached call for such arguments, which attention() has just served, and its tensors (None
-    for those not given).
+    """The cached call for arguments with which attention() was just called, and the call's tensors
+    (None for each tensor that is not given).
 
-    None if there is none, or if a tensor requires grad, because autograd may be enabled in later
-    calls.
+    Returns None if no call is cached, or if a tensor requires grad, because autograd may be enabled
+    in later calls.
     """
     keywords = dict(zip(names, arguments[3:], strict=True))
     out, config = keywords.pop("out", None), keywords.pop("config", None)

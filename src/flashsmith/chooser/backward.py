@@ -91,13 +91,13 @@ def backward(
 def remember_backward(arguments: tuple[Any, ...], names: tuple[Any, ...]) -> None:
     """Lets run_repeated serve calls like this one, which backward() has served.
 
-    ``arguments`` are the six tensors and the values of keywords. ``names`` has a word for this use,
-    whether gradients are enabled, and the names of these keywords.
+    ``arguments`` are the six tensors, followed by the values of keywords. ``names`` has a word for
+    this function, whether gradients are enabled, and the names of these keywords.
     """
     groups = cached_calls.repeated
     keywords = dict(zip(names[2:], arguments[6:], strict=True))
     deterministic = keywords.pop("deterministic", None)
-    if deterministic is None:  # depends on PyTorch's state
+    if deterministic is None:  # The choice depends on PyTorch's state
         return
     others = {name: keywords.pop(name, None) for name in ("dlse", "grad_dtype", "config")}
     needs, emulate = keywords.pop("needs", (True,) * 4), keywords.pop("emulate", False)
@@ -115,8 +115,8 @@ def remember_backward(arguments: tuple[Any, ...], names: tuple[Any, ...]) -> Non
 def backward_ahead(
     config: KernelConfig | None, deterministic: bool, dq: bool, dk: bool, dv: bool
 ) -> BackwardAhead:
-    """The backward pass that will follow a forward pass: ``dq``, ``dk`` and ``dv`` say which
-    gradients it needs."""
+    """Describes the backward pass that will follow a forward pass; ``dq``, ``dk`` and ``dv`` say
+    which gradients it computes."""
     gradients = gradients_word(dq, dk, dv)
     if config is None:
         return _AHEAD[deterministic, gradients]
@@ -145,7 +145,7 @@ def check_config_for(operation: str, argument: str, config: Any) -> None:
 def resolve_deterministic(deterministic: Any, q: Any, bits: Any = None) -> bool:
     """Whether gradients must have the same bits in every run.
 
-    ``deterministic`` None means yes if the forward pass has canonical ``bits``, or if q is a
+    If ``deterministic`` is None, they must if the forward pass has canonical ``bits``, or if q is a
     PyTorch tensor and PyTorch requires determinism.
 
     Raises ArgumentError unless ``deterministic`` is True, False or None.

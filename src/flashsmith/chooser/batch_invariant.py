@@ -1,7 +1,7 @@
 """Choices over a cache that do not depend on the batch.
 
-A sequence over a cache must have the same bits in every batch. So its kernel must not depend on the
-other sequences.
+The result for a sequence over a cache must have the same bits in every batch. So the choice of the
+kernel must not depend on the other sequences in the batch.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ from flashsmith.families import DeviceSpec, KernelConfig, Problem
 from flashsmith.operations import DECODE
 from flashsmith.operations.latent_decode import LATENT_DECODE
 
-# The keys of the typical sequence for which a kernel is chosen if the choice must not depend on the
-# number of keys.
+# If the choice must not depend on the number of keys, a kernel is chosen for a typical sequence
+# with this many keys.
 TYPICAL_KEYS = 8192
-# The number of sequences for which it is chosen. With one sequence over a latent cache most SMs
-# would be idle, and repeated work would seem to cost nothing.
+# The number of such sequences for which that kernel is chosen. With one sequence over a latent
+# cache most SMs would be idle, and the estimate would treat repeated work as free.
 _TYPICAL_BATCH = {DECODE.name: 1, LATENT_DECODE.name: 32}
 
 
 def without_batch(problem: Problem) -> Problem:
-    """The problem for which a kernel is chosen, instead of the given one.
+    """The problem that replaces the given one when a kernel is chosen.
 
     Over a cache, the batch, the lengths, packing, the page size and the cache's format are replaced
     by fixed values; with canonical bits only the page size and the format. A latent cache keeps its
-    format, which not all families serve. Other operations keep their problem.
+    format, because not all families serve every format. A problem of any other operation is
+    returned unchanged.
     """
     if problem.operation not in _TYPICAL_BATCH:
         return problem
     if problem.bits:  # all kernels give the same canonical bits
         return for_any_pages(problem)
-    # Kernels with a program are uneven.
+    # Kernels with a program are always compiled for uneven lengths.
     is_uneven = problem.semantics.program != ""
     semantics = replace(problem.semantics, packed=False, uneven=is_uneven)
     batch = _TYPICAL_BATCH[problem.operation]
@@ -46,7 +47,7 @@ def for_any_pages(problem: Problem) -> Problem:
 
 
 def adapt_to_queries(config: KernelConfig, problem: Problem, device: DeviceSpec) -> KernelConfig:
-    """The config that serves the problem.
+    """Adapts a config, if necessary, so that it serves the problem.
 
     ``config`` was chosen for any batch. The result may add kernels for sequences with many queries,
     which do not change the bits of other kernels.

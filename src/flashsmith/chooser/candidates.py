@@ -1,4 +1,5 @@
-"""Candidates: the few good configs among which the cost model chooses if nothing was measured."""
+"""Candidates: the few good configs among which the cost model chooses when there are no
+measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def candidates(
     """The configs to compare for a head dimension on a device, from all families of an operation,
     in order of preference. A later config is chosen only for a sufficient gain, because its kernel
     may have to be built first. ``masked``: whether some rows see fewer keys than other rows.
-    ``gradients``: the problem's word for the gradients that are needed."""
+    ``gradients``: the word in the problem's text for the gradients that are needed."""
     return _candidates(by_preference(operation), dtype, d_head, device, masked, gradients)
 
 

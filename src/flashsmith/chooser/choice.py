@@ -57,13 +57,13 @@ class RunnerUp:
 class Choice:
     """The kernel chosen for a problem on a device, and why.
 
-    evidence: what the choice is based on: 'table' (a measurement in this bucket), 'nearest' (in
-    another bucket), 'related' (for another mask, layout, dtype or GPU), 'cost model' (nothing was
-    measured) or 'offered' (nothing was measured and there is no cost model). why: the evidence as a
-    sentence. ms: the expected time; 0 if unknown. tflops: the problem's attn_flop() divided by ms;
-    0 if there is no time.
+    evidence: what the choice is based on: 'table' (a measurement in the problem's bucket of sizes),
+    'nearest' (one in another bucket), 'related' (one for another mask, layout, dtype or GPU), 'cost
+    model' (there are no measurements) or 'offered' (there is no cost model either). why: the
+    evidence as a sentence. ms: the expected time; 0 if unknown. tflops: the problem's attn_flop()
+    divided by ms; 0 if there is no time.
     repeatable: the best config with the same bits in every run, if the chosen config's bits vary;
-    None also if there is no such config.
+    It is None if the chosen config's bits do not vary, or if there is no such config.
     runners_up: the other configs, fastest first. passed_over: for each family that was not chosen,
     the reason. notes: why the kernel is slow on this problem, and which table entries were ignored.
     """
@@ -127,7 +127,8 @@ class Choice:
         return f"no; with deterministic=True {self._beside(self.repeatable)}"
 
     def _beside(self, one: RunnerUp) -> str:
-        """A config in words. If there are times, its time relative to the choice is added."""
+        """A config in words. Its time relative to the chosen config's is added if both are
+        known."""
         if self.evidence == "offered":
             return str(one.config)
         behind = f"{one.ms / self.ms - 1:+.1%}" if self.ms else ""
@@ -156,7 +157,8 @@ class Choice:
 def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> list[ExpectedTime]:
     """The configs and their expected times for the given problem.
 
-    ``evidence`` may be for without_batch(problem), which stands for this problem.
+    ``evidence`` may have been gathered for without_batch(problem), which replaces the given problem
+    when a kernel is chosen.
     """
     found = []
     for one in evidence.expected:
@@ -229,7 +231,8 @@ def choose(
 
 
 def _repeatable(problem: Problem, device: DeviceSpec, winners: WinnersTable) -> RunnerUp | None:
-    """The best kernel with the same bits in every run; None if no kernel of this d has them."""
+    """The best kernel that gives the same bits in every run; None if no kernel for the problem's d
+    does."""
     try:
         first = gather(problem, device, winners, deterministic=True).expected[0]
     except ArgumentError:
@@ -249,24 +252,24 @@ def choose_config(
     each problem.
 
     ``family``: consider only kernels of this family, because others cannot read the tensors of the
-    call. ``among``: consider only these configs, because no others are built. Of these, the first
-    whose expected time exceeds the shortest by at most the share ``tolerance`` is chosen. Times
-    come from the evidence, otherwise from estimates. Configs of families that have no cost model
-    come last.
-    ``deterministic``: consider only kernels that give the same bits in every run.
+    call. ``among``: consider only these configs, because no others are built. The first of these
+    whose expected time is at most (1 + ``tolerance``) times the shortest is chosen. The times come
+    from the evidence if it has the config, otherwise from estimates. Configs of families that have
+    no cost model come last. ``deterministic``: consider only kernels that give the same bits in
+    every run.
 
-    Warns once if nothing was measured for this machine's GPU, and once if a part of a table had to
-    be ignored.
+    Warns once if there are no measurements for this machine's GPU, and once if a part of a table
+    had to be ignored.
 
-    Raises ArgumentError if no kernel serves the problem on the device, or if none in ``among`` is
-    deterministic.
+    Raises ArgumentError if no kernel serves the problem on the device, or if a deterministic kernel
+    is required and no config in ``among`` is deterministic.
     """
     noted = count_noted()
     return _choose_config(problem, device, family, among, deterministic, tolerance, noted)
 
 
-# ``noted`` is only a part of the cache key. It is the number of kernels that are known to compile
-# to slow code, each of which may change a choice.
+# ``noted`` is not used, but is part of the cache key. It is the number of kernels that are known to
+# compile to slow code; each of these may change a choice.
 @lru_cache(maxsize=4096)
 @paused_collection()
 def _choose_config(
@@ -296,7 +299,7 @@ def _choose_config(
 
 
 class Expectation(NamedTuple):
-    """The evidence for a problem, from which the expected time of any config follows."""
+    """The evidence for a problem, and the expected time of any config that follows from it."""
 
     problem: Problem
     device: DeviceSpec
@@ -310,10 +313,10 @@ class Expectation(NamedTuple):
     def ms(self, config: KernelConfig) -> float:
         """The expected time of a config, from the evidence if it has one.
 
-        Otherwise the model's estimate, scaled so that the estimate of the chosen config equals its
-        time. It is at least the time of the chosen config, and infinite if the family has no cost
-        model. Configs of a family that is not in the evidence get a longer time, since an estimate
-        is worth less than a measurement.
+        Otherwise it is the cost model's estimate, scaled so that the estimate of the chosen config
+        equals the expected time of that config. The result is at least the time of the chosen
+        config, and infinite if the family has no cost model. Configs of a family that is not in the
+        evidence get a longer time, since an estimate is worth less than a measurement.
         """
         for one in self.evidence.expected:
             if one.config == config:
@@ -343,7 +346,7 @@ def expectation(
 
 
 def forget_choices() -> None:
-    """Make the next choice read the tables again, even for a call that was made before."""
+    """Makes the next choice read the tables again, even for a call that was made before."""
     # This order ensures that no outdated choice is cached again.
     _relevant_winners.cache_clear()
     _choose_config.cache_clear()
@@ -385,9 +388,9 @@ def _winners(problem: Problem, device: DeviceSpec) -> WinnersTable:
 @lru_cache(maxsize=64)
 def _relevant_winners(arch: int, d_head: HeadDims) -> WinnersTable:
     """The winners that WinnersTable.lookup() finds for problems of a d_head on an architecture.
-    Shipped winners for another d_head are left out, since most processes have one d_head, and
-    reading all doubles the time of a first call. One winner for each architecture stays, since
-    messages say whether any is known."""
+    Shipped winners for another d_head are left out, since most processes use only one d_head, and
+    reading all winners doubles the time of a first call. One winner for each architecture is kept,
+    since messages say whether any winner is known."""
     seen: set[int] = set()
     wanted = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
 

@@ -203,18 +203,20 @@ def attention_with_cache(
 
 def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
     """Lets run_repeated serve further calls like this one, which attention_with_cache() has just
-    served. ``arguments`` are q, k_cache, v_cache and the values of the keywords ``names``."""
+    served. ``arguments`` are q, k_cache and v_cache, followed by the values of the keywords in
+    ``names``."""
     groups = cached_calls.repeated
     keywords = dict(zip(names, arguments[3:], strict=True))
     chosen = keywords.pop("config", None) or CHOOSERS[keywords.get("split", INVARIANT)]
     emulate = keywords.pop("emulate", False)
-    keywords.pop("v_width", None)  # None, or the call was another operation's
+    keywords.pop("v_width", None)  # If it is not None, latent_decode served the call
     options = {name: keywords.pop(name) for name in DecodeOptions._fields if name in keywords}
     scales = Scales.of(*(keywords.pop(name, None) for name in SCALES))
     options |= {f"{name}_value": it for name, it in zip(SCALES, scales.numbers, strict=True)}
     keywords |= zip(SCALES, scales.tensors, strict=True)
     tensors = DecodeTensors(*arguments[:3], **keywords)
-    # Not remembered if a tensor requires grad: autograd may be enabled in later calls.
+    # A call is not remembered if a tensor requires grad, because autograd may be enabled in later
+    # calls.
     if any(getattr(tensor, "requires_grad", False) for tensor in tensors):
         return
     _, call = cached_calls.find(decode_call(chosen, tensors, DecodeOptions(**options), emulate))
@@ -234,8 +236,8 @@ def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how
     among = how.pop("among", ())
     if not among:
         return adapt_to_queries(choose_config(alike, device, **how), problem, device)
-    # If only built configs may be chosen, the adapted config might not be built. Configs are
-    # compared as if the cache were plain, because ``alike`` is such a config.
+    # If only built configs may be chosen, the adapted config might not be one of them. Configs are
+    # compared as if the cache were plain, because ``alike`` stands for a plain cache.
     built = {replace(config, cache=CacheFormat.PLAIN): config for config in among}
     legal = tuple(config for config in built if is_legal(config, device))
     return built[choose_config(alike, device, among=legal, **how)] if legal else among[0]

@@ -1,16 +1,17 @@
 """Evidence: the expected times of configs, from a problem, a device and the table of winners.
 
-Uses the nearest entry of the table that has a config which this device can run. Its times were
-usually measured on another problem, so each time is scaled:
+The evidence is the nearest entry of the table that has a config which the device can run. Its times
+were usually measured on another problem, so each time is scaled:
 
     ms here = ms measured x estimate(config, here) / estimate(config, there)
 
-Errors that both estimates share cancel. The rest is what the cost model predicts well: the amount
-of work, and the number of waves. So a config that was fastest with thousands of CTAs is
+Errors that both estimates share cancel. What remains is predicted well by the cost model: the
+amount of work, and the number of waves. So a config that was fastest with thousands of CTAs is
 replaced if its large tiles would leave SMs idle here.
 
-The replacement need not be in the entry. It is then assumed to be as slow as the slowest config of
-the entry, or slower if the model estimates so relative to the fastest config of the entry.
+The replacement need not be in the entry. It is then assumed to be as slow as the slowest config in
+the entry, or slower if the model's estimate, relative to the fastest config in the entry, is
+higher.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from flashsmith.semantics.mask import CAUSAL
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
-# A config replaces a preferred config, or the config measured fastest, only if the predicted gain
-# is at least this share. A smaller gain is within the error of the estimate, and the new kernel
-# must be built.
+# A config replaces the config that was measured as the fastest, or a preferred config, only if the
+# predicted gain is at least this share. A smaller gain is within the error of the estimate and does
+# not justify building another kernel.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
 # The gain that is required to choose a config that splits keys or packs the heads of a group into a
@@ -60,7 +61,7 @@ GAIN_OVER_PREFERRED = 0.03
 GAIN_OF_PARTS, LEAST_GAIN_OF_PARTS = 0.25, 0.005
 # The gain that is required to choose a config that is not in the measured entry.
 GAIN_UNMEASURED = 0.10
-# A deterministic config is preferred even if it takes longer than a nondeterministic one by this
+# A deterministic config is preferred to a nondeterministic one that is faster by at most this
 # share.
 COST_OF_REPEATING = 0.03
 
@@ -78,8 +79,8 @@ class Evidence:
     """The configs that were considered, the chosen one first and the others by time, and why it was
     chosen.
 
-    why: one sentence. fallback: if nothing was measured, a warning to give once; otherwise ''.
-    notes: which entries were ignored, and why. entry: the measured entry that was used, if any.
+    why: one sentence. fallback: if there are no measurements, a warning to be given once; otherwise
+    ''. notes: which entries were ignored, and why. entry: the measured entry that was used, if any.
     """
 
     kind: EvidenceKind
@@ -91,8 +92,8 @@ class Evidence:
 
 
 class KernelFilter(NamedTuple):
-    """Selects kernels that compute the gradients of a problem and read its cache; optionally only
-    kernels of one family, or only deterministic ones."""
+    """Selects the kernels that compute a problem's gradients and can read its cache; optionally
+    only those of one family, or only deterministic ones."""
 
     problem: Problem
     family: str | None = None
@@ -103,7 +104,7 @@ class KernelFilter(NamedTuple):
             return False
         if self.problem.bits and not version_of(config):
             return False
-        # A config for a plain cache stands for those of all formats that its family has.
+        # A config for a plain cache stands for the configs for all cache formats of its family.
         if self.problem.cache and "cache" not in config.KNOBS:
             return False
         return not self.deterministic or config.family.is_deterministic(config)
@@ -155,11 +156,13 @@ def _of_program(
     family: str | None,
     deterministic: bool,
 ) -> Evidence:
-    """The evidence for a problem with a score or mask function: the evidence without the function.
-    Its configs are adapted, for example to tiles that visit lists of K/V blocks."""
+    """The evidence for a problem with a score or mask function. It is the evidence for the problem
+    without the function, with adapted configs, for example ones whose tiles visit lists of K/V
+    blocks."""
     semantics, program = problem.semantics, problem.semantics.caller_program
     hides = program is not None and program.mask is not None
-    # Tiles under a function's mask differ in length, as under a causal mask.
+    # Under a function's mask, tiles take different numbers of steps, as they do under a causal
+    # mask.
     mask = CAUSAL if hides and not semantics.key_mask.hides else semantics.mask
     uneven = semantics.packed or semantics.partial
     without = replace(semantics, program="", uneven=uneven, mask=mask)
@@ -189,8 +192,8 @@ def _of_program(
 
 
 def _with_program(config: Any, problem: Problem, device: DeviceSpec) -> Any:
-    """The config that replaces, for a problem with a program, a config that was measured without;
-    None if there is none."""
+    """The config that takes the place of ``config``, which was measured without a program, for a
+    problem with a program; None if there is no such config."""
     if problem.bits:
         config = config.family.canonical(config, device)
     elif version_of(config):
@@ -251,9 +254,9 @@ def _canonical(
 
 
 def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
-    """The evidence after choosing a config that splits keys, or packs the heads of a group into one
-    tile, if this would use idle rows or SMs with a sufficient gain. If exactly these sizes were
-    measured, the choice is not changed."""
+    """The evidence, with the choice changed to a config that splits keys or packs the heads of a
+    group into one tile, if using idle rows or SMs in this way gains enough. If exactly these sizes
+    were measured, the choice is not changed."""
     entry, chosen = evidence.entry, evidence.expected[0]
     if evidence.kind == "offered" or (
         entry and evidence.kind != "related" and _same_sizes(entry.problem, problem)
@@ -271,7 +274,7 @@ def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> E
 def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Iterator[ExpectedTime]:
     """The configs in the evidence, changed so that they split keys or pack heads.
 
-    For packing, other candidates of the chosen family are also changed, since their tiles have
+    Other candidates of the chosen family are also changed to pack heads, since their tiles have
     other heights.
     """
     for one in evidence.expected:
@@ -301,8 +304,8 @@ def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Itera
 def _relative(
     known: ExpectedTime, configs: Sequence[Any], problem: Problem, device: DeviceSpec
 ) -> Iterator[ExpectedTime]:
-    """Yields the configs with estimated times, scaled so that the estimate of the ``known`` config
-    equals its known time."""
+    """Yields ``configs`` with estimated times. All estimates are scaled by one factor, with which
+    the estimate of the ``known`` config equals its known time."""
     per_ms = known.ms / estimate(known.config, problem, device).ms
     for config in configs:
         yield ExpectedTime(config, estimate(config, problem, device).ms * per_ms)
@@ -311,10 +314,10 @@ def _relative(
 def _without_spills(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The evidence after replacing a chosen kernel that is known to spill, if the replacement was
-    as fast. A kernel is also replaced if its family says that it has too few registers. A kernel
-    that was measured for a problem of this class is not replaced, since its time includes the
-    spills."""
+    """The evidence, with the chosen kernel replaced if it is known to spill and the replacement was
+    at least as fast. A kernel is also replaced if its family says that it has too few registers. A
+    kernel that was measured for a problem of this class is not replaced, since its time includes
+    the spills."""
     chosen, *others = evidence.expected
     if _was_measured(evidence, problem):
         return evidence
@@ -340,8 +343,8 @@ def _without_spills(
 def _was_measured(evidence: Evidence, problem: Problem) -> bool:
     """Whether the chosen kernel was measured as it is compiled for this problem.
 
-    An entry for whole tiles says nothing about the kernel for uneven lengths, nor does one for
-    whole attention about the kernel for partial attention.
+    An entry for whole tiles says nothing about the kernel for uneven lengths. An entry for
+    attention over all keys says nothing about the kernel for partial attention.
     """
     entry, config = evidence.entry, evidence.expected[0].config
     if entry is None or evidence.kind == "related":
@@ -352,12 +355,12 @@ def _was_measured(evidence: Evidence, problem: Problem) -> bool:
 def _soundly_built(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The evidence after replacing a chosen kernel that is known to compile to slow code.
+    """The evidence, with the chosen kernel replaced if it is known to compile to slow code.
 
     The replacement is the best config whose code is not known to be slow. A kernel that was timed
     against others is not replaced. If the wgmma of the slow kernel is serialised, the replacement
     may take any time. If the slow kernel spills, the expected time of the replacement may be longer
-    by GAIN_OVER_MEASURED at most.
+    than the slow kernel's by at most the share GAIN_OVER_MEASURED.
     """
     chosen = evidence.expected[0]
     known = known_spill(chosen.config, problem, device)
@@ -381,8 +384,8 @@ def _on_paper(
     device: DeviceSpec,
     asked: KernelFilter,
 ) -> list[ExpectedTime]:
-    """The candidates of the chosen family that are not in the evidence, with estimated times scaled
-    by the time of the chosen config."""
+    """The candidates of the chosen family that are not in the evidence, with estimated times that
+    are scaled to the time of the chosen config."""
     family = chosen.config.family
     if not family.has_cost_model or not chosen.ms:
         return []
@@ -400,8 +403,8 @@ def _on_paper(
 
 
 def _repeatable_first(evidence: Evidence) -> Evidence:
-    """The evidence after choosing a deterministic config, if one takes at most COST_OF_REPEATING
-    longer than the chosen one."""
+    """The evidence, with the choice changed to a deterministic config if one takes at most the
+    share COST_OF_REPEATING longer than the chosen one."""
     chosen, *others = evidence.expected
     if not chosen.ms or chosen.config.family.is_deterministic(chosen.config):
         return evidence
@@ -468,9 +471,9 @@ def _measured(
     for usual, one in usable:
         config, ms = usual.family.adapt_to_heads(usual, problem), one.ms
         if config != usual and config in named:
-            continue  # The other config was itself measured
+            continue  # The adapted config was itself measured
         if not stands:
-            if entry.problem.gradients != problem.gradients:  # It was measured with other gradients
+            if entry.problem.gradients != problem.gradients:  # Measured with other gradients
                 usual = parse_kernel_name_into_config(one.config).with_knobs(dtype=config.dtype)
             ms *= _growth(config, entry.problem, there, problem, device, usual)
         expected.append(ExpectedTime(config, ms))
@@ -494,9 +497,9 @@ def _with_others(
     device: DeviceSpec,
     asked: KernelFilter,
 ) -> list[ExpectedTime]:
-    """The configs; the best config that is not in the entry comes first if its predicted gain is
-    sufficient. Only configs of the chosen family are considered, since times are scaled by the
-    measured times of this family."""
+    """The configs in ``ordered`` and, before them, the best config that is not in the entry if its
+    predicted gain is sufficient. Only configs of the chosen family are considered, since times are
+    scaled by the measured times of this family."""
     family = ordered[0].config.FAMILY
     if not ordered[0].config.family.has_cost_model:
         return ordered
@@ -543,8 +546,8 @@ def _growth(
 ) -> float:
     """The estimated time of the problem divided by the estimated time of the measured problem.
 
-    Without a cost model, their FLOP are divided instead. ``measured_config``: the config that was
-    measured, if it is not ``config`` itself.
+    If the family has no cost model, the result is the ratio of the problems' FLOP.
+    ``measured_config``: the config that was measured, if it is not ``config`` itself.
     """
     if config.family.has_cost_model:
         now = estimate(config, problem, here).ms
@@ -580,7 +583,8 @@ def _by_preference(expected: Sequence[ExpectedTime], gain: float) -> tuple[list[
     The chosen config is the first in ``expected`` that takes at most ``gain`` longer than the
     fastest.
 
-    If that is not the fastest, the returned text explains it; otherwise the text is ''.
+    If the chosen config is not the fastest, the returned text says why it was chosen; otherwise the
+    text is ''.
     """
     fastest = min(expected, key=lambda one: one.ms)
     choice = next(one for one in expected if one.ms <= fastest.ms * (1 + gain))

@@ -23,9 +23,9 @@ class FunctionsExplained:
     """The compiled form of a call's functions; str() is a text for people.
 
     bound: the program of the kernels with the call's tensors and numbers, or None if causal and
-    window express the functions. asked: the keys that the caller's causal and window leave visible;
-    limits: the same for the kernel's. has_mask: whether the call has a mask other than causal and
-    window.
+    window express the functions. asked: which keys the caller's causal and window leave visible;
+    limits: which keys the kernel's causal and window leave visible. has_mask: whether the call has
+    a mask other than causal and window.
     """
 
     bound: BoundProgram | None
@@ -51,7 +51,8 @@ class FunctionsExplained:
 
     @property
     def derivatives(self) -> dict[str, str]:
-        """The derivatives of the score: by 'score', and by each read of a float tensor."""
+        """The derivatives of the score with respect to 'score' and to each element that is read
+        from a float tensor."""
         program = self.program
         if program is None or program.score is None:
             return {}

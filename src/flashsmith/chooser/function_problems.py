@@ -32,15 +32,17 @@ from flashsmith.tracing import BoundProgram
 from flashsmith.tracing.binding import POSITIONS
 
 _WORDS = ("score", "mask", "bias", "positions")
-# The sizes of drawn tensors in problems of any size: none is 1, which would be broadcast.
+# The sizes that drawn tensors have in problems of any size. None of them is 1, because a dimension
+# of size 1 would be broadcast.
 ANY_SIZES = (2, 256, 256)
 
 
 class FunctionProblem(NamedTuple):
     """A problem with the semantics that functions give it, and the functions.
 
-    program: the rest of the functions without causal and window, or None. causal, window: the
-    kernel's. asked: causal and window in the text, without its functions.
+    program: the part of the functions that causal and window cannot express, or None. causal,
+    window: what the kernel gets. asked: causal and window as given in the text, apart from its
+    functions.
     """
 
     problem: Problem
@@ -63,10 +65,11 @@ def parse_with_functions(
     seed: int = 0,
     wrap: Wrap = np.asarray,
 ) -> FunctionProblem:
-    """Reads 'score=', 'mask=', 'bias=' and 'positions=' in a text, and the rest with ``parse``.
+    """Reads the words 'score=', 'mask=', 'bias=' and 'positions=' of a text; ``parse`` reads the
+    other words.
 
-    ``sizes`` are batch, seq_q and seq_k for the drawn tensors, instead of the problem's; ``wrap``
-    makes them of NumPy's arrays.
+    ``sizes`` are the batch, seq_q and seq_k with which tensors are drawn, instead of the problem's.
+    ``wrap`` converts the drawn NumPy arrays to the tensors that functions get.
 
     Raises ArgumentError for words that are unknown or doubled, and operations that take no
     functions; and the errors of parse, score_named(), mask_named() and tracing.

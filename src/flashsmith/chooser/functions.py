@@ -37,7 +37,8 @@ class ScoreSizes(NamedTuple):
 
 
 def sizes_of(q: Any, k: Any, cu_seqlens_q: Any = None) -> ScoreSizes | None:
-    """The sizes for tensors of a call; None for tensors that are refused later."""
+    """The sizes of a call's scores, from its tensors; None if the tensors are invalid, which a
+    later check reports."""
     shapes = [tuple(getattr(it, "shape", ())) for it in (q, k)]
     if cu_seqlens_q is not None:
         offsets = tuple(getattr(cu_seqlens_q, "shape", ()))
@@ -62,7 +63,8 @@ def bound_functions(
     hide keys as well.
 
     A mask that equals a causal mask or a window becomes one, so that the kernels of causal and
-    window serve it. Keys of a part count from the first of their sequence.
+    window serve it. In partial attention, the indices of keys count from the first key of the
+    sequence.
 
     Raises ArgumentError and TraceError as tracing.bind() does, and ArgumentError for a tensor that
     does not fit the sizes.
@@ -95,8 +97,8 @@ class CacheSizes(NamedTuple):
 def sizes_over_cache(
     q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, kv_offset: Any
 ) -> CacheSizes:
-    """The sizes for tensors of a call over a cache; sizes of tensors that are refused later are
-    unknown."""
+    """The sizes of a call over a cache, from its tensors; if a tensor is invalid, which a later
+    check reports, the sizes that depend on it are unknown."""
     sizes, cache = sizes_of(q, k_cache, cu_seqlens_q), tuple(getattr(k_cache, "shape", ()))
     if sizes is None or len(cache) != 4:
         return CacheSizes(sizes)
@@ -106,8 +108,8 @@ def sizes_over_cache(
 
 
 def bound_over_cache(functions: CallFunctions, limits: tuple[Any, Any], over: CacheSizes) -> Bound:
-    """The program, causal and window of a call over a cache, where indices of functions are
-    positions in the whole sequence. Rows of tensors are the queries of the call.
+    """The program, causal and window of a call over a cache. The indices that functions get are
+    positions in the whole sequence, whereas the rows of tensors are the queries of the call.
 
     The rows of a BlockMask with as many queries as keys are positions, too. The rows of any other
     are the queries of the call, which its function counts from 0.
@@ -124,8 +126,9 @@ def bound_over_cache(functions: CallFunctions, limits: tuple[Any, Any], over: Ca
 
 
 def lengths_for_blocks(over: CacheSizes) -> tuple[int | None, int]:
-    """The number of queries of every sequence, None if they differ, and of keys that the cache
-    holds, for a BlockMask. Raises ArgumentError for a rolling cache."""
+    """The sizes that a BlockMask must fit: the number of queries of every sequence (None if they
+    differ), and the number of keys that the cache holds. Raises ArgumentError for a rolling
+    cache."""
     if over.is_rolling:
         raise ArgumentError(
             "kv_offset: given, and a BlockMask's lists count keys from the first of the cache; "

@@ -18,7 +18,7 @@ from flashsmith.semantics.signature import CACHE
 from flashsmith.semantics.sizes import FREE
 
 _TENSORS = ("cache_lens", "out", "page_table", "k", "sinks", "cu_seqlens_q")
-# LatentOptions without the scale, which is a tensor or a number.
+# The fields of LatentOptions without the scale, which may be a tensor.
 _OPTIONS = tuple(name for name in LatentOptions._fields if name != "k_scale_value")
 
 
@@ -29,8 +29,8 @@ def attention_with_latent_cache(
     keywords: Mapping[str, Any],
     choosers: Mapping[str, Chooser],
 ) -> Any:
-    """attention_with_cache() with ``v_width``; ``keywords`` are all of its keywords, and
-    ``choosers`` choose kernels, by the value of ``split``."""
+    """attention_with_cache() with ``v_width``; ``keywords`` has all of its keywords, and
+    ``choosers`` has, for each value of ``split``, the function that chooses a kernel."""
     check_keywords(v_cache, keywords)
     config = keywords["config"]
     check_config_for(LATENT_DECODE.name, "config", config)
@@ -57,7 +57,7 @@ def check_keywords(v_cache: Any, keywords: Mapping[str, Any]) -> None:
             "v_scale: a row of a latent cache is key and value, and has one scale, k_scale; leave "
             "v_scale out"
         )
-    # Without cos, which is refused, rotary_interleaved means nothing.
+    # rotary_interleaved has no meaning without cos, which is refused, so it is accepted.
     served = {*_TENSORS, *_OPTIONS, "k_scale", "config", "emulate", "rotary_interleaved"}
     for name, value in keywords.items():
         is_plain = isinstance(value, (str, int, float))

@@ -23,7 +23,7 @@ _FP32 = "float32"
 _DTYPES = (_FP32, *DTYPES)
 
 
-# The names of the operation's tensors; the index is the number of parts.
+# For each number of parts, which is the index, the names of the operation's tensors.
 _NAMES = [
     (*(part_names(i)[0] for i in range(n)), *(part_names(i)[1] for i in range(n)), "sinks")
     for n in range(MOST_PARTS + 1)
@@ -101,7 +101,8 @@ def _merge(
         (family, *_) = families(MERGE.name)
         (config, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
     named = dict(zip(("first_dtype", "parts_dtype", "dtype"), (given, given, wanted), strict=True))
-    # A launch takes only MOST_PARTS parts: the first ones are merged into one part.
+    # A launch takes at most MOST_PARTS parts. While there are more, the first MOST_PARTS are merged
+    # into one.
     while len(outs) > MOST_PARTS:
         named["dtype"] = _FP32
         few = _prepared(config, problem, outs[:MOST_PARTS], lses[:MOST_PARTS], None, named, emulate)
@@ -131,7 +132,8 @@ def _output_dtype(dtype: object) -> str:
 
 
 def _problem(first: TensorView, wanted: str, dtype: DType | None) -> Problem:
-    """The problem for parts like the first one; ``wanted`` is the dtype of the output.
+    """The problem for parts with the sizes and dtype of ``first``; ``wanted`` is the dtype of the
+    output.
 
     If the parts and the output are fp32, ``dtype`` selects the kernels.
     """

@@ -3,8 +3,8 @@
 A name is a value of flashsmith.scores or flashsmith.masks, or 'module:function'. Values are
 combined as in Python: 'alibi+softcap', 'documents&causal', '~window(9)'. A value's arguments are
 numbers, and tensors by dtype and sizes: 'documents(int32[b,s])'. In sizes, b, h, q and k stand for
-the problem's sizes, and s for k. A value without arguments has the usual ones. A tensor alone is
-a bias, or a mask: 'float32[b,h,q,k]', 'bool[q,k]'.
+the problem's sizes, and s for k. A value that is given without arguments gets the usual ones. A
+tensor alone is a bias or a mask: 'float32[b,h,q,k]', 'bool[q,k]'.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.typed import READABLE
 
 Function = Callable[..., Any]
-# The usual arguments of values; '' for none.
+# The usual arguments of each value; '' if it takes none.
 SCORES = {
     "alibi": "float32[h]",
     "relative": "float32[h,2*k-1], k-1",
@@ -76,7 +76,8 @@ Wrap = Callable[[np.ndarray], Any]
 def score_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) -> Function:
     """The score function that a text such as 'alibi+softcap' or 'package.module:function' names.
 
-    The tensors of values are drawn from ``seed``, and ``wrap`` makes them of NumPy's arrays.
+    The tensors that are arguments of values are drawn with ``seed``; ``wrap`` converts them from
+    NumPy arrays.
 
     Raises ArgumentError for any other text, a module or function that cannot be loaded, and
     arguments that the value refuses.
@@ -88,7 +89,7 @@ def mask_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) 
     """The mask function that a text such as 'documents(int32[b,s])&causal' names, or the bool
     tensor of 'bool[q,k]'.
 
-    As score_named().
+    The other arguments and the errors are those of score_named().
     """
     made = _Text("mask", text, sizes, seed, wrap)
     found = made.tensor()
@@ -98,7 +99,7 @@ def mask_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) 
 def bias_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) -> Any:
     """The tensor that a text such as 'float32[b,h,q,k]' describes.
 
-    As score_named().
+    The other arguments and the errors are those of score_named().
     """
     found = _Text("bias", text, sizes, seed, wrap).tensor()
     if found is None:
@@ -107,7 +108,7 @@ def bias_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) 
 
 
 class _Text:
-    """A text and the meaning of its names."""
+    """A text that names a function or a tensor, and what its names mean."""
 
     def __init__(self, what: str, text: str, sizes: Sizes, seed: int, wrap: Wrap) -> None:
         self.what, self.text, self.wrap = what, text, wrap
@@ -175,7 +176,7 @@ class _Text:
         raise self._error("not a name or a value with its arguments")
 
     def _value(self, function: Any) -> Any:
-        """A function with the operators of values."""
+        """Wraps a function so that it has the operators of values."""
         return function if isinstance(function, self.made) else self.made(function)
 
     def _load(self, path: str) -> Any:
@@ -222,7 +223,7 @@ class _Text:
         raise self._error(f"{quoted(ast.unparse(node))} is not a number or a tensor")
 
     def _array(self, dtype: str, shape: list[Any], most: int) -> np.ndarray:
-        """A drawn array: floats around 0; integers are non-decreasing along a row."""
+        """Draws an array: floats are around 0, and integers do not decrease along a row."""
         if dtype not in READABLE:
             raise self._error(
                 f"{quoted(dtype)} is no dtype of tensors, which are {', '.join(READABLE)}"

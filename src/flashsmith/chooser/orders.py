@@ -77,7 +77,7 @@ class OrderComparison:
 def compare_orders(
     first: str, second: str, device: DeviceSpec | str | int | None = None
 ) -> OrderComparison:
-    """Compares the orders of two configs.
+    """Compares the orders in which two configs compute a row.
 
     A problem stands for the config that attention() uses for it.
 
@@ -107,7 +107,7 @@ def compare_orders(
 
 
 def _parsed(text: str) -> Problem | KernelConfig:
-    # A problem has no word with a bracket.
+    # Only a config has words with brackets; a problem has none.
     return parse_kernel_name_into_config(text) if "(" in text else Problem.parse(text)
 
 

@@ -1,15 +1,15 @@
 """The contents of a kernel package: the kernels that attention() and the other operations use on
 GPUs of one architecture.
 
-These are the kernels chosen for all problems in the shipped tables, and for a fixed grid of
-problems. The grid has, for each kind of call, dtype and d_head, some heads, batches and lengths on
-each GPU that was measured. For the grid, a few kernels are enough: for every problem, one of them
-is expected to take at most TOLERANCE longer than the best, as with `flashsmith build --any-length`.
-Over a cache all chosen kernels are in the package, since a sequence must have the same bits in
-every batch.
+These are the kernels that are chosen for all problems in the shipped tables, and for a fixed grid
+of problems. For each kind of call, dtype and d_head, the grid has some numbers of heads, batches
+and lengths, on each GPU that was measured. For the grid, a few kernels are enough: for every
+problem, one of them is expected to take at most TOLERANCE longer than the best, as with `flashsmith
+build --any-length`. Over a cache all chosen kernels are in the package, since a sequence must have
+the same bits in every batch.
 
-The grid has the widths for which an operation has kernels on the architecture. Each kernel is also
-there for uneven lengths, and these serve all smaller d.
+The grid has the widths for which an operation has kernels on the architecture. The package also
+contains each kernel compiled for uneven lengths, which serves all smaller d.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from flashsmith.operations.merge import MERGE
 from flashsmith.operations.write_slots import WRITE_SLOTS
 
 PackedKernel = tuple[KernelConfig, Semantics]
-# Called as searched(finished, all), with numbers of kinds of calls.
+# Called as searched(finished, total); both count kinds of calls.
 Searched = Callable[[int, int], None]
 
-# The grid. (heads_q, heads_k): one or four heads of q use one head of k and v. All heads of a
-# latent cache's queries use one row.
+# The grid. (heads_q, heads_k): one or four heads of q use one head of k and v. With a latent cache,
+# all heads of q use the same row of the cache.
 HEADS = ((16, 16), (32, 8))
 LATENT_HEADS = ((16, 1), (64, 1), (128, 1))
 _MASKS = ("", "causal", "window", "causal softcap", "window softcap")
@@ -86,7 +86,7 @@ KINDS = (
     *WRITE_KINDS,
 )
 SMALLEST_D_HEAD = 64
-# The length 1000 is no multiple of any tile. Batches have at most _MOST_ROWS rows of q.
+# The length 1000 is not a multiple of any tile. Batches have at most _MOST_ROWS rows of q.
 _LENGTHS = (512, 1000, 2048, 4096, 8192, 16384, 65536)
 _BATCHES = (1, 4, 16)
 _MOST_ROWS = 2**18
@@ -97,7 +97,8 @@ SIZES: tuple[CallSizes, ...] = (
 CACHE_SIZES: tuple[CallSizes, ...] = tuple(
     itertools.product((1, 64), (1, 4, 64, 1024), (1000, 8192, 65536))
 )
-# Prompts are not absorbed, so calls have few queries.
+# Models do not use the absorbed form of latent attention for prompts, so calls over a latent cache
+# have few queries.
 LATENT_SIZES: tuple[CallSizes, ...] = tuple(itertools.product((1, 64), (1, 4), (1000, 8192, 65536)))
 _OVER_CACHES = (DECODE.name, LATENT_DECODE.name)
 
@@ -165,7 +166,7 @@ def package_contents(
 
 
 def known_devices(arch: int) -> tuple[DeviceSpec, ...]:
-    """The known GPUs of an architecture; if there is none, a GPU that stands for it.
+    """The known GPUs of an architecture; if none is known, a GPU that stands for the architecture.
 
     Raises ArgumentError if the architecture is not supported.
     """
@@ -194,14 +195,15 @@ def widths_of(arch: int, operation: str) -> tuple[HeadDims, ...]:
 
 
 def _widths(arch: int, kind: str, asked: Sequence[HeadDims] | None) -> Iterator[HeadDims]:
-    """Those of the widths ``asked`` for that a kind of calls has; None stands for all."""
+    """Those widths in ``asked`` for which a kind of call has kernels; if ``asked`` is None, all of
+    them."""
     operation = Problem.parse(f"s1 d64 fp16 {kind}").operation
     if asked is None:
         yield from widths_of(arch, operation)
         return
     of_rows = {pair for family in families(LATENT_DECODE.name) for pair in family.pairs}
     for d in asked:
-        if operation == MERGE.name:  # of outputs, which have one width
+        if operation == MERGE.name:  # The merge is of outputs, which have one width
             fits = isinstance(d, int)
         else:
             fits = (d in of_rows) == (operation == LATENT_DECODE.name)
@@ -210,8 +212,9 @@ def _widths(arch: int, kind: str, asked: Sequence[HeadDims] | None) -> Iterator[
 
 
 def _served_by(dims: HeadDims) -> HeadDims:
-    """The widths of calls for which kernels of these widths are: the same, or for 256:256, which
-    has no calls of its own, the largest with two widths."""
+    """The widths of the largest calls that kernels of the given widths serve. They are the same
+    widths, except for a pair of equal widths such as 256:256, which no call has: there d_v is
+    smaller."""
     if isinstance(dims, HeadPair) and dims.d_head == dims.d_v:
         return dims._replace(d_v=dims.d_v - D_STEP)
     return dims
@@ -255,8 +258,8 @@ def _chosen(
     grid: Sequence[tuple[Problem, DeviceSpec]],
     table: WinnersTable,
 ) -> Iterator[PackedKernel]:
-    """The kernels for problems of one kind: all kernels for measured problems, a few for the
-    grid."""
+    """The kernels for problems of one kind: all that are chosen for measured problems, and a few
+    that are enough for the grid."""
     few: dict[KernelConfig, None] = {}
     if grid[0][0].operation == WRITE_SLOTS.name:  # one kernel serves all sizes
         config = write_config(grid[0][0])
@@ -280,7 +283,7 @@ def _chosen(
             config = adapt_to_queries(found.chosen.config, problem, device)
             semantics = problem.required_semantics(config)
             yield config, semantics
-            if problem.operation == DECODE.name:  # for a smaller d
+            if problem.operation == DECODE.name:  # Also serves a smaller d
                 yield config, replace(semantics, uneven=True)
         return
     for deterministic in _determinisms(grid[0][0]):
@@ -299,8 +302,9 @@ def _determinisms(problem: Problem) -> tuple[bool, ...]:
 def _expected(
     problem: Problem, device: DeviceSpec, table: WinnersTable, deterministic: bool
 ) -> Expectation | None:
-    """The same as chooser.choice.expectation, for a given table; None if the device has no kernel
-    for the problem, or none with the same bits in every run."""
+    """Does the same as chooser.choice.expectation, but with the given table. Returns None if the
+    device has no kernel for the problem, or if ``deterministic`` and none gives the same bits in
+    every run."""
     represented = without_batch(problem)
     try:
         evidence = gather(represented, device, table, deterministic=deterministic)

@@ -3,8 +3,8 @@ later.
 
 The chooser prefers different kernels for different sizes, but most of their times differ only by a
 percent or two. So a few kernels are enough if, for every problem that is examined, one of them is
-expected to take at most TOLERANCE longer than the best. With FLASHSMITH_JIT=0, the call uses this
-one.
+expected to take at most the share TOLERANCE longer than the best. With FLASHSMITH_JIT=0, a call
+uses that kernel.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from flashsmith.printable import quoted
 
 CallSizes = tuple[int, int, int]  # batch, seq_q, seq_k
 
-# A call may take longer than with its best kernel by this share, which is within the error of the
-# model.
+# A call may take longer than it would with its best kernel by at most this share, which is within
+# the error of the model.
 TOLERANCE = 0.02
 _LONGEST = 17
 _QUERIES = (*(4**power for power in range(_LONGEST // 2 + 1)), 2**_LONGEST)
 _KEYS = tuple(2**power for power in range(_LONGEST + 1))
 _BATCHES = (1, 2, 3, 4, 8, 12, 16, 32, 64)
-# Powers of two, because the tables have a bucket for each. Only some sizes have fewer keys than
-# queries.
+# The numbers of keys are powers of two, because the tables have a bucket for each power. Fewer keys
+# than queries occur only with some numbers of keys.
 SIZES: tuple[CallSizes, ...] = tuple(
     (batch, seq_q, seq_k)
     for batch, seq_q, seq_k in itertools.product(_BATCHES, _QUERIES, _KEYS)
@@ -52,7 +52,7 @@ SIZES: tuple[CallSizes, ...] = tuple(
 
 # How many problems a part of the search has; a part takes some tenths of a second.
 _PER_PART = 50
-# Called as searched(finished, all), with numbers of parts of the search.
+# Called as searched(finished, total); both count parts of the search.
 Searched = Callable[[int, int], None]
 
 
@@ -62,8 +62,8 @@ class AnyLength:
     examined.
 
     problem: the problem; its batch and lengths mean nothing. count: how many problems were
-    examined. chosen: how many different configs were chosen for them. configs: for each semantics,
-    the configs that must be compiled for it.
+    examined. chosen: how many different configs choose() chooses for them. configs: for each
+    semantics, the configs that must be compiled for it.
     """
 
     problem: Problem
@@ -204,7 +204,7 @@ def build_for_any_length(
 def cover(found: Sequence[Expectation], also: Iterable[KernelConfig] = ()) -> list[KernelConfig]:
     """A few of the configs in ``found`` and ``also``: for each problem, one of them takes at most
     TOLERANCE longer than the best. It is greedy: the next config is the one that serves the
-    most remaining problems. Among equals, configs in ``also`` come first."""
+    most remaining problems. If several configs serve equally many, those in ``also`` come first."""
     chosen = dict.fromkeys([*also, *(one.chosen.config for one in found)])
     served = {
         config: {
@@ -227,7 +227,7 @@ def _over_a_cache(
 ) -> AnyLength:
     """All configs that are chosen over a cache.
 
-    They are few, because the choice depends only on the queries.
+    There are few such configs, because the choice depends only on the queries.
     """
     needed: dict[Semantics, dict[KernelConfig, None]] = {}
     choose = DECODE_CHOOSERS[INVARIANT]
@@ -249,8 +249,8 @@ def _with_sizes(problem: Problem, sizes: CallSizes) -> Problem:
 
 
 def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
-    """The sizes of the key and of the measured problem of each entry for this operation, d_head and
-    architecture."""
+    """The sizes to examine from the table: for each entry for the problem's operation and d_head
+    and the device's architecture, those of its key and those of its measured problem."""
     found: set[CallSizes] = set()
     for entry in WinnersTable.merged():
         key = entry.key
@@ -267,8 +267,8 @@ def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
 def compiled_for(kind: Semantics, problem: Problem) -> list[Semantics]:
     """The semantics for which kernels of a kind must be compiled, for the problem's widths.
 
-    If d is less than d_head, or d_v than the kernel's, no tile is whole, so only the uneven
-    semantics are needed.
+    If the problem's d is less than d_head, or its d_v less than the kernel's, no tile is whole, so
+    only the semantics for uneven lengths are needed.
     """
     uneven, d, d_v = replace(kind, uneven=True), problem.d, problem.d_v
     whole = d_head_for(problem) == (d if d == d_v else (d, d_v))

@@ -14,16 +14,17 @@ from flashsmith.chooser.spills import known_spill
 from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families
 from flashsmith.operations import DEFAULT
 
-# A note is printed if less than this share of the rows or slots is filled, or if d is less than
-# this share of d_head.
+# A note is printed if the filled share of the rows or CTA slots is below _FILLED, or if d is below
+# the share _OF_D_HEAD of d_head.
 _FILLED = 0.8
 _OF_D_HEAD = 0.9
-# From this many keys on, it is worthwhile to split K and V among CTAs.
+# With at least this many keys, it is worthwhile to split K and V among CTAs.
 _LONG_K = 1024
 
 
 def caveats(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
-    """Why ``config`` is slower on ``problem`` than its FLOP suggest."""
+    """Yields the reasons why ``config`` is slower on ``problem`` than the FLOP of the problem
+    suggest."""
     if 0 in (problem.batch, problem.seq_q):
         yield "there is no output: nothing is launched"
         return
@@ -56,7 +57,8 @@ def _about_d(config: Any, problem: Problem) -> Iterator[str]:
 
 
 def _about_spills(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
-    """The compiler reports spills; for a kernel that is not built, known_spill() knows them."""
+    """Reports the spills of the kernel. The compiler has reported them if the kernel is built;
+    otherwise they come from known_spill()."""
     semantics = problem.required_semantics(config)
     library = find_library(config, arch=device.arch, semantics=semantics)
     known = known_spill(config, problem, device)

@@ -1,11 +1,12 @@
 """Chosen kernels that the compiler makes slow for some semantics, and their replacements.
 
 A config that was measured for one class of problems is also used for other classes. Its kernel is
-compiled again for each class. For softcap, windows, packed or partial sequences it needs more
-registers. ``spills.json`` has a line for each chosen kernel that then spills or has serialised
-wgmma. If a config without this fault was at least as fast on such a problem, in alternating
-timings, the line names it as the replacement. ``tools/ci/kernel_losses.py`` writes these lines.
-Slow kernels that this process has built are known as well.
+compiled again for each class. With softcap, windows, packed sequences or partial attention, the
+kernel needs more registers. ``spills.json`` has a line for each chosen kernel that spills or has
+serialised wgmma in such a class. If a config without this fault was at least as fast on a problem
+of that class, with both timed alternately, the line names that config as the replacement.
+``tools/ci/kernel_losses.py`` writes these lines. Slow kernels that this process has built are known
+as well.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ KNOWN = Path(__file__).with_name("spills.json")
 class Spill(NamedTuple):
     """What is known about a slow kernel.
 
-    stored, loaded: bytes per thread that are spilled. instead: the config that replaces it, or
-    None. ratio: the time of the kernel divided by the time of the replacement, timed alternately; 0
-    without a replacement. serialised: whether the compiler serialised the wgmma of the kernel,
-    which makes it several times slower.
-    timed: whether other kernels were timed against it. If so and without a replacement, this kernel
-    is the fastest.
+    stored, loaded: bytes per thread that are spilled. instead: the config that replaces the slow
+    kernel's config, or None. ratio: the time of the kernel divided by the time of the replacement,
+    timed alternately; 0 without a replacement. serialised: whether the compiler serialised the
+    wgmma of the kernel, which makes it several times slower.
+    timed: whether other kernels were timed against this one. If they were and there is no
+    replacement, this kernel is the fastest.
     """
 
     stored: int
@@ -53,7 +54,7 @@ class Spill(NamedTuple):
         return self.stored + self.loaded
 
     def __str__(self) -> str:
-        """What is wrong, as the end of a sentence."""
+        """What is wrong with the kernel, phrased as the end of a sentence."""
         if self.serialised:
             return "has serialised wgmma here"
         return f"spills {self.size} bytes here"

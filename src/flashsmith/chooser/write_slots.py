@@ -81,7 +81,8 @@ def write_slots(
         chosen = config or write_config(problem)
         prepared = prepare_operation(chosen, problem, views, emulate=emulate, options=numbers)
         prepared.run()
-        # A repeated call must return something, because None means that it was not repeated.
+        # A repeated call must return a value other than None, because None means that the call was
+        # not repeated.
         remember(prepared, ("k_cache",))
         return k_cache
 
@@ -106,8 +107,8 @@ def write_request(
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
 ) -> Request | None:
-    """The checked request of write_slots(); None if there is nothing to write. Raises ArgumentError
-    as write_slots() does."""
+    """Checks the arguments of write_slots() and returns the request; None if there is nothing to
+    write. Raises ArgumentError in the same cases as write_slots()."""
     scales = Scales.of(k_scale, v_scale)
     views, numbers = _views(k, v, k_cache, v_cache, slot_mapping, scales)
     problem = _problem(views, has_scales=scales.are_given)

@@ -68,9 +68,9 @@ def root(
     ] = False,
 ) -> None:
     """Flash-attention kernels as configs."""
-    # Invalid switches, numbers and orders in environment variables are errors even in commands that
-    # do not use them. Paths and KERNELS are checked when they are used. `env` prints all variables
-    # before it checks them.
+    # Environment variables with invalid switches, numbers or orders are errors even in commands
+    # that do not use these variables. Paths and KERNELS are checked when they are used. `env`
+    # prints all variables before it checks them.
     if context.invoked_subcommand != "env":
         env.check_values()
 

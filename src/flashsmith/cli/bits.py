@@ -1,4 +1,4 @@
-"""`flashsmith bits`: whether two kernels give the same bits in a row, or which operation
+"""`flashsmith bits`: whether two kernels compute the same bits for a row, or else which operation
 differs."""
 
 from __future__ import annotations

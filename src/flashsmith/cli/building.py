@@ -242,7 +242,7 @@ class _Work:
         self.reporter.build(event)
 
     def of_library(self, library: KernelLibrary) -> str:
-        """The time that building a library took, or the remark that it was built already."""
+        """The time that building a library took, or a remark that the library was built already."""
         if self._compiled.isdisjoint(library.manifest.kernels):
             return "built already"
         return f"in {library.manifest.build_seconds:.1f} s"
@@ -274,7 +274,7 @@ def _problems_of(model: Path, gradients: bool, reporter: ProgressReporter) -> li
 
 
 def _counts(text: str) -> list[int]:
-    """The numbers of ranks in '2,4,8'."""
+    """Parses the numbers of ranks in a text such as '2,4,8'."""
     counts = [whole_number(word.strip()) for word in text.split(",")]
     if not all(counts):
         raise ArgumentError(f"--ranks={quoted(text)}: give numbers of ranks, such as 2 or 2,4,8")
@@ -288,7 +288,7 @@ def _problems_of_ranks(
     gradients: bool,
     reporter: ProgressReporter,
 ) -> list[str]:
-    """The problems that each rank computes if several ranks share the given problems.
+    """The problems that each rank computes if the given problems are divided among several ranks.
 
     Reports how many there are.
     """
@@ -323,9 +323,9 @@ def _build_sets(
 def _named_device(arch: str | None, target: Target) -> DeviceSpec:
     """The GPU that ``arch`` names.
 
-    If it names only an architecture or nothing, the GPU of ``target``.
+    If ``arch`` names only an architecture or nothing, the GPU of ``target``.
 
-    Another GPU of the same architecture may use other kernels.
+    The GPU matters because another one of the same architecture may use other kernels.
     """
     if arch is None or architecture_number(arch) is not None or same_gpu(arch, target.device.name):
         return target.device
@@ -363,8 +363,8 @@ def _build_for_any_length(
 ) -> list[KernelLibrary]:
     """Builds libraries for problems of any batch and length.
 
-    Reports the chosen kernels before it builds. ``skips_unserved``: a problem without a kernel is
-    reported and left out, unless all are.
+    Reports the chosen kernels before it builds. ``skips_unserved``: whether a problem without a
+    kernel is only reported and left out, unless no problem has a kernel.
     """
     from flashsmith.chooser.function_problems import ANY_SIZES, has_functions, parse_with_functions
     from flashsmith.chooser.prebuild import (
@@ -402,7 +402,7 @@ def _build_for_any_length(
     )
 
 
-# transformers' layers without a kernel are left to PyTorch.
+# A layer of transformers for which there is no kernel is left to PyTorch.
 _build_for_model = partial(_build_for_any_length, skips_unserved=True)
 
 

@@ -13,7 +13,8 @@ from typer.core import TyperCommand
 
 from flashsmith.errors import ArgumentError
 
-# A size of a problem ('b16', 's1:4096'), and how a short form begins: '(FP16,'.
+# Matches a size in a problem, such as 'b16' or 's1:4096', and the beginning of a short form, such
+# as '(FP16,'.
 _SIZE = re.compile(r"[bshd]\d+(:\d+)?", re.ASCII)
 _FORM_BEGINS = re.compile(r"\([A-Za-z]+\d*,")
 
@@ -22,10 +23,10 @@ class Command(TyperCommand):
     """A command that explains what to quote if the shell split a problem or a short form."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The method of Typer, with two more errors.
+        """Typer's method, with two more errors.
 
         Raises ArgumentError for a text that the shell split at its spaces. Raises it also for an
-        option that is given twice, of which Typer would silently use the last value.
+        option that is given twice, because Typer would silently use only the last value.
         """
         if ctx.resilient_parsing:  # The shell is completing an unfinished command
             return super().parse_args(ctx, args)
@@ -47,7 +48,7 @@ class App(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any
     ) -> Callable[[Any], Any]:
-        """As Typer's."""
+        """Does what Typer's method does, with Command as the class of the command."""
         return super().command(name, cls=cls or Command, **options)
 
 

@@ -170,7 +170,7 @@ def run(
 
 
 class _Sizes(NamedTuple):
-    """The options of `run` that say what is computed; None where not given."""
+    """The options of `run` that say what is computed; an option that is not given is None."""
 
     problem: str | None
     batch: int | None
@@ -179,7 +179,7 @@ class _Sizes(NamedTuple):
     semantics: str | None
 
     def text(self) -> str:
-        """A problem with functions, without the functions."""
+        """The text of a problem that gets functions, without the functions."""
         self._check_alone()
         usual = {"b": (self.batch, 2), "s": (self.seq, 150), "h": (self.heads, 4)}
         sizes = [f"{key}{it if size is None else size}" for key, (size, it) in usual.items()]
@@ -188,7 +188,8 @@ class _Sizes(NamedTuple):
         )
 
     def task(self, target: Target) -> Task:
-        """What the kernels of a set compute; sizes that are not given depend on the target."""
+        """The task that all kernels of a set compute; sizes that are not given depend on the
+        target."""
         from flashsmith.benchmark.tasks import OneProblem, default_size
 
         self._check_alone()
@@ -222,7 +223,7 @@ def _has_functions(problem: str | None) -> bool:
 
 
 def _check_without_functions(options: dict[str, object]) -> None:
-    """Raises ArgumentError for an option that proofs of functions do not have."""
+    """Raises ArgumentError if an option is given that has no meaning when functions are proven."""
     given = [name for name, value in options.items() if value is not None]
     if given:
         raise ArgumentError(
@@ -256,7 +257,7 @@ def _run_functions(
 
 
 def _parse_window(text: str) -> tuple[int | None, int | None]:
-    """(left, right).
+    """Parses the text as (left, right).
 
     Raises ArgumentError unless the text has two limits, each a whole number or empty.
     """

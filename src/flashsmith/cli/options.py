@@ -18,7 +18,7 @@ from flashsmith.printable import printable
 FAILED = 1
 ERROR = 2
 
-# What KERNELS may be, as help texts say it.
+# The possible values of KERNELS, as help texts describe them.
 KERNEL_KEYS = (
     "prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, hopper-dq, "
     "decode, latent, latent-mma, 'B_r,B_c', a set of your own, or short forms separated by ';'"
@@ -61,7 +61,8 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")]
 
 
 def import_from_here() -> None:
-    """Lets functions that a command names as 'module:function' be in the current folder."""
+    """Lets a command import functions that are named as 'module:function' from the current
+    folder."""
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # last, so that it hides no installed module

@@ -115,7 +115,7 @@ def write_hub(
 
 
 class _Wanted(NamedTuple):
-    """The options of both commands. ``cpu`` and ``jobs`` are set."""
+    """The options that both commands have; ``cpu`` and ``jobs`` have their defaults filled in."""
 
     archs: list[int]
     cpu: str
@@ -148,8 +148,8 @@ def _summary(libraries: Sequence[KernelLibrary], start: float) -> str:
 
 
 def _build(arch: int, wanted: _Wanted, reporter: ProgressReporter) -> list[KernelLibrary]:
-    """The libraries of a package. If kernels compile to slow code, attention() uses others, so
-    these are built, too."""
+    """The libraries of a package. If some kernels compile to slow code, attention() uses other
+    kernels in their place, so these are built too."""
     from flashsmith.builder import note_slow
     from flashsmith.chooser.package_contents import package_contents
 

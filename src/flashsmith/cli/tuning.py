@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flashsmith.tuning.tune import SweepResult
 
 INTERRUPTED = 130
-# The keys of the families' search spaces, each with what its kernels are.
+# The keys of the families' search spaces, each with a description of its kernels.
 _SPACES = ", ".join(f"{it.space_key} ({it.title})" for it in FAMILIES.values() if it.space_key)
 
 Space = Annotated[
@@ -118,7 +118,7 @@ class _AddressOrNone(Command):
     """Makes the address after --cluster optional, which Typer cannot do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The method of Typer, after adding the address 'auto' to a --cluster that has none."""
+        """Adds the address 'auto' to a --cluster that has none, then calls Typer's method."""
         return super().parse_args(
             ctx,
             [
@@ -197,10 +197,11 @@ def _check_numbers(max_spill: int, refine: int | None, jobs: int | None) -> None
 
 
 class _Request(NamedTuple):
-    """What is tuned, as far as it does not depend on the GPU.
+    """The part of a request to tune that does not depend on the GPU.
 
-    space: the key of the search space; None: the GPU's default one. problems: None: the default
-    ones. refine: how often neighbours are tried; None: once if the key is that of a space.
+    space: the key of the search space; None means the default space of the GPU. problems: None
+    means the default problems. refine: how often neighbours are tried; None means once if ``space``
+    is the key of a space, otherwise never.
     """
 
     space: str | None
@@ -254,7 +255,7 @@ def _requested(
     listed = None if problems is None else read_problems(problems)
     if contribute is not None:
         listed = contributed_problems()
-    # Leaves one core free for timing.
+    # One core is left free for timing.
     processes = jobs or max(1, env.jobs() - 1)
     return _Request(
         asked, listed, refine, Settings(budget=seconds, max_spill=max_spill, jobs=processes)
@@ -299,7 +300,8 @@ def _measure(
     table: Path | None,
     lines: bool,
 ) -> SweepResult:
-    """Runs the races on a GPU or a cluster; `lines`: progress is printed as lines of JSON."""
+    """Runs the races on a GPU or a cluster. `lines`: whether progress is printed as lines of
+    JSON."""
     from flashsmith.tuning.cluster import connect
     from flashsmith.tuning.executor import LOCAL_GPU, LocalExecutor, WorkerGpu
     from flashsmith.tuning.gpu_runner import first_gpu_runner, gpu_runner
@@ -334,7 +336,8 @@ def _report(
 ) -> None:
     """Prints the ranking, and writes the file to send.
 
-    Raises typer.Exit if the sweep was interrupted, or something is missing.
+    Raises typer.Exit if the sweep was interrupted, or if a problem has no winner or the file to
+    send is not complete.
     """
     from flashsmith.tuning.contribution import write_contribution
     from flashsmith.tuning.ranking import print_ranking, summary

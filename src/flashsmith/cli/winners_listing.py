@@ -16,8 +16,8 @@ _COLUMNS = make_columns(
 
 
 def winner_facts(table: WinnersTable, own: WinnersTable, ranks: int) -> list[dict[str, Any]]:
-    """The first ``ranks`` configs of every entry, as facts; the entries in ``own`` are the
-    user's."""
+    """Facts about the first ``ranks`` configs of every entry in ``table``. They say which entries
+    are the user's, which are those in ``own``."""
     places = {entry.place for entry in own}
     return [
         {

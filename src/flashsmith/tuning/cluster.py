@@ -2,8 +2,9 @@
 
 Each GPU has an actor that measures on it; compilations are tasks.
 
-Like the local executor, an actor or task passes its work to a worker process. A kernel that crashes
-or hangs ends only this process. So if an actor dies, the cluster is the cause.
+As in the local executor, the work itself is done in a worker process, to which the actor or task
+passes it. A kernel that crashes or hangs ends only that worker process. So if an actor dies, the
+cause is the cluster and not a kernel.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from flashsmith.tuning.worker import STARTUP_SECONDS, Failure, Worker, WorkerRes
 #: The address that stands for the cluster that this machine belongs to or, if there is none, for
 #: this machine alone.
 ANY_CLUSTER = "auto"
-# Ray itself retries for minutes if nothing answers.
+# How long to wait for an answer from the address. Ray itself would retry for minutes.
 _CONNECT_SECONDS = 5.0
 # How long to wait for a GPU that another user of the cluster holds.
 _PATIENCE_SECONDS = 120.0
-# Added to the time limit of a call, for Ray and for the transfer of libraries.
+# Added to the time limit of a call, because Ray and the transfer of libraries take time too.
 _DELIVERY_SECONDS = 120.0
-# For this long, Ray may list a machine that its scheduler does not know yet, or that has left the
-# cluster.
+# For up to this time, Ray may list a machine that its scheduler does not know yet, or a machine
+# that has left the cluster.
 _NEWS_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 _ATTEMPTS = 3
@@ -102,9 +103,9 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
 
 @cache
 def version_here() -> str:
-    """The version of flashsmith when this process started and a hash of its sources.
+    """The version of flashsmith and a hash of its sources, as they were when this process started.
 
-    All machines must have the same.
+    All machines of a cluster must return the same text.
     """
     package = Path(flashsmith.__file__).parent
     found = hashlib.sha256()
@@ -222,8 +223,8 @@ def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
 def _slots(nodes: Iterable[Mapping[str, Any]]) -> tuple[list[_Slot], int]:
     """The GPUs of all machines, and the number of all cores.
 
-    For each GPU, one core is reserved for timing. No core is reserved if its machine would then
-    have none for compiling, since compilations would wait forever.
+    For each GPU, one core is reserved for timing. No core is reserved on a machine that would then
+    have none left for compiling, since compilations would wait forever.
     """
     slots, all_cores = list[_Slot](), 0
     for node in nodes:
@@ -261,10 +262,10 @@ class _Slot:
 
 
 class RayExecutor:
-    """Carries out calls on a cluster, as Executor describes. It must be used from one thread.
+    """Carries out calls on a cluster; implements Executor. It must be used from one thread.
 
     Ray transfers libraries to the machine that measures them, unless they are in that machine's
-    cache. If an actor has died, the next call starts another one on the same machine. If the
+    cache. If an actor has died, the next call starts another actor on the same machine. If the
     machine is gone, that call is lost too.
     """
 
@@ -337,8 +338,8 @@ class RayExecutor:
             slot = self._slots[call.gpu]
             if slot.actor is None:
                 self._start(slot)
-            # If passed directly, Ray would fetch the object at once; in a list, the actor fetches
-            # it when needed.
+            # If the object were passed directly, Ray would fetch it at once. In a list, it is
+            # passed as a reference, and the actor fetches it when needed.
             packed = {key: [self._packed[key]] for key in call.libraries if key in self._packed}
             ref = slot.actor.call.remote(
                 call.method, call.arguments, call.seconds, call.fresh, packed
@@ -384,7 +385,8 @@ class RayExecutor:
         return outcome
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
-        """See Executor; leaves the cluster as it was."""
+        """See Executor. With None, the cluster is afterwards as it was before this executor used
+        it."""
         dropped = set(self._running.values()) if calls is None else set(calls)
         for ref, call in list(self._running.items()):
             if call in dropped:
@@ -421,7 +423,8 @@ def _lost(reason: str) -> WorkerResult:
 
 
 class _GpuActor:
-    """Uses one GPU, the only one that it can see, and the process that measures on it."""
+    """An actor that uses one GPU, the only one visible to it, through a process that measures on
+    this GPU."""
 
     def __init__(self, make_runner: Callable[[], Runner]) -> None:
         self._runner = make_runner()
@@ -443,7 +446,8 @@ class _GpuActor:
         fresh: bool,
         packed: Mapping[str, list[Any]],
     ) -> WorkerResult:
-        """The result of a call of the bench, before which the ``packed`` libraries are fetched."""
+        """Fetches the ``packed`` libraries, then calls a method of the bench and returns the
+        result."""
         try:
             self._receive(packed)
         except LibraryGoneError as error:
@@ -467,7 +471,7 @@ class _GpuActor:
                 libraries.unpack(key, batch[key])
 
 
-# The compile process of this Ray worker; the key is the pickled compiler.
+# The compile process of this Ray worker, by its pickled compiler.
 _compilers: dict[bytes, Worker] = {}
 
 
@@ -479,7 +483,7 @@ def _compile(
     arguments: tuple[Any, ...],
     seconds: float,
 ) -> tuple[WorkerResult, dict[str, bytes]]:
-    """The result of a call of a compiler, and the libraries that it built, packed.
+    """Calls a method of a compiler; returns the result, and the libraries that were built, packed.
 
     Raises RuntimeError if this machine joined with another version than the driver's.
     """

@@ -13,8 +13,8 @@ from flashsmith.tuning.trial import Build
 from flashsmith.tuning.worker import WorkerResult
 
 Batch = tuple[Build, ...]
-# The fixed cost of a library (host code, linking) equals the cost of compiling three configs. In a
-# batch of this size the fixed cost matters little, and the batch is still one shard.
+# The fixed cost of a library (host code, linking) is about the cost of compiling three configs. In
+# a batch of MAX_BATCH configs the fixed cost matters little, and the batch is still one shard.
 MAX_BATCH = 10
 _MIN_BATCH = 3
 # After this many lost batches in a row, it is assumed that no machine is left.
@@ -26,8 +26,8 @@ class CompileQueue:
 
     If the process of a batch dies or hangs (for `patience` seconds), the batch is split and
     compiled again, until the build at fault is found. The result of that build is then an error. If
-    a process raises an exception (no compiler, a full disk), no build is at fault, and it is raised
-    here. A batch that was lost together with its machine is compiled on another one.
+    a process raises an exception (no compiler, a full disk), no build is at fault, and CompileError
+    is raised here. A batch that was lost together with its machine is compiled on another machine.
     """
 
     def __init__(self, compiler: Compiler, executor: Executor, jobs: int, patience: float) -> None:

@@ -1,4 +1,5 @@
-"""A contributed table: one file from a sweep, and the list of what it still lacks."""
+"""A contribution: a file that is made from a sweep's results, and the list of what it still
+lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from flashsmith.tuning.problems import default_problems
 from flashsmith.tuning.race import RaceState
 from flashsmith.tuning.tune import SweepResult
 
-# Head dimensions that every table has, in both dtypes, full and causal.
+# The head dimensions that a complete table has, in both dtypes, full and causal.
 REQUIRED_HEADS = (64, 128)
 BUDGET = "2h"
 

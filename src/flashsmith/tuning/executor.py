@@ -14,10 +14,11 @@ from flashsmith.tuning.worker import Worker, WorkerResult, wait_for_any
 
 @dataclass(frozen=True, eq=False)
 class WorkerCall:
-    """A call of a method: of the bench of GPU `gpu`, or of a `compiler` in any free process.
+    """A call of a method, either of the bench of GPU `gpu`, or of `compiler` in any free process.
 
-    seconds: after this time the call counts as hanging. libraries: keys of the libraries that the
-    call loads. fresh: whether the measuring process of the GPU is replaced before the call.
+    seconds: after this time the call counts as hanging. libraries: the keys of the libraries that
+    the call loads. fresh: whether to replace the measuring process of the GPU by a new one before
+    the call.
     """
 
     method: str
@@ -30,11 +31,12 @@ class WorkerCall:
 
 
 class Executor(Protocol):
-    """Carries out calls: for each GPU one at a time, for compilers any number at once.
+    """Carries out calls: one at a time on each GPU, and any number of compiler calls at once.
 
-    Each call has one result. If the call is to blame for a failure, its kind is "crash", "hang" or
-    "error"; if its process did not start, it is "startup". If the process or machine disappeared
-    for another reason, it is "lost"; the call may then be submitted again.
+    Each call has one result. If the call is to blame for a failure, the kind of the failure is
+    "crash", "hang" or "error". It is "startup" if the process of the call did not start. It is
+    "lost" if the process or machine disappeared for another reason; the call may then be submitted
+    again.
     """
 
     def submit(self, call: WorkerCall) -> None:
@@ -52,14 +54,14 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class WorkerGpu:
-    """A GPU on which an executor measures: its name, and the origin that its figures are stored
-    with."""
+    """A GPU on which an executor measures: its name, and the origin (where and when) that is stored
+    with its figures."""
 
     name: str
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: The name of LocalExecutor's GPU.
+#: The name that LocalExecutor gives to its only GPU.
 LOCAL_GPU = "GPU"
 
 
@@ -99,7 +101,7 @@ class LocalExecutor:
         deadline = time.monotonic() + seconds
         while not self._over:
             left = deadline - time.monotonic()
-            # This also returns if a process has only started, before any call has finished.
+            # The wait also ends when a process has only started and no call has finished.
             wait_for_any(self._running, max(0.0, left))
             for worker in list(self._running):
                 outcome = worker.outcome()

@@ -29,7 +29,8 @@ from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
 from flashsmith.tuning.runner import BuildResult, LibraryGoneError, Runner
 from flashsmith.tuning.trial import Build, is_right
 
-# The first check covers this many scores per head, which is a few hundred rows of a long sequence.
+# The first check of a kernel covers this many scores per head, which means a few hundred rows of a
+# long sequence.
 _QUICK_SCORES = 1 << 20
 _WORKLOADS_KEPT = 16
 
@@ -111,7 +112,7 @@ class NvccCompiler:
         if not missing:
             return [done[one] for one in builds]
         try:
-            # Warnings about spills are suppressed, since the sweep has its own limit.
+            # Warnings about spills are suppressed, since the sweep applies its own limit to spills.
             library = build(
                 [one.config for one in missing],
                 arch=arch,
@@ -154,8 +155,8 @@ class GpuBench:
         self._workload(problem)
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """Checks some rows of two heads by the rule of verify; if `thorough`, all rows of these
-        heads.
+        """Checks the output in two heads by the rule of verify: all rows if `thorough`, otherwise
+        some rows.
 
         If an output is wrong, it is checked again with new tensors, since an earlier kernel may
         have written out of bounds.

@@ -16,7 +16,7 @@ from flashsmith.safe_json import UnusableTextError, parse_json
 from flashsmith.tuning.trial import Record
 
 FORMAT = 2
-# Older versions wrote other fields under these names.
+# Formats that can no longer be read: they have the same field names with other meanings.
 _OLDER_FORMATS = (1,)
 
 
@@ -24,9 +24,9 @@ class Journal:
     """A file to which records are appended, one per line. They are on disk when `add` returns.
 
     Each line names the environment for which it is valid; `part` has the records for one
-    environment. Records for other environments or other CUDA sources are ignored; `foreign` is
-    their number. Lines that cannot be read are ignored; `damaged` is their number. A last line that
-    was cut off is removed. Only one process can write to a journal at a time.
+    environment. Records for other environments or other CUDA sources are ignored; `foreign` counts
+    them. Lines that cannot be read are ignored; `damaged` counts them. A last line that was cut off
+    is removed. Only one process can write to a journal at a time.
 
     Raises ArgumentError if the file cannot be written, if another sweep is writing to it, or if an
     older version wrote it.

@@ -12,10 +12,10 @@ from flashsmith.families import DeviceSpec, DType, Problem
 from flashsmith.printable import quoted
 from flashsmith.safe_json import UnusableTextError, read_text
 
-# By head dimension: the lengths that are tuned. Any other length uses the winner for the nearest
-# length.
+# The lengths that are tuned, by head dimension. A problem of any other length uses the winner for
+# the nearest length.
 _LENGTHS = {128: SEQ_LENS, **dict.fromkeys((64, 96, 256), (512, 1024, 4096, 16384))}
-# A reference problem is at least this long, and has 8 tiles of 128 rows for each SM.
+# A reference problem has at least this length, and at least 8 tiles of 128 rows for each SM.
 _REFERENCE_LENGTH = 2048
 _REFERENCE_ROWS_PER_SM = 8 * 128
 
@@ -23,7 +23,7 @@ _REFERENCE_ROWS_PER_SM = 8 * 128
 def default_problems() -> list[Problem]:
     """The problems of the benchmarks: both dtypes, full and causal.
 
-    Problems that have the same kernels follow each other.
+    Problems for which the same kernels are compiled follow each other.
     """
     return [
         default_problem(d, seq, dtype, causal=causal)
@@ -75,12 +75,12 @@ def read_problems(text: str) -> list[Problem]:
 def reference_problem(
     problem: Problem, device: DeviceSpec, others: Iterable[Problem]
 ) -> Problem | None:
-    """The shortest problem in ``others`` whose first rung can decide which kernels to try on
-    `problem`.
+    """The shortest problem in ``others`` whose race can serve as the reference for `problem`: the
+    times in its first rung decide which kernels are tried on `problem`.
 
     It has the same heads, dtype and semantics, and the same ratio of its two lengths. It is so long
-    that the prologue and epilogue of a loop hardly matter, and has enough tiles to fill the GPU
-    several times. None if there is no such problem.
+    that the prologue and epilogue of a kernel's loop hardly matter, and it has enough tiles to fill
+    the GPU several times. Returns None if there is no such problem.
     """
     alike = [
         other

@@ -30,13 +30,14 @@ from flashsmith.tuning.trial import (
 
 # If a final fails, each of its kernels is timed alone, and then the final is tried once more.
 FINAL_ATTEMPTS = 2
-# With fewer launches per kernel, a final would rank kernels no better than the rungs do.
+# A final has at least this many launches per kernel; with fewer, it would rank kernels no better
+# than the rungs do.
 MIN_FINAL_LAUNCHES = 3
 #: How long the GPU warms up before steady timing, in milliseconds. Under load, its clock settles at
 #: the power limit.
 STEADY_WARMUP_MS = 100.0
-# Used to estimate the remaining time. The other launches of a kernel are for the proof, for loading
-# it, and for the estimate of its time.
+# These constants are used to estimate the remaining time. The _OTHER_LAUNCHES of a kernel are those
+# for the proof, for loading the kernel, and for estimating its time.
 _NOMINAL_FLOP_PER_MS = 3e11
 _OTHER_LAUNCHES = 3
 _OVERHEAD_MS = 10.0
@@ -47,14 +48,14 @@ _OVERHEAD_MS = 10.0
 
 @dataclass(frozen=True)
 class Rung:
-    """One round, in which each kernel is launched at least `least` times and for at least `ms`
-    milliseconds.
+    """One round of a race, in which each kernel is launched at least `least` times and for at least
+    `ms` milliseconds in total.
 
-    Short kernels are launched more often, because the noise does not decrease with the time of a
-    launch.
-    margin: a kernel of any rank stays if its time exceeds the best one by at most this share.
-    steady: whether the GPU is warmed up first. Without this, kernels that are timed after a pause
-    run at a clock that is up to a quarter higher.
+    So short kernels are launched more often, because their times are relatively noisier: the noise
+    of one launch does not depend on how long the launch takes.
+    margin: a kernel stays, whatever its rank, if its time exceeds the best time by at most this
+    share. steady: whether the GPU is warmed up first. Without the warm-up, kernels that are timed
+    after a pause run at a clock rate that is up to a quarter higher.
     """
 
     least: int
@@ -67,13 +68,14 @@ class Rung:
 class Halving:
     """The rules of a race.
 
-    Each rung keeps 1/eta of the active kernels, but at least `finalists`, and all that are within
-    its margin. Then the final times the incumbents, and at most `finalists` kernels within the
-    margin of the last rung. They are interleaved, with `final_ms` for each and at least
-    `final_least` launches. A long problem tries only the kernels that would survive the first rung
-    of its reference problem with the margin `entry_margin`. Refinement tries the neighbours of
-    the best `leaders` kernels. If some kernels are not deterministic, the deterministic ones are
-    also ranked separately, since the table needs the best kernel and the best deterministic kernel.
+    Each rung keeps 1/eta of the active kernels, but at least `finalists`, and also all kernels
+    within the rung's margin. Then the final times the incumbents and at most `finalists` kernels
+    that are within the margin of the last rung. These kernels are interleaved; each is launched for
+    `final_ms` and at least `final_least` times. A long problem tries only the kernels that would
+    survive the first rung of its reference problem with the margin `entry_margin`. Refinement tries
+    the neighbours of the `leaders` best kernels. If some kernels are not deterministic, the
+    deterministic ones are also ranked separately, since the table needs the best kernel and the
+    best deterministic kernel.
 
     The margins are several times the noise of these few launches, so that noise does not eliminate
     the best kernel.
@@ -95,8 +97,8 @@ class Halving:
             )
 
     def of_few(self) -> Halving:
-        """Rules for kernels that are about equally fast: they run only the first rung, because the
-        final decides."""
+        """The rules for a race between a few kernels that are about equally fast: there is only the
+        first rung, because the final decides."""
         return replace(self, rungs=self.rungs[:1])
 
     def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
@@ -112,7 +114,8 @@ class Halving:
         return [name for place, name in enumerate(ranked) if place < kept or name in near]
 
     def final_of(self, times: Mapping[str, float]) -> list[str]:
-        """The kernels for the final, fastest first: all that might still be the best."""
+        """The kernels that enter the final, fastest first: all kernels that might still be the
+        best."""
         ranked = _ranked(times)
         near = _near_the_best(times, ranked, self.rungs[-1].margin)
         return [name for name in ranked if name in near][: self.finalists]
@@ -135,9 +138,10 @@ class Race:
     """A problem, and the kernels that compete for it.
 
     builds: the kernels at the beginning. reference: the race for a shorter problem. Kernels that
-    were far behind in its first rung do not take part. After all rungs, neighbours of the best
-    kernels join and run the rungs too; this is done `refinements` times. incumbents: the builds
-    that the race may replace. They are in the final even if they were slow in the rungs.
+    were far behind in the first rung of that race do not take part in this one. After all rungs,
+    neighbours of the best kernels join and run the rungs too; this is done `refinements` times.
+    incumbents: the builds that the race may replace. They are in the final even if they were slow
+    in the rungs.
     """
 
     problem: Problem
@@ -169,15 +173,15 @@ class Task:
 class RaceState:
     """The state of a race.
 
-    joined: the trials of all kernels that have joined, by short form. active: the trials that may
-    still win. dropped: for each other trial, the reason why the race dropped it; a failed kernel's
-    trial has its own reason.
+    joined: the trials of all kernels that have joined the race, by short form. active: the trials
+    of the kernels that may still win. dropped: for each other trial, the reason why the race
+    dropped it; a failed kernel's trial has its own reason.
     rung: the current rung, counted from 0; the number of rungs if all are complete. pending: the
-    trials that must be proven or timed to complete the rung, in order. waiting: whether the first
-    rung of the reference must be completed first, and no kernel has entered yet. searched: whether
-    all rungs are complete and no neighbour is left. closed: whether the search was ended early.
-    decided: whether there was a final with the current finalists. failed_finals: how often this
-    final failed.
+    trials of the kernels that must be proven or timed to complete the rung, in order. waiting:
+    whether no kernel has entered yet because the first rung of the reference is not complete.
+    searched: whether all rungs are complete and no neighbour is left. closed: whether the search
+    was ended early. decided: whether there was a final with the current finalists. failed_finals:
+    how often a final with these finalists failed.
     """
 
     race: Race
@@ -233,9 +237,9 @@ class RaceState:
 
     @property
     def wanted(self) -> list[Build]:
-        """The kernels that may have to be measured.
+        """The kernels that may still have to be measured.
 
-        Slower ones are included, because they may return.
+        Kernels that were dropped as slower are included, because they may come back.
         """
         return [] if self.finished else [trial.build for trial in self.survived]
 
@@ -267,13 +271,14 @@ class RaceState:
         if not finalists or self._final_is_over or not all(t.build in ready for t in finalists):
             return None
         for trial in finalists if self.failed_finals else ():
-            # Each kernel is timed alone, to find the one that made the final fail.
+            # Each finalist is timed alone, to find the kernel that made the final fail.
             if ALONE not in trial.samples:
                 return self._task(ALONE, trial, halving.rungs[-1])
         for trial in finalists:
             if not trial.checked:
                 return Task(CHECK, self.problem, (trial.build,))
-        # Launches get half of the time, because the clock must settle first.
+        # Launches get half of the time; the other half is for the warm-up in which the clock
+        # settles.
         ms = min(halving.final_ms, 1e3 * seconds / (2 * len(finalists)))
         least = halving.final_least
         if ms < halving.final_ms:
@@ -314,7 +319,8 @@ class RaceState:
 
     @property
     def first_times(self) -> dict[str, float]:
-        """The milliseconds in the first rung of the kernels that began the race."""
+        """The times in the first rung, in milliseconds, of the kernels that were in the race from
+        the beginning."""
         began = {build.name for build in self.race.builds}
         return _times((t for t in self.survived if t.name in began), rung_stage(0))
 
@@ -358,8 +364,9 @@ def follow(
     """Computes the state of a race from the known trials.
 
     reference: the state of the race for the reference problem, if there is one. early: whether
-    kernels enter by the reference's times so far, the fastest first, before its first rung is
-    complete. closed: whether the search ends early; kernels that were never timed are then dropped.
+    kernels enter before the reference's first rung is complete; they then enter in the order of the
+    reference's times so far, fastest first. closed: whether the search ends early; kernels that
+    were never timed are then dropped.
     """
     course = _Course(race, known, closed)
     if race.problem in known.unprepared:
@@ -385,8 +392,8 @@ def follow(
 
 
 class _Course:
-    """The state of follow(), rung by rung: the kernels that ``joined``, the ``active`` ones, and
-    why others were ``dropped``."""
+    """The progress of follow() from rung to rung: the kernels that ``joined``, those that are still
+    ``active``, and why the others were ``dropped``."""
 
     def __init__(self, race: Race, known: Trials, closed: bool) -> None:
         self.race, self.known, self.closed = race, known, closed
@@ -405,7 +412,7 @@ class _Course:
     def keep(
         self, times: Mapping[str, float], margin: float, where: str, trials: Mapping[str, Trial]
     ) -> None:
-        """Drops the kernels that these times eliminate."""
+        """Drops the kernels that are eliminated by ``times`` with the given margin."""
         best = min(times.values(), default=0.0)
         kept = {
             name
@@ -491,7 +498,7 @@ def _times(trials: Iterable[Trial], stage: str) -> dict[str, float]:
 
 
 def _timed_in(final: Record | None, trials: Mapping[str, Trial]) -> dict[str, Trial]:
-    """The trials in a final, with its times."""
+    """The trials of the kernels in a final, with the times of the final added."""
     if final is None:
         return {}
     pairs = zip((trials[b.name] for b in final.builds), final.samples, strict=True)
@@ -500,7 +507,7 @@ def _timed_in(final: Record | None, trials: Mapping[str, Trial]) -> dict[str, Tr
 
 @lru_cache(maxsize=4096)
 def _builds_beside(problem: Problem, config: KernelConfig) -> tuple[Build, ...]:
-    """Builds of all configs that are one move away."""
+    """The builds of the config's neighbours: all configs that are one move away from it."""
     return tuple(Build.of(problem, other) for other in config.family.neighbours(config))
 
 

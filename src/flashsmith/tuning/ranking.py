@@ -20,7 +20,8 @@ from flashsmith.tuning.race import RaceState
 from flashsmith.tuning.runner import Runner
 from flashsmith.tuning.trial import FINAL, Trial
 
-# The verdicts of kernels that were not timed, by status; for all other statuses it is 'absent'.
+# The verdict on a kernel that was not timed, by its status; for any status that is not listed, the
+# verdict is 'absent'.
 _VERDICTS: dict[str, Verdict] = {
     "wrong": "fail",
     "crash": "error",
@@ -35,11 +36,11 @@ _SHOWN = 3
 def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measurement]:
     """One row for each kernel of each race.
 
-    For a problem, the timed kernels come first, fastest first.
+    Among the rows of one problem, the timed kernels come first, fastest first.
 
-    `ms` ranks the rows. It is the median of the final, or the median of a rung scaled to the final;
-    `protocol` names the stage. `best_ms` is scaled in the same way. `note` says why a kernel was
-    dropped.
+    Rows are ranked by `ms`, which is the median time in the final, or the median time in a rung
+    scaled to the final; `protocol` names the stage. `best_ms` is scaled in the same way. `note`
+    says why a kernel was dropped.
     """
     rows = []
     for state in states:
@@ -52,7 +53,7 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
     """The ranking of a race for the table of winners.
 
-    Its date is the date of the final, or else of the last timing.
+    The date of the figures is that of the final or, if there was none, of the last timing.
 
     Kernels that were checked thoroughly rank before all others.
     """
@@ -77,7 +78,7 @@ def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
 def write_ranking(folder: Path, ended: Iterable[tuple[Sequence[RaceState], Runner]]) -> None:
     """Writes ranking.csv and ranking.json to `folder`, and replaces older ones.
 
-    `ended` has the races, by the kind of GPU.
+    `ended` has, for each kind of GPU, the states of its races and the runner.
     """
     rows = [row for states, runner in ended for row in ranking_rows(states, runner)]
     write_rows(folder / "ranking.csv", rows)
@@ -96,9 +97,9 @@ def record_alone(state: RaceState, runner: Runner, path: Path) -> None:
 def record_beside(
     state: RaceState, runner: Runner, path: Path, shipped: WinnersTable | None
 ) -> None:
-    """Merges a race that has had its final into a table that also has winners of other sweeps, and
-    removes kernels that failed here. If the table lacks an entry that is in ``shipped``, the
-    shipped one is taken into account.
+    """Merges the winners of a race, after its final, into a table that also has winners of other
+    sweeps, and removes kernels that failed in this sweep from it. If the table has no entry for the
+    problem but ``shipped`` has one, the shipped entry is merged too.
 
     Raises TableError.
     """
@@ -109,8 +110,8 @@ def record_beside(
 
 
 def summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
-    """For --json: for each problem, the best configs, the configs that attention() uses by the
-    shipped tables, and how many kernels ended in each status."""
+    """The summary for --json. It has for each problem the best configs, the configs that
+    attention() uses according to the shipped tables, and how many kernels ended in each status."""
     return [
         {
             "problem": str(state.problem),
@@ -136,8 +137,8 @@ def _figures(state: RaceState, trial: Trial) -> dict[str, Any]:
 
 
 def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[str] = ()) -> None:
-    """Prints the best configs for each problem, and the configs that attention() uses by the
-    shipped tables.
+    """Prints for each problem the best configs, and the configs that attention() uses according to
+    the shipped tables.
 
     If there are several kinds of GPU, each problem names its kind.
     """
@@ -167,7 +168,8 @@ def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[
 
 
 def print_plan(console: Console, states: Sequence[RaceState]) -> None:
-    """Before anything runs, prints how many configs would be tried and why others would not."""
+    """Prints how many configs would be tried, and why others would not be; used before anything
+    runs."""
     columns = make_columns("problem | candidates> | culled>")
     rows = []
     for state in states:
@@ -193,7 +195,8 @@ def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
 def culls(states: Sequence[RaceState]) -> Counter[str]:
     """Counts how many configs were culled for each reason.
 
-    Reasons that differ only in numbers are counted together, under the text of the first.
+    Reasons whose texts differ only in numbers are counted together, under the text that occurs
+    first.
     """
     first: dict[str, str] = {}
     counted: Counter[str] = Counter()

@@ -67,8 +67,8 @@ class TrialRunner(Protocol):
         """
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """Runs the kernel on the problem and checks its output; if `thorough`, more elements of
-        it."""
+        """Runs the kernel on the problem and checks its output; if `thorough`, more elements of the
+        output are checked."""
 
     def time(
         self,
@@ -84,7 +84,8 @@ class TrialRunner(Protocol):
 
 
 class Libraries(Protocol):
-    """The libraries on a machine, for transfer to machines that do not share its cache."""
+    """The compiled libraries on a machine, for transfer to machines that do not share that
+    machine's cache."""
 
     def has(self, library: str) -> bool:
         """Whether the library with this key is on this machine and intact."""
@@ -92,23 +93,23 @@ class Libraries(Protocol):
     def pack(self, library: str) -> bytes:
         """The library, packed for transfer.
 
-        Raises LibraryGoneError if it is not, or no longer, on this machine.
+        Raises LibraryGoneError if the library is not on this machine, or no longer.
         """
 
     def unpack(self, library: str, packed: bytes) -> None:
         """Stores a library that another machine has packed.
 
-        Raises an error if it cannot be trusted.
+        Raises an error if the library cannot be trusted.
         """
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Everything that is needed to compile for one device and to measure on it.
+    """All that is needed to compile kernels for one device and to measure on that device.
 
-    environment: by name, everything that figures depend on; the records of a journal are valid only
+    environment: everything that figures depend on, by name; the records of a journal are valid only
     for the same environment. origin: what rows store about the environment. process_environment:
-    environment variables for the measuring process; None: the same as for this process.
+    the environment variables of the measuring process; if None, those of this process.
     libraries: transfers compiled libraries between machines; None if all machines share a cache.
     """
 

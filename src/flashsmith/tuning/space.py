@@ -30,21 +30,22 @@ from flashsmith.operations import DEFAULT
 # families.
 ALL_FAMILIES = "both"
 _FEW = 8
-# The key for the configs that the shipped tables have for a problem. The numbers are the largest
-# margin to the best config, and the most configs to use.
+# The key for the configs that the shipped tables have for a problem. The two numbers limit these
+# configs: how much slower than the best config one may be, as a share, and how many there may be.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
-# This many configs of each family also get split-KV variants, with up to three numbers of splits
-# each.
+# For this many configs of each family, split-KV variants are added: up to three for each config,
+# with different numbers of splits.
 _MOST_IN_PARTS = 4
-# Sets that exist for every dtype and head dimension; 'B_r,B_c' selects from tune.
+# The keys of sets that exist for every dtype and head dimension; 'B_r,B_c' selects configs from
+# tune.
 _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 
 
 def space_keys() -> tuple[str, ...]:
     """The keys of the search spaces.
 
-    For a space, unlike for a set, it is worthwhile to refine the best configs.
+    It is worthwhile to refine the best configs of a space, but not those of a set.
     """
     return (*(family.space_key for family in families() if family.space_key), ALL_FAMILIES)
 
@@ -119,7 +120,7 @@ def search_space(
 
 
 def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[KernelConfig]:
-    """The configs of search_space() before canonical bits are considered."""
+    """The configs that search_space() returns for a problem without canonical bits."""
     if key == KNOWN:
         return _known(problem, device)
     d_head = d_head_for(problem)
@@ -179,7 +180,7 @@ def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """The configs that are about as fast as the best.
+    """The configs that are about as fast as the best one.
 
     Their times come from the nearest entry of the shipped tables for a similar GPU, or else from
     the cost model. Deterministic kernels are also ranked separately.
@@ -190,7 +191,7 @@ def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
             evidence = gather(problem, device, _shipped(), deterministic=deterministic)
         except ArgumentError:
             if found:
-                break  # no kernel of this d gives the same bits in every run
+                break  # no kernel for this d gives the same bits in every run
             raise
         expected = sorted(evidence.expected, key=lambda one: one.ms)
         limit = expected[0].ms * (1 + _KNOWN_MARGIN)
@@ -221,8 +222,8 @@ def _with_parts(
     """The configs in ``found``; if the problem has few tiles, also configs with split KV and
     pack_gqa.
 
-    These are made from the fastest configs of the families in ``asked``, by the table or the cost
-    model.
+    The added configs are variants of the fastest configs of the families in ``asked``, according to
+    the table or the cost model.
     """
     names = {cfg.FAMILY for cfg in found}
     variants = [

@@ -34,15 +34,17 @@ from flashsmith.tuning.worker import Failure, WorkerResult
 # The search may use this share of the budget. The rest is for the finals, whose figures are entered
 # in the table.
 _SEARCH_SHARE = 0.75
-# A GPU measures this often on one problem before it switches to another, since a switch may mean
-# making tensors again.
+# A GPU makes this many measurements on one problem before it switches to another, since tensors may
+# have to be made again after a switch.
 _IN_A_ROW = 32
-# A GPU is given up after this many failed starts in a row, for which no kernel can be to blame.
+# A GPU is not used any more after its measuring process has failed to start this many times in a
+# row, since no kernel can be to blame for that.
 _STARTUP_ATTEMPTS = 3
-# A kernel that is slower than this counts as hanging.
+# A kernel that computes fewer FLOP per second counts as hanging.
 _SLOWEST_FLOP_PER_SECOND = 1e12
 _REFRESH_SECONDS = 0.25
-# Each library is linked with its own CUDA runtime, and a process can hold only some of them.
+# The most libraries that a process loads: each is linked with its own CUDA runtime, and a process
+# can hold only a limited number of these.
 MAX_LIBRARIES = 300
 
 
@@ -50,9 +52,9 @@ MAX_LIBRARIES = 300
 class Settings:
     """The settings of a sweep.
 
-    budget: seconds for all problems together. max_spill: spilled bytes per thread that are allowed.
-    refinements: how often the neighbours of the best kernels are tried. jobs: how many processes
-    compile. patience: seconds that a request to the bench may take longer than estimated.
+    budget: the seconds for all problems together. max_spill: how many spilled bytes per thread are
+    allowed. refinements: how often the neighbours of the best kernels are tried. jobs: how many
+    processes compile. patience: seconds that a request to the bench may take longer than estimated.
     compile_patience: seconds in which a batch of kernels must be compiled.
     """
 
@@ -67,10 +69,10 @@ class Settings:
 
 @dataclass
 class _GpuInUse:
-    """A GPU in use: its current call, the purpose and the start of this call.
+    """A GPU in use: its current call, with the call's purpose and start time.
 
-    Also the libraries that its measuring process has loaded, and how often in a row this process
-    did not start.
+    It also has the libraries that the GPU's measuring process has loaded, and how often in a row
+    this process failed to start.
     """
 
     gpu: WorkerGpu
@@ -89,10 +91,10 @@ class Sweep:
     spent.
 
     `trials` has all results: the records of the journal, and the records that this run adds. They
-    determine the states of the races. In addition, a run knows its calls, how long each problem has
-    taken, and which searches the budget has ended. A problem is measured on one GPU, as long as
-    that GPU works. `on_finished` is called with each race when it is over. `clock` measures the
-    budget, in seconds.
+    determine the states of the races. Apart from `trials`, a run keeps track only of its calls, of
+    the time that each problem has taken, and of the searches that the budget has ended. A problem
+    is measured on one GPU, as long as that GPU works. `on_finished` is called with each race when
+    it is over. `clock` measures the budget, in seconds.
     """
 
     def __init__(
@@ -133,8 +135,8 @@ class Sweep:
         self._libraries: dict[Build, str] = {}
         self._recompiled: set[Build] = set()
         self._prepared: set[Problem] = set()
-        # Caches: the states of races with the inputs from which they were computed; the states when
-        # _look() last ran.
+        # Caches: the state of each race with the inputs from which it was computed, and the states
+        # at the last run of _look().
         self._states: dict[Problem, tuple[RaceState, tuple[object, ...]]] = {}
         self._seen: dict[Problem, RaceState] = {}
 
@@ -263,8 +265,8 @@ class Sweep:
 
         With a budget, every problem gets an equal share of it. Problems with fewer measurements
         come first, and problems that have used up their share come last. Without a budget, problems
-        are tuned in order, and a GPU completes one, with its final, before the next. So tensors are
-        made only once, and if a sweep is stopped, some problems are complete.
+        are tuned in order, and a GPU completes one, with its final, before the next. So the tensors
+        of a problem are made only once, and if the sweep is stopped, some problems are complete.
         """
         ends_first = math.isinf(self.settings.budget)
         states = [s for s in self._in_order_of_search() if self._may_measure(bench, s.problem)]
@@ -287,7 +289,8 @@ class Sweep:
             return states
         share = time * len(self._benches) / max(1, len(self.races))
         waiting = [state.problem for state in states if state.waiting]
-        # The waiting problems begin at the latest time that still leaves each its share.
+        # The problems that wait for their references begin at the latest time that still leaves
+        # each of them its share of the budget.
         needed = share * len(waiting) / len(self._benches)
         if waiting and self._clock() >= self._began + time - needed:
             self._early.update(waiting)
@@ -302,11 +305,11 @@ class Sweep:
     def _next_of_finals(self, bench: _GpuInUse, deadline: float) -> Task | None:
         unfinished = [state.race for state in self.states if not state.finished]
         mine = [race for race in unfinished if self._may_measure(bench, race.problem)]
-        # Races that no GPU has begun are divided among all GPUs.
+        # The races that have not been begun on any GPU are divided among all GPUs.
         free = sum(race.problem not in self._gpu_of for race in mine)
         number = len(mine) - free + -(-free // len(self._benches))
         for place, race in enumerate(mine):
-            # If a finalist failed its check, the search may have to continue.
+            # If a finalist failed its thorough check, the search may have to continue.
             task = self._state(race).search_task(self._libraries)
             if task is None and not self._state(race).searched:
                 self._closed.add(race.problem)
@@ -374,9 +377,9 @@ class Sweep:
         self._note(Record(*about, failure=(failure.kind, failure.reason)))
 
     def _take_missing(self, bench: _GpuInUse, failure: Failure) -> None:
-        """If a GPU does not respond, its problems are given to the other GPUs.
+        """Gives the problems of a GPU that does not respond to the other GPUs.
 
-        After repeated failures the GPU is not used any more, and without another GPU the sweep
+        After repeated failures the GPU is not used any more. If no other GPU is left, the sweep
         ends.
         """
         name = bench.gpu.name
@@ -394,9 +397,9 @@ class Sweep:
         self.progress.say(f"{name}: given up, {failure.reason}; the other GPUs continue without it")
 
     def _compile_again(self, task: Task) -> bool:
-        """Compiles the libraries that a task needs again, with all their builds.
+        """Compiles again the libraries that a task needs, with all their builds.
 
-        Returns False if they have disappeared for the second time.
+        Returns False if the libraries have disappeared for the second time.
         """
         if self._recompiled.issuperset(task.builds):
             return False
@@ -423,7 +426,8 @@ class Sweep:
 
     @property
     def doing(self) -> dict[str, str]:
-        """For each GPU, its current problem and the best kernel so far."""
+        """For each GPU, the problem that it measures now and the best kernel for that problem so
+        far."""
         return {name: self._doing(bench.last_problem) for name, bench in self._benches.items()}
 
     def _doing(self, problem: Problem | None) -> str:
@@ -440,7 +444,7 @@ def run_sweeps(sweeps: Sequence[Sweep], executor: Executor, progress: SweepProgr
     """Runs all sweeps at the same time.
 
     Each first searches and then has its finals. A sweep that has spent its budget ends early. The
-    executor is closed in any case, also after an exception.
+    executor is always closed at the end, also after an exception.
 
     Raises CompileError; raises LaunchError, after the other sweeps are over, if a sweep has lost
     all its GPUs.

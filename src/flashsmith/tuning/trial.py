@@ -33,10 +33,10 @@ COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# The name of the field with a record's result, by stage. All other stages have "samples".
+# By stage, the name of the field that has a record's result. For all other stages it is "samples".
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
-# The bytes per thread that ptxas spills, stores plus loads. A few that are not in the main loop do
-# not matter.
+# The most bytes per thread that ptxas may spill, stores plus loads together. A few spills outside
+# the main loop do not matter.
 DEFAULT_MAX_SPILL = 256
 
 
@@ -75,10 +75,10 @@ def is_right(proof: Proof) -> bool:
 class Trial:
     """The results of one kernel on one problem.
 
-    reason: why it has this `status`. checked: whether its output has passed the thorough check.
-    samples: its timings, by stage. origins: where and when it was timed, by stage. ms: the time by
-    which the kernel is ranked, in milliseconds; infinite if there is none. stage: the stage in
-    which `ms` was measured; '' if there is none.
+    reason: why the kernel has this `status`. checked: whether the kernel's output has passed the
+    thorough check. samples: its timings, by stage. origins: where and when it was timed, by stage.
+    ms: the time by which the kernel is ranked, in milliseconds; infinite if there is none. stage:
+    the stage in which `ms` was measured; '' if there is none.
     """
 
     build: Build
@@ -113,7 +113,7 @@ class Trial:
         return {stage: samples.median_ms for stage, samples in self.samples.items()}
 
     def after(self, stage: str, samples: Samples, origin: Mapping[str, Any]) -> Trial:
-        """This trial with the timings of one more stage."""
+        """A copy of this trial to which the timings of one more stage are added."""
         timed, origins = {**self.samples, stage: samples}, {**self.origins, stage: origin}
         return replace(self, samples=timed, origins=origins)
 
@@ -122,10 +122,10 @@ class Trial:
 class Record:
     """The result of one request to a compiler or the bench; a line of the journal.
 
-    builds: the kernels that the request was about. A record has exactly one of these results.
-    `facts` are a compiled kernel's, and `proof` is the result of a check. `samples` has an
-    item for each build, and `origin` says where and when they were timed. `failure` is the status
-    that results, and the reason.
+    builds: the kernels that the request was about. A record has exactly one of the following
+    results. `facts` are a compiled kernel's, and `proof` is the result of a check. `samples` has an
+    item for each build, and `origin` says where and when they were timed. `failure` is the
+    resulting status of the kernel, and the reason.
 
     Raises ValueError if these do not fit the stage.
     """
@@ -218,7 +218,7 @@ def _build(config: str, semantics: str) -> Build:
 class Trials:
     """All results of a sweep: the records of earlier runs and of this run, collected in trials.
 
-    Failures of earlier runs that their machine may have caused are ignored. A kernel that has
+    Failures in earlier runs that may have been caused by the machine are ignored. A kernel that has
     failed or was wrong once is disqualified for all problems.
     """
 
@@ -232,9 +232,9 @@ class Trials:
         self._trials: dict[Problem, dict[str, Trial]] = {}
         self._facts: dict[Build, KernelFacts] = {}
         self._dropped: dict[Build, tuple[Status, str]] = {}
-        # Why a problem's tensors cannot be made, by problem.
+        # For each problem whose tensors cannot be made, the reason.
         self.unprepared: dict[Problem, str] = {}
-        # The keys have the short forms of all finalists.
+        # The keys are the problem and the short forms of all its finalists.
         self.finals: dict[tuple[Problem, frozenset[str]], Record] = {}
         self.failed_finals: Counter[tuple[Problem, frozenset[str]]] = Counter()
         # The version of a problem increases with each change of its trials.
@@ -261,7 +261,8 @@ class Trials:
         return begun
 
     def add(self, record: Record) -> tuple[Status, str] | None:
-        """Adds a record. If this drops the kernel, returns the status and the reason."""
+        """Adds a record. If the record makes the kernel drop out, returns the new status and the
+        reason."""
         problem, stage, failure = record.problem, record.stage, record.failure
         if problem is None:
             return self._add_compiled(record.builds[0], record.facts, failure)
@@ -333,7 +334,7 @@ def cull_compiled(
 ) -> str | None:
     """Why a compiled kernel is not run; None if it may run.
 
-    Some families allow no spills, because there every spill costs time.
+    Some families allow no spills, because in their kernels every spill costs time.
     """
     if cfg.family.must_not_spill:
         max_spill = 0

@@ -120,11 +120,11 @@ def make_race(
 def plan_races(
     problems: Sequence[Problem] | None, device: DeviceSpec, key: str, settings: Settings
 ) -> list[Race]:
-    """Makes a race for each problem, in their order.
+    """Makes a race for each problem, in the order of ``problems``.
 
-    None stands for the default problems for which the space has configs. A long problem has a
-    reference, which is a similar shorter problem. Every race and its final include the configs that
-    attention() would use without this sweep.
+    If ``problems`` is None, the default problems are taken, except those for which the space has no
+    configs. A long problem has a reference, which is a similar shorter problem. Every race and its
+    final include the configs that attention() would use without this sweep.
 
     Raises the errors of ``search_space``, and ArgumentError for a cache with scales, whose kernels
     are the same as without scales.
@@ -208,7 +208,7 @@ def tune_fleets(
     fresh: bool = False,
     table: Path | None = None,
 ) -> SweepResult:
-    """Like tune(), for several kinds of GPU at the same time.
+    """Does what tune() does, for several kinds of GPU at the same time.
 
     Calls go to an executor, which is closed at the end.
 
@@ -248,8 +248,8 @@ def tune_fleets(
             try:
                 write_ranking(out, ended)
             finally:
-                # Races that were finished before are included, because one of their kernels may
-                # have been found wrong on another problem since.
+                # Races that were finished earlier are included, because one of their kernels may
+                # since have been found to be wrong on another problem.
                 failures = winners.record_all(ended)
                 forget_choices()
     _check_recorded(failures, out)
@@ -262,12 +262,13 @@ def tune_fleets(
 class _Winners:
     """Enters races into two tables: the sweep's table, and the table at ``path``.
 
-    At ``path`` they are merged with that table's entries and with the shipped table's.
+    In the table at ``path``, they are merged with the existing entries and with those of the
+    shipped table.
     """
 
     def __init__(self, own: Path, path: Path, shipped: WinnersTable | None) -> None:
         self._own, self._path, self._shipped = own, path, shipped
-        # The states that both tables already have; they are not written again.
+        # The states that have already been written to both tables; they are not written again.
         self._recorded: dict[tuple[str, Problem], RaceState] = {}
 
     def record(self, state: RaceState, runner: Runner) -> list[TableError]:
@@ -309,7 +310,8 @@ def _report_done(
     runner: Runner, winners: _Winners, progress: SweepProgress, several: bool, state: RaceState
 ) -> None:
     """Records and reports a race that is finished; ``several``: whether to name its GPU."""
-    # If writing fails, it is tried again at the end; the journal has all results.
+    # If writing to a table fails, it is tried again at the end; no result is lost, because the
+    # journal has all of them.
     for failure in winners.record(state, runner):
         progress.say(str(failure))
     which = f"{runner.device.name}, " if several else ""

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, Literal
 
 FailureKind = Literal["crash", "hang", "error", "startup", "lost"]
-# Enough for creating a CUDA context, and for importing PyTorch from a cold disk.
+# This time is enough to create a CUDA context, and to import PyTorch from a cold disk.
 STARTUP_SECONDS = 300.0
 _GRACE_SECONDS = 5.0
 _DEATH_SECONDS = 60.0
@@ -45,7 +45,7 @@ serve({descriptor}, {parent}, {gentle})
 class Failure:
     """Why a call has no value: the process died ("crash"), took too long ("hang"), raised an
     exception ("error"), did not start ("startup"), or disappeared for another reason ("lost").
-    raised: the class name of the exception, if there was one."""
+    raised: the class name of the exception; '' if there was none."""
 
     kind: FailureKind
     reason: str
@@ -64,10 +64,11 @@ class Worker:
     """Calls methods of `target` in a separate process, one call at a time.
 
     `target` is pickled and sent to the process, which first calls its ``open()``. The first request
-    starts the process; later ones use it again. After a failure the process is killed; the next
-    request starts another one. If it is `gentle`, the process gets SIGTERM before it is killed.
-    `environment` are its environment variables; None: this process's. A Worker is not
-    thread-safe. The thread that makes the first request must live longer than the process.
+    starts the process; later requests use the same process. After a failure the process is killed;
+    the next request starts another one. If `gentle`, the process gets SIGTERM before it is killed.
+    `environment` has the environment variables of the process; if None, it gets those of this
+    process. A Worker is not thread-safe. The thread that makes the first request must live longer
+    than the process.
     """
 
     def __init__(
@@ -97,8 +98,7 @@ class Worker:
 
     @property
     def deadline(self) -> float:
-        """The time, as time.monotonic() gives it, from which the current request counts as
-        hanging."""
+        """The value of time.monotonic() from which the current request counts as hanging."""
         return math.inf if self._deadline is None else self._deadline
 
     def request(self, method: str, *arguments: Any, seconds: float) -> None:
@@ -232,8 +232,8 @@ def serve(descriptor: int, parent: int, gentle: bool) -> None:
     `descriptor`.
 
     The first message is the pickled target, whose ``open()`` is called. Each further message is
-    (method, arguments). Ends if the parent closes the socket, dies, or sends SIGTERM. If it is
-    `gentle`, the process then unwinds its stack, so that it can end its own children.
+    (method, arguments). Ends if the parent closes the socket, dies, or sends SIGTERM. If `gentle`,
+    the process then unwinds its stack, so that it can end its own children.
     """
     _die_with(parent, signal.SIGTERM if gentle else signal.SIGKILL)
     if gentle:

@@ -55,10 +55,10 @@ COUNTERS = (
     Counter("dram_write_bytes", ("dram__bytes_write.sum", "dram__bytes_op_write.sum")),
 )
 
-# Properties of launches and sums over instructions, which the profiler's list of metrics does not
-# contain.
+# Metrics that the profiler has although its list of metrics does not contain them: properties of
+# launches, and sums over instructions.
 _UNLISTED = re.compile(r"launch__|memory_l1_|sm__maximum_warps_")
-# For each stall reason, the cycles that it adds per issued instruction.
+# The metrics that give the stalled cycles per issued instruction; the group is the stall reason.
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")
 _NO_STALLS = ("selected", "not_issued")
 _STALL_SUFFIX = ".ratio"
@@ -127,8 +127,8 @@ class Selection:
 
 
 def parse_listing(text: str) -> set[str]:
-    """The metrics' base names in the output of `ncu --query-metrics`, which are at the beginning of
-    each line."""
+    """The base names of the metrics in the output of `ncu --query-metrics`; each line begins with
+    one."""
     return set(re.findall(r"^(\w+__\w+)\s", text, flags=re.MULTILINE))
 
 
@@ -140,8 +140,8 @@ def unknown_metrics(text: str) -> set[str]:
 # --- the raw page ---------------------------------------------------------------------------------
 
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-# Base units, as `--print-units base` prints them. Some versions print the whole name of a unit, and
-# some still add a prefix.
+# Base units, as `--print-units base` prints them. Some versions of ncu print the whole name of a
+# unit, and some add a prefix to the unit even then.
 _BASE = {"byte": 1.0, "hz": 1.0, "second": 1e9, "s": 1e9}
 _NAME = "Kernel Name"
 _IDENTITY = "ID"

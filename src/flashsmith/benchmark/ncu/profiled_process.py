@@ -1,5 +1,5 @@
-"""The process that runs under the profiler: proves each kernel of a job, then launches it in a
-profiled range.
+"""The process that runs under the profiler: it proves each kernel of a job, then launches the
+kernel in a profiled range.
 
     python -m flashsmith.benchmark.ncu.profiled_process JOB.json
 
@@ -42,8 +42,8 @@ class ProfilingJob:
 def run_job(job: ProfilingJob) -> None:
     """Proves and launches the kernels of a job.
 
-    Each kernel's verdict is on disk before the kernel is profiled: '' if it is correct. Incorrect
-    kernels are not profiled.
+    Each kernel's verdict, which is '' for a correct kernel, is on disk before the kernel is
+    profiled. Incorrect kernels are not profiled.
 
     Raises any error of launching, because this process cannot use the GPU after a crash.
     """

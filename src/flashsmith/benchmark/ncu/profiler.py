@@ -33,15 +33,14 @@ from flashsmith.errors import ConfigParseError, ProfilerError
 from flashsmith.families import KernelConfig, Problem, parse_kernel_name_into_config
 
 _PROFILED = "flashsmith.benchmark.ncu.profiled_process"
-# Limit for the number of attempts to run the profiler. The profiler stops at an unknown metric
-# before it launches anything. The metric's next name is then tried; every column has only a few
-# names.
+# The most attempts to run the profiler. If it does not know a metric, it stops before it launches
+# anything. The next name of that metric is then tried; every column has only a few names.
 _MOST_ATTEMPTS = 12
 _WORDS = 4000
-# The role of the main kernel, whose name contains the config.
+# The role of a call's main kernel; the name of that kernel contains the config.
 _MAIN = "main"
-# Generous limits for the time of a kernel's proof, and for its launches, which the profiler repeats
-# for each small group of counters.
+# Generous time limits for the proof of a kernel, and for its launches, each of which the profiler
+# repeats for every small group of counters.
 _SECONDS_TO_BEGIN = 300.0
 _SECONDS_A_USE = 60.0
 _REPLAYS = 50
@@ -83,8 +82,8 @@ def _version(path: Path) -> list[int]:
 
 @dataclass(frozen=True)
 class ProfiledUse:
-    """The result for one kernel on one problem: its launches, and why the kernel is wrong ('' if it
-    is correct)."""
+    """The result for one kernel on one problem: the profiled launches, and why the kernel is wrong
+    ('' if it is correct)."""
 
     use: ProfiledKernel
     wrong: str

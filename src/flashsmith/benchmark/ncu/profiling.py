@@ -101,8 +101,8 @@ def run_profile(
 def settled(plan: ProfilePlan, device: DeviceSpec, known: Iterable[ProfileRow]) -> list[ProfileRow]:
     """The rows in `known` that need not be measured again.
 
-    Each (problem, config) pair is judged by its last row for this GPU and this revision of
-    flashsmith, whose kernel must be correct.
+    A (problem, config) pair need not be measured again if its last row for this GPU and this
+    revision of flashsmith says that the kernel is correct.
     """
     revision = Environment.collect().revision
     wanted = {_key(*use, device) for use in plan.uses()}
@@ -172,8 +172,8 @@ class _Rows:
 
 
 def _median(launches: list[ProfiledLaunch]) -> ProfiledLaunch:
-    """The launch with the median duration; of an even number, the shorter of the two in the
-    middle."""
+    """The launch with the median duration; if the number of launches is even, the shorter of the
+    two in the middle."""
     times = [launch.metrics.get("gpu__time_duration.sum", math.inf) for launch in launches]
     return launches[times.index(statistics.median_low(times))]
 
@@ -182,7 +182,8 @@ def _median(launches: list[ProfiledLaunch]) -> ProfiledLaunch:
 
 
 class WavefrontCount(NamedTuple):
-    """The shared-memory wavefronts of a whole launch, as counted and without bank conflicts."""
+    """The shared-memory wavefronts of a whole launch: the counted number, and the number without
+    bank conflicts."""
 
     actual: int
     ideal: int
@@ -214,7 +215,7 @@ def emulated_wavefronts(cfg: Any, problem: Problem, arch: int) -> WavefrontCount
 
 
 def _steps(cfg: Any, problem: Problem, begin: int) -> int:
-    """How many tiles of keys the CTA processes whose first row is `begin`."""
+    """How many tiles of keys are processed by the CTA whose first row is `begin`."""
     rows, keys = cfg.family.loop_tiles(cfg)
     seen = problem.seq_k
     if problem.semantics.key_mask.is_triangular:
@@ -225,11 +226,11 @@ def _steps(cfg: Any, problem: Problem, begin: int) -> int:
 
 @lru_cache(maxsize=512)
 def _of_a_cta(cfg: Any, causal: bool, arch: int) -> tuple[WavefrontCount, WavefrontCount]:
-    """The counts of a CTA that processes one tile of keys, and the counts that each further tile
-    adds."""
+    """The wavefronts of a CTA that processes one tile of keys, and the wavefronts that each further
+    tile adds."""
     rows, keys = cfg.family.loop_tiles(cfg)
-    # At least as many tiles as the diagonal crosses; a kernel that skips parts of these tiles would
-    # count less otherwise.
+    # The runs have at least as many tiles as the diagonal crosses; otherwise the count would be too
+    # low for a kernel that skips parts of these tiles.
     n_few = max(2, -(-rows // keys))
     few, more = (_count(cfg, n, causal, arch) for n in (n_few, n_few + 1))
     step = WavefrontCount(more.actual - few.actual, more.ideal - few.ideal)

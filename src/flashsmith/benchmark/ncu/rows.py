@@ -1,5 +1,5 @@
-"""ProfileRow: what the profiler measured for one kernel on one problem; and the files of such
-rows."""
+"""ProfileRow, which has what the profiler measured for one kernel on one problem, and the files of
+such rows."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ class ProfileRow(Measurement):
     note: why the check failed. If it passed: the duration of each launch of a call with several,
     and the columns for which this GPU has no counter.
     tensor_pct, mufu_pct, issue_pct: utilisation while the SMs were active.
-    occupancy_pct, max_occupancy_pct: resident warps as achieved and as possible.
-    wavefronts, wavefronts_ideal: of shared memory, as counted and without bank conflicts.
-    emulated_wavefronts(_ideal): the same numbers from the emulator.
+    occupancy_pct, max_occupancy_pct: achieved and theoretical occupancy, as shares of the warps
+    that an SM can hold.
+    wavefronts, wavefronts_ideal: shared-memory wavefronts: the counted number, and the number
+    without bank conflicts. emulated_wavefronts(_ideal): the same numbers from the emulator.
     l2_bytes: bytes through the L2 in both directions.
     stalls: why warps waited, in cycles per issued instruction, the longest first.
     """
@@ -63,7 +64,8 @@ class ProfileRow(Measurement):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What identifies a measurement: rows with the same config, problem and GPU are repeats."""
+        """The config, problem and GPU, which identify a measurement: rows with the same key are
+        repeats."""
         return self.config, str(self.problem), self.gpu
 
 

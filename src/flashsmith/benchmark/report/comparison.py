@@ -46,8 +46,8 @@ class Point:
 
     @property
     def shown(self) -> bool:
-        """Whether there is a row with a time or a failure; some kernels may only have been
-        proven."""
+        """Whether the point has a row with a time or a failure. It has none if its kernels were
+        only proven."""
         return bool(self.flashsmith or self.peers or self.wrong)
 
     @property
@@ -67,7 +67,8 @@ class Point:
         return min(self.peers.values(), key=_ms, default=None)
 
     def failure(self, peer: str | None = None) -> Measurement | None:
-        """A row of the peer that failed; if `peer` is None, of flashsmith."""
+        """A failed row of the peer, or of flashsmith if `peer` is None; None if there is no such
+        row."""
         own = peer is None
         names = (row for row in self.wrong if is_flashsmith(row) == own)
         return next((row for row in names if own or row.implementation == peer), None)
@@ -78,7 +79,7 @@ class Point:
 
     @property
     def ratio_to_best(self) -> float | None:
-        """flashsmith's throughput divided by the fastest peer's."""
+        """flashsmith's throughput divided by the fastest peer's; None unless both were measured."""
         return _over(self.flashsmith, self.best_peer)
 
 
@@ -132,7 +133,8 @@ class Summary:
 
 
 def make_points(rows: Iterable[Measurement]) -> list[Point]:
-    """Groups rows into points by problem, protocol and environment; sorted like the groups."""
+    """Groups rows into points by problem, protocol and environment; the points are sorted in the
+    same order as groups."""
     by_key: dict[Any, list[Measurement]] = {}
     for row in rows:
         by_key.setdefault((_group_key(row), sizes(row)), []).append(row)
@@ -162,8 +164,8 @@ def _medians(
 ) -> dict[str, Measurement]:
     """One row for each name.
 
-    If there are repeats, it is the median row; of an even number, the slower of the two in the
-    middle.
+    If a name has several rows, the row with the median time is taken; of an even number of rows,
+    the slower of the middle two.
     """
     repeats: dict[str, list[Measurement]] = {}
     for row in rows:
@@ -180,8 +182,8 @@ def make_groups(points: Iterable[Point]) -> list[ProblemGroup]:
     Their lengths differ; the batch is the same or shrinks as the length grows. Problems over a
     cache, where memory is the limit, share a chart for all sizes.
 
-    A row continues a chart if its length is greater and it has more than half as many tokens: so a
-    batch may be halved when the length grows.
+    A row continues a chart if its length is greater than the last row's and it has more than half
+    as many tokens. So the batch may be halved when the length grows.
     """
     chains: dict[Any, list[list[Point]]] = {}
     for point in sorted(points, key=lambda point: (point.row.seq_k, -point.row.batch)):
@@ -196,8 +198,8 @@ def make_groups(points: Iterable[Point]) -> list[ProblemGroup]:
 
 
 def _continues(last: Measurement, row: Measurement) -> bool:
-    """Whether a row continues a group: a greater length, and more than half as many tokens as in
-    the last row."""
+    """Whether a row continues a group: its length is greater than the last row's, and it has more
+    than half as many tokens."""
     if row.is_memory_bound:
         return sizes(last) != sizes(row)
     tokens, before = row.batch * row.seq_k, last.batch * last.seq_k
@@ -264,8 +266,8 @@ def mask_of(row: Measurement) -> str:
 def split_semantics(row: Measurement) -> tuple[str, str]:
     """A row's operation and its mask, as words, such as ('backward, only dq', 'causal, packed').
 
-    If the package of an operation is not installed, the operation is called by the first word of
-    the row.
+    If the package of the operation is not installed, the first word of the row is taken as the
+    operation's name.
     """
     words = row.semantics.split("+")
     try:
@@ -347,7 +349,8 @@ def titles(rows: Sequence[Measurement]) -> list[str]:
 
 
 def peer_order(names: Iterable[str]) -> list[str]:
-    """Sorts peers: FlashAttention-2 and cuDNN first, the others in the given order."""
+    """Sorts the names of peers: FlashAttention-2 and cuDNN come first, the others in the given
+    order."""
     found = dict.fromkeys(names)
     return [name for name in BASELINES if name in found] + [
         name for name in found if name not in BASELINES

@@ -15,13 +15,14 @@ from flashsmith.benchmark.report.results import digits_of, is_flashsmith, rate_o
 from flashsmith.benchmark.report.svg_charts import robust_range
 from flashsmith.safe_json import whole_number
 
-# The space of a problem with fewer configs is not shown.
+# A problem with fewer configs than this does not get a section on its space.
 LEAST_CONFIGS = 4
 # At most this many rows and columns per heat map, and heat maps per page.
 MOST_ROWS = 40
 MOST_COLUMNS = 40
 MOST_MAPS = 100
-# How many configs are listed: at least _LEAST_LISTED per problem, and about _LISTED per page.
+# These constants limit how many configs are listed: at least _LEAST_LISTED per problem, and about
+# _LISTED per page.
 _LEAST_LISTED, _LISTED = 3, 600
 _LEVELS = 10
 _BARS = "▁▂▃▄▅▆▇█"
@@ -82,8 +83,8 @@ def _rounds(row: Measurement) -> tuple[bool, bool, int]:
 
 
 def distribution(one: SearchedSpace) -> tuple[str, str]:
-    """How many configs reach at least each share of the best rate, in steps of 5%: as small bars,
-    and in words."""
+    """The distribution of rates: how many configs are in each step of 5% of the best rate, as small
+    bars and in words."""
     counts = Counter(min(9, max(0, int((_rate(row) / _rate(one.row) - 0.5) * 20)))
                      for row in one.ranked)  # fmt: skip
     most = max(counts.values())
@@ -120,8 +121,8 @@ class HeatMap:
 
 
 def widest(searched: Sequence[SearchedSpace]) -> list[SearchedSpace]:
-    """For each kind of problem, the problem with the most configs; if several have the most, the
-    longest."""
+    """For each kind of problem, the problem on which the most configs were measured; among equals,
+    the longest problem."""
     chosen: dict[Any, SearchedSpace] = {}
     for one in searched:
         best = chosen.setdefault(_kind(one.row), one)

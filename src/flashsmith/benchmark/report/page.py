@@ -32,7 +32,7 @@ from flashsmith.printable import printable
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# At most this many items of each kind are on a page; the page says how many are left out.
+# A page shows at most this many items of each kind, and says how many are left out.
 LIMITS = {
     "charts": 100,
     "table_rows": 1500,
@@ -40,7 +40,7 @@ LIMITS = {
     "heat_maps": config_space.MOST_MAPS,
     "named": 10,
 }
-# The overview compares with at most this many peers.
+# The overview compares flashsmith with at most this many peers.
 _COMPARED_PEERS = 3
 # The name of a chart's file has at most this many characters, without the suffix.
 _MOST_CHARACTERS = 100

@@ -15,8 +15,8 @@ from flashsmith.benchmark.progression import Ablation
 from flashsmith.benchmark.roofline import Roofline
 from flashsmith.printable import quoted
 
-# Names on the page: attention() is 'flashsmith', and attention_with_cache() with split='free' is
-# the second. Files call them 'ours' and 'ours_free'.
+# The names that the page gives to attention(), and to attention_with_cache() with split='free'. In
+# files they are called 'ours' and 'ours_free'.
 FLASHSMITH = "flashsmith"
 FREE_SPLIT = "free split"
 _NAMES = {OURS: FLASHSMITH, OURS_FREE: FREE_SPLIT}
@@ -35,7 +35,7 @@ class Source:
 
     what: the kind of the file.
     count: how many rows (steps, ceilings) the file has.
-    left_out: for each value that was left out, a sentence that says so.
+    left_out: one sentence for each value or part of the file that was left out.
     """
 
     path: Path
@@ -104,7 +104,8 @@ def name_of(row: Measurement) -> str:
 
 
 def rate_of(row: Measurement | None) -> float | None:
-    """The throughput of a row in the unit that ``unit_of`` gives; None if it has none."""
+    """The throughput of a row in the unit that ``unit_of`` gives; None if there is no row or the
+    row has no throughput."""
     if row is None or not row.is_memory_bound:
         return row.tflops if row else None
     return row.tb_per_s or None

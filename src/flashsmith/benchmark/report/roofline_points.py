@@ -22,14 +22,15 @@ from flashsmith.families import parse_kernel_name_into_config
 
 # A chart has at most this many lines.
 _MOST_TRACES = 10
-# A ceiling above this multiple of the highest rate is left out, since it would compress the rest of
-# the chart.
+# A ceiling higher than this multiple of the highest rate is left out, since it would compress the
+# rest of the chart.
 _IN_SIGHT = 2.0
 
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """One kernel on one problem: its FLOP per byte, and the rates that the ceilings allow."""
+    """One kernel on one problem: the FLOP per byte, and the rates that the ceilings allow the
+    kernel."""
 
     row: Measurement
     rate: float
@@ -98,7 +99,7 @@ def _chart(
     everything = [one for points in traces for one in points]
     highest = max(one.rate for one in everything)
     level = {
-        # The dtype is left out, because it is in the title.
+        # The dtype is left out of the label, because the title contains it.
         bound.ceiling.removesuffix("_fp16").removesuffix("_bf16").replace("_", " "): bound.tflops
         for one in everything
         for bound in one.bounds

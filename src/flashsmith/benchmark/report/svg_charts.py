@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from flashsmith.benchmark.report.results import FLASHSMITH
 
-# A width that fits a phone at full text size; wide screens show several charts in a row.
+# The width of a chart. It fits a phone at full text size; wide screens show several charts side by
+# side.
 WIDTH = 420.0
 _LEFT, _TOP, _BOTTOM = 40.0, 12.0, 226.0
 _LINE_HEIGHT = 13.5
@@ -124,8 +125,8 @@ def text_width(text: str) -> float:
 def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, float]:
     """The smallest and the largest value, without outliers.
 
-    An outlier is farther from the middle half of the values than `reach` times the width of this
-    half.
+    The middle half is the range between the quartiles. An outlier is farther from it than `reach`
+    times its width.
     """
     if len(values) < 4:
         return min(values), max(values)
@@ -137,7 +138,7 @@ def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, fl
 def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
     """Moves positions apart, to distances of at least `gap`.
 
-    They keep their order and stay close to the wanted positions.
+    The positions keep their order and stay close to the wanted ones.
 
     Labels that overlap form a block around the mean of their wanted positions.
     """
@@ -226,7 +227,8 @@ class _Drawing:
         return lambda rate: _between(rate, 0.0, top, _BOTTOM, _TOP)
 
     def end_labels(self, labels: Sequence[tuple[str, str, float, float]]) -> None:
-        """Draws labels (text, class, x, y) to the right of the axes, without overlap."""
+        """Draws labels to the right of the axes so that they do not overlap; each is given as
+        (text, class, x, y)."""
         heights = spread_out([y for *_, y in labels], _LINE_HEIGHT)
         # Labels that would leave the chart are moved inside, and all others are moved by the same
         # amount.

@@ -36,8 +36,8 @@ from flashsmith.runtime.frameworks.device_array import DeviceArray
 # A launch of this duration is long enough for the clock to settle at the power draw of the tensor
 # cores.
 LAUNCH_MS = 50.0
-# The caches are not flushed: the bandwidth of the L2 needs this, and it does not matter for the
-# other kernels.
+# The caches are not flushed, because the L2 bandwidth can be measured only with data in the L2. For
+# the other kernels, the contents of the caches do not matter.
 PROTOCOL = Protocol(
     "one_by_one",
     flush_l2=False,
@@ -55,7 +55,7 @@ Timer = Callable[["_Launches", Protocol], Samples]
 
 @dataclass(frozen=True)
 class _Launches:
-    """A microbenchmark as an implementation that can be timed; a launch runs ``turns``
+    """Wraps a microbenchmark as an implementation that can be timed; each launch runs ``turns``
     iterations."""
 
     name: str
@@ -166,7 +166,8 @@ def _turns_that_take(
 ) -> int:
     """How many iterations a launch of about `launch_ms` needs.
 
-    This is calibrated twice, because the first launch may be far too short.
+    The number is calibrated twice, because the first launch may be far too short for an exact
+    estimate.
     """
     turns = running.first_turns
     for _ in range(2):
@@ -210,7 +211,7 @@ class GpuModule:
 
 @dataclass(frozen=True)
 class GpuKernel:
-    """A kernel, with the launch parameters that are always the same."""
+    """A loaded kernel, with those launch parameters that are the same for all its launches."""
 
     function: ctypes.c_void_p
     smem_bytes: int

@@ -65,8 +65,8 @@ class PreparedMicrobenchmark(ABC):
     """A microbenchmark with its operands in memory.
 
     work: FLOP, operations or bytes per iteration.
-    first_turns: how many iterations the first timed launch has; its time determines the number for
-    later launches.
+    first_turns: the number of iterations in the first timed launch; the time of that launch
+    determines the number in later ones.
     """
 
     work: float
@@ -133,8 +133,8 @@ class ProductShape:
 
     groups: warps or warpgroups per CTA. Each of them multiplies its own rows x depth elements with
     cols x depth elements.
-    tiles: how many second operands there are; the iterations cycle through them.
-    own_b: whether each group has a second operand of its own instead.
+    tiles: the number of different second operands, through which the iterations cycle.
+    own_b: whether each group has its own second operand; otherwise all groups use the same ones.
     passes: matrix products per iteration.
     """
 
@@ -173,8 +173,8 @@ SHAPES = (REGISTERS, SHARED_16, SHARED_32, WGMMA_128, WGMMA_256)
 class Product(PreparedMicrobenchmark):
     """A kernel that computes a matrix product of random operands, with one CTA on every SM.
 
-    With constant operands, fewer transistors would switch. The GPU would draw less power and run at
-    a higher clock than in real GEMMs.
+    The operands are random because, with constant ones, fewer transistors would switch. The GPU
+    would draw less power and run at a higher clock than in real GEMMs.
     """
 
     def __init__(self, shape: ProductShape, dtype: DType, machine: Machine) -> None:

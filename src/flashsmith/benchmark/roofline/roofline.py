@@ -28,7 +28,7 @@ from flashsmith.safe_json import UnusableTextError, read_json
 Unit = Literal["TFLOP/s", "Gop/s", "TB/s"]
 KIND = "flashsmith roofline"
 SCHEMA = 1
-# Operations or bytes per second that one unit stands for.
+# How many operations or bytes per second each unit stands for.
 SCALE: dict[Unit, float] = {"TFLOP/s": 1e12, "Gop/s": 1e9, "TB/s": 1e12}
 
 
@@ -64,7 +64,8 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Roofline:
-    """All ceilings of a GPU. `environment` and `time` (ISO format) are the measurement's."""
+    """All ceilings of a GPU. `environment` and `time` (ISO format) say where and when they were
+    measured."""
 
     gpu: str
     arch: int
@@ -125,7 +126,7 @@ def _foreign(reason: str) -> ArgumentError:
 
 
 def roofline_path(gpu: str) -> Path:
-    """The path of the file for the GPU with the name `gpu`.
+    """The path of the file that stores the roofline of the GPU named `gpu`.
 
     Raises ArgumentError if there is no home folder.
     """
@@ -133,8 +134,8 @@ def roofline_path(gpu: str) -> Path:
 
 
 def load_roofline(gpu: str | None = None) -> Roofline | None:
-    """The roofline stored for the GPU with the name `gpu`, or for this machine's first GPU if `gpu`
-    is None; None if there is none.
+    """The stored roofline of the GPU named `gpu`, or of this machine's first GPU if `gpu` is None;
+    returns None if no roofline is stored for that GPU.
 
     Raises ArgumentError if the file is damaged.
     """
@@ -201,7 +202,8 @@ class ProblemIntensity:
     dram: q, k, v and o count once each, which is the minimum.
     l2: what CTAs read and write; each CTA reads its Q block and all keys that the block sees.
 
-    For operations other than attention, dram and l2 count each tensor once, and exp2 is infinite.
+    For operations other than attention, dram and l2 both count each tensor once, and exp2 is
+    infinite.
     """
 
     dram: float
@@ -245,7 +247,7 @@ def _bytes_once(problem: Problem) -> tuple[int, int]:
 
 def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
     """The rates that the measured ceilings allow the config on the problem, the lowest first;
-    ceilings that do not concern it are left out."""
+    ceilings that do not limit this kernel are left out."""
     dtype = problem.dtype.name.lower()
     found = [
         Bound(f"{name}_{dtype}", rate)

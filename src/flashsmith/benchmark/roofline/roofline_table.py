@@ -29,7 +29,7 @@ _WHAT = {
 
 
 def describe(key: str) -> str:
-    """What a ceiling is, in words; an unknown one is shown by its key."""
+    """What a ceiling measures, in words; the key itself if the ceiling is unknown."""
     name, _, dtype = key.rpartition("_")
     if dtype in ("fp16", "bf16"):
         return f"{_WHAT.get(name, name)}, {dtype}"
@@ -53,8 +53,8 @@ _MEASURED_ON = re.compile(
     r"(?P<gpu>\S.*) \(sm_(?P<arch>\d{1,9}), (?P<sms>\d{1,9}) SMs\)(?P<rest>.*); (?P<time>\S+)",
     re.ASCII,
 )
-# Only this many characters are searched, far more than print_roofline() prints below the table. The
-# search would take quadratic time.
+# Only this many characters are searched, far more than print_roofline() prints below the table,
+# because the search takes quadratic time.
 _MOST_BELOW = 4000
 
 

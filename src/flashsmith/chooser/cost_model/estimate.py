@@ -39,7 +39,8 @@ def estimate(
 
     Args:
         cfg: a config of a family that has a cost model.
-        registers, spill_bytes: per thread, from the compiler's report; None: estimated as well.
+        registers, spill_bytes: per thread, from the compiler's report; if None, they are estimated
+            as well.
 
     Raises:
         ArgumentError: the family of the config has no cost model.

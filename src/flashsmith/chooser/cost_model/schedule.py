@@ -1,12 +1,12 @@
-"""The time of a whole problem from the time of one tile: how many CTAs there are, how long each is,
-and which end last.
+"""The time of a whole problem from the time of one tile: how many CTAs there are, how long each
+takes, and which of them end last.
 
-CTAs start in order. A wave is the number of CTAs that all SMs together hold. If all CTAs have the
-same length, a last wave of few CTAs takes about as long as a full one; it gains only because an SM
-has fewer CTAs. With a causal mask the CTAs of a head have different lengths. The longest starts
-first, so that shorter ones fill the gaps. At the end, only the longest CTA of the last head is
-still running. If the longest CTAs of all heads start first, a few short CTAs are still running at
-the end. A CTA that computes several tiles counts as several CTAs.
+CTAs start in order. A wave is the number of CTAs that all SMs together hold. If all CTAs take the
+same time, a last wave of few CTAs takes about as long as a full one; it is faster only because
+fewer CTAs share an SM. With a causal mask, the CTAs of a head take different times. The longest CTA
+starts first, so that shorter ones fill the gaps. At the end, only the longest CTA of the last head
+is still running. If the longest CTAs of all heads start first, a few short CTAs are still running
+at the end. A CTA that computes several tiles counts as several CTAs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from flashsmith.families import Problem
 from flashsmith.families.split_keys import tiles_to_split
 from flashsmith.families.tile_work import TileWork
 
-# The time in which not all SMs have work, if the longest tiles start first; its unit is the time of
-# the shortest tile.
+# How long some SMs have no work at the end if the longest tiles start first, in multiples of the
+# time of the shortest tile.
 _TAIL = 3.0
 
 
@@ -53,8 +53,8 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
             shares = mean / work.parts, -(-longest // work.parts)
             cycles = _uneven_cycles(part, *shares, ctas * work.parts, blocks * work.parts, sm_count)
         else:
-            # Only the last and shortest tiles would be split, so the gain is within the error of
-            # the model.
+            # Splitting would affect only the last and shortest tiles, so its gain is smaller than
+            # the error of the model.
             cycles = _uneven_cycles(work, mean, longest, ctas, blocks, sm_count)
     else:
         if problem.window is not None:
@@ -68,8 +68,8 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
 
 
 def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
-    """The schedule of CTAs that keep a block of keys, and step over the queries of a group of
-    heads."""
+    """The schedule of CTAs each of which keeps one block of keys, and loops over the queries of a
+    group of heads."""
     blocks = -(-problem.seq_k // work.rows)
     ctas = problem.batch * problem.heads_k * blocks
     if ctas == 0 or problem.seq_q == 0:
@@ -88,11 +88,11 @@ def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSch
 
 
 def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest: int) -> float:
-    """The number of steps of all blocks of keys of one head.
+    """The number of steps that one head's blocks of keys take together.
 
-    As many queries see the last block as it has keys. Each earlier block is visible to one
-    more block of queries, up to all of them. Rounding up to whole steps adds about half a step per
-    block.
+    The number of queries that see the last block equals the number of its keys. Each earlier block
+    is visible to one more block of queries than the block after it, up to all queries. Rounding up
+    to whole steps adds about half a step per block.
     """
     growing = min(blocks, problem.seq_q // work.rows)
     seeing = work.rows * growing * (growing + 1) / 2
@@ -101,7 +101,7 @@ def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest
 
 
 def _steps_of_window(rows: int, keys: int, left: int) -> int:
-    """The number of steps of a CTA whose rows all see `left` keys before their own position."""
+    """The number of steps of a CTA each of whose rows sees `left` keys before its own position."""
     return -(-(left + rows) // keys) + 1
 
 
@@ -129,7 +129,7 @@ def _uneven_cycles(
 
 
 def _causal_steps(rows: int, keys: int, problem: Problem, blocks: int) -> float:
-    """The number of steps of all blocks of `rows` rows of Q of one head.
+    """The number of steps that one head's blocks of queries, of `rows` rows each, take together.
 
     Block i sees (i + 1) * rows + seq_k - seq_q keys (none if this is negative); the last block sees
     all keys. Rounding up to whole steps adds the average remainder of an arithmetic sequence to

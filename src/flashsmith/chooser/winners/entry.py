@@ -23,7 +23,7 @@ from flashsmith.printable import quoted
 # Times (in milliseconds) and TFLOP/s must be in this range. No measurement is outside it, and all
 # products and ratios of numbers in it are finite.
 SMALLEST, LARGEST = 1e-12, 1e12
-# This many configs of a ranking are kept, whatever their shapes.
+# The number of the fastest configs of a ranking that are kept whatever their tile shapes.
 KEPT = 8
 # An entry in a file may have at most this many configs; the tuner keeps a few dozen, the best of
 # every shape.
@@ -34,8 +34,8 @@ MOST_CHARACTERS_OF_A_TIME = 100
 
 
 def time_of(environment: Mapping[str, Any]) -> str:
-    """When figures with this environment were measured; '' if 'time' is missing or is not a short
-    text."""
+    """The time at which figures with this environment were measured; '' if 'time' is missing or is
+    not a short text."""
     time = environment.get("time")
     return time if is_name(time, MOST_CHARACTERS_OF_A_TIME) else ""
 
@@ -84,7 +84,7 @@ class RankedConfig:
 
 @dataclass(frozen=True)
 class Entry:
-    """One problem that was measured and its configs, at least one, fastest first.
+    """A problem that was measured, with one or more configs, fastest first.
 
     The key stands for a bucket of many problems. The times were measured on only one of them,
     ``problem``.
@@ -122,9 +122,9 @@ class Entry:
     def beside(self, older: Entry | None) -> Entry:
         """This entry, plus the figures of ``older`` for families that this entry does not have.
 
-        ``older`` has the same place().
+        ``older`` must be None or an entry with the same place().
 
-        So measuring one family again leaves the figures of other families.
+        So measuring one family again does not remove the figures of other families.
         """
         if older is None or older.families <= self.families:
             return self
@@ -133,9 +133,10 @@ class Entry:
 
     @property
     def place(self) -> tuple[WinnerKey, tuple[int, int, int]]:
-        """What identifies an entry in a table.
+        """The place of the entry in a table, which identifies it: its key and its measured sizes.
 
-        The key is not enough, since one bucket may have entries for the lengths 1536 and 2048.
+        The key alone is not enough, since one bucket may have separate entries for the lengths 1536
+        and 2048.
         """
         return self.key, self.sizes
 
@@ -152,8 +153,9 @@ def worth_keeping(ranked: Sequence[RankedConfig]) -> list[RankedConfig]:
     """The configs of a ranking (fastest first) to keep: the best KEPT and the best of every tile
     shape. Deterministic kernels and the others are ranked separately.
 
-    A shape that is slow here may be the fastest with more or fewer CTAs per SM. A look-up for
-    another size compares the shapes again, so they must be there. So must deterministic kernels.
+    A shape that is slow on this problem may be the fastest with more or fewer CTAs per SM. A
+    look-up for another size compares the shapes again, so the table must have them. It must have
+    deterministic kernels too.
     """
     kept = list(ranked[:KEPT])
     shapes = {_shape(one) for one in kept}
@@ -169,8 +171,8 @@ def _shape(one: RankedConfig) -> tuple[object, ...]:
     """The properties that distinguish tile shapes: family, rows, threads, and whether it is
     deterministic.
 
-    Rows are rows of queries; if CTAs do not own queries, of queries and keys. A config that
-    can no longer be parsed is a shape of its own.
+    Rows are rows of queries; if CTAs do not own queries, of queries and keys. A config that can no
+    longer be parsed counts as a separate shape.
     """
     try:
         config = parse_kernel_name_into_config(one.config)

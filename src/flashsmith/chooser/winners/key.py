@@ -27,9 +27,9 @@ class WinnerKey:
     """The key of an entry. Its sizes are buckets, not exact sizes.
 
     gpu: the name that gpu_name() returns. arch: the architecture; 90 is sm_90. dtype: 'fp16' or
-    'bf16'. d_head: the head dimension for which the kernels are compiled. semantics: the class, as
-    kind_class() gives it. seq_q, seq_k, batch_heads: the buckets of sizes_of(). d_v: the head
-    dimension of v if the kernels have another one for it; otherwise 0.
+    'bf16'. d_head: the head dimension for which the kernels are compiled. semantics: the class of
+    the problem, as kind_class() writes it. seq_q, seq_k, batch_heads: the buckets of sizes_of().
+    d_v: the head dimension of v for kernels that are compiled for two widths; otherwise 0.
 
     Raises:
         ValueError: a field has the wrong type, a name is not printable or too long, a number is out
@@ -88,7 +88,7 @@ class WinnerKey:
 
     @property
     def element(self) -> DType:
-        """The dtype in the form that configs have."""
+        """The dtype as configs store it."""
         return DType.parse(self.dtype)
 
     @property
@@ -115,20 +115,20 @@ def is_name(value: object, most: int) -> TypeGuard[str]:
 
 
 def bucket(size: int) -> int:
-    """The power of two that is nearest to ``size`` on a logarithmic scale: 2048 for 1536, 8192 for
-    10000."""
+    """The power of two that is nearest to ``size`` on a logarithmic scale: 2048 if ``size`` is
+    1536, 8192 if it is 10000."""
     return int(2 ** round(math.log2(max(1, size))))
 
 
 def sizes_of(problem: Problem) -> tuple[int, int, int]:
     """The sizes by which the entry of a problem is found: rows of queries, keys, and batch x heads.
 
-    Over a cache, the query heads of a group are rows of one tile. So rows are the group's rows, and
-    heads are K/V heads. For 32 query heads, the best height of a tile differs between 8 and 1
-    K/V heads.
+    Over a cache, the query heads of a group are rows of the same tile, so rows are counted per
+    group, and heads are K/V heads. They must be distinguished: for 32 query heads, the best height
+    of a tile is different with 8 K/V heads and with 1.
     """
     p = problem
-    # A table may hold problems of operations that are not installed here.
+    # A table may contain problems of operations whose packages are not installed.
     operation = known_operation(p.operation)
     if operation is not None and operation.has_pages and p.heads_k:
         return p.seq_q * (p.heads_q // p.heads_k), p.seq_k, p.batch * p.heads_k

@@ -6,19 +6,20 @@ The distance is a sum in octaves (doublings of a size):
   octaves for batch x heads.
 - Semantics: 3 for other gradients, 6 for packed, 8 for softcap, 10 for another mask (5 between
   causal and a window). Dtype: 4 for the other one.
-- Windows: half an octave if one has twice as many keys. If the problem does not give the size of
-  its window, 2 for an entry with a given size.
+- Windows: half an octave if one window has twice as many keys as the other. If the problem does not
+  give the size of its window, 2 for an entry with a given size.
 - GPU: 20 for another GPU of the same architecture, or 1.5 if it has the same number of SMs. To
   this, the octaves between the numbers of SMs and between the sizes of the L2 are added, so that
   the most similar GPU is nearest.
 
 The sizes of an entry are the measured problem's. Entries with exactly the key of the problem
-come first. Operation, d_head and architecture must be the same. The same holds for whether only dq
-is needed, since that needs other kernels. The distances for another class are so large that such an
-entry is used only if the class of the problem was not measured, or only at very different sizes. A
-GPU with the same number of SMs adds little, so that the table of a sister GPU is used if a GPU's
-own table has few problems. On an H100, the configs chosen from the table of the H200 were at most
-1.3% slower than the fastest of 16 kernels.
+come first. Operation, d_head and architecture must be the same. An entry and a problem must also
+agree in whether only dq is needed, since other kernels compute only dq. The distances for another
+class are so large that an entry of another class is used only if the problem's class was not
+measured, or was measured only at very different sizes. Another GPU with the same number of SMs adds
+only a small distance, so that the table of such a sister GPU is used if a GPU's own table has few
+problems. On an H100, the configs chosen from the table of the H200 were at most 1.3% slower than
+the fastest of 16 kernels.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ LoggedSizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
 
 
 class NearEntry(NamedTuple):
-    """An entry, its distance from the problem in octaves, and how its kind differs from the
-    problem's kind ('' if they are equal).
+    """An entry, its distance from the problem in octaves, and a text that says how the entry's kind
+    differs from the problem's kind ('' if the kinds are equal).
 
     ``exact``: whether the entry has the key of the problem.
     """
@@ -134,8 +135,8 @@ def _logs(sizes: LoggedSizes) -> tuple[float, float, float]:
 
 @lru_cache(maxsize=1024)
 def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
-    """The words in which an entry's kind differs from the wanted kind, and the distance that this
-    adds."""
+    """A text that says how an entry's kind differs from the wanted kind, and the distance that the
+    differences add."""
     kind_there, kind_here = parse_class(measured.semantics), parse_class(wanted.semantics)
     there, here = kind_there.semantics, kind_here.semantics
     differences = []
@@ -155,8 +156,8 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
     if len({there.mask, here.mask}) > 1:
         differences.append((_mask_words(there), _mask_cost(there, here)))
     keys = kind_there.window_keys, kind_here.window_keys
-    # An entry for any window is suitable for every window; an entry of exactly the problem's class
-    # is preferred.
+    # An entry that names no window size adds no distance: it is suitable for a window of any size.
+    # Among entries with the key of the problem, one with the problem's window size is preferred.
     if keys[0] and not keys[1]:
         differences.append((f"with windows of {keys[0]} keys", ONE_WINDOW))
     elif all(keys) and keys[0] != keys[1]:
@@ -166,7 +167,8 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
 
 @lru_cache(maxsize=1024)
 def _cost_of_gpu(gpu: str, device: DeviceSpec) -> float:
-    """The distance that another GPU adds, from the figures of both GPUs that matter for kernels."""
+    """The distance that a measurement on another GPU adds. It is computed from those figures of
+    both GPUs that matter for kernels."""
     if same_gpu(gpu, device.name):
         return 0.0
     try:

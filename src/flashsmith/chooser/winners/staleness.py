@@ -13,7 +13,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Family, family_named
 from flashsmith.pluralize import pluralize
 
-# Figures have this many digits of the hash of the sources.
+# Figures store this many digits of the hash of the sources.
 DIGITS = 12
 _PREFIX = "csrc "
 _HASH = re.compile(r"[0-9a-f]{1,64}")
@@ -30,8 +30,8 @@ def measured_sources(environment: Mapping[str, Any]) -> str:
 def is_of_other_sources(environment: Mapping[str, Any], family: str) -> bool:
     """Whether a figure was measured with CUDA sources that differ from the installed ones.
 
-    False if its sources are unknown, or are known to compile to the same kernels. True if the
-    family is not installed.
+    False if the figure's sources are unknown, or are known to compile to the same kernels as the
+    installed ones. True if the family is not installed.
     """
     measured, here = measured_sources(environment), _whole_hash(family)
     return bool(measured) and not (here and measured in _as_good_as(family, here))
@@ -41,8 +41,8 @@ def remarks(entries: Iterable[Entry]) -> list[str]:
     """Remarks on the entries whose best figure was measured with other CUDA sources.
 
     These entries are still used, because most changes of the sources do not change which kernel is
-    fastest. If there are several versions of the sources, they are counted for each family but not
-    named, since a table may have many.
+    fastest. If the entries were measured with several versions of the sources, the versions are
+    counted for each family but not named, since a table may have many.
     """
     best = [entry.best for entry in entries]
     found = [one for one in best if is_of_other_sources(one.environment, one.family)]
@@ -89,8 +89,8 @@ def _whole_hash(family: str) -> str:
 
 @cache
 def _hash_of(family: Family) -> str:
-    # The key of the cache is the Family itself, since another one may be registered later under its
-    # name.
+    # The key of the cache is the Family itself, since another Family may be registered later under
+    # the same name.
     return source_hash(family.name)
 
 

@@ -27,7 +27,7 @@ def shipped_files() -> list[Path]:
 
 def user_table_path() -> Path | None:
     """The path of the user's table: FLASHSMITH_TABLE, else in the user's data folder; None if there
-    is no home folder, and in a copy that brings its kernels along."""
+    is no home folder, or in a self-contained copy of flashsmith."""
     chosen = env.TABLE.raw()
     if chosen is not None:
         path = Path(chosen)
@@ -64,7 +64,7 @@ def require_user_table_path() -> Path:
 def is_there(path: Path) -> bool:
     """Whether a path exists.
 
-    Also True if this cannot be found out, since reading the path then fails as well.
+    Also returns True if the system cannot say, since reading the path then fails with the error.
     """
     try:
         os.lstat(path)
@@ -111,15 +111,15 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
         except BaseException:
             os.unlink(beside)
             raise
-    except (OSError, ValueError) as error:  # ValueError: no file can have this path
+    except (OSError, ValueError) as error:  # ValueError: the path is not valid for any file
         if not is_from_system(error):
             raise
         raise TableError(f"{path}: cannot be written: {error}") from error
 
 
 def json_lines(data: Mapping[str, Any]) -> str:
-    """A mapping as JSON with each item of its values on a line, so that a change of one entry
-    changes one line."""
+    """A mapping as JSON in which each item of the mapping's values is on a line, so that a change
+    of one entry changes one line."""
     members = (f"{json.dumps(name)}: {_a_line_each(value)}" for name, value in data.items())
     return "{\n" + ",\n".join(members) + "\n}\n"
 

@@ -30,13 +30,13 @@ from flashsmith.families.gpu_names import same_gpu
 from flashsmith.printable import printable, quoted
 from flashsmith.system_errors import is_from_system
 
-# Increased if an older version would misunderstand a table.
+# Increased when the format changes so that an older version would misunderstand a table.
 SCHEMA = 1
 
 PREFERENCES = ("newer", "faster")
-# Whether a record of a table's JSON is wanted; None: all are.
+# Says whether a record of a table's JSON is wanted; None means that all records are.
 RecordFilter = Callable[[Any], bool] | None
-# At most this many notes on ignored entries are kept; further notes are only counted.
+# At most this many notes on ignored entries are kept; any further ignored entries are only counted.
 MOST_NOTES = 200
 # How many seconds to wait for the lock of a table; a process holds it while it reads and writes the
 # table once.
@@ -47,8 +47,8 @@ class WinnersTable:
     """The entries of a table, at most one for each place: a key and the sizes of the measured
     problem (Entry.place).
 
-    ``notes`` says what was ignored when the table was read, and why. ``versions`` are the versions
-    of the files that were read; see storage.file_version().
+    ``notes`` says which parts were ignored when the table was read, and why. ``versions`` are the
+    versions of the files that were read; see storage.file_version().
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class WinnersTable:
 
     @classmethod
     def load(cls, path: Path | str, only: RecordFilter = None) -> WinnersTable:
-        """The table in a file. Unusable parts are left out and noted. ``only``: leave out the
-        records for which this is false.
+        """The table in a file. Unusable parts are left out and noted. ``only`` is a filter: records
+        for which it is false are left out.
 
         Raises TableError if the file cannot be read, is not a table, or has another schema.
         """
@@ -96,8 +96,8 @@ class WinnersTable:
 
     @classmethod
     def merged(cls, only: RecordFilter = None) -> WinnersTable:
-        """The shipped tables, in which the user's entries replace shipped ones. ``only``: leave out
-        the shipped records for which this is false.
+        """The shipped tables, in which the user's entries replace shipped ones. ``only`` is a
+        filter: shipped records for which it is false are left out.
 
         Shipped figures of families that the user did not measure are kept.
         """
@@ -234,7 +234,8 @@ class WinnersTable:
 
         With 'newer', the entry that was measured later is better, at equal times the one of
         ``other``. With 'faster', the entry whose best config has more TFLOP/s is better, in any
-        environment. If only one of two entries has figures of a family, these are kept.
+        environment. If only one of the two entries has figures of a family, these figures are kept
+        in any case.
         """
         if prefer not in PREFERENCES:
             raise ArgumentError(f"prefer={quoted(prefer)}: allowed are {', '.join(PREFERENCES)}")
@@ -280,7 +281,8 @@ def _wins(entry: Entry, mine: Entry, prefer: str) -> bool:
 
 
 def _joined(paths: Sequence[Path], only: RecordFilter = None) -> WinnersTable:
-    """All files' entries; later files replace earlier ones, and unusable files become notes."""
+    """One table with the entries of all files. Entries of later files replace those of earlier
+    ones, and an unusable file becomes a note."""
     table = WinnersTable()
     for path in paths:
         try:
@@ -307,13 +309,13 @@ def update_table(path: Path, change: Callable[[WinnersTable], Any]) -> WinnersTa
     cannot read is never overwritten.
     """
     if is_there(path):
-        WinnersTable.load(path)  # before a lock file is created next to a file that is no table
+        WinnersTable.load(path)  # Fails before a lock file is created if the file is no table
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = wait_for_lock(
             path.with_name(path.name + ".lock"), patience=LOCK_PATIENCE, waiting=lambda _: None
         )
-    except (OSError, ValueError) as error:  # ValueError: no file can have this path
+    except (OSError, ValueError) as error:  # ValueError: the path is not valid for any file
         if not is_from_system(error):
             raise
         raise TableError(f"{path}: cannot be locked: {error}") from error
@@ -354,11 +356,11 @@ def join_winners(
 ) -> None:
     """Enters what was measured into the table at ``path``, and keeps other figures for the problem.
 
-    Figures that were not measured again are kept if they have the environment of the new figures.
-    Otherwise they stay only until the best config of the old entry is measured again. If the table
-    has no entry for the problem, the same is done with the entry of ``shipped``, which the new
-    entry would hide. The configs in ``wrong`` are removed. If the existing entry is newer than
-    ``ranked``, only this is done.
+    Figures that were not measured again are kept if their environment is that of the new figures.
+    Figures from another environment are kept only until the best config of the old entry is
+    measured again. If the table has no entry for the problem, the same is done with the entry of
+    ``shipped``, which the new entry would hide. The configs in ``wrong`` are removed. If the
+    existing entry is newer than ``ranked``, removing these configs is all that is done.
 
     Raises TableError, and the errors of WinnersTable.add.
     """
@@ -382,7 +384,7 @@ def join_winners(
 
 
 def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entry | None:
-    """The entry that a table has at exactly the place of a problem."""
+    """The entry whose place in the table is exactly that of the problem; None if there is none."""
     place = WinnerKey.of(problem, device), sizes_of(problem)
     return next((entry for entry in table if entry.place == place), None)
 
@@ -390,7 +392,7 @@ def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entr
 def _untried(
     older: Entry, ranked: Sequence[RankedConfig], wrong: Collection[str]
 ) -> list[RankedConfig]:
-    """The figures of an entry that a new ranking does not replace."""
+    """Those figures of the older entry that the new ranking does not replace."""
     tried = {one.config for one in ranked} | set(wrong)
     environments = [_undated(one.environment) for one in ranked]
     return [

@@ -1,4 +1,4 @@
-"""What can be wrong with an entry of a table."""
+"""Finds what is wrong with an entry of a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashsmith.families.gpu_names import same_gpu
 
 # No GPU has a dense 16-bit peak as high as this, so a time that would mean more TFLOP/s is wrong.
 IMPOSSIBLE_TFLOPS = 5000.0
-# A figure may change by this share because it is rounded in a file.
+# Rounding in a file may change a figure by at most this share.
 TOLERANCE = 0.01
 
 
@@ -24,8 +24,8 @@ def problems_of(entry: Entry) -> Iterator[str]:
 
 
 def device_of(key: WinnerKey) -> DeviceSpec | None:
-    """The known GPU that a key names; if there is none, one of its architecture; None if that is
-    unknown too."""
+    """The known GPU that a key names; if there is none, one of its architecture; None if no GPU of
+    that architecture is known either."""
     for wanted in (key.gpu, key.arch):
         try:
             return device_spec(wanted)
