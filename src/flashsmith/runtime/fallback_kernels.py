@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from flashsmith import env
 from flashsmith.builder import built_kernels, cache_stamp, installed_package
@@ -23,12 +24,27 @@ from flashsmith.families import (
 )
 from flashsmith.runtime.arguments import check_fit
 from flashsmith.runtime.libraries import Key, LoadedKernel, LoadedKernels
-from flashsmith.runtime.request import Request
 
 _log = logging.getLogger("flashsmith")
 
 # The maximum number of cached fallback kernels; all are dropped when the number is reached.
 MOST_CALLS = 1024
+
+
+class Asked(Protocol):
+    """What a kernel must compute: a Request, or the same properties of a call that has no tensors
+    yet."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def suits_tma(self) -> bool:
+        """Whether TMA can copy the tensors."""
+
+    @property
+    def deterministic(self) -> bool: ...
+
 
 # Picks the best of the given configs for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
@@ -52,7 +68,7 @@ class FallbackKernels:
         self,
         loaded: LoadedKernels,
         wanted: Key,
-        request: Request,
+        request: Asked,
         device: DeviceSpec,
         pick: Pick,
         may_build: Callable[[], bool],
@@ -128,12 +144,12 @@ class FallbackKernels:
 fallback_kernels = FallbackKernels()
 
 
-def _call(wanted: Key, request: Request) -> _Call:
+def _call(wanted: Key, request: Asked) -> _Call:
     return wanted, request.problem, request.suits_tma, request.deterministic
 
 
 def _best_built(
-    loaded: LoadedKernels, request: Request, device: DeviceSpec, pick: Pick
+    loaded: LoadedKernels, request: Asked, device: DeviceSpec, pick: Pick
 ) -> LoadedKernel | None:
     serving = _serving(request, device)
     while serving:
@@ -145,7 +161,7 @@ def _best_built(
     return None
 
 
-def _serving(request: Request, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
+def _serving(request: Asked, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
     """The built configs that can serve a request, each with the semantics of the kernel to use: the
     required semantics if such a kernel is built, else those of the general-edge kernel."""
     serving: dict[KernelConfig, Semantics] = {}
