@@ -78,7 +78,7 @@ class MmaSyncFamily(Family):
     def adapt_to_program(
         self, cfg: FlashForwardKernelConfig, semantics: Semantics
     ) -> FlashForwardKernelConfig:
-        # There is one list of K/V blocks for each Q block of each head.
+        # A list is for one Q block of one head, so tiles must not split keys or pack several heads.
         return replace(cfg, split_keys=0, pack_gqa=False) if has_lists(semantics) else cfg
 
     def kernels_to_build(self) -> Sequence[FlashForwardKernelConfig]:

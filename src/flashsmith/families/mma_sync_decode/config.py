@@ -432,8 +432,8 @@ class FlashDecodeKernelConfig(KernelConfig):
         statistics of the warps, and where the states of a run are stored. With own_rows: the row
         statistics of the first subtree of a run, and the sums that do not fit in registers. If
         warps have their own columns: the row statistics and two shares of the scores."""
-        # Queries that stay in registers reach them through the last stage, so they need no shared
-        # memory.
+        # With own_rows, queries are copied to registers through the last stage and need no separate
+        # shared memory.
         queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
         streamed = self._streamed_bytes + self.other_sums_bytes
         statistics = self.n_warps * self.B_r * _STATISTICS_BYTES
