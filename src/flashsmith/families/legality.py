@@ -45,8 +45,8 @@ def compiled_d_head(d: int) -> int:
 
 
 def d_head_for(problem: Problem) -> HeadDims:
-    """The smallest d_head of the kernels for a problem's operation that is at least the problem's
-    d. If the problem's d_v differs from d, the smallest sufficient pair of widths.
+    """The smallest d_head, among the kernels for a problem's operation, that is at least the
+    problem's d. If the problem's d_v differs from d, the smallest sufficient pair of widths.
 
     Raises:
         ArgumentError: there is no such kernel.

@@ -74,8 +74,8 @@ class _Search:
     ) -> Iterator[tuple[Changes, AnyConfig]]:
         """Yields the legal configs that differ from `cfg` in `left` knobs among `free`.
 
-        `broken` are the rules that `cfg` breaks, `made` the changes so far. Changes that contain
-        smaller sufficient changes, in `known` or otherwise, are left out.
+        `broken` are the rules that `cfg` breaks, `made` the changes so far. Changes that contain a
+        smaller set of sufficient changes, such as one in `known`, are left out.
         """
         if any(changes <= made for changes in known):
             return

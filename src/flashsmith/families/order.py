@@ -27,7 +27,8 @@ O_BY_SUM = "o = O (w / sum)"
 
 
 def outgrown(log2_growth: int) -> str:
-    """Describes an offset that changes only when the row's maximum has grown too much."""
+    """Describes an offset that is an older maximum of the row and stays until the row outgrows
+    it."""
     return f"an older maximum, until the row outgrows it by its weight or 2^{log2_growth}"
 
 

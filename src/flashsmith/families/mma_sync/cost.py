@@ -105,8 +105,8 @@ def _step_cycles(
 
 
 def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool = True) -> float:
-    """Bytes that a warp reads from shared memory per step. With ``conflicts``, each read counts as
-    often as bank conflicts repeat it."""
+    """Bytes that a warp reads from shared memory per step. With ``conflicts``, the bytes are
+    multiplied by the number of conflicting accesses to a bank."""
     read = float(tile_bytes)
     if cfg.Q_mma_load_K_tiles:
         read += cfg.rows_per_warp * cfg.d_head * cfg.dtype.element_size
