@@ -8,31 +8,31 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.tile_work import rates_of
 from flashsmith.operations.problem import Problem
 
-# All SMs together add fp32 dq in the L2 at this share of the rate at which they load from it;
+# All SMs together add fp32 dq to the L2 at this share of the rate at which they load from the L2;
 # measured on an H200.
 _SHARE_OF_L2 = 0.43
-# Milliseconds from the end of one launch to the first work of the next; the same time passes before
-# the first work.
+# Milliseconds between the end of one launch and the first work of the next one, and also before the
+# first work of a call.
 _LAUNCH_MS = 0.003
 _NORM = 4.0
 _FLOAT_BYTES = 4
 
 
 def reduced_per_clock(device: DeviceSpec) -> float:
-    """How many bytes of fp32 sums an SM adds per clock in the L2 while all SMs do this."""
+    """The bytes of fp32 sums that an SM adds to the L2 per clock while all SMs do so."""
     return _SHARE_OF_L2 * rates_of(device).l2
 
 
 def joined(bounds: Sequence[float]) -> float:
-    """The cycles of several kinds of work that overlap on an SM: the cycles of the longest, and a
-    small share of the others."""
+    """The cycles that overlapping kinds of work take on an SM: those of the longest kind plus a
+    small share of those of the others."""
     return float(sum(bound**_NORM for bound in bounds) ** (1 / _NORM))
 
 
 def helpers_ms(problem: Problem, device: DeviceSpec, sums_dq: bool) -> float:
-    """Milliseconds for the launches before and after the main kernel, with the gaps between
-    launches. The launches before it compute D for all rows. If dq is summed in fp32, they also set
-    it to zero, and a launch after it converts it."""
+    """Milliseconds for the launches before and after the main kernel, including the gaps between
+    launches. The launches before it compute D for all rows. If dq is summed in fp32, they also zero
+    the sums, and a launch after the main kernel converts the sums to the dtype."""
     element = problem.dtype.element_size
     moved = 2 * element  # For do and o
     if sums_dq:

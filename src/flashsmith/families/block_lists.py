@@ -1,4 +1,4 @@
-"""The kernels that list, for the mask of a program, the blocks to visit.
+"""The kernels that write lists of the blocks in which a program's mask shows any key.
 
 See csrc/common/block_lists.cuh.
 """
@@ -11,13 +11,14 @@ from flashsmith.semantics.compiled import Semantics
 
 
 def has_lists(semantics: Semantics) -> bool:
-    """Whether kernels of these semantics visit listed blocks."""
+    """Whether kernels of these semantics visit only the blocks in such lists."""
     program = semantics.caller_program
     return program is not None and program.mask is not None
 
 
 def list_templates(semantics: Semantics, prefix: str) -> Mapping[str, str]:
-    """The templates of the kernels that write lists, by role; none for kernels without lists."""
+    """The templates of the kernels that write the lists, by role; empty for semantics without
+    lists."""
     if not has_lists(semantics):
         return {}
     return {
@@ -27,12 +28,14 @@ def list_templates(semantics: Semantics, prefix: str) -> Mapping[str, str]:
 
 
 def query_list_templates(semantics: Semantics) -> Mapping[str, str]:
-    """The templates for a backward pass in which blocks of keys visit blocks of queries."""
+    """The list templates of a backward pass in which each block of keys visits blocks of
+    queries."""
     return _of_backward_pass(semantics, "queries")
 
 
 def key_list_templates(semantics: Semantics) -> Mapping[str, str]:
-    """The templates for a backward pass in which blocks of queries visit blocks of keys."""
+    """The list templates of a backward pass in which each block of queries visits blocks of
+    keys."""
     return _of_backward_pass(semantics, "keys")
 
 

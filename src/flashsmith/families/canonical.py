@@ -1,4 +1,5 @@
-"""canonical: the knob for kernels in which every row has the bits of one fixed order of operations.
+"""canonical: the knob for kernels that compute every row in one fixed order of operations, and so
+with fixed bits.
 
 docs/bits.md specifies the order, and csrc/common/canonical.cuh has the code that the kernels share.
 The tile of keys and the chunk depend on the head dimension and the architecture; B_c must be that
@@ -20,8 +21,8 @@ ORDER = f"canonical-{VERSION}"
 # The number of keys in a chunk; csrc/common/canonical_sizes.cuh has the same value.
 CHUNK = 4096
 _HOPPER = 90
-# With more columns, a tile has the same keys on all GPUs: two longer ones do not fit in shared
-# memory.
+# With more columns than this, a tile has the same number of keys on all GPUs, because two longer
+# tiles do not fit in shared memory.
 _MOST_COLUMNS, _SHORTEST = 256, 32
 
 
@@ -40,7 +41,7 @@ def canonical_tile(d: int, arch: int, d_v: int = 0) -> int:
 
 
 def tile_of(cfg: Any, arch: int) -> int:
-    """The canonical tile of a config's kernel on an architecture."""
+    """The number of keys in the canonical tile of a config's kernel on an architecture."""
     return canonical_tile(cfg.d_head, arch, getattr(cfg, "d_v", 0))
 
 
@@ -53,8 +54,8 @@ def version_of(cfg: Any) -> int:
 def emulated_arch(cfg: Any) -> int:
     """The architecture that the emulator uses for a config if none is given: the oldest of its
     family or, if the config is canonical, the oldest on which the canonical tile is its B_c.
-    Configs with chunk_warpgroups need sm_90, and so do the other kernels of a canonical row if it
-    is wide."""
+    Configs with chunk_warpgroups need sm_90. So do canonical configs with wide rows, because the
+    other kernels that compute such rows need it."""
     oldest = int(cfg.OLDEST_ARCH)
     is_of_oldest = not version_of(cfg) or cfg.B_c == tile_of(cfg, oldest)
     is_wide = bool(version_of(cfg)) and cfg.d_head > _MOST_COLUMNS
@@ -64,7 +65,8 @@ def emulated_arch(cfg: Any) -> int:
 
 
 def canonical_knob() -> Any:
-    """The knob. Its value is the version of the canonical order; 0: not canonical."""
+    """Declares the knob. Its value is the version of the canonical order, or 0 if the config is not
+    canonical."""
     return knob(
         "version of the canonical order of operations that rows' bits keep; 0: an order of its own",
         values=(0, VERSION),

@@ -18,9 +18,9 @@ from flashsmith.semantics.dtype import DType
 
 THREADS_PER_WARP = 32
 
-# The limits of one SM, from the CUDA occupancy rules. Some GPUs allow fewer threads or CTAs, but
-# there shared memory or registers are the tighter limit for every config. The exception is one tile
-# shape for d_head 32, which would have to use only 32 registers per thread.
+# The limits of one SM, from the CUDA occupancy rules. Some GPUs allow fewer threads or CTAs. This
+# can be ignored, because on these GPUs shared memory or registers limit every config more tightly.
+# The only exception would be one tile shape of d_head 32, if it used only 32 registers per thread.
 RESERVED_SMEM_PER_CTA = 1024
 REGISTERS_PER_SM = 65536
 REGISTERS_PER_THREAD_UNIT = 8
@@ -47,8 +47,7 @@ class KernelConfig:
         ArgumentError: a field has the wrong type or is out of range.
     """
 
-    # The name of the family, and the first compute capability on which its kernels run (80 for
-    # 8.0).
+    # The family's name, and the oldest compute capability on which its kernels run (80 for 8.0).
     FAMILY: ClassVar[str]
     OLDEST_ARCH: ClassVar[int]
     # The parts of a short form: the knobs in the tuple, the text after them, the first feature, and
@@ -67,7 +66,7 @@ class KernelConfig:
 
     @property
     def head_dims(self) -> HeadDims:
-        """The widths for which the kernel is compiled: d_head, or d_head and d_v."""
+        """The widths that the kernel is compiled for: d_head alone, or the pair d_head and d_v."""
         d_v = getattr(self, "d_v", 0)
         return HeadPair(self.d_head, d_v) if d_v else self.d_head
 
@@ -145,12 +144,12 @@ class KernelConfig:
     def to_ints(self) -> tuple[int, ...]:
         """The fields in order, as ints.
 
-        The class can be called with them to make the config again.
+        Calling the config class with these ints makes an equal config.
         """
         return tuple(int(getattr(self, knob.name)) for knob in fields(self))
 
     def with_knobs(self, **values: Any) -> Any:
-        """A copy of the config in which these knobs have other values, which are checked."""
+        """A copy of the config in which the named knobs have new values; the values are checked."""
         return replace(self, **values)
 
     # --- resources -------------------------------------------------------------------------------
@@ -166,7 +165,7 @@ class KernelConfig:
 
     @property
     def rows_per_warp(self) -> int:
-        """How many rows of Q one warp owns; the default is all rows of the tile."""
+        """The number of Q rows that one warp computes; by default all rows of the tile."""
         rows, _ = self.family.loop_tiles(self) or (1, 1)
         return rows
 
@@ -183,7 +182,7 @@ class KernelConfig:
         max_threads: int = MAX_THREADS_PER_SM,
         max_ctas: int = MAX_CTAS_PER_SM,
     ) -> dict[str, int]:
-        """For each resource of an SM, how many CTAs fit; the key is the resource's name.
+        """The number of CTAs that each resource of an SM allows, by the resource's name.
 
         Args:
             max_smem_bytes: bytes of shared memory of an SM.
@@ -219,8 +218,8 @@ class ForwardConfig(KernelConfig):
 
     @property
     def QK_steps(self) -> int:
-        """Steps of 16 columns in which Q K^T is computed. The last one of d_head 72 has 8
-        columns of zeros."""
+        """The number of 16-column steps in which Q K^T is computed. At d_head 72, the last 8
+        columns of the last step are zero padding."""
         return step_columns(self.d_head) // 16
 
 

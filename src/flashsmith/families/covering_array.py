@@ -13,11 +13,11 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family
 from flashsmith.families.legal_space import legal_completions
 
-# Two knobs with a value each.
+# A pair of knobs, each with one of its values.
 KnobPair = tuple[tuple[str, object], tuple[str, object]]
 
-# The number of uncovered pairs that are tried as the beginning of the next config; with more, the
-# set hardly becomes smaller.
+# The number of uncovered pairs that are tried as the start of the next config; trying more hardly
+# makes the set smaller.
 _SEEDS = 12
 
 
@@ -45,8 +45,8 @@ def cover(family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 
 
 def _without_idle(chosen: list[KernelConfig]) -> list[KernelConfig]:
-    """Leaves out configs whose pairs are all in other configs; the greedy search can choose such
-    configs."""
+    """Removes configs whose pairs all occur in other configs, since the greedy search may choose
+    redundant ones."""
     holders = Counter(pair for cfg in chosen for pair in knob_pairs(cfg))
     kept = []
     for cfg in chosen:
@@ -65,7 +65,7 @@ def knob_pairs(cfg: KernelConfig) -> list[KnobPair]:
 def _legal_pairs(family: Family, device: DeviceSpec) -> dict[KnobPair, None]:
     """The pairs that occur in legal configs.
 
-    This is a dict, since the order of a set differs between runs.
+    Returns a dict, because the order of a set differs between runs.
     """
     pairs: dict[KnobPair, None] = {}
     choices = family.covered_values
@@ -100,7 +100,7 @@ def _grow(
         def rank(value: object) -> tuple[int, int]:
             pairs = (pair_of(knob, value, other, getattr(cfg, other)) for other in settled)
             gain = sum(pair in open_pairs for pair in pairs)
-            # If several values cover equally many pairs, the one that was used least is chosen, for
+            # If several values cover equally many pairs, the one used least so far is chosen, for
             # variety.
             return (-gain, sum(getattr(known, knob) == value for known in chosen))
 
@@ -111,7 +111,8 @@ def _grow(
 
 
 def _with(family: Family, pair: KnobPair) -> KernelConfig:
-    """A config in which two knobs have these values; the values of other knobs mean nothing yet."""
+    """A config in which two knobs have the given values; its other knobs have arbitrary values that
+    are replaced later."""
     values = {knob: choices[0] for knob, choices in family.covered_values.items()} | dict(pair)
     config: KernelConfig = family.config_class(**values)
     return config

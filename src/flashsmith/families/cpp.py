@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CppNames:
-    """The names by which generated code and host code call a family's C++; family.csrc has the
-    sources.
+    """The names by which generated code and host code refer to a family's C++ code, whose sources
+    are in family.csrc.
 
     Args:
         config_header: the include path of the header with the struct of the config, such as

@@ -44,11 +44,11 @@ def _server(name: str, arch: int, sm_count: int, l2_mib: int) -> DeviceSpec:
 
 
 # The shared memory, threads, CTAs and registers of an SM are from the table of technical
-# specifications in the CUDA Programming Guide. Numbers of SMs and sizes of the L2 are from NVIDIA's
-# papers on the architectures (GA100, GA102, AD102, GH100, GB202 and RTX PRO Blackwell). For B200
-# and B300 they are from NVIDIA's tuning guide and Blackwell page. For A10G, H200 and GPUs with the
-# same chips, the driver has reported them. If only an architecture is given, the first GPU in this
-# list that has it is used.
+# specifications in the CUDA Programming Guide. Numbers of SMs and L2 sizes are from NVIDIA's
+# architecture whitepapers (GA100, GA102, AD102, GH100, GB202 and RTX PRO Blackwell). For B200 and
+# B300 they are from NVIDIA's tuning guide and Blackwell page. For A10G, H200 and GPUs with the same
+# chips, they are as the driver reports them. If only an architecture is given, the first GPU in
+# this list with that architecture is used.
 KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _ampere("A100", sm_count=108, l2_mib=40),
     _graphics("A10", 86, sm_count=72, max_ctas=16, l2_mib=6),
@@ -71,13 +71,13 @@ KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
 # Boards that have fewer SMs than others with the same name, from NVIDIA's data sheets.
 _SM_COUNT_OF_BOARD = {"h100pcie": ("H100 PCIe", 114)}
 
-# The device for legality and planning if there is no GPU and none is named.
+# The device for legality checks and planning when the machine has no GPU and no device is named.
 DEFAULT_DEVICE = KNOWN_DEVICES[0]
 
 
 def default_device(oldest_arch: int) -> DeviceSpec:
-    """The device that is used for legality and planning of kernels that need `oldest_arch`, if
-    there is no GPU and none is named."""
+    """The device for legality checks and planning of kernels that need `oldest_arch`, when the
+    machine has no GPU and no device is named."""
     return next(device for device in KNOWN_DEVICES if device.arch >= oldest_arch)
 
 

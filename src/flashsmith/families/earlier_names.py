@@ -49,7 +49,7 @@ def getter(module: str) -> Callable[[str], Any]:
             DeprecationWarning,
             stacklevel=2,
         )
-        # Relative, because a copy of the package may have another name.
+        # The import is relative, because a copy of the package may have another name.
         module_name = renamed.module.removeprefix("flashsmith.families")
         return getattr(import_module(module_name, __package__), renamed.name)
 

@@ -1,6 +1,8 @@
-"""Family: everything that differs between families of kernels; and the list of registered families.
+"""Family: the class that holds everything that differs between families of kernels; and the
+registry of families.
 
-All other code gets this from `cfg.family`. docs/add-a-family.md builds a family step by step.
+All other code accesses a config's family as `cfg.family`. docs/add-a-family.md builds a family step
+by step.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ from flashsmith.semantics.dtype import DType
 ENTRY_POINT_GROUP = "flashsmith.families"
 # A C identifier in lower case, because it is the name of a source folder and occurs in manifests.
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
-# The key of a set or a search space. It cannot be confused with a path, 'B_r,B_c' or a short form.
+# The pattern of a key of a set or a search space, which excludes paths, 'B_r,B_c' and short forms.
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
-# Keys that stand for the sets or search spaces of all families.
+# Keys that stand for all families' sets or search spaces together.
 _RESERVED_KEYS = {"all", "both", "known"}
 _CSRC = Path(__file__).parents[1] / "csrc"
 
@@ -104,7 +106,7 @@ class Family:
     of the family.
     """
 
-    # The class of its configs; FAMILY in it is the name of the family.
+    # The class of the family's configs; its attribute FAMILY is the family's name.
     config_class: Any
     # The family in a few words, such as 'mma.sync'.
     title: str
@@ -114,22 +116,23 @@ class Family:
     rules: tuple[Rule, ...] = ()
     # When a partial config is completed, these knobs are chosen first; many rules depend on them.
     choose_first: tuple[str, ...] = ()
-    # The only values of some knobs that are tried to correct an illegal config; of other knobs all
-    # values are tried.
+    # The values of some knobs to which the search for a legal config is restricted; all values of
+    # other knobs are tried.
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    # The folder with the C++ sources, which has the name of the family. Include paths begin with
-    # this name. The .cc files in the folder are compiled into every library.
+    # The folder with the C++ sources, named like the family. Include paths begin with this name.
+    # The .cc files in the folder are compiled into every library.
     csrc: Path
-    # The names that these sources define.
+    # The C++ names that these sources define.
     cpp: CppNames
-    # The suffix of the target for which it is compiled, such as 'a' for sm_90a, if it uses
-    # instructions specific to an architecture.
+    # The suffix of the compilation target, such as 'a' for sm_90a, if the kernels use
+    # architecture-specific instructions.
     target_suffix: str = ""
     # Whether tensors must be suitable for TMA, which excludes strides of 0 or less.
     needs_tma: bool = False
     # Whether a CTA may compute several tiles one after the other.
     persistent: bool = False
-    # Whether kernels that spill are too slow; such kernels are then neither measured nor shipped.
+    # Whether a kernel of this family that spills is so slow that it is neither measured nor
+    # shipped.
     must_not_spill: bool = False
     # The key of the search space in `flashsmith tune`; '' if there is none.
     space_key: str = ""
@@ -148,22 +151,23 @@ class Family:
 
     @cached_property
     def knob_values(self) -> dict[str, tuple[Any, ...]]:
-        """For each knob, in the order of the fields, all values that it has in any legal config."""
+        """All values that each knob has in any legal config, by knob, in the order of the
+        fields."""
         return {knob.name: knob.metadata["values"] for knob in fields(self.config_class)}
 
-    # The pairs of widths for which there are kernels with a d_v.
+    # The pairs of widths for which there are kernels whose d_v may differ from d.
     pairs: tuple[HeadPair, ...] = ()
 
     @property
     def head_dims(self) -> tuple[HeadDims, ...]:
-        """All widths for which there are kernels."""
+        """All widths, single or paired, for which there are kernels."""
         return (*self.knob_values["d_head"], *self.pairs)
 
     @property
     def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
-        """The knob_values for a covering array: all except a `canonical` other than 0, which is
-        legal only on some GPUs, a `d_v` other than 0, which few values of d_head have, and values
-        of d_head whose tiles are those of another one, 72 and 80."""
+        """The knob_values for a covering array. It leaves out `canonical` values other than 0,
+        which are legal only on some GPUs, `d_v` values other than 0, which exist for few d_heads,
+        and the d_heads 72 and 80, whose tiles are those of another d_head."""
         values = self.knob_values
         widths = tuple(filter(is_whole, values["d_head"]))
         absent: dict[str, tuple[Any, ...]] = {
@@ -173,7 +177,7 @@ class Family:
 
     @cached_property
     def legal_space(self) -> LegalSpace:
-        """The space of its legal configs."""
+        """The rules and knob values that define the family's legal configs."""
         return LegalSpace(self.rules, self.knob_values, self.choose_first, self.repairs)
 
     def target_suffix_for(self, arch: int) -> str:
@@ -188,8 +192,8 @@ class Family:
         return {"main": self.cpp.kernel}
 
     def program_templates(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
-        """The kernel templates that plans of libraries with these semantics launch besides
-        kernel_templates()."""
+        """The kernel templates, in addition to kernel_templates(), that the plans of a library with
+        these semantics launch."""
         return {}
 
     def templates_for(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
@@ -197,18 +201,18 @@ class Family:
         return {**self.kernel_templates(cfg), **self.program_templates(cfg, semantics)}
 
     def runs_on(self, device: DeviceSpec) -> bool:
-        """Whether a device can have legal configs of this family."""
+        """Whether the family may have legal configs on a device."""
         if device.arch < self.oldest_arch:
             return False
         return all(rule.predicate(None, device) for rule in self.rules if not rule.knobs)
 
     def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
-        """Why the family has no kernel for a problem on a device; None if it has."""
+        """The reason why the family has no kernel for a problem on a device; None if it has one."""
         return None
 
     def gradients_of(self, cfg: Any) -> str:
-        """The value that a problem's `gradients` must have for the kernels of a config; '' if these
-        can compute any gradients."""
+        """The value of a problem's `gradients` that the kernels of a config require; '' if the
+        kernels can compute any gradients."""
         return ""
 
     def cache_of(self, cfg: Any) -> str:
@@ -219,19 +223,19 @@ class Family:
     def for_gradients(self, cfg: Any, gradients: str) -> Any:
         """The config for a problem that needs only these gradients.
 
-        `cfg` is for all gradients. The result leaves out the work for the others; in most families
-        it is `cfg` itself.
+        `cfg` computes all gradients. The returned config leaves out the work for gradients that are
+        not needed; in most families it is `cfg` itself.
         """
         return cfg
 
     def canonical(self, cfg: Any, device: DeviceSpec) -> Any:
-        """The legal config that computes the same as `cfg` in the canonical order: `cfg` itself if
-        it is canonical; None if there is no such config."""
+        """The legal config that computes what `cfg` computes, but in the canonical order; `cfg`
+        itself if it is canonical. None if there is no such config."""
         return None
 
     def order(self, cfg: Any, arch: int) -> Order | None:
-        """The order in which a kernel, compiled for an architecture, computes a row; None if the
-        family is of another operation than attention."""
+        """The order of operations in which a config's kernel, compiled for an architecture,
+        computes a row; None for families of operations other than attention."""
         return None
 
     def is_deterministic(self, cfg: Any) -> bool:
@@ -241,14 +245,14 @@ class Family:
     def adapt_to_queries(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Any:
         """The config for a problem.
 
-        `cfg` was chosen without regard to the number of queries. Sequences with few queries get the
-        same bits as from `cfg`.
+        `cfg` was chosen without regard to the number of queries. The replacement gives the same
+        bits as `cfg` for sequences with few queries.
         """
         return cfg
 
     def adapt_to_registers(self, cfg: Any, semantics: Semantics) -> Any:
-        """The replacement of a config whose kernel has too few registers for these semantics, if
-        nothing was measured for them; mostly `cfg` itself."""
+        """The config to use instead of `cfg` if `cfg`'s kernel has too few registers for these
+        semantics; mostly `cfg` itself. For semantics without measurements."""
         return cfg
 
     def has_more_arguments(self, cfg: Any) -> bool:
@@ -256,8 +260,8 @@ class Family:
         return False
 
     def adapt_to_program(self, cfg: Any, semantics: Semantics) -> Any:
-        """The config that replaces `cfg`, which was measured without a program, for semantics with
-        one. None if the family has no kernels for programs."""
+        """The config to use instead of `cfg`, which was measured without a program, for semantics
+        with a program. None if the family has no kernels for programs."""
         return None
 
     # --- which configs ---------------------------------------------------------------------------
@@ -267,21 +271,20 @@ class Family:
         return ()
 
     def block_size_set(self) -> Sequence[Any]:
-        """The configs from which the key 'B_r,B_c' selects."""
+        """The configs among which a key 'B_r,B_c' selects."""
         return ()
 
     def shipped(self) -> Sequence[tuple[Any, Semantics]]:
-        """The kernels that are shipped in any case, whatever the table of winners contains."""
+        """The kernels that are always shipped, whatever the table of winners contains."""
         return ()
 
     def candidates(
         self, dtype: DType, d_head: Any, device: DeviceSpec, masked: bool
     ) -> Sequence[Any]:
-        """The configs to consider if nothing was measured, in order of preference.
+        """The configs to choose from when there are no measurements, in order of preference.
 
-        d_head: a number or, for calls whose d_v is not d, a HeadPair, for which a family without
-        such kernels returns ().
-        masked: whether some rows see fewer keys than others.
+        d_head: a number, or a HeadPair for calls whose d_v differs from d. A family without kernels
+        for pairs returns () for a HeadPair. masked: whether some rows see fewer keys than others.
         """
         return ()
 
@@ -291,7 +294,7 @@ class Family:
         return ()
 
     def moves(self, cfg: Any) -> Iterable[Any]:
-        """The configs that are one step of the search away from `cfg`, without any filter."""
+        """All configs that are one search step away from `cfg`, unfiltered."""
         return ()
 
     def worth_searching(self, cfg: Any) -> bool:
@@ -299,8 +302,8 @@ class Family:
         return True
 
     def neighbours(self, cfg: Any) -> list[Any]:
-        """The configs that are one step of the search away, worth measuring, and legal on
-        roomiest_device(). If the config is canonical, they are too."""
+        """The configs that are one search step away from the config, worth measuring, and legal on
+        roomiest_device(). The neighbours of a canonical config are canonical."""
         found = dict.fromkeys(other for other in self.moves(cfg) if self.worth_searching(other))
         device, rules = self.roomiest_device, self.rules
         return [
@@ -312,34 +315,34 @@ class Family:
         ]
 
     def adapt_to_heads(self, cfg: Any, problem: Problem) -> Any:
-        """`cfg`, with its tiles changed if they are for another number of query heads per K/V head
-        than the problem has."""
+        """`cfg`, or a config with other tiles if those of `cfg` are for a different number of query
+        heads per K/V head than the problem's."""
         return cfg
 
     def pack_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
         """Legal variants of `cfg` in which the rows of a tile are the query heads of a group: first
-        without split keys, then with them. () if this would not save many tiles."""
+        without split keys, then with them. Returns () if packing would not save many tiles."""
         return ()
 
     def splits_keys(self, cfg: Any) -> bool:
-        """Whether a kernel may split tiles into parts of their keys, as the kernels of
+        """Whether the kernel of a config may split a tile's keys into parts, as the kernels of
         split_variants() do."""
         return False
 
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-        """Legal variants of `cfg` that split the keys of a tile into parts; () if there are enough
-        tiles to fill the device."""
+        """Legal variants of `cfg` that split the keys of a tile into parts; Returns () if the tiles
+        already fill the device."""
         return ()
 
     @cached_property
     def roomiest_device(self) -> DeviceSpec:
-        """The GPU with the most shared memory among the known GPUs on which the family runs."""
+        """The known GPU with the most shared memory among those on which the family runs."""
         served = [device for device in KNOWN_DEVICES if self.runs_on(device)]
         return max(served, key=lambda device: device.max_smem_per_block)
 
     def proof_configs(self, dtype: DType, d: Any) -> Sequence[Any]:
-        """A few configs for head dimension d, or for a HeadPair, that cover all features that a
-        proof should exercise."""
+        """A few configs, for head dimension d or a HeadPair, that together cover every feature that
+        proofs should exercise."""
         return ()
 
     # --- costs -----------------------------------------------------------------------------------
@@ -350,13 +353,12 @@ class Family:
     translation_seconds: float = 0.1
 
     def plan_costs(self, gpu: str) -> Sequence[float]:
-        """The figures of the cost model for the GPU with this name, as arguments of
-        flashsmith_set_plan_costs(), after which the C++ plans calls with them. () if
-        planning does not use a cost model."""
+        """The arguments of flashsmith_set_plan_costs() for the GPU with this name: the cost figures
+        with which the C++ code then plans calls. () if planning uses no cost model."""
         return ()
 
     def compile_cost(self, cfg: Any) -> float:
-        """How long a config takes to compile, relative to others; 1,000 is about 1.4 s."""
+        """The relative compile time of a config; 1,000 is about 1.4 s."""
         return 500.0
 
     def tile_work(
@@ -380,19 +382,19 @@ class Family:
         return (self.tile_work(cfg, device, registers, spill),)
 
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-        """Milliseconds that the launches of a call take that are not in loops()."""
+        """Milliseconds for those launches of a call that are not in loops()."""
         return 0.0
 
     def call_work(self, cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork | None:
-        """The work of a whole call, if the family's cost model does not count tiles of queries;
-        None if the time follows from tile_work."""
+        """The work of a whole call, for families whose cost model does not count tiles of queries;
+        None for families whose time follows from tile_work."""
         return None
 
     # --- descriptions ----------------------------------------------------------------------------
 
     def dividing_tiles(self, cfg: Any) -> dict[str, int]:
-        """The tile sizes, by knob; whole tiles need numbers of queries and of keys that are
-        multiples of them."""
+        """The tile sizes, by knob. All tiles are whole if the numbers of queries and keys are
+        multiples of these sizes."""
         return {}
 
     def smem_map(self, cfg: Any) -> Sequence[SmemRegion]:
@@ -414,7 +416,7 @@ class Family:
         return f"{registers} of 255"
 
     def multiplies_with(self, cfg: Any) -> tuple[str, ...]:
-        """The names of the ceilings in a roofline for the MMA instruction of the kernels."""
+        """The names of the roofline ceilings that apply to the kernels' MMA instruction."""
         return ()
 
     def loop_tiles(self, cfg: Any) -> tuple[int, int] | None:
@@ -422,8 +424,8 @@ class Family:
         loop."""
         return None
 
-    # Whether all loop steps of a launch do the same work, so that counters are proportional to
-    # their number.
+    # Whether all loop steps of a launch do the same work, so that performance counters are
+    # proportional to the number of steps.
     equal_steps: bool = False
 
 
@@ -440,7 +442,7 @@ _loading = threading.RLock()
 
 
 def register_family(family: Family, csrc: Path | None = None) -> Family:
-    """Registers a family, after which its configs can be parsed, built, run, proven and tuned.
+    """Registers a family, so that its configs can be parsed, built, run, proven and tuned.
 
     Args:
         family: an object whose config class has a FAMILY that is not registered yet.
@@ -512,7 +514,8 @@ def _check_knobs(config_class: Any) -> None:
             f"family: {', '.join(plain)} of {name} is not declared with knob(); declare every "
             "field with it"
         )
-    # Checked here and not by an abstract base class, so that registering fails, not the first use.
+    # Checked here rather than by an abstract base class, so that an incomplete class fails when it
+    # is registered and not when it is first used.
     if silent := [
         member
         for member in ("n_threads", "smem_bytes")
@@ -522,7 +525,7 @@ def _check_knobs(config_class: Any) -> None:
             f"family: {name} does not define {' and '.join(silent)}; give the threads of a CTA and "
             "the bytes of its dynamic shared memory"
         )
-    # The tuple has d_v in the place of d_head: '192:128'.
+    # The tuple shows d_v together with d_head: '192:128'.
     named = {
         *config_class.SHAPE,
         "d_v",
@@ -612,8 +615,8 @@ def load_installed_families() -> bool:
     Each entry point in the group flashsmith.families is a callable that registers families. Returns
     whether this call found any.
 
-    If one fails, this is logged once as a warning, and the others can be used. Errors about unknown
-    names mention it, by `installed_failures`.
+    If an entry point fails, the failure is logged once as a warning, and the other families can be
+    used. Errors about unknown names mention the failure, through `installed_failures`.
     """
     global _installed_are_loaded
     with _loading:
@@ -622,7 +625,7 @@ def load_installed_families() -> bool:
         # Set before loading, because an entry point may itself look up families or an operation.
         _installed_are_loaded = True
         if bundle.is_copy():
-            return False  # entry points register with the installed flashsmith
+            return False  # entry points register with the installed package, not with this copy
         # importlib.metadata takes longer to import than all of families.
         from importlib.metadata import entry_points
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-# Words that are left out. Drivers add some of them to a GPU's name ('RTX 6000 Ada Generation',
-# 'B300 SXM6 AC'). Others are about features that do not affect the speed of a kernel, such as the
-# size of the memory ('144G'; but '3g' is a MIG slice) and the cooling.
+# Words that are dropped from names. Drivers add some of them to a GPU's name ('RTX 6000 Ada
+# Generation', 'B300 SXM6 AC'). Others describe features that do not affect a kernel's speed, such
+# as the cooling and the size of the memory ('144G'; but '3g' is a MIG slice and is kept).
 _VENDOR = {"nvidia", "geforce", "tesla", "gpu", "generation", "ac"}
 _MEMORY = re.compile(r"\d+gb|\d{2,}g|hbm\d+e?|sxm\d*", re.IGNORECASE)
 _EDITION = re.compile(r"[\s_-]+(?:server|workstation)[\s_-]+edition$", re.IGNORECASE)
-# Words for the connection and cooling of a board: the clock differs, but mostly not the number of
-# SMs.
+# Words for a board's connection and cooling. Such boards differ in the clock, but rarely in the
+# number of SMs.
 _BOARD = {"pcie", "nvl", "max", "q", "liquid", "cooled"}
 _SPACES = re.compile(r"[\s_-]+")
 
@@ -59,15 +59,14 @@ def plain_name(text: str) -> str:
 
 
 def without_board(text: str) -> str:
-    """The same as plain_name(), also without the words for connection and cooling of a board:
-    'a100'."""
+    """plain_name() without the words for a board's connection and cooling: 'a100'."""
     kept = [word for word in gpu_name(text).lower().split() if word not in _BOARD]
     return "".join(kept)
 
 
 def why_not_served(text: str) -> str:
-    """Why no kernel runs on the device with this name: it is too old, not from NVIDIA, or a MIG
-    slice, whose limits are unknown here. '' if no such reason is known."""
+    """The reason why no kernel runs on the device with this name: the device is too old, not from
+    NVIDIA, or a MIG slice, whose limits are unknown here. '' if there is no such reason."""
     name = without_board(text)
     for pattern, arch in _TOO_OLD:
         if re.fullmatch(pattern, name):

@@ -11,10 +11,10 @@ from flashsmith.operations.problem import Problem
 
 
 class HeadPair(NamedTuple):
-    """The widths of the tiles in a kernel in which d may differ between q and k, and v and o.
+    """The tile widths of a kernel in which v and o may have another head dimension than q and k.
 
-    ``d_head`` is for q and k, ``d_v`` for v and o. With equal numbers, as in 256:256, both are
-    upper bounds for calls with different widths.
+    ``d_head`` is for q and k, ``d_v`` for v and o. In a pair of equal numbers, such as 256:256,
+    both are upper bounds for calls whose two widths differ.
     """
 
     d_head: int
@@ -26,7 +26,7 @@ class HeadPair(NamedTuple):
 
 HeadDims = int | HeadPair
 
-# Every problem with d and d_v up to 256 fits in one of these.
+# Every problem with d and d_v up to 256 fits in one of these pairs.
 PAIRS = (
     HeadPair(64, 128),
     HeadPair(128, 64),
@@ -39,26 +39,26 @@ PAIRS = (
 def tile_columns(columns: int) -> int:
     """How many columns of shared memory a tile of ``columns`` takes: whole panels of 32.
 
-    The last ones of tiles of 72 and 80 columns are filled with zeros.
+    Tiles of 72 and 80 columns are padded with columns of zeros.
     """
     return -(-columns // 32) * 32
 
 
 def is_whole(columns: int) -> bool:
-    """Whether a tile of ``columns`` has no columns of zeros, which those of 72 and 80 have. Sets of
-    configs and covers have only such widths."""
+    """Whether a tile of ``columns`` needs no padding with zeros (those of 72 and 80 columns do).
+    Config sets and covering arrays contain only such widths."""
     return tile_columns(columns) == columns
 
 
 def step_columns(columns: int) -> int:
-    """``columns`` in whole steps of a GEMM, of 16 columns: 72 takes as many steps as 80."""
+    """``columns`` rounded up to whole 16-column steps of a GEMM; 72 takes as many steps as 80."""
     return -(-columns // 16) * 16
 
 
 def fitting_dims(problem: Problem, known: Iterable[HeadDims]) -> list[HeadDims]:
-    """The widths that can compute a problem, the narrowest first.
+    """Those of the given widths whose kernels can compute a problem, the narrowest first.
 
-    They are pairs if d_v is not d, and single widths otherwise.
+    These are pairs if the problem's d_v differs from d, and single widths otherwise.
     """
     if problem.d_v == problem.d:
         return sorted({d for d in known if isinstance(d, int) and problem.d <= d})
@@ -75,8 +75,8 @@ def split_dims(knobs: dict[str, Any]) -> dict[str, Any]:
 
 
 def d_v_knob() -> Any:
-    """The field `d_v` of a config. It must be the last field, so that kernels without it keep their
-    names."""
+    """Declares a config's field `d_v`. It must be the last field, so that the names of kernels
+    without a d_v do not change."""
     return knob(
         "head dimension of v and o, elements; 0: d_head, for all calls",
         values=(0, *sorted({pair.d_v for pair in PAIRS})),
@@ -92,7 +92,7 @@ def d_v_knob() -> Any:
 
 
 def pair_rule(pairs: tuple[HeadPair, ...]) -> Rule:
-    """The rule that a d_v other than 0 must be one of a pair for which there are kernels."""
+    """The rule that d_head and a d_v other than 0 must form a pair for which there are kernels."""
     listed = ", ".join(map(str, pairs))
     return Rule(
         "d_v_supported",

@@ -28,7 +28,7 @@ def get_kernels_to_build() -> list[KernelConfig]:
 
         configs.add(parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): ..."))
 
-    A set of your own does not need this: let KERNELS name a file or an entry point.
+    Your own sets need no such line: set KERNELS to a file or the name of an entry point.
     """
     configs: set[KernelConfig] = set()
     for family in families():
@@ -94,8 +94,8 @@ def _select(key: str) -> Sequence[KernelConfig] | None:
 
 
 def _why_unknown(key: str) -> str:
-    """Why `key` selects nothing, if the reason can be found: a folder, a missing file, the name of
-    a family, or a typo."""
+    """The reason why `key` selects nothing, as far as it can be found: `key` is a folder, a missing
+    file, the name of a family, or a typo."""
     if os.path.isdir(key):
         return "is a folder; give a file in it;"
     if os.sep in key or os.path.splitext(key)[1]:
@@ -112,7 +112,7 @@ def _with_block_sizes() -> list[Any]:
 
 
 def kernel_set_sizes() -> dict[str, int | None]:
-    """For each key of a set, the number of its configs; None if it cannot be loaded."""
+    """The number of configs in each set, by the set's key; None for a set that cannot be loaded."""
     sizes: dict[str, int | None] = {
         name: len(offered.make()) for name, offered in config_sets().items()
     }
@@ -129,7 +129,8 @@ def kernel_set_sizes() -> dict[str, int | None]:
 
 
 def by_family(configs: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
-    """Groups configs by family, because a kernel library has only one; they keep their order."""
+    """Groups configs by family, because a kernel library has kernels of only one family. Configs
+    keep their order."""
     groups: dict[str, list[KernelConfig]] = {}
     for cfg in configs:
         groups.setdefault(cfg.FAMILY, []).append(cfg)
@@ -137,7 +138,7 @@ def by_family(configs: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
 
 
 def _valid_keys() -> str:
-    """The keys with the numbers of configs, for an error message."""
+    """The keys of all sets with their numbers of configs, as text for an error message."""
     # A key that contains a comma is quoted, because commas separate the keys.
     listed = ", ".join(
         f"{repr(name) if ',' in name else name} ({'cannot be loaded' if size is None else size})"

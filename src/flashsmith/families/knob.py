@@ -1,4 +1,4 @@
-"""Knob: a field of a config, with one declaration.
+"""Knob: a field of a config; everything about it is in one declaration.
 
 The declaration contains the type and the neutral default, the meaning, the word in short forms, the
 values in legal configs, and what each value does in the kernel. Short forms, the parser, the rules
@@ -87,7 +87,7 @@ def is_flag(declared: Field[Any]) -> bool:
 
 
 def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
-    """The enumeration to which the values of a knob belong; None for numbers, flags and the
+    """The enumeration type of a knob's values; None if the knob is a number, a flag or the
     dtype."""
     values = declared.metadata["values"]
     if declared.name == "dtype" or not values or not isinstance(values[0], IntEnum):
@@ -96,7 +96,8 @@ def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
 
 
 def feature_words(declared: Field[Any]) -> tuple[str, ...]:
-    """The words for a knob in short forms; a word for a number is without the number."""
+    """The words that stand for a knob in short forms. If a word is followed by a number, the number
+    is left out."""
     word = declared.metadata["word"]
     if word is None:
         return ()
@@ -105,8 +106,8 @@ def feature_words(declared: Field[Any]) -> tuple[str, ...]:
 
 
 def feature_of(config_class: Any, word: str) -> dict[str, Any] | None:
-    """The fields that a feature in a short form sets; numbers are texts. {} for the leading word;
-    None if the class has no such feature."""
+    """The fields that a feature of a short form sets, with numbers as text. Returns {} for the
+    leading word, and None if the class has no such feature."""
     if word and word == config_class.LEADING_WORD:
         return {}
     for group in config_class.GROUPS:

@@ -18,7 +18,7 @@ from flashsmith.families.tile_work import CallWork, rates_of
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
-# The widths of a row of the cache and of its values.
+# The pairs of widths that kernels exist for: a cache row's, and that of its value columns.
 PAIRS = (HeadPair(320, 256), HeadPair(576, 512))
 
 # --- knobs ---------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ def dtype_knob(static_config: str) -> Any:
 
 
 def d_head_knob(static_config: str, effect: Callable[[Any], str]) -> Any:
-    """The field for the columns of q; `effect` describes how the kernels multiply them."""
+    """The field for q's columns; `effect` describes how the kernels multiply these columns."""
     return knob(
         "columns of q and of the cache",
         values=tuple(pair.d_head for pair in PAIRS),
@@ -45,7 +45,7 @@ def d_head_knob(static_config: str, effect: Callable[[Any], str]) -> Any:
 
 
 def d_v_knob(static_config: str, effect: Callable[[Any], str]) -> Any:
-    """The field for the columns of v; `effect` describes how the kernels sum them."""
+    """The field for v's columns; `effect` describes how the kernels sum these columns."""
     return knob(
         "columns of v and o, the first ones of a row of the cache",
         values=tuple(pair.d_v for pair in PAIRS),
@@ -57,7 +57,7 @@ def d_v_knob(static_config: str, effect: Callable[[Any], str]) -> Any:
 
 
 def min_keys_knob(values: tuple[int, ...]) -> Any:
-    """The field for the fewest keys of a part."""
+    """The field for the minimum number of keys in a part."""
     return knob(
         "minimum keys in a part of a sequence",
         values=values,
@@ -70,7 +70,7 @@ def min_keys_knob(values: tuple[int, ...]) -> Any:
 
 
 def most_parts_knob() -> Any:
-    """The field for the most parts of a sequence."""
+    """The field for the maximum number of parts of a sequence."""
     return knob(
         "maximum parts of a sequence; each needs workspace for its rows of o",
         values=(1, 2, 4, 8, 16, 32, 64),
@@ -84,10 +84,10 @@ def most_parts_knob() -> Any:
 
 @dataclass(frozen=True, order=True)
 class LatentConfig(KernelConfig):
-    """The base class of their configs, whose knobs the functions above declare."""
+    """The base class of the families' configs, whose knobs are declared by the functions above."""
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Any lengths may occur, so one kernel serves all sizes."""
+        """Always true: kernels accept any lengths, so one kernel serves all sizes."""
         return True
 
 
@@ -102,7 +102,8 @@ WIDTHS_SUPPORTED = Rule(
 
 
 def smem_rule(what: str, knobs: tuple[str, ...]) -> Rule:
-    """The rule that `what` a CTA keeps in shared memory must fit; its size depends on `knobs`."""
+    """The rule that a CTA's data in shared memory (named `what` in messages) must fit; its size
+    depends on `knobs`."""
     return Rule(
         "smem_within_limit",
         f"{what} must fit in the shared memory that the device gives one CTA",
@@ -120,8 +121,8 @@ def smem_rule(what: str, knobs: tuple[str, ...]) -> Rule:
 def order_of_rows(cfg: Any, arch: int, log2_growth: int, **own: str) -> Order:
     """The order of operations in which a row is computed.
 
-    log2_growth: log2 of how far a row's maximum grows before its sums are rescaled; 0: they are
-    rescaled at once. own: further fields of the Order.
+    log2_growth: log2 of the factor by which a row's maximum may grow before the row's sums are
+    rescaled; with 0, they are rescaled at once. own: further fields of the Order.
     """
     if log2_growth:
         own["offset"] = outgrown(log2_growth)
@@ -137,12 +138,13 @@ def order_of_rows(cfg: Any, arch: int, log2_growth: int, **own: str) -> Order:
 
 # --- costs ---------------------------------------------------------------------------------------
 
-# How long any config takes to compile, relative to those of other families; 1,000 is about 1.4 s.
+# The compile time of any config, relative to configs of other families; 1,000 is about 1.4 s.
 COMPILE_COST = 3000.0
 # Seconds that the emulator takes to translate a kernel, on one core.
 TRANSLATION_SECONDS = 0.5
-# Cycles from a load to its data while all SMs read; of a launch in a graph; and of a CTA outside
-# its loop. They are mma_sync_decode's; nothing was measured for these families.
+# Cycles between a load and its data while all SMs read, cycles of a launch in a graph, and cycles
+# of a CTA outside its loop. The values are those of mma_sync_decode, because nothing was measured
+# for these families.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 _FLOAT_BYTES = 4
 
@@ -150,8 +152,9 @@ _FLOAT_BYTES = 4
 class LatentRates(NamedTuple):
     """The speed of a config on a device.
 
-    resident: how many CTAs an SM holds. step_cycles: takes the number of CTAs on an SM, and returns
-    the cycles in which each of them computes a block of keys. clock: in GHz.
+    resident: the number of CTAs that an SM holds. step_cycles: a function that takes the number of
+    CTAs on an SM and returns the cycles that each of them needs for a block of keys. clock: the
+    clock in GHz.
     """
 
     resident: int
@@ -160,12 +163,12 @@ class LatentRates(NamedTuple):
 
 
 def parts_of(cfg: Any, keys: int) -> int:
-    """The number of parts of a tile's keys in the invariant split."""
+    """The number of parts into which the invariant split divides a tile's keys."""
     return max(1, min(-(-keys // cfg.B_c) * cfg.B_c // cfg.min_keys, cfg.most_parts))
 
 
 def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates) -> CallWork:
-    """The work of all launches of a call; its time is infinite if no CTA fits."""
+    """The work of all launches of a call; the time is infinite if an SM cannot hold a CTA."""
     if not rates.resident:
         return CallWork(float("inf"), 0, 0, cfg.B_r)
     keys = problem.seq_k
@@ -180,7 +183,7 @@ def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates
     per_sm = rates_of(device)
     size = 1 if problem.cache_format.is_8bit else problem.dtype.element_size
     row_bytes = problem.d * size
-    # Tiles with the same keys read them from the L2.
+    # Tiles that share keys read the keys from the L2.
     dram = problem.batch * keys * row_bytes / (per_sm.dram * device.sm_count)
     l2 = tiles * keys * row_bytes / (per_sm.l2 * device.sm_count)
     at_once = min(rates.resident, -(-ctas // device.sm_count))
@@ -200,7 +203,7 @@ def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates
 
 
 class LatentFamily(Family):
-    """A family of attention over a latent cache, which has kernels for PAIRS."""
+    """A family for attention over a latent cache, with kernels for the widths in PAIRS."""
 
     operation = "latent_decode"
     must_not_spill = True
@@ -212,7 +215,7 @@ class LatentFamily(Family):
 
     @property
     def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
-        # Every kernel has a d_v.
+        # All values are covered: every kernel has a d_v, so none is left out for having one.
         return self.knob_values
 
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:

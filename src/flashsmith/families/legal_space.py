@@ -1,4 +1,4 @@
-"""Completes a partial choice of knobs to legal configs of a family."""
+"""Completes a partial choice of knob values to legal configs of a family."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ ValueOrder = Callable[[str, Any, Sequence[str]], Sequence[object]]
 
 
 def with_knob(cfg: AnyConfig, knob: str, value: object) -> AnyConfig:
-    """`cfg` with another value of one knob, without the checks that dataclasses.replace would make.
+    """`cfg` with a new value of one knob, made without the checks that dataclasses.replace would
+    run.
 
-    This is 100 times as fast; a search makes a million such configs.
+    Skipping the checks is 100 times as fast, and a search makes a million such configs.
     """
     changed = object.__new__(type(cfg))
     changed.__dict__.update(cfg.__dict__)

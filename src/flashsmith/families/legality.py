@@ -1,4 +1,5 @@
-"""Legality: for which configs a kernel can be built, by the rules of their families."""
+"""Legality: decides by the rules of a config's family whether a kernel can be built for the
+config."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.registry import DEFAULT
 
-# 16 bytes have this many elements; the head dimension must be a multiple.
+# The number of 16-bit elements in 16 bytes; head dimensions must be multiples of it.
 D_STEP = 8
 
 
 def supported_d_heads() -> tuple[int, ...]:
     """The values of d_head for which there are forward kernels, smallest first.
 
-    Only families that have a cost model count, because attention() chooses only from these.
+    Only families with a cost model count, because attention() chooses only among their kernels.
     """
     modelled = (family for family in families("forward") if family.has_cost_model)
     values = (family.knob_values["d_head"] for family in modelled)
@@ -44,8 +45,8 @@ def compiled_d_head(d: int) -> int:
 
 
 def d_head_for(problem: Problem) -> HeadDims:
-    """The smallest d_head that is at least the problem's d, of the kernels for its operation. If
-    d_v differs, the pair with the fewest columns.
+    """The smallest d_head, among the kernels for a problem's operation, that is at least the
+    problem's d. If the problem's d_v differs from d, the smallest sufficient pair of widths.
 
     Raises:
         ArgumentError: there is no such kernel.
@@ -78,7 +79,7 @@ def _pair_for(problem: Problem) -> HeadDims:
         wider, widest_pair = max(problem.d, problem.d_v), max(map(max, pairs), default=0)
         widths = "such widths"
         if widest_pair < wider <= max(_d_heads(problem.operation), default=0):
-            widths = "one width"  # Kernels for the widest heads have only one width
+            widths = "one width"  # kernels for the widest heads need d_v equal to d
         raise ArgumentError(
             f"d={problem.d}, d_v={problem.d_v}: {problem.operation} has kernels of the pairs "
             f"{allowed} (d_head:d_v), and smaller multiples of {D_STEP} run on the next larger "
@@ -105,7 +106,7 @@ def padding_advice(d: int) -> str:
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
     """Advice for keys, a tensor 'k' or 'k_cache', whose d is not q's.
 
-    The advice mentions the scale, because its default depends on the d that the kernel gets.
+    The advice mentions the scale, because padding changes d and thus the default scale.
     """
     if d > d_q:
         scale = f"pass scale=1/sqrt({d_q}) of the d before padding, not the default"
@@ -128,7 +129,7 @@ def rules_of(cfg: KernelConfig) -> tuple[Rule, ...]:
 
 
 def broken_rules(cfg: KernelConfig, device: DeviceSpec | None = None) -> list[BrokenRule]:
-    """The rules that `cfg` breaks, in their order.
+    """The rules that `cfg` breaks, in the order of the family's rules.
 
     If `device` is None, it is the default device of the family.
     """
@@ -141,7 +142,8 @@ def broken_rules(cfg: KernelConfig, device: DeviceSpec | None = None) -> list[Br
 
 
 def rule_bitmask(cfg: KernelConfig, device: DeviceSpec | None = None) -> int:
-    """The rules that `cfg` breaks as a bit mask, with bit i for rule i; 0 means legal."""
+    """The rules that `cfg` breaks, as a bit mask in which bit i stands for rule i; 0 means that
+    `cfg` is legal."""
     device = device or default_device(cfg.OLDEST_ARCH)
     return sum(
         1 << bit for bit, rule in enumerate(rules_of(cfg)) if not rule.predicate(cfg, device)

@@ -21,12 +21,12 @@ EXAMPLES = (
     "(FP16, 128, 128, 128, 2wg): tma+stages_2+q_buffers_1+regs_24_240",
 )
 
-# Longer texts are not parsed; kernel names and rows of tables are far shorter.
+# The maximum length of a text that is parsed; kernel names and table rows are far shorter.
 MOST_CHARACTERS = 10_000
 
 # rich separates columns by box-drawing characters.
 _TABLE_COLUMNS = re.compile(r"[|│┃]")
-# Adjacent parts never match the same character, so matching takes linear time.
+# Adjacent parts of this pattern never match the same character, so matching takes linear time.
 _SHORT_FORM = re.compile(r"\(([^()]*)\)\s*:([\w+\s]*)")
 # Demanglers print a value with its type or without: (flashsmith::DType)5, (bool)1, (int)128, 128.
 _VALUE = re.compile(r"(?:\(\s*(?:\w+::)*\w+\s*\)\s*)?(\w+)")
@@ -80,14 +80,14 @@ def _parse(text: str, derived: ConfigClass | None) -> KernelConfig:
     shape, features = matches[0].groups()
     parts = [part.strip() for part in shape.split(",")]
     words = [word.strip() for word in features.split("+")]
-    # A text that does not have the form of another family is parsed as one of the first family.
+    # A text that looks like no other family's is parsed as the first family's.
     like = (cls for cls in classes[1:] if _is_like(parts, words, cls))
     return _from_short_form(text, parts, words, next(like, classes[0]))
 
 
 def _is_like(parts: list[str], words: list[str], config_class: ConfigClass) -> bool:
-    """Whether a short form has the mark of a class: the suffix of its tuple, or its first
-    feature."""
+    """Whether a short form looks like one of a config class, by the suffix of the tuple or by the
+    first feature."""
     suffix = config_class.SHAPE_SUFFIX
     if suffix:
         return whole_number(parts[-1].removesuffix(suffix)) is not None and parts[-1].endswith(
@@ -161,7 +161,7 @@ def _from_values(text: str, listed: str, config_class: ConfigClass) -> KernelCon
     parts = listed.split(",")
     if len(parts) > len(knobs):
         _fail(text, f"{len(parts)} values for the {len(knobs)} fields of {config_class.__name__}")
-    # Missing values are zero; the class rejects tile sizes of zero.
+    # Values that are missing are zero. The config class rejects a tile size of zero.
     values: dict[str, object] = {declared.name: 0 for declared in knobs}
     for declared, part in zip(knobs, parts, strict=False):
         match = _VALUE.fullmatch(part.strip())
@@ -180,7 +180,7 @@ def _construct(text: str, values: dict[str, object], config_class: ConfigClass) 
 
 
 def _value(text: str, declared: Field[Any], part: str) -> object:
-    """The value of a knob, as written in a tuple or by a demangler."""
+    """The value of a knob, parsed from a tuple or from a demangler's output."""
     if declared.name == "dtype":
         try:
             return DType.parse(part)

@@ -16,7 +16,7 @@ from flashsmith.families.legal_space import AnyConfig, with_knob
 from flashsmith.families.legality import broken_rules
 from flashsmith.families.rule import LegalSpace, Rule
 
-# The changes of a config: the knobs and their new values.
+# The changes that turn one config into another: pairs of a knob and its new value.
 Changes = frozenset[tuple[str, object]]
 # The search stops after comparing this many configs, because a config that breaks many rules has
 # too many neighbours.
@@ -28,16 +28,16 @@ def nearest_legal(
 ) -> list[AnyConfig]:
     """Up to `count` legal configs of the family of `cfg`, the ones with the fewest changes first.
 
-    If several have equally many changes, they are grouped by the knobs that change: the nearest of
-    each group comes first, then the second nearest of each. If `cfg` is legal, the result is only
-    this config. Every change that is listed is necessary: without any part of it the config would
-    be illegal. d_head and d_v are changed only if no kernel has them, since the problem determines
-    them. If `device` is None, it is the default device of the family.
+    Configs with equally many changes are grouped by the knobs that change. The nearest config of
+    each group comes first, then the second nearest of each group, and so on. If `cfg` is legal, the
+    result is only this config. Every change is necessary: undoing any part of it would make the
+    config illegal. d_head and d_v are changed only if no kernel has them, since the problem
+    determines them. If `device` is None, it is the default device of the family.
     """
     device = device or default_device(cfg.OLDEST_ARCH)
     space = cfg.family.legal_space
     if not all(rule.predicate(cfg, device) for rule in space.rules if not rule.knobs):
-        return []  # The broken rule depends on no knob
+        return []  # no change helps, because the broken rule depends on no knob
     fixed = _fixed_knobs(cfg, space, device)
     search = _Search(space, device)
     broken, free = search.broken(cfg, space.rules), frozenset(space.values).difference(fixed)
@@ -55,7 +55,7 @@ def nearest_legal(
 
 @dataclass(frozen=True)
 class _Search:
-    """Goes through the configs of a family for one device."""
+    """Searches the configs of a family that are near a config, for one device."""
 
     space: LegalSpace
     device: DeviceSpec
@@ -74,8 +74,8 @@ class _Search:
     ) -> Iterator[tuple[Changes, AnyConfig]]:
         """Yields the legal configs that differ from `cfg` in `left` knobs among `free`.
 
-        `broken` are the rules that `cfg` breaks, `made` the changes so far. Changes that include
-        changes in `known`, or others that are enough, are left out.
+        `broken` are the rules that `cfg` breaks, `made` the changes so far. Changes that contain a
+        smaller set of sufficient changes, such as one in `known`, are left out.
         """
         if any(changes <= made for changes in known):
             return
@@ -83,7 +83,7 @@ class _Search:
             if not left:
                 yield made, cfg
             return
-        # A legal config differs in a knob of each broken rule.
+        # A legal config must differ from `cfg` in at least one knob of each broken rule.
         ways = [free.intersection(rule.knobs) for rule in broken]
         if _fewest_changes(ways) > left:
             return
@@ -99,8 +99,8 @@ class _Search:
 
 
 def _fewest_changes(ways: Sequence[frozenset[str]]) -> int:
-    """A lower bound of the changes that repair broken rules, given the knobs that can repair each:
-    rules without a common knob need one change each."""
+    """A lower bound on the number of changes that repair broken rules. ``ways`` has the knobs that
+    can repair each rule; rules that share no knob need one change each."""
     seen: set[str] = set()
     count = 0
     for knobs in sorted(ways, key=len):
@@ -111,8 +111,8 @@ def _fewest_changes(ways: Sequence[frozenset[str]]) -> int:
 
 
 def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, AnyConfig]]:
-    """First the nearest config for each set of changed knobs, then the second nearest of each, and
-    so on."""
+    """Reorders configs: first the nearest config for each set of changed knobs, then the second
+    nearest for each set, and so on."""
     seen: Counter[frozenset[str]] = Counter()
     ranks = []
     for changes, _ in nearest:
@@ -148,7 +148,8 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
 
 
 def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
-    """Advice for the message: a family that runs on the device, if the config's family does not."""
+    """Advice for the message: names a family that runs on the device, if the config's family does
+    not."""
     if device.arch == cfg.OLDEST_ARCH:
         return ""
     others = [
@@ -160,12 +161,12 @@ def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
 
 
 def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> list[str]:
-    """The knobs that may not be changed: the widths if there are kernels for them, or d_head if
-    there are some for its value, and knobs that are not connected with a broken rule through other
-    rules.
+    """The knobs that the search must not change. These are both widths if there are kernels for the
+    pair, or d_head if there are kernels for its value. Knobs that no chain of rules connects with a
+    broken rule are also fixed.
 
-    Both widths of a pair without kernels must not be fixed: no change of other knobs makes it
-    legal, and the search would go through all of them.
+    The widths of a pair without kernels must not both be fixed: no change of other knobs would make
+    the config legal, so the search would try all of them in vain.
     """
     touched: set[str] = set()
     grown = {knob for rule in space.rules if not rule.predicate(cfg, device) for knob in rule.knobs}
@@ -182,6 +183,7 @@ def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> li
 def _distance(cfg: KernelConfig, other: KernelConfig) -> tuple[object, ...]:
     pairs = list(zip(cfg.to_ints(), other.to_ints(), strict=True))
     n_changes = sum(before != after for before, after in pairs)
-    # Sizes double from one value to the next. + 1 because load counts begin at 0.
+    # Logarithms, because sizes double from one value to the next; + 1, because load counts begin at
+    # 0.
     steps = sum(abs(log2(after + 1) - log2(before + 1)) for before, after in pairs)
     return (n_changes, steps, other.to_ints())

@@ -1,8 +1,8 @@
 """Order: the order of operations in which a kernel computes a row, as values that can be compared.
 
-If the orders of two kernels are equal, a row goes through the same operations in both. If the order
-is canonical-1, the row then also has the same bits. In another order, the bits may also depend on
-the values of other rows or on idle SMs.
+If the orders of two kernels compare equal, both kernels compute a row by the same operations. In
+the order canonical-1, the row then has the same bits in both. In other orders, its bits may also
+depend on the values of other rows or on idle SMs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ O_BY_SUM = "o = O (w / sum)"
 
 
 def outgrown(log2_growth: int) -> str:
-    """An offset that changes as soon as the row makes this necessary."""
+    """Describes an offset that is an older maximum of the row and stays until the row outgrows
+    it."""
     return f"an older maximum, until the row outgrows it by its weight or 2^{log2_growth}"
 
 
 class Difference(NamedTuple):
-    """The first operation in which two orders differ, as each order describes it."""
+    """The first operation in which two orders differ, with each order's description of it."""
 
     operation: str
     first: str
@@ -71,7 +72,7 @@ class Order:
 
     @classmethod
     def own(cls, arch: int, keys: int, **differing: str) -> Order:
-        """The order of a config that is not canonical, with tiles of `keys` keys.
+        """The order of a config that is not canonical and whose tiles have `keys` keys.
 
         Fields that are not given have their usual values.
 

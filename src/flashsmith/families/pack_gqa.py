@@ -1,7 +1,8 @@
 """pack_gqa: a knob of forward kernels. With it, the rows of a tile are the query heads of a group.
 
 The query heads of a group share a K/V head, so they attend to the same keys. As rows of one tile,
-token after token, they read K and V only once, and a few queries fill more of the tile.
+ordered by token, they need K and V to be read only once, and even a few queries fill much of a
+tile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from flashsmith.families.split_keys import split_variants
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.problem import Problem
 
-# Packing is considered only if there are fewer tiles by at least this factor.
+# Packing is considered only if it divides the number of tiles by at least this factor.
 _LEAST_RATIO = 1.25
 
 
@@ -39,8 +40,8 @@ def _in_words(cfg: Any) -> str:
 
 
 def pack_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-    """Variants of `cfg` in which the rows of a tile are the query heads of a group: first with all
-    keys in one part, then with split keys. Empty if this would not save many tiles."""
+    """Variants of `cfg` in which the rows of a tile are the query heads of a group: first without
+    split keys, then with them. Empty if packing would not save many tiles."""
     packed = work._replace(packs_gqa=True, parts=0)
     are_fewer = packed.tiles(problem) * _LEAST_RATIO < work.tiles(problem)
     if cfg.pack_gqa or not work.resident or not are_fewer:

@@ -12,7 +12,7 @@ from flashsmith.families.device import DeviceSpec
 # A function of a config of the rule's family and a device.
 Predicate = Callable[[Any, DeviceSpec], bool]
 
-# If a knob shares no rule with another knob, this many other values of it are tried.
+# The number of other values that are tried for a knob whose rules depend on no other knob.
 _LONE_REPAIRS = 3
 
 
@@ -32,14 +32,14 @@ class Rule:
     figures: Callable[[Any, DeviceSpec], str] | None = None
 
     def values(self, cfg: Any, device: DeviceSpec) -> str:
-        """The knobs and figures that the rule uses, with their values for `cfg`."""
+        """The knobs and figures that the rule uses, with the values that they have for `cfg`."""
         values = [f"{knob}={getattr(cfg, knob)}" for knob in self.knobs]
         if self.figures:
             values.append(self.figures(cfg, device))
         return ", ".join(values)
 
     def message(self, cfg: Any, device: DeviceSpec) -> str:
-        """The reason, with these values."""
+        """The rule's reason, followed by these values."""
         return f"{self.reason} (here {self.values(cfg, device)})"
 
 
@@ -89,7 +89,7 @@ class LegalSpace:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The knobs, in the order in which they are settled."""
+        """The knobs, in the order in which values are chosen for them."""
         return (*self.first, *(knob for knob in self.values if knob not in self.first))
 
     @cached_property
@@ -106,7 +106,7 @@ class LegalSpace:
         return frozenset(self.values) - bound
 
     def replacements(self, knob: str, old: Any) -> Sequence[Any]:
-        """The values that are tried instead of `old`."""
+        """The values of a knob that are tried in place of `old`."""
         others = [new for new in self.repairs.get(knob, self.values[knob]) if new != old]
         if knob not in self.lone:
             return others

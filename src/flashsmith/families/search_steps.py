@@ -14,7 +14,7 @@ Config = TypeVar("Config", bound=KernelConfig)
 
 
 def change_one_knob(cfg: Config, fixed: Sequence[str]) -> Iterator[Config]:
-    """The configs in which one knob has another of its values; knobs in `fixed` keep theirs."""
+    """The configs that differ from `cfg` in one knob; the knobs in `fixed` keep their values."""
     for name, values in cfg.family.knob_values.items():
         if name not in fixed:
             for value in values:
@@ -24,7 +24,7 @@ def change_one_knob(cfg: Config, fixed: Sequence[str]) -> Iterator[Config]:
 def with_neighbours(
     candidates: Sequence[Config], moves: Callable[[Config], Iterable[Config]], device: DeviceSpec
 ) -> list[Config]:
-    """The candidates, and the configs that are one of `moves` away from them, as far as they are
-    legal on a device."""
+    """Those of the candidates, and of the configs that `moves` makes from them, that are legal on a
+    device."""
     steps = (other for cfg in candidates for other in moves(cfg))
     return [cfg for cfg in dict.fromkeys([*candidates, *steps]) if is_legal(cfg, device)]

@@ -1,6 +1,6 @@
 """split_keys: a knob of forward kernels that can split the keys of a tile into parts (split-KV).
 
-If a call has too few tiles to fill the GPU, several CTAs compute a tile. Each of them takes some of
+If a call has too few tiles to fill the GPU, several CTAs compute each tile. Each CTA takes some of
 the K/V blocks that the tile attends to, and a second launch merges the parts
 (csrc/common/split_keys.cuh).
 """
@@ -18,7 +18,7 @@ from flashsmith.operations.problem import Problem
 
 _PARTS = (2, 4, 8, 16, 32)
 _FLOAT_BYTES = 4
-# Milliseconds from the end of a launch to the first work of the next.
+# Milliseconds between the end of a launch and the first work of the next launch.
 _LAUNCH_MS = 0.003
 # A part has at least this many steps; with fewer, its prologue and epilogue would cost too much.
 _LEAST_STEPS = 2

@@ -41,7 +41,7 @@ _OF_ARCH = {
     100: Rates(2048, 38, 1.8, 30),
     120: Rates(512, 32, 2.3, 4.6),
 }
-# Consumer GPUs accumulate in fp32 at half of this rate.
+# Consumer GPUs run MMAs with fp32 accumulators at half of this rate.
 _CONSUMER_MMA = 512.0
 
 
@@ -49,7 +49,8 @@ _CONSUMER_MMA = 512.0
 def rates_of(device: DeviceSpec) -> Rates:
     """The rates of a GPU.
 
-    If its architecture is unknown, the rates of the newest known architecture before it.
+    If the GPU's architecture is unknown, these are the rates of the newest known architecture
+    before it.
     """
     known = [arch for arch in _OF_ARCH if arch <= device.arch] or [min(_OF_ARCH)]
     rates = _OF_ARCH[max(known)]
@@ -89,15 +90,15 @@ class TileWork(NamedTuple):
     packs_gqa: bool = False
 
     def group(self, problem: Problem) -> int:
-        """How many rows a token has."""
+        """The number of rows of each token in a tile."""
         return problem.heads_q // max(1, problem.heads_k) if self.packs_gqa else 1
 
     def tokens(self, problem: Problem) -> int:
-        """How many tokens have a row in a tile, at least."""
+        """The minimum number of tokens that have rows in a tile."""
         return -(-self.rows // self.group(problem))
 
     def tiles(self, problem: Problem) -> int:
-        """How many tiles all queries together have."""
+        """The number of tiles that all queries together need."""
         group = self.group(problem)
         return problem.batch * problem.heads_q // group * -(-problem.seq_q * group // self.rows)
 
@@ -106,8 +107,9 @@ class CallWork(NamedTuple):
     """The work of all launches of a call on one GPU, for kernels whose CTAs are not tiles of
     queries.
 
-    ms: the time of all launches. ctas: the CTAs of the main launch. resident: how many of them an
-    SM holds. rows: the rows of one CTA. heads: how many heads of q these rows belong to.
+    ms: the time of all launches. ctas: the number of CTAs of the main launch. resident: the number
+    of these that an SM holds. rows: the rows of one CTA. heads: the number of q's heads that these
+    rows belong to.
     """
 
     ms: float

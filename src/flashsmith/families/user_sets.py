@@ -51,7 +51,7 @@ def installed_set_names() -> list[str]:
 def load_installed_set(name: str) -> list[KernelConfig]:
     """The configs of a set in an installed package.
 
-    The entry point of the set is a callable that returns them.
+    The set's entry point is a callable that returns the configs.
 
     The callable may return configs, short forms, or both.
 

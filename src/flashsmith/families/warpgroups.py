@@ -1,7 +1,7 @@
 """The common parts of the families with warpgroups.
 
 Their kernels multiply with wgmma. One warpgroup, the producer, copies by TMA. The others are
-consumers, which take over some of its registers (setmaxnreg).
+consumers, which take over some of the producer's registers (setmaxnreg).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
 REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
 REGISTER_COUNTS = tuple(range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT))
-# The registers that a thread needs besides its accumulators: addresses, row statistics, state of
-# the loop.
+# The registers that a thread needs for addresses, row statistics and the loop's state, in addition
+# to its accumulators.
 REGISTERS_BESIDE_TILES = 24
 # The 65,536 registers of the register file, divided by the 128 threads of a warpgroup.
 REGISTERS_TO_SHARE = 512
@@ -45,7 +45,7 @@ REGISTERS_WORD = KnobGroup(
 def registers_knob(
     role: str, default: int, kernel: str, values: Sequence[int] = REGISTER_COUNTS
 ) -> Any:
-    """The field for the number of registers per thread of a role, producer or consumer."""
+    """The field for the number of registers per thread of one role, producer or consumer."""
     return knob(
         f"registers per {role} thread",
         values=tuple(values),
@@ -115,8 +115,8 @@ class WarpgroupBackwardConfig(KernelConfig):
 
 
 def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
-    """How many registers each thread has at launch, in a CTA of n_warpgroups consumer warpgroups
-    and a producer."""
+    """The number of registers per thread at launch in a CTA of n_warpgroups consumer warpgroups and
+    a producer."""
     threads = ctas_per_sm * (n_warpgroups + 1)
     return REGISTERS_TO_SHARE // threads // REGISTER_UNIT * REGISTER_UNIT
 
@@ -136,7 +136,7 @@ def arch_rule(family: str) -> Rule:
 
 
 def register_rules() -> tuple[Rule, ...]:
-    """The rules that setmaxnreg must accept the numbers of registers of both roles."""
+    """The rules that setmaxnreg must accept both roles' numbers of registers."""
 
     def rule(knob: str) -> Rule:
         return Rule(
@@ -150,7 +150,7 @@ def register_rules() -> tuple[Rule, ...]:
     return tuple(map(rule, REGISTERS_WORD.knobs))
 
 
-# A rule for the backward families, which run one CTA per SM.
+# A rule for the backward families, whose kernels run one CTA per SM.
 REGISTERS_WITHIN_FILE = Rule(
     "registers_within_file",
     "producer_registers + n_warpgroups consumer_registers must not exceed what the warpgroups "
@@ -178,7 +178,7 @@ class WarpgroupFamily(Family):
     # wgmma and TMA multicast exist only with this suffix.
     target_suffix = "a"
     needs_tma = True
-    # A kernel that spills is correct, but runs at a fraction of its speed.
+    # A kernel that spills gives correct results, but runs at a fraction of the speed.
     must_not_spill = True
 
     def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
@@ -189,7 +189,7 @@ class WarpgroupFamily(Family):
         return None
 
     def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
-        # TMA copies the tiles, and only accesses by warps are counted.
+        # Copies by TMA do not appear here, because only accesses by warps are counted.
         return {"ldmatrix": (), "copy st": (), "O st": ("stmatrix",), "O ld": ()}
 
     def registers_in_words(self, cfg: Any, registers: int) -> str:
@@ -207,8 +207,7 @@ class WarpgroupBackwardFamily(WarpgroupFamily):
     has_cost_model = True
     d_heads: ClassVar[tuple[int, ...]]
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # To correct a config, only fewer producer registers help, and the producer needs at least
-        # 24.
+        # Only fewer producer registers can make a config legal, and the producer needs at least 24.
         "producer_registers": (24, 32, 40),
     }
 

@@ -37,34 +37,34 @@ from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ, Sizes
 # Tensors with (batch, row, head) strides, in the order of _numbers().
 _STRIDED = ("do", "q", "k", "v", "o", "dq", "dk", "dv")
 _STATISTICS = ("lse", "dlse")
-# The strides of a tensor that the call omits.
+# The strides that stand for a tensor that the call omits.
 _ABSENT = (0,)
 
 
 def backward_flop(sizes: Sizes) -> int:
-    """FLOP of the GEMMs that the needed gradients take: five for all of dq, dk and dv.
+    """FLOP of the GEMMs that the needed gradients require; dq, dk and dv together require five.
 
     Five GEMMs cost 2 b h s_q s_k (3 d + 2 d_v), or half of that when causal; with a window this
     counts visible query-key pairs. dq alone takes three of the five; dk and dv without dq take
-    four. Packed sequences each count as the longest one.
+    four. Every packed sequence counts as if it had the maximum length.
     """
     columns = n_columns(sizes.gradients, sizes.d, sizes.d_v)
     return sizes.batch * sizes.heads_q * twice_nominal_pairs(sizes) * columns
 
 
 def n_products(gradients: str = "") -> int:
-    """The number of GEMMs for a problem's gradients: '', 'only_dq' or 'no_dq'."""
+    """The number of GEMMs that a problem's ``gradients`` ('', 'only_dq' or 'no_dq') require."""
     return {ONLY_DQ: 3, NO_DQ: 4}.get(gradients, 5)
 
 
 def n_columns(gradients: str, d: int, d_v: int) -> int:
-    """The columns of the operands of all these GEMMs: do v^T and dv have d_v, the others d."""
+    """The sum of the widths of these GEMMs: d_v for do v^T and for dv, d for each other GEMM."""
     of_v = 1 if gradients == ONLY_DQ else 2
     return (n_products(gradients) - of_v) * d + of_v * d_v
 
 
 def gradients_word(dq: bool, dk: bool, dv: bool) -> str:
-    """A problem's word for the gradients that are needed.
+    """The value of Problem.gradients for the gradients that are needed.
 
     'only_dq' means dq alone; 'no_dq' means dk or dv without dq; '' covers every other case.
     """
@@ -74,7 +74,7 @@ def gradients_word(dq: bool, dk: bool, dv: bool) -> str:
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in its order.
+    """The numbers that the C++ host path takes, in the order in which it takes them.
 
     Sizes and the total rows of packed q and k come first. Strides follow: (batch, row, head) of do,
     q, k, v, o, dq, dk and dv, and (batch, head) of lse and dlse. Last are scale (None: 1/sqrt(d)),
@@ -98,8 +98,8 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
 
 def check_grad_dtype(grad_dtype: object) -> str | None:
-    """'float32' for any framework's float32 dtype. None stays None, which means the dtype of the
-    inputs.
+    """Returns 'float32' for any framework's float32 dtype, and None, which means the inputs' dtype,
+    for None.
 
     Raises ArgumentError for anything else.
     """
@@ -113,7 +113,8 @@ def check_grad_dtype(grad_dtype: object) -> str | None:
 
 
 def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The (batch, head) strides of a (batch, heads, seq) tensor; batch is 0 if packed."""
+    """The (batch, head) strides of a (batch, heads, seq) tensor; the batch stride is 0 if
+    packed."""
     return (0,) * (3 - len(strides)) + strides[:-1]
 
 
@@ -123,8 +124,8 @@ def _gradient(name: str, dims: tuple[str, ...], packed: tuple[str, ...], unless:
     )
 
 
-# o and lse may come from attention over more keys than k holds. Rows that belong to no sequence, or
-# lie past the longest length, get gradients of 0.
+# o and lse may come from attention over more keys than k holds. The gradients are 0 in rows that
+# belong to no sequence or lie past the longest length.
 BACKWARD = Operation(
     name="backward",
     tensors=(

@@ -8,13 +8,14 @@ from flashsmith.errors import ArgumentError
 from flashsmith.operations.operation import Call, TensorSpec
 
 SCALES = ("k_scale", "v_scale")
-# A tensor of scales has one number, or one for each K/V head.
+# A tensor of scales has either one number or one number per K/V head.
 SCALE_TENSORS = tuple(
     TensorSpec(name, (f"{name}s",), "float32", presence="optional", alignment=4) for name in SCALES
 )
-# The factors of keys and values without a tensor of scales.
+# The options for the scales of keys and values that are given as numbers and not as tensors.
 SCALE_OPTIONS = MappingProxyType({f"{name}_value": 1.0 for name in SCALES})
-# The same for a cache whose rows are both key and value, and have one scale.
+# The tensor and the option of a cache whose rows are both key and value and therefore have one
+# scale.
 K_SCALE_TENSOR = SCALE_TENSORS[0]
 K_SCALE_OPTION = MappingProxyType({"k_scale_value": 1.0})
 # In measurements, a tensor of scales has one number.
@@ -22,10 +23,10 @@ MEASURED_SCALES = MappingProxyType({f"{name}s": 1 for name in SCALES})
 
 
 def scale_numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers for the C++ host path: the scales of keys and of values if they are numbers, and
-    for each whether its tensor has one number for every head.
+    """The numbers for the C++ host path: the scales of keys and values that are numbers, and for
+    each of the two scales a flag for a tensor with one number per head.
 
-    Raises ArgumentError for a tensor with another number of scales than 1 or the K/V heads.
+    Raises ArgumentError unless the number of scales in a tensor is 1 or the number of K/V heads.
     """
     counts = [call.sizes.get(f"{name}s", 1) for name in SCALES]
     heads = call.problem.heads_k

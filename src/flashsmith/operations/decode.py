@@ -2,7 +2,7 @@
 
 The kernel reads the lengths and the page table of the cache on the device. Causal masks and windows
 are aligned to the bottom right: query j of n sees keys up to L - n + j, where L is the sequence's
-length after appending. A row that sees no keys outputs 0, with an LSE of -inf.
+length after appending. For a row that sees no keys, the output is 0 and the LSE is -inf.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.flop import visible_pairs
 from flashsmith.semantics.sizes import Sizes
 
-# A dense cache is (batch, capacity, heads_k, d), a paged one (pages, page, heads_k, d). The cache
-# of values has d_v instead of d.
+# A dense cache is (batch, capacity, heads_k, d), a paged one (pages, page, heads_k, d). In the
+# cache of values, d_v takes the place of d.
 _CACHE = ("blocks", "slots", "heads_k")
 _NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k"), ("total_q", "heads_k")
 _ROTARY = ("positions", "rotary_half")
-# The strides of a tensor that the call omits.
+# The strides that stand for a tensor that the call omits.
 _ABSENT = (0,)
 INVARIANT, FREE = SPLITS = ("invariant", "free")
 _INT_BYTES = 4
@@ -78,8 +78,8 @@ def decode_bytes(sizes: Sizes) -> int:
 
 
 def _measured(sizes: Sizes) -> dict[str, int]:
-    """Dimensions in measurements: the cache has exactly the capacity for the keys; rotary covers
-    all of d."""
+    """The dimensions for measurements: the cache's capacity is exactly the number of keys, and
+    rotary embedding covers all of d."""
     pages = -(-sizes.seq_k // sizes.page) if sizes.page else 0
     return {
         **packed_rows(sizes),
@@ -93,7 +93,7 @@ def _measured(sizes: Sizes) -> dict[str, int]:
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in its order.
+    """The numbers that the C++ host path takes, in the order in which it takes them.
 
     Sizes come first: batch, seq_q (the longest if packed), the capacity of a sequence in keys,
     heads_q, heads_k, d, d_v, total_q, blocks, slots, most_pages, positions and rotary_half.
@@ -135,7 +135,8 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
 
 def check_together(call: Call) -> None:
-    """Raises ArgumentError if a call's tensors conflict in ways that their shapes do not show."""
+    """Raises ArgumentError if a call's tensors conflict in a way that the check of their shapes
+    does not find."""
     p, given, sizes = call.problem, call.strides, call.sizes
     if p.page and sizes["slots"] != p.page:
         raise ArgumentError(
@@ -155,7 +156,8 @@ def check_together(call: Call) -> None:
 
 
 def check_given(given: Collection[str]) -> None:
-    """Raises ArgumentError if a call gives only some of the tensors that it must give together."""
+    """Raises ArgumentError if a call gives only some of a group of tensors that must be given
+    together."""
     for one, other, why in (
         ("k", "v", "both are appended"),
         ("v", "k", "both are appended"),
@@ -186,7 +188,8 @@ def check_rotary_dtype(dtype: object) -> str | None:
 
 
 def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The (batch, head) strides of a (batch, heads, seq) tensor; batch is 0 if packed."""
+    """The (batch, head) strides of a (batch, heads, seq) tensor; the batch stride is 0 if
+    packed."""
     return (0,) * (3 - len(strides)) + strides[:-1]
 
 
@@ -207,10 +210,10 @@ DECODE = Operation(
     name="decode",
     tensors=(
         TensorSpec("q", Q, packed=PACKED_Q),
-        # k_cache and v_cache may be interleaved views of one tensor.
+        # k_cache and v_cache may be interleaved views of the same tensor.
         _cache("k_cache", "v_cache", "d"),
         _cache("v_cache", "k_cache", "d_v"),
-        # These are the lengths before appending.
+        # The lengths are those before appending.
         TensorSpec("cache_lens", ("batch",), "int32", alignment=4),
         TensorSpec("o", OUT, role="out", packed=PACKED_OUT),
         TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),
@@ -222,7 +225,7 @@ DECODE = Operation(
         _rotary("sin"),
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
         TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
-        # How many keys before the cache's first one each sequence has dropped.
+        # The number of keys that each sequence has dropped from before the cache's first key.
         TensorSpec("kv_offset", ("batch",), "int32", presence="optional", alignment=4),
         *SCALE_TENSORS,
     ),

@@ -27,14 +27,15 @@ ROWS, PACKED_ROWS = ("batch", "heads_q", "seq_q"), ("heads_q", "total_q")
 def attn_flop(sizes: Sizes) -> int:
     """FLOP of the two GEMMs.
 
-    They cost 2 b h s_q s_k (d + d_v), or half of that when causal. With a window they cost 2 b h
-    (d + d_v) per visible query-key pair. Packed sequences each count as the longest one.
+    They cost 2 b h s_q s_k (d + d_v), or half of that when causal. With a window they cost 2 b h (d
+    + d_v) per visible query-key pair. Every packed sequence counts as if it had the maximum length.
     """
     return sizes.batch * sizes.heads_q * twice_nominal_pairs(sizes) * (sizes.d + sizes.d_v)
 
 
 def batch_seq_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The (batch, seq, head) strides of a (batch, seq, heads, d) tensor; batch is 0 if packed."""
+    """The (batch, seq, head) strides of a (batch, seq, heads, d) tensor; the batch stride is 0 if
+    packed."""
     return (0,) * (4 - len(strides)) + strides[:-1]
 
 
@@ -47,7 +48,7 @@ def forward_numbers(
     left: int | None = None,
     right: int | None = None,
 ) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in its order.
+    """The numbers that the C++ host path takes, in the order in which it takes them.
 
     They are the sizes, the total rows of packed q and k (else 0), the strides (batch, row, head) of
     q, k, v and o in elements, scale, softcap, and the window's limits.
@@ -80,9 +81,9 @@ def scale_of(p: Sizes, scale: float | None) -> float:
 
 
 def mask_limits(p: Sizes, left: int | None, right: int | None) -> tuple[int, int]:
-    """How many keys before and after its own position a row sees.
+    """The window's limits: the numbers of keys that a row sees before and after its own position.
 
-    A limit of None leaves that side to the mask.
+    Where a limit is None, only the mask limits that side.
 
     Raises ArgumentError if the mask and the limits contradict each other.
     """
@@ -109,8 +110,8 @@ FORWARD = Operation(
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
         TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
         TensorSpec("cu_seqlens_k", ("batch+1",), "int32", presence="packed", alignment=4),
-        # Only partial problems take seqused_k and k_begin, which select the keys that count.
-        # Partial problems have neither sinks nor row_max.
+        # seqused_k and k_begin, which select the keys that count, occur only in partial problems;
+        # sinks and row_max do not occur in them.
         TensorSpec("seqused_k", ("batch",), "int32", presence="optional", alignment=4),
         TensorSpec("k_begin", ("batch",), "int32", presence="optional", alignment=4),
     ),

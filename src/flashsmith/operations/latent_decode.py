@@ -1,8 +1,8 @@
 """The operation `latent_decode`: attention over a cache whose rows are both key and value.
 
-All query heads share one head of the cache. Its first d_v columns are the value, the others belong
-to the key only: the absorbed form of multi-head latent attention (MLA). Lengths, pages, masks and
-splits work as in the operation `decode`.
+All query heads share one head of the cache. All columns of a row are the key, and the first d_v of
+them are also the value: the absorbed form of multi-head latent attention (MLA). Lengths, pages,
+masks and splits work as in the operation `decode`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def latent_flop(sizes: Sizes) -> int:
 
 
 def latent_bytes(sizes: Sizes) -> int:
-    """Bytes of q, o, the lengths, the visible rows of the cache, each once, and their page
+    """Bytes of q, o, the lengths, the visible cache rows (each counted once), and the rows' page
     numbers."""
     keys = keys_read(sizes)
     queries = sizes.seq_q * sizes.heads_q * (sizes.d + sizes.d_v)
@@ -49,7 +49,7 @@ def latent_bytes(sizes: Sizes) -> int:
 
 
 def _measured(sizes: Sizes) -> dict[str, int]:
-    """Dimensions in measurements: the cache has exactly the capacity for the keys."""
+    """The dimensions for measurements: the cache's capacity is exactly the number of keys."""
     pages = -(-sizes.seq_k // sizes.page) if sizes.page else 0
     return {
         **packed_rows(sizes),
@@ -61,7 +61,7 @@ def _measured(sizes: Sizes) -> dict[str, int]:
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in its order.
+    """The numbers that the C++ host path takes, in the order in which it takes them.
 
     Sizes come first: batch, seq_q (the longest if packed), the capacity of a sequence in keys,
     heads_q, heads_k, d, d_v, total_q, blocks and slots. Strides follow: (batch, row, head) of q,
@@ -111,7 +111,7 @@ LATENT_DECODE = Operation(
     tensors=(
         TensorSpec("q", Q, packed=PACKED_Q),
         TensorSpec("k_cache", _CACHE, role="inout", written_with="k", is_cache=True),
-        # These are the lengths before appending.
+        # The lengths are those before appending.
         TensorSpec("cache_lens", ("batch",), "int32", alignment=4),
         TensorSpec("o", OUT, role="out", packed=PACKED_OUT),
         TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),
@@ -120,7 +120,7 @@ LATENT_DECODE = Operation(
         TensorSpec("k", _NEW, presence="optional", packed=_PACKED_NEW),
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
         TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
-        # It multiplies a row both as key and as value.
+        # The scale multiplies a row both as a key and as a value.
         K_SCALE_TENSOR,
     ),
     numbers=_numbers,

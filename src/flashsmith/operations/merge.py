@@ -15,14 +15,14 @@ from flashsmith.operations.operation import Call, Operation, Presence, TensorSpe
 from flashsmith.printable import quoted
 from flashsmith.semantics.sizes import Sizes
 
-# Maximum number of parts that one launch merges; kMostParts in csrc.
+# The maximum number of parts that one launch merges; equal to kMostParts in csrc.
 MOST_PARTS = 8
-# The strides of a tensor that the call omits.
+# The strides that stand for a tensor that the call omits.
 _ABSENT = (0,)
 
 
 def part_names(part: int) -> tuple[str, str]:
-    """The names of a part's output and LSE."""
+    """The operation's names for a part's output and LSE."""
     return f"outs[{part}]", f"lses[{part}]"
 
 
@@ -32,19 +32,20 @@ def parts_of(sizes: Sizes) -> int:
 
 
 def _flop(sizes: Sizes) -> int:
-    """One multiplication and one addition for every element of every part."""
+    """FLOP: one multiplication and one addition for every element of every part."""
     return 2 * sizes.batch * sizes.heads_q * sizes.seq_q * sizes.d * parts_of(sizes)
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in its order.
+    """The numbers that the C++ host path takes, in the order in which it takes them.
 
-    Rows of a sequence come first (of all sequences if packed), then batch (1 if packed), heads, d
-    and the number of parts. Three flags, 0 or 1, mark fp32 for the first part, the other parts, and
-    o. Last are the strides: (batch, row, head) of o and each part, and (batch, head) of lse and
-    each part's LSE.
+    First come the number of rows of a sequence (of all sequences if packed), batch (1 if packed),
+    heads, d and the number of parts. Three flags, 0 or 1, follow: whether the first part, the other
+    parts, and o are fp32. Last are the strides: (batch, row, head) of o and each part, and (batch,
+    head) of lse and each part's LSE.
 
-    Raises ArgumentError where a part has only one of output and LSE, or an earlier part is missing.
+    Raises ArgumentError if a part has an output but no LSE, or the reverse, or if an earlier part
+    is missing.
     """
     p, strides, options = call.problem, call.strides, call.options
     names = [part_names(part) for part in range(MOST_PARTS)]
@@ -74,7 +75,8 @@ def _is_fp32(options: Mapping[str, Any], name: str) -> bool:
 
 
 def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The (batch, head) strides of a (batch, heads, seq) tensor; batch is 0 if packed."""
+    """The (batch, head) strides of a (batch, heads, seq) tensor; the batch stride is 0 if
+    packed."""
     return (0,) * (3 - len(strides)) + strides[:-1]
 
 

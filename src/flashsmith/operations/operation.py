@@ -1,4 +1,4 @@
-"""Operation: the tensors, options, FLOP and reference of what a kernel computes."""
+"""Operation: describes what a kernel computes by its tensors, options, FLOP and reference."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ class TensorSpec:
         return self.packed if self.packed and problem.semantics.packed else self.dims
 
     def dtype_of(self, problem: Sizes, options: Mapping[str, Any] = MappingProxyType({})) -> str:
-        """NumPy's name for the tensor's element type in a call of `problem` with these options."""
+        """The NumPy dtype name of this tensor when the operation is called on `problem` with these
+        options."""
         if self.partial_dtype and problem.semantics.partial:
             return self.partial_dtype
         if self.is_cache and problem.cache_format.is_8bit:
@@ -94,14 +95,14 @@ class TensorSpec:
         return (dtype_name(asked) or asked) if asked else self.dtype or problem.dtype.numpy_name
 
     def is_required(self, problem: Sizes) -> bool:
-        """Whether every call of `problem` has the tensor, except calls that decline a 'usual'
-        output."""
+        """Whether every call on `problem` has the tensor; a 'usual' output counts, although a call
+        may decline it."""
         if not self.is_of_kind(problem):
             return False
         return self.presence != "optional"
 
     def is_of_kind(self, problem: Sizes) -> bool:
-        """Whether calls of `problem` may have the tensor.
+        """Whether calls on `problem` may have the tensor.
 
         Only packed problems have 'packed' tensors, and only paged problems have 'paged' ones. A
         gradient's tensor is absent from problems that do not need the gradient.
@@ -113,12 +114,13 @@ class TensorSpec:
         return self.presence != "packed" or problem.semantics.packed
 
     def is_written(self, given: Collection[str]) -> bool:
-        """Whether a call that is given the tensors named in ``given`` writes this tensor."""
+        """Whether a call writes this tensor if the tensors named in ``given`` are passed to it."""
         return self.role != "in" and (not self.written_with or self.written_with in given)
 
 
 class Call(NamedTuple):
-    """One call with checked tensors, from which an operation computes its numbers.
+    """One call with checked tensors; from it, an operation computes the numbers for the C++ host
+    path.
 
     strides: of every given tensor, in elements, by name. sizes: of the dimensions that the
     operation names itself. options: every option of the operation, by name.
@@ -134,7 +136,8 @@ Numbers = Callable[[Call], tuple[int | float, ...]]
 
 
 def packed_rows(problem: Sizes) -> dict[str, int]:
-    """Total rows of packed q and k if every sequence has the maximum length; else {}."""
+    """The total rows of q and k in a packed problem whose sequences all have the maximum length; {}
+    if the problem is not packed."""
     if not problem.semantics.packed:
         return {}
     return {
@@ -233,9 +236,9 @@ class Operation:
         return tuple(tensor for tensor in self.tensors if tensor.role != "in")
 
     def shape(self, tensor: TensorSpec, problem: Sizes) -> tuple[int, ...]:
-        """The shape of a problem's tensor; packed sequences all count as the longest one.
+        """The shape of a tensor in a problem; if packed, all sequences have the maximum length.
 
-        Raises ArgumentError where a dimension's size depends on the caller's tensor.
+        Raises ArgumentError if a dimension's size depends on the tensor that a caller passes.
         """
         return shape_of(tensor, problem, self.sizes(problem))
 
@@ -270,18 +273,18 @@ class Operation:
 
     @property
     def has_d_v(self) -> bool:
-        """Whether v may have another width than q and k."""
+        """Whether v may have a different head dimension than q and k."""
         return any("d_v" in tensor.dims for tensor in self.tensors)
 
     @property
     def gradient_words(self) -> tuple[str, ...]:
-        """The values besides '' that ``gradients`` may have in the operation's problems."""
+        """The values other than '' that Problem.gradients may have for this operation."""
         return tuple(dict.fromkeys(it.unless for it in self.tensors if it.unless))
 
     def check_semantics(self, semantics: Semantics) -> None:
         """Raises ArgumentError for semantics that the operation does not support."""
-        # A kernel that supports windows takes any registered mask, since its library's header
-        # defines the mask.
+        # A kernel that supports windows supports every registered mask, because its library's
+        # header defines the mask.
         others = known_masks()[len(MASKS) :] if WINDOW in self.semantics else ()
         supported = {*self.semantics, *others}
         if self.takes_programs:
@@ -295,7 +298,8 @@ class Operation:
             )
 
 
-# The most dimensions of a tensor that a program reads, and the most tensors and numbers.
+# The maximum number of dimensions of a tensor that a program reads, and the maximum numbers of
+# tensors and of numbers.
 MOST_READ_DIMS, MOST_READS, MOST_PROGRAM_NUMBERS = 4, 8, 16
 # The tensors that a program reads. The program defines their number, dtypes and ranks.
 READS = tuple(
@@ -340,8 +344,8 @@ def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tu
 
 
 def size_of(dim: str | int, problem: Sizes, sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension; None if the operation names the dimension itself and `sizes` lacks
-    it."""
+    """The size of a dimension; None if the dimension is one that the operation names itself and
+    `sizes` does not have it."""
     if isinstance(dim, int):
         return dim
     name, _, more = dim.partition("+")
@@ -350,7 +354,7 @@ def size_of(dim: str | int, problem: Sizes, sizes: Mapping[str, int]) -> int | N
 
 
 def load_attribute(target: str, what: str) -> Any:
-    """The object that 'module:attribute' names. Raises ArgumentError when there is none."""
+    """The object that 'module:attribute' names. Raises ArgumentError if there is no such object."""
     module, _, attribute = target.partition(":")
     try:
         found: Any = import_module(module)

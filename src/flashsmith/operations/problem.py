@@ -48,14 +48,15 @@ _DTYPE_WORDS = {
 
 
 class _SameAsD(int):
-    """The d_v of a problem that was made without one; if d changes, d_v changes with it."""
+    """The d_v of a problem that was made without a d_v: it equals d, also after d is replaced."""
 
 
 class TiledConfig(Protocol):
-    """The part of a config that a problem uses."""
+    """The part of a config's interface that a problem uses."""
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether a kernel that needs whole tiles can run these sizes."""
+        """Whether sizes consist of whole tiles, so that a kernel without bounds checks can compute
+        them."""
 
     @property
     def d_head_v(self) -> int:
@@ -64,7 +65,7 @@ class TiledConfig(Protocol):
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One call's sizes, its compiled-in semantics, and its operation.
+    """The sizes of a call, the semantics that its kernel is compiled for, and its operation.
 
     In attention, q is (batch, seq_q, heads_q, d), o is (batch, seq_q, heads_q, d_v), k is (batch,
     seq_k, heads_k, d), and v is (batch, seq_k, heads_k, d_v); d_v is d unless it is given. If
@@ -179,12 +180,12 @@ class Problem:
 
     @property
     def cache_format(self) -> CacheFormat:
-        """How the KV cache holds its elements."""
+        """The format in which the KV cache stores its elements."""
         return CacheFormat.parse(self.cache)
 
     def of_operation(self, name: str, gradients: str = "") -> Problem:
-        """The problem for another operation, without `bits` if that operation has no canonical
-        order, and without `cache` if it has none."""
+        """This problem for another operation, without `bits` if that operation has no canonical
+        order, and without `cache` if that operation has no cache."""
         other = operation(name)
         bits = self.bits if other.has_canonical else ""
         cache = self.cache if other.has_cache else ""
@@ -216,7 +217,7 @@ class Problem:
 
     @property
     def softcap(self) -> float:
-        """The value of a softcap in measurements; 0 without one."""
+        """The softcap in measurements; 0 if the problem has no softcap."""
         return self.numbers.get("softcap", 0.0)
 
     @property
@@ -233,8 +234,8 @@ class Problem:
     def attn_flop(self) -> int:
         """FLOP of the problem, as its operation counts them.
 
-        For attention, these are the FLOP of the two GEMMs. Packed sequences each count as the
-        longest one.
+        For attention, these are the FLOP of the two GEMMs. Every packed sequence counts as if it
+        had the maximum length.
         """
         return self.computed.flop(self)
 
@@ -247,7 +248,7 @@ class Problem:
 
     @property
     def kind(self) -> str:
-        """The operation, semantics, page, gradients, bits and cache, without sizes.
+        """The operation, semantics, page, gradients, bits and cache as text, without sizes.
 
         Examples are 'causal+packed+uneven', 'first_row', 'decode+page16', 'backward+only_dq' and
         'plain'.
@@ -321,8 +322,8 @@ def _semantic_words() -> tuple[str, ...]:
 
 
 def semantic_words(semantics: Semantics, window_keys: int) -> list[str]:
-    """The words for everything that differs from the plain case, such as ['window_4096',
-    'packed']."""
+    """The words for everything in which the semantics differ from the plain case, such as
+    ['window_4096', 'packed']."""
     mask, *flags = semantics.words() or [""]
     return [f"{mask}_{window_keys}" if window_keys else mask, *flags] if mask else []
 

@@ -19,9 +19,9 @@ from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import MASKS
 from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE, WINDOW_KEYS
 
-# The operation of a Problem that names no operation; texts omit this name.
+# The operation of a Problem that is made without one; problems' texts omit its name.
 DEFAULT = FORWARD.name
-# Words that have another meaning in a problem's text.
+# Words that already have another meaning in a problem's text, so no operation may have these names.
 _TAKEN = {
     *(*MASKS, *SEMANTIC_WORDS, *GRADIENT_WORDS, "plain"),
     *(dtype.name.lower() for dtype in DType),
@@ -35,7 +35,7 @@ _finders: list[Callable[[], object]] = []
 
 
 def register_operation(operation: Operation) -> Operation:
-    """Adds an operation, and returns it; the same object may be added again.
+    """Registers an operation and returns it; registering the same object again is allowed.
 
     Raises:
         ArgumentError: the argument is not an Operation, its name is taken by another operation or a
@@ -67,7 +67,7 @@ def find_more_with(finder: Callable[[], object]) -> None:
 
 
 def known_operation(name: str) -> Operation | None:
-    """The operation of that name, from installed packages too; None if there is none."""
+    """The operation of that name, including those of installed packages; None if there is none."""
     if name not in OPERATIONS:
         for finder in _finders:
             finder()
@@ -78,7 +78,7 @@ def operation(name: str) -> Operation:
     """The operation of that name.
 
     Raises:
-        ArgumentError: there is none; the message lists the known ones.
+        ArgumentError: there is no such operation; the message lists the known ones.
     """
     found = known_operation(name) if isinstance(name, str) else None
     if found is None:

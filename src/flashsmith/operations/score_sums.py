@@ -50,14 +50,14 @@ _SUMS = ("sums_batch", "sums_heads", "sums_rows", "sums_columns")
 
 
 def score_sums_flop(sizes: Sizes) -> int:
-    """FLOP of the two GEMMs, as many as attention's."""
+    """FLOP of the two GEMMs, which equal those of attention."""
     return attn_flop(sizes)
 
 
 def sums_shape(
     axis: str, batch: int, heads_q: int, seq_q: int, seq_k: int
 ) -> tuple[int, int, int, int]:
-    """The shape of the sums; along 'elements' nothing is summed.
+    """The shape of the sums along an axis; along 'elements', nothing is summed.
 
     Raises ArgumentError for an unknown axis.
     """
@@ -74,17 +74,18 @@ def _tiles(length: int) -> int:
 
 
 def _sizes(problem: Sizes) -> dict[str, int]:
-    """Dimensions in measurements, for sums by rows."""
+    """The dimensions for measurements, in which sums are by rows."""
     shape = sums_shape("rows", problem.batch, problem.heads_q, problem.seq_q, problem.seq_k)
     return packed_rows(problem) | dict(zip(_SUMS, shape, strict=True))
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in its order. First come the numbers of `backward`
-    up to the window, with zeros for gradients; then the place of the axis in AXES, the sizes of
-    sums and their strides except the last; then the numbers of a program.
+    """The numbers that the C++ host path takes, in the order in which it takes them. First come the
+    numbers of `backward` up to the window, with 0 in the place of the gradients' strides. Then come
+    the axis's index in AXES, the sizes of sums, and all strides of sums except the last. The
+    numbers of a program are last.
 
-    Raises ArgumentError for an unknown axis or sums of another shape.
+    Raises ArgumentError for an unknown axis, or if sums does not have the axis's shape.
     """
     p, strides, options = call.problem, call.strides, call.options
     shape = tuple(call.sizes[name] for name in _SUMS)

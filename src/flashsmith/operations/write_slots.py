@@ -1,8 +1,9 @@
 """The operation `write_slots`: each row of k and v is written into its slot of a cache.
 
-Slot s of a cache is row s % slots of block s // slots. Nothing is written for a slot that is
-negative or beyond the cache, and rows of k and v beyond the slots are not read. Elements are
-copied, or divided by the cache's scale and rounded to the cache's format.
+Slot s of a cache is row s % slots of block s // slots, where slots is the number of slots of a
+block. Nothing is written for a slot that is negative or beyond the cache, and rows of k and v
+beyond the slots are not read. Elements are copied, or divided by the cache's scale and rounded to
+the cache's format.
 """
 
 from __future__ import annotations
@@ -17,28 +18,29 @@ from flashsmith.operations.cache_scales import (
 from flashsmith.operations.operation import Call, Operation, TensorSpec
 from flashsmith.semantics.sizes import Sizes
 
-# Slots of a block, if only a problem determines their number.
+# The number of slots of a block in measurements.
 _MEASURED_SLOTS = 16
 _SLOT_BYTES = 8
-# v has d_v in the place of d.
+# In v, d_v takes the place of d.
 _NEW = ("new_rows", "heads_k")
 _CACHE = ("blocks", "slots", "heads_k")
 
 
 def _elements(sizes: Sizes) -> int:
-    """Elements of k and v that are copied."""
+    """The number of elements of k and v that are copied."""
     return sizes.batch * sizes.seq_q * sizes.heads_k * (sizes.d + sizes.d_v)
 
 
 def _bytes(sizes: Sizes) -> int:
-    """Bytes of the slots, and of k and v, which are read and written."""
+    """The bytes of the slots, of k and v as they are read, and of the cache rows as they are
+    written."""
     of_cache = 1 if sizes.cache_format.is_8bit else sizes.dtype.element_size
     of_elements = _elements(sizes) * (sizes.dtype.element_size + of_cache)
     return of_elements + sizes.batch * sizes.seq_q * _SLOT_BYTES
 
 
 def _measured(sizes: Sizes) -> dict[str, int]:
-    """Dimensions in measurements: as many slots as rows, in blocks of 16."""
+    """The dimensions for measurements: as many slots as rows, in blocks of 16."""
     rows = sizes.batch * sizes.seq_q
     return {
         "new_rows": rows,
@@ -50,7 +52,7 @@ def _measured(sizes: Sizes) -> dict[str, int]:
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in its order.
+    """The numbers that the C++ host path takes, in the order in which it takes them.
 
     Sizes come first: the number of slots to write, heads_k, d, d_v, blocks, and slots of a block.
     Strides follow: (row, head) of k and v, and (block, slot, head) of k_cache and v_cache. The
@@ -81,7 +83,7 @@ WRITE_SLOTS = Operation(
     tensors=(
         TensorSpec("k", (*_NEW, "d")),
         TensorSpec("v", (*_NEW, "d_v")),
-        # Both may be halves of one tensor.
+        # Both caches may be halves of one tensor.
         _cache("k_cache", "v_cache", "d"),
         _cache("v_cache", "k_cache", "d_v"),
         TensorSpec("slot_mapping", ("slot_count",), "int64", alignment=8),

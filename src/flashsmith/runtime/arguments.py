@@ -1,5 +1,4 @@
-"""All checks on the tensors of a forward pass; a call that passes these checks is safe to
-launch."""
+"""All checks on the tensors of a forward pass; a call that passes them is safe to launch."""
 
 from __future__ import annotations
 
@@ -136,9 +135,9 @@ def check_request(
 
 
 def _statistics(options: ForwardOptions, *, partial: bool, has_sinks: bool) -> list[str]:
-    """The statistics of rows that a call returns: a part always has its log-sum-exp.
+    """The row statistics that a call returns; partial attention always returns the log-sum-exp.
 
-    Raises ArgumentError if a part has sinks or row maxima.
+    Raises ArgumentError if partial attention is combined with sinks or row maxima.
     """
     wanted = ["lse"] if check_flag("return_lse", options.return_lse) or partial else []
     if check_flag("return_row_max", options.return_row_max):
@@ -153,7 +152,8 @@ def _statistics(options: ForwardOptions, *, partial: bool, has_sinks: bool) -> l
 
 
 def program_for(bound: Any, bits: str) -> str:
-    """The program of a call in the form that kernels compute; '' for none."""
+    """The text of a call's program, in the form in which kernels compute it; '' without a
+    program."""
     if bound is None:
         return ""
     program: Program = bound.program
@@ -161,7 +161,7 @@ def program_for(bound: Any, bits: str) -> str:
 
 
 def mask_options(mask: MaskLimits, scale: float, softcap: float) -> dict[str, Any]:
-    """Scale, softcap and window limits, as operations take them."""
+    """Scale, softcap and window limits in the form in which operations take them."""
     windowed = mask.kind == "window"
     left, right = (mask.left, mask.right) if windowed else (None, None)
     return {"scale": scale, "softcap": softcap, "left": left, "right": right}
@@ -179,7 +179,8 @@ def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, .
         if len(view.shape) != (3 if packed else 4):
             raise _wrong_rank(view, packed)
         _check_same_kind(view, q_view)
-        # Checked before the strides: in a contiguous tensor, a bad d makes the strides bad, too.
+        # Checked before the strides, because an unsupported d makes a contiguous tensor's strides
+        # fail, too.
         _check_d(view, q_view)
         _check_layout(view)
     return views
@@ -262,8 +263,8 @@ def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
 
 
 def check_widths(name: str, cfg: KernelConfig, problem: Problem) -> None:
-    """Raises ArgumentError when d or d_v is too large for the config's kernel, or when they differ
-    and the kernel has one width."""
+    """Raises ArgumentError when d or d_v is too large for the config's kernel, or when d and d_v
+    differ and the kernel requires them to be equal."""
     if problem.d > cfg.d_head:
         what = f"d_head {problem.d}" if name == "q" else f"d {problem.d}"
         raise ArgumentError(
@@ -287,7 +288,8 @@ def check_widths(name: str, cfg: KernelConfig, problem: Problem) -> None:
 
 
 def check_gradients(cfg: KernelConfig, problem: Problem) -> None:
-    """Raises ArgumentError unless the config's kernel computes the gradients that are needed."""
+    """Raises ArgumentError unless the config's kernel computes all gradients that the problem
+    needs."""
     if not serves_gradients(cfg, problem):
         only = cfg.family.gradients_of(cfg)
         raise ArgumentError(
@@ -306,7 +308,8 @@ def check_order(cfg: KernelConfig, problem: Problem) -> None:
 
 
 def check_cache(cfg: KernelConfig, problem: Problem) -> None:
-    """Raises ArgumentError when the config's kernel is for a cache of another format."""
+    """Raises ArgumentError when the config's kernel expects a different cache format than the
+    problem's."""
     served = cfg.family.cache_of(cfg)
     if served != problem.cache:
         other = cfg.with_knobs(cache=problem.cache_format) if "cache" in cfg.KNOBS else None
@@ -318,8 +321,8 @@ def check_cache(cfg: KernelConfig, problem: Problem) -> None:
 
 
 def check_program(cfg: KernelConfig, problem: Problem) -> None:
-    """Raises ArgumentError when the call has a score or mask function, and the config has no kernel
-    for it."""
+    """Raises ArgumentError when the call has a score or mask function that no kernel of the config
+    supports."""
     if not problem.semantics.program:
         return
     adapted = cfg.family.adapt_to_program(cfg, problem.semantics)
@@ -331,7 +334,8 @@ def check_program(cfg: KernelConfig, problem: Problem) -> None:
 
 
 def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> TensorView | None:
-    """A view of the sinks, or None. Raises ArgumentError unless they are (heads_q,) of fp32."""
+    """A view of the sinks, or None without sinks. Raises ArgumentError unless the sinks are an fp32
+    tensor of shape (heads_q,)."""
     if sinks is None:
         return None
     view = view_vector("sinks", sinks, "float32")
@@ -353,8 +357,8 @@ def check_output(
     dtype: str = "",
     d_v: int | None = None,
 ) -> TensorView:
-    """A view of the output that the caller gave as ``name``. Its dtype must be ``dtype`` ('' means
-    q's), and its last dimension ``d_v`` (None means q's).
+    """A view of the output tensor that the caller passed as argument ``name``. Its dtype must be
+    ``dtype`` ('' means q's), and its last dimension ``d_v`` (None means q's).
 
     Raises ArgumentError unless the output has the right shape, dtype, framework and device, is
     writable and aligned, and does not overlap an input or itself.
@@ -431,7 +435,7 @@ def _check_layout(view: TensorView) -> None:
     if wrong := _wrong_stride(view.shape, view.strides):
         raise ArgumentError(f"{view.name}: {wrong}")
     check_memory(view)
-    # An empty tensor is never read or written.
+    # No kernel reads or writes an empty tensor, so its address and strides do not matter.
     if view.address % ALIGNMENT_BYTES and 0 not in view.shape:
         raise ArgumentError(
             f"{view.name}: address {view.address:#x} is not a multiple of {ALIGNMENT_BYTES} bytes; "
@@ -470,7 +474,8 @@ def _problem(
     bits: str,
     program: str,
 ) -> Problem:
-    """The problem of three shapes. Cached, because a model reuses a few shapes in many calls."""
+    """The problem that three shapes describe. Cached, because a model's many calls have few
+    distinct shapes."""
     *q_rows, heads_q, d = q
     *k_rows, heads_k, _ = k
     if v[:-1] != k[:-1]:

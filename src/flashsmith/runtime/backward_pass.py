@@ -62,8 +62,8 @@ class Gradients(NamedTuple):
 
 
 class BackwardAhead(NamedTuple):
-    """The backward pass after a forward pass; its kernel is found or built together with the
-    forward's."""
+    """The backward pass that follows a forward pass; both passes' kernels are found or built
+    together."""
 
     config: KernelConfig | Chooser
     deterministic: bool
@@ -138,8 +138,8 @@ def run_gradients(
     observers: Sequence[Observer] = (),
     schedule_seed: int | None = None,
 ) -> OperationResult:
-    """``backward`` with one config's kernel and the further arguments of ``run_forward``, for
-    verification and benchmarks."""
+    """``backward`` with the kernel of a given config; for verification and benchmarks it also takes
+    the additional arguments of ``run_forward``."""
     prepared = _prepare(
         *(check_config(cfg, BACKWARD.name), tensors, options, emulate),
         timed=timed,
@@ -150,7 +150,8 @@ def run_gradients(
 
 
 class _Prepared(NamedTuple):
-    """A prepared call, the tensors that it copied, and whether a later call may repeat it."""
+    """A prepared call, the names of the tensors that it copied, and whether later calls may repeat
+    it."""
 
     call: PreparedCall
     copied: list[str]
@@ -202,11 +203,12 @@ def _prepare(
         )
 
     def find_kernel() -> LoadedKernel:
-        # An empty ``wish`` has no kernel, yet dsinks may need one.
+        # An empty ``wish`` needs no kernel for its own outputs, but dsinks may still need one.
         return kernel or kernel_for(cfg, problem.required_semantics(cfg), request, device, None)
 
     prepared = prepare(request, device, find_kernel, timed=timed, poisoned=poisoned)
-    # A call that copied only because of an address is not cached: other addresses need no copy.
+    # A call that copied a tensor only because of its address is not cached, because a call with
+    # other addresses may need no copy.
     copied = [name for name, why in (("do", copies_do), ("dlse", copies_dlse)) if why]
     return _Prepared(prepared, copied, is_own and "address" not in (copies_do, copies_dlse))
 
@@ -250,10 +252,10 @@ def _backward(problem: Problem, gradients: str) -> Problem:
 def _kernel_for(
     config: KernelConfig | Chooser, wish: Request, device: DeviceSpec
 ) -> tuple[KernelConfig, LoadedKernel | None, bool]:
-    """The config that serves ``wish``, its kernel, and whether it is the requested kernel and not a
-    substitute.
+    """The config that serves ``wish``, the config's kernel, and whether this is the requested
+    kernel (True) or a substitute (False).
 
-    The kernel is None if there is nothing to compute.
+    The kernel is None when there is nothing to compute.
     """
     chooser = None if isinstance(config, KernelConfig) else config
     cfg = config if isinstance(config, KernelConfig) else choose_for(config, wish, device)
@@ -267,8 +269,8 @@ def _kernel_for(
 
 
 def _readable(name: str, tensor: Any, wish: Request, cfg: KernelConfig) -> tuple[Any, str]:
-    """A gradient in a form that ``cfg``'s kernel can read: the tensor or a dense copy. The second
-    item is the reason for the copy: 'layout', 'address', or '' without a copy."""
+    """A gradient that ``cfg``'s kernel can read (the tensor itself or a dense copy), and the reason
+    for a copy: 'layout' or 'address', or '' if the tensor was not copied."""
     if tensor is None:
         return None, ""
     spec = _SPECS[name]

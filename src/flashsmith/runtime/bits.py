@@ -11,15 +11,17 @@ from flashsmith.semantics.sizes import FREE
 
 
 def resolve_bits(bits: Any) -> str:
-    """The value of ``Problem.bits``: 'canonical', or '' for free.
+    """The value of ``Problem.bits``: 'canonical', or '' if the kernel may produce any bits.
 
-    Raises ArgumentError for any other value of ``bits``, or of the variable when ``bits`` is None.
+    Raises ArgumentError when ``bits`` (or FLASHSMITH_BITS, when ``bits`` is None) has any other
+    value.
     """
     return check_bits(bits, env.bits())
 
 
 def named_bits(word: str) -> dict[str, str]:
-    """The keyword ``bits`` for a Problem's word for bits, independent of FLASHSMITH_BITS.
+    """The value of the keyword ``bits`` that gives a problem the value ``Problem.bits``, whatever
+    FLASHSMITH_BITS is.
 
     Empty when the bits are free and the variable is not set.
     """
@@ -27,7 +29,8 @@ def named_bits(word: str) -> dict[str, str]:
 
 
 def cannot_keep(bits: Any, why: str) -> ArgumentError:
-    """The error for a call that requests canonical bits but cannot keep them because of ``why``."""
+    """The error for a call that requests canonical bits but, for the reason ``why``, cannot have
+    them."""
     if bits is not None:
         return ArgumentError(f"bits={bits!r}: {why}; give bits='free'")
     return ArgumentError(

@@ -1,4 +1,4 @@
-"""The scales of a KV cache: the factors of its keys and values."""
+"""The scales of a KV cache: the factors that its stored keys and values are multiplied by."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _ALLOWED = (
 
 
 class Scales(NamedTuple):
-    """The scales of keys and values. Each is a tensor or a number, and None in the other field; a
-    scale that was not given is None in both."""
+    """The scales of keys and values. Each scale has one field for a tensor and one for a number;
+    the field that is not used is None, and both are None without a scale."""
 
     tensors: tuple[Any, Any] = (None, None)
     numbers: tuple[float | None, float | None] = (None, None)
 
     @classmethod
     def of(cls, k_scale: Any, v_scale: Any) -> Scales:
-        """The scales that a caller gave. Raises ArgumentError unless they are tensors, numbers or
-        None."""
+        """The scales that a caller passed. Raises ArgumentError unless each is a tensor, a number
+        or None."""
         if k_scale is None and v_scale is None:
             return _NO_SCALES
         (k, k_value), (v, v_value) = _split("k_scale", k_scale), _split("v_scale", v_scale)
@@ -41,7 +41,7 @@ class Scales(NamedTuple):
 
     @property
     def are_given(self) -> bool:
-        """Whether any was given."""
+        """Whether at least one scale was given."""
         return any(it is not None for it in (*self.tensors, *self.numbers))
 
 
@@ -59,8 +59,8 @@ def _split(name: str, scale: Any) -> tuple[Any, float | None]:
 
 
 def add_scales(views: dict[str, TensorView], scales: Scales) -> dict[str, float]:
-    """Adds views of the scales that are tensors to the views of the caches; returns the scales that
-    are numbers, by the operation's names."""
+    """Adds views of the tensor scales to the views of the caches; returns the number scales by the
+    operation's names for them."""
     numbers: dict[str, float] = {}
     for name, tensor, value in zip(SCALES, *scales, strict=True):
         if tensor is not None:
@@ -85,13 +85,13 @@ def _scale_view(name: str, tensor: Any, cache: TensorView) -> TensorView:
 
 
 def cache_format(views: Mapping[str, TensorView], *, has_scales: bool) -> CacheFormat:
-    """How the viewed caches hold their elements."""
+    """The format in which the caches of these views store their elements."""
     found = CacheFormat.of_dtype(views["k_cache"].dtype)
     return CacheFormat.SCALED if has_scales and not found else found
 
 
 def check_one_dtype(k_cache: TensorView, v_cache: TensorView) -> None:
-    """Raises ArgumentError unless both caches have one dtype."""
+    """Raises ArgumentError unless both caches have the same dtype."""
     if v_cache.dtype != k_cache.dtype:
         raise ArgumentError(
             f"v_cache: dtype {v_cache.dtype}; must be k_cache's, {k_cache.dtype}: convert one"
@@ -99,7 +99,7 @@ def check_one_dtype(k_cache: TensorView, v_cache: TensorView) -> None:
 
 
 def check_d(cache: CacheFormat, name: str, d: int) -> None:
-    """Raises ArgumentError for a d whose rows of 8-bit floats are no multiple of 16 bytes."""
+    """Raises ArgumentError unless a row of d 8-bit floats is a multiple of 16 bytes."""
     if cache.is_8bit and d % _D_STEP_OF_8BIT:
         raise ArgumentError(
             f"{name}: {cache.numpy_name} with d_head {d}; must be a multiple of "

@@ -1,14 +1,14 @@
-"""CachedCall: a call of any operation that was checked, planned and launched once, to be repeated.
+"""CachedCall: a call to any operation that was checked and planned once and can be launched again.
 
 Checks take most of a call's host time. Their outcome depends on the *call signature*: everything
 except the tensors' addresses. A call with a cached signature skips the checks. Only calls on
-tensors of a RepeatableFramework have a signature; all others run all checks. A refused call is
-never cached.
+tensors of a RepeatableFramework have a signature; all others run all checks. A call that fails the
+checks is never cached.
 
 Reading, hashing and comparing a signature would take half of a call's time, and binding its
-keywords another tenth. A *repeated call* needs neither, because it is looked up by the caller's own
-arguments. One function of the framework compares all tensors, and most options are the same objects
-as in the earlier call.
+keywords another tenth. A *repeated call* needs neither, because it is looked up by the arguments
+exactly as the caller passes them. One function of the framework compares all tensors, and most
+options are the same objects as in the earlier call.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from flashsmith.semantics.dtype import dtype_name
 # Limits on the calls cached by signature, the groups of repeated calls, the shapes in a group, and
 # the calls of one shape. The oldest are dropped first.
 MOST_CALLS, MOST_GROUPS, MOST_SHAPES, MOST_OF_SHAPE = 1024, 256, 256, 32
-# The number of usable address tuples that a call remembers; they take 100 KiB of host memory.
+# The maximum number of usable address tuples that a call remembers; that many take 100 KiB of host
+# memory.
 _MOST_KNOWN = 256
 # Workspace blocks are allocated as int32; this is the element size in bytes.
 _BLOCK_ELEMENT = 4
-# The calls of a thread that need at most this many bytes share one block.
+# All calls of a thread that need at most this many bytes of workspace share one block.
 KEPT_BYTES = 1 << 20
-# The address bits that are 0 at 16-byte alignment; every tensor needs at most this alignment.
+# The address bits that are 0 in a 16-byte aligned address; no tensor needs a higher alignment.
 _UNALIGNED = 15
-# Options of types from these modules are immutable and compare by value.
+# Options whose types come from these modules are immutable and compare by value.
 _OPTION_MODULES = {"builtins", "numpy"}
 
 Signature = tuple[Any, ...]
@@ -86,8 +87,9 @@ class CachedCall:
             for place, (spec, view) in enumerate(placed)
             if 0 not in view.shape
         ]
-        # An entry for each output and other tensor: the open interval of address differences at
-        # which both overlap and, if they may share memory, this call's difference.
+        # An entry for each pair of an output and another tensor: the open interval of address
+        # differences at which the two overlap and, if the two may share memory, their difference in
+        # this call (else None).
         self._overlaps = [
             (
                 *(place, other, *overlap(view, its)),
@@ -110,7 +112,7 @@ class CachedCall:
         self._places = [addressed.get(tensor.name) for tensor in tensors]
         self._n_addressed = len(addressed)
         self._set_launch(launch, framework, first.source)
-        # The None that stands for absent outputs follows the given and allocated tensors.
+        # An extra None after the given and allocated tensors; absent outputs index it.
         self._absent = (None,) if None in returned else ()
         at = [len(addressed) if name is None else addressed[name] for name in returned]
         self._returned = itemgetter(*at) if at else tuple
@@ -120,8 +122,9 @@ class CachedCall:
     def with_launch(
         self, launch: PreparedLaunch, framework: RepeatableFramework, like: Any
     ) -> CachedCall:
-        """The call with another launch, on tensors of other shapes; ``like`` is a tensor on their
-        device. Outputs must be given; whether they overlap other tensors is not checked."""
+        """A copy of this call with another launch, for tensors of other shapes. ``like`` is any
+        tensor on the same device. All outputs must be given, and they are not checked for
+        overlaps."""
         assert not self._new
         other = copy.copy(self)
         other._overlaps, other._known = [], set()
@@ -129,11 +132,11 @@ class CachedCall:
         return other
 
     def swapped(self, like: Any) -> CachedCall:
-        """The call for a caller whose tensors of 4 dimensions, given and returned, are views of the
-        call's tensors with dimensions 1 and 2 swapped; ``like`` is a tensor on their device.
+        """A copy of this call for callers that use the transposed layout: their 4-D inputs and
+        outputs are views of this call's tensors with dimensions 1 and 2 swapped.
 
-        Addresses are the same, so the launch is, too. Only the layouts of copies and of new outputs
-        differ.
+        A view has the same address, so the launch stays the same; only the layouts of copies and of
+        new outputs differ. ``like`` is any tensor on the same device.
         """
         other = copy.copy(self)
         other._known, other._is_swapped = set(), not self._is_swapped
@@ -173,9 +176,9 @@ class CachedCall:
         self._in_order = self._order()
 
     def _order(self) -> Callable[[Any], Any] | None:
-        """A function that puts the addresses of the given and allocated tensors, of the block, and
-        a final 0 into the library's order. None if the addresses already are in order without the
-        0."""
+        """A function that rearranges addresses into the library's order, or None if they already
+        are in that order. Its argument holds the addresses of the given tensors, the allocated
+        tensors and the block, and then a 0 for absent tensors."""
         count = self._n_addressed
         absent = count + (self._new_block is not None)
         order = [absent if place is None else place for place in self._places]
@@ -186,8 +189,8 @@ class CachedCall:
         return None if order == [*range(absent)] else itemgetter(*order)
 
     def run(self, given: tuple[Any, ...]) -> Any:
-        """Launches on these tensors and returns the outputs. When the addresses need the full
-        checks, it returns None and launches nothing.
+        """Launches on these tensors and returns the outputs. Returns None and launches nothing when
+        these addresses still need the full checks.
 
         Raises LaunchError when the launch is refused.
         """
@@ -204,16 +207,16 @@ class CachedCall:
         return self._returned(given + self._absent)
 
     def run_at(self, at: tuple[int, ...]) -> bool:
-        """``run`` for tensors at these addresses, which must include the outputs. It returns
-        whether it launched."""
+        """``run`` for tensors given by their addresses; the output tensors' addresses must be
+        included. Returns whether it launched."""
         if at not in self._known and not self._is_usable(at):
             return False
         self._launch_at(at)
         return True
 
     def run_from(self, at: tuple[int, ...]) -> tuple[Any, ...] | None:
-        """``run`` for tensors at these addresses. Returns the outputs in their order, with None for
-        those that are given or absent; None if it launched nothing."""
+        """``run`` for tensors given by their addresses. Returns a tuple of the outputs, in which
+        outputs that were given or are absent are None; returns None if nothing was launched."""
         if self._copied or (at not in self._known and not self._is_usable(at)):
             return None
         made = []
@@ -253,9 +256,9 @@ class CachedCall:
         return tuple(copies)
 
     def _is_usable(self, at: tuple[int, ...]) -> bool:
-        """Whether tensors at these addresses are aligned, and no output overlaps another tensor.
+        """Whether tensors at these addresses are aligned and no output overlaps another tensor.
 
-        Remembers usable addresses, because a model's layers reuse theirs at every step.
+        Remembers usable addresses, because a model's layers reuse the same addresses at every step.
         """
         if 0 in at or reduce(or_, at) & _UNALIGNED:  # faster than checking each address
             for place, unaligned in self._masks:
@@ -271,7 +274,8 @@ class CachedCall:
         return True
 
     def _make_block(self, kept: _Kept | None) -> _Block:
-        """Allocates a call's block, and stores it in ``kept``, if given, for other calls."""
+        """Allocates the call's block. If ``kept`` is given, stores the block there for other
+        calls."""
         new = self._new_block if kept is None else self._new_kept
         assert new is not None
         memory = new()
@@ -286,7 +290,7 @@ _Layout = tuple[tuple[int, ...], str, tuple[int, ...]]
 
 
 def swapped_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes or strides of a tensor, with dimensions 1 and 2 swapped if it has 4 dimensions."""
+    """The sizes or strides of a tensor; those of dimensions 1 and 2 are swapped if it is 4-D."""
     return (sizes[0], sizes[2], sizes[1], sizes[3]) if len(sizes) == 4 else sizes
 
 
@@ -294,13 +298,13 @@ _Block = tuple[int, Any]  # its address, and the object that owns the memory
 
 
 class _Kept(threading.local):
-    """The block that one thread's calls share. Each thread has its own block, because another
-    thread's launches could run between the launches of one plan."""
+    """The block that all calls of one thread share. Threads do not share a block, because one
+    thread's launches could run between two launches of another thread's plan."""
 
     block: _Block | None = None
 
 
-# One per framework and GPU.
+# One entry per framework and GPU.
 _kept: dict[tuple[RepeatableFramework, int], _Kept] = {}
 
 
@@ -315,7 +319,8 @@ def overlap(o: TensorView, view: TensorView) -> tuple[int, int]:
 # --- by signature --------------------------------------------------------------------------------
 
 CachedCalls = dict[Signature, CachedCall]
-# Replaced, not emptied, when calls are forgotten: a running call adds itself to the old dict.
+# When calls are forgotten, this dict is replaced, not emptied, so that a call still running then
+# adds itself to the old dict.
 cached: CachedCalls = {}
 Groups = dict[Any, "_Group"]
 # Replaced after ``cached``: a thread that reads the new dict here also reads the new ``cached``, so
@@ -327,7 +332,7 @@ _grad_enabled: dict[type, Callable[[], bool]] = {}
 
 
 def forget_cached_launches() -> None:
-    """Makes every call repeat all checks and the choice of its kernel.
+    """Drops all cached calls, so that every call runs all checks and chooses its kernel again.
 
     Called when the choice may change, for example because of a new table of winners. Safe to call
     at any time, from any thread.
@@ -349,7 +354,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class Invocation(NamedTuple):
-    """A call's tensors (None for those not given) and options, each in a fixed order.
+    """A call's tensors (None for each that is not given) and options, both in a fixed order.
 
     ``names`` identifies the function, and thus the meaning of the tensors and options.
     """
@@ -386,7 +391,7 @@ class Invocation(NamedTuple):
         return tuple(found)
 
     def is_comparable(self) -> bool:
-        """Whether all options are immutable and compare by value."""
+        """Whether every option is immutable and compares by value."""
         for value in self.options:
             for part in value if type(value) is tuple else (value,):
                 known = type(part).__module__ in _OPTION_MODULES or dtype_name(part) is not None
@@ -410,12 +415,13 @@ _CONSTANTS = {type(None), bool, int, float, str}
 
 
 def _is_own(value: Any) -> bool:
-    """Whether an option selects the kernel: a config, a Chooser, or a NextKernel."""
+    """Whether an option is one that selects a kernel: a config, a Chooser or a NextKernel."""
     return isinstance(value, (KernelConfig, tuple)) or callable(value)
 
 
 def find(asked: Invocation | None) -> tuple[Signature | None, CachedCall | None]:
-    """The signature of a call, or None, and its cached call, or None."""
+    """The signature of a call (None if it has no signature) and its CachedCall (None if it is not
+    cached)."""
     if asked is None:
         return None, None
     try:
@@ -433,12 +439,12 @@ Remember = Callable[..., None]
 def run_cached(
     asked: Invocation | None, names: Sequence[str], run: Callable[[Remember], Any]
 ) -> Any:
-    """Returns the result of a call, from its cached call if there is one, else from ``run``.
+    """Returns the result of a call, by its CachedCall if there is one, else by ``run``.
 
-    ``asked`` is None for calls that are checked every time. ``names`` are the operation's names for
-    the call's tensors. ``run`` does all checks. If the call may be repeated, ``run`` calls its
-    argument with the PreparedCall, and with the names of the returned tensors and of the tensors
-    that it copied.
+    ``asked`` is None for a call that must be checked every time. ``names`` are the operation's
+    names for the call's tensors. ``run`` does all checks and takes a callback. If the call may be
+    repeated, ``run`` passes the callback the PreparedCall, the names of the returned tensors and
+    the names of the copied tensors.
     """
     if asked is None:
         return run(_never)
@@ -471,8 +477,8 @@ def remember(
 ) -> None:
     """Adds a call to the cache that ``find`` searches, unless an option has an unusual type.
 
-    ``calls`` is the value of ``cached`` before the call was checked. For the other arguments see
-    ``run_cached``.
+    ``calls`` is the value of ``cached`` before the call was checked. ``run_cached`` describes the
+    other arguments.
     """
     if prepared.launch is None or not asked.is_comparable():
         return
@@ -485,7 +491,7 @@ def remember(
 
 
 def _never(*_: Any) -> None:
-    """Remembers nothing."""
+    """Does nothing: the callback for calls that are not cached."""
 
 
 def _is_repeatable(kind: type) -> bool:
@@ -500,22 +506,24 @@ def _is_repeatable(kind: type) -> bool:
 
 
 class RepeatedCall(NamedTuple):
-    """The arguments that ``run`` can serve, and the positions of its tensors among them."""
+    """A function ``run``, the arguments that it can serve, and the positions of its tensors among
+    them."""
 
-    # Picks each distinct tensor once, in the order of has_layout.
+    # Picks each distinct tensor once, in the order in which has_layout takes them.
     distinct: Callable[[Any], tuple[Any, ...]]
-    # Whether tensors have the remembered types, dtypes, devices, shapes and strides.
+    # Returns whether tensors have the remembered types, dtypes, devices, shapes and strides.
     has_layout: Callable[..., bool]
     # The position and value of every other argument.
     options: tuple[tuple[int, Any], ...]
-    # Pairs of positions that hold the same tensor; tensors_of then picks the tensors for run.
+    # Pairs of positions that hold the same tensor. If there are any, tensors_of picks run's
+    # tensors.
     same: tuple[tuple[int, int], ...]
     tensors_of: Callable[[Any], tuple[Any, ...]]
     run: Run
 
     def serves(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether this call can serve these arguments. run_repeated uses the first call in the list
-        that can."""
+        """Whether this call can serve these arguments. run_repeated uses the first call for which
+        this is true."""
         return (
             self.has_layout(*self.distinct(arguments))
             and all(
@@ -527,8 +535,8 @@ class RepeatedCall(NamedTuple):
 
 
 class _Group:
-    """Calls whose arguments have the same meaning: the latest call, and all calls by the shape of
-    their first tensor, newest first."""
+    """The remembered calls of one function: the latest call, and for each shape of the first tensor
+    all calls, newest first."""
 
     __slots__ = ("by_shape", "latest")
 
@@ -537,7 +545,8 @@ class _Group:
         self.by_shape: dict[Any, tuple[RepeatedCall, ...]] = {}
 
     def add(self, shape: Any, call: RepeatedCall, arguments: tuple[Any, ...]) -> None:
-        """Adds a call for ``arguments`` and removes the calls that would have served them."""
+        """Adds a call for ``arguments``, and removes earlier calls that could have served the same
+        arguments."""
         while shape not in self.by_shape and len(self.by_shape) >= MOST_SHAPES:
             del self.by_shape[next(iter(self.by_shape))]
         others = [it for it in self.by_shape.get(shape, ()) if not it.serves(arguments)]
@@ -550,8 +559,8 @@ def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
     and launches nothing when no call matches or the addresses need the full checks.
 
     ``arguments`` begin with a tensor; the value of ``names`` identifies the meaning of the others.
-    Calls that a dispatch mode, a transform or forward-mode differentiation intercepts must not come
-    here. Raises LaunchError when the launch is refused.
+    Must not be used for calls that a dispatch mode, a transform or forward-mode differentiation
+    intercepts. Raises LaunchError when the launch is refused.
     """
     group = repeated.get(names)
     if group is None:
@@ -592,8 +601,8 @@ def find_repeated(groups: Groups, arguments: tuple[Any, ...], names: Any) -> Rep
 def remember_repeated(
     groups: Groups, arguments: tuple[Any, ...], names: Any, tensors: Iterable[Any], run: Run
 ) -> None:
-    """Makes run_repeated serve such arguments with ``run``, which gets the ``tensors`` that are not
-    None.
+    """Makes run_repeated serve calls with matching arguments by ``run``, to which it passes those
+    ``tensors`` that are not None.
 
     The arguments must have a call signature. ``groups`` is the value of ``repeated`` before ``run``
     was looked up.
@@ -627,7 +636,7 @@ def remember_repeated(
 
 
 def _several(places: list[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """A function that picks the arguments at these places, as a tuple."""
+    """A function that returns the arguments at these positions as a tuple."""
     if len(places) > 1:
         return itemgetter(*places)
     (place,) = places
@@ -635,7 +644,8 @@ def _several(places: list[int]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _is_same(given: Any, value: Any) -> bool:
-    """Whether an option equals the remembered value and has its type, since 1 equals True."""
+    """Whether an option has the value and the type of the remembered one; the type matters because
+    1 equals True."""
     if type(given) is not type(value):
         return False
     try:

@@ -109,7 +109,8 @@ def run_decode(
     options: DecodeOptions,
     emulate: bool,
 ) -> Any:
-    """The output, or (output, LSE), from ``config``'s kernel; ``config`` may be a Chooser.
+    """The output, or (output, LSE), computed by the kernel of ``config`` or of the config that a
+    Chooser picks.
 
     The full checks run once for calls that differ only in tensor addresses.
     """
@@ -149,8 +150,8 @@ def _run(
     chosen, kernel = cfg, None
     may_be_another = request.options["split"] == FREE or problem.bits != ""
     if may_be_another and not isinstance(config, KernelConfig):
-        # Another built kernel may serve the call, because the bits may differ from batch to batch
-        # anyway, or are canonical and do not depend on the kernel.
+        # Another built kernel may serve the call: either the bits are canonical and do not depend
+        # on the kernel, or they may differ from batch to batch anyway.
         kernel = kernel_for(cfg, semantics, request, device, config)
         cfg = kernel.config
     if q.device.kind == "cpu":
@@ -171,7 +172,8 @@ def _run(
 
 
 def with_own_checked(request: Request) -> Request:
-    """The request with the operation's own tensors and options checked by its specification."""
+    """The request, after the operation's specification has checked the operation's own tensors and
+    options."""
     own = {spec.name for spec in DECODE.tensors}
     found = check_operation(
         request.problem,
@@ -187,7 +189,7 @@ def with_own_checked(request: Request) -> Request:
 
 
 def _nothing(request: Request, out: Any) -> Any:
-    """The outputs of a call without queries."""
+    """The empty outputs of a call that has no queries."""
     q, p = request.first, request.problem
     o = q.framework.allocate(q.source, (*q.shape[:-1], p.d_v)) if out is None else out
     if "lse" not in request.wanted:
@@ -200,7 +202,8 @@ def _nothing(request: Request, out: Any) -> Any:
 
 
 def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
-    """The checked request for tensors and options, independent of the kernel; reads no contents.
+    """The checked request for tensors and options, independent of the kernel. No tensor's contents
+    are read.
 
     Raises ArgumentError, starting with the argument's name, when an argument is unusable.
     """
@@ -221,7 +224,8 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     its_format = cache_format(views, has_scales=scales.are_given)
     mask, bits = check_mask(asked.causal, asked.window), resolve_bits(asked.bits)
     if "kv_offset" in views and bits:
-        # Kernels for windows find the first chunk, and hide the keys before the cache's first one.
+        # Kernels for windows find the first chunk themselves and mask keys at positions before the
+        # cache's start.
         mask = mask._replace(kind="window")
     scale = check_scale(asked.scale, d)
     softcap = check_softcap(asked.softcap, scale)
@@ -299,7 +303,8 @@ def add_sequences(
 ) -> tuple[int, int, int]:
     """Adds views of the tensors that describe the sequences to the views of q and k_cache.
 
-    Returns the number of sequences, and upper bounds on the queries and on the keys of each.
+    Returns the number of sequences and upper bounds on the numbers of queries and keys per
+    sequence.
     """
     batch, seq_q = _add_lengths(views, tensors, asked)
     return batch, seq_q, _capacity(tensors, views, batch)
@@ -351,7 +356,8 @@ def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
 
 
 def _like_q(name: str, tensor: Any, q: TensorView, others: tuple[str, ...] = ()) -> TensorView:
-    """A view of a tensor that must have q's framework, device and dtype, or one of ``others``."""
+    """A view of a tensor that must have q's framework and device, and q's dtype or one of
+    ``others``."""
     if tensor is None:
         raise ArgumentError(f"{name}: missing; give a tensor")
     view = view_tensor(name, tensor, (q.dtype, *others))
@@ -390,9 +396,8 @@ def _add_caches(views: dict[str, TensorView], tensors: DecodeTensors) -> None:
 def _packed(
     tensors: DecodeTensors, asked: DecodeOptions, q: TensorView, views: dict[str, TensorView]
 ) -> tuple[int, int]:
-    """The number of packed sequences, and an upper bound on their lengths. For tensors on a device,
-    the bound is the caller's or the total number of rows, because nothing is read from the
-    device."""
+    """The number of packed sequences and an upper bound on their lengths. Nothing is read from a
+    device; there the bound is the one that the caller gave or else the total number of rows."""
     limit, total = asked.max_seqlen_q, q.shape[0]
     if limit is None and q.device.kind != "cpu":
         limit = total
@@ -438,7 +443,8 @@ def _add_new(
     q: TensorView,
     of_value: tuple[int, int],
 ) -> None:
-    """Adds views of the keys and values to append; ``of_value`` is (heads_k, d_v)."""
+    """Adds views of the keys and values to append. ``of_value`` is (heads_k, d_v), the shape of one
+    position's values."""
     heads_k, d_v = of_value
     for name, tensor, d in (("k", tensors.k, q.shape[-1]), ("v", tensors.v, d_v)):
         if tensor is None:
@@ -490,8 +496,8 @@ def check_contents(request: Request) -> int:
     """Checks the lengths and the page table of host tensors; returns the length of the longest
     sequence.
 
-    Raises ArgumentError for a negative length, more keys than fit, a page that does not exist, or
-    an append to a slot with another key. Raises it also when a position has no rotary angle.
+    Raises ArgumentError for a negative length, more keys than fit, a page that does not exist, an
+    append to a slot that also holds another key, or a position without a rotary angle.
     """
     p, views = request.problem, request.views
 

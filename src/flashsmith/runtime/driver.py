@@ -27,8 +27,8 @@ _REGISTERS_PER_SM = 82
 _SMEM_PER_BLOCK_OPTIN = 97
 _CTAS_PER_SM = 106
 
-# CUresult codes that mean 'no GPU': for the toolkit's stub library instead of a driver, and for no
-# device.
+# CUresult codes that mean 'no GPU': the first is from the toolkit's stub library, which has no
+# driver behind it; the second means that there is no device.
 _NO_GPU = (34, 100)
 _NO_CONTEXT = 201
 _NOT_READY = 600
@@ -40,14 +40,14 @@ _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _LONGEST_STEP = (1 << 31) - 1
 _WORD = (1 << 32) - 1  # the largest 32-bit word
 
-# By CUDA major version: the oldest driver that runs programs linked with that version.
+# The oldest driver that runs programs linked with a CUDA major version, by that version.
 _OLDEST_DRIVERS = {12: 525, 13: 580}
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 
 @lru_cache(maxsize=1)
 def _load() -> ctypes.CDLL | None:
-    """libcuda, initialised; None without a driver or a GPU."""
+    """The initialised libcuda; None without a driver or a GPU."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -73,7 +73,8 @@ def _check(library: ctypes.CDLL, status: int, what: str) -> None:
 def call(what: str, *args: object) -> None:
     """Calls one driver function and checks its status.
 
-    Raises LaunchError with CUDA's message if the call fails, and also without a driver or a GPU.
+    Raises LaunchError, with CUDA's message, if the call fails, and also when there is no driver or
+    GPU.
     """
     process_forks.check_not_forked()
     library = _load()
@@ -96,7 +97,8 @@ def fill(address: int, byte: int, nbytes: int, ordinal: int, stream: int) -> Non
 
 def copy(to: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
     """Copies memory between GPU ``ordinal`` and itself or another GPU, in stream order."""
-    # In each such function: another one in between would take as long as the call itself.
+    # These lines are repeated in each such function, because a shared helper would add as much time
+    # as the driver call takes.
     if status := _function_on_stream("cuMemcpyAsync")(to, source, nbytes, stream):
         _again(status, "cuMemcpyAsync", ordinal, to, source, nbytes, stream)
 
@@ -122,10 +124,9 @@ def words(
     ordinal: int,
     stream: int,
 ) -> None:
-    """Writes 32-bit words of this or another GPU, after the work before it in the stream. Then the
-    stream waits until other words of GPU ``ordinal`` are at least as large as given, as numbers
-    that continue with 0 after the largest one. All words are (address, value); one call of the
-    driver."""
+    """Enqueues writes of 32-bit words of any GPU, and then a wait until each awaited word of GPU
+    ``ordinal`` has reached its value. Words are (address, value). The comparison is modulo 2^32, so
+    0 counts as larger than the largest word. All is done in a single driver call."""
     steps = [_STEP.pack(_WRITE, address, value & _WORD, 0, 0) for address, value in written]
     steps += [_STEP.pack(_WAIT, address, value & _WORD, _AT_LEAST, 0) for address, value in awaited]
     if not steps:
@@ -136,8 +137,8 @@ def words(
 
 
 def is_reached(event: int, ordinal: int) -> bool:
-    """Whether GPU ``ordinal`` has reached the last record of an event. Any thread may call this
-    function, and a call that blocks does not hold the GIL."""
+    """Whether GPU ``ordinal`` has completed the work before an event's latest record. Safe to call
+    from any thread; the GIL is not held while the driver blocks."""
     library = _load()
     if library is None:
         raise LaunchError("cuEventQuery: no NVIDIA driver or GPU on this machine")
@@ -150,8 +151,8 @@ def is_reached(event: int, ordinal: int) -> bool:
     return status == 0
 
 
-# CUDA_MEMCPY2D of cuda.h: of the source and then of the target x, y, the kind of memory, its
-# address on host and GPU, an array, and the step; then the width and the number of rows.
+# CUDA_MEMCPY2D of cuda.h. The source and then the target each have x, y, the kind of memory, a host
+# address, a GPU address, an array and a pitch; the width and the number of rows follow.
 _ROWS = struct.Struct(2 * "NNiPPPN" + "NN")
 # CUstreamBatchMemOpParams of cuda.h: the operation, an address, a value, flags, and a word of the
 # driver's; the union is as long as 6 words of 64 bits.
@@ -159,7 +160,7 @@ _STEP = struct.Struct("I4xQQI4xQ8x")
 _WAIT, _WRITE = 1, 2
 _SIZE, _STREAM, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint32
 _ADDRESS = ctypes.c_uint64
-# Functions that are called with a stream, by name: the types of their arguments.
+# The argument types of the functions that take a stream, by the function's name.
 _ON_STREAM: dict[str, tuple[type, ...]] = {
     "cuMemcpyAsync": (_ADDRESS, _ADDRESS, _SIZE, _STREAM),
     "cuMemcpy2DAsync_v2": (_STREAM, _STREAM),
@@ -168,7 +169,8 @@ _ON_STREAM: dict[str, tuple[type, ...]] = {
 
 
 def _again(status: int, what: str, ordinal: int, *arguments: int | bytes) -> None:
-    """Repeats a call where the thread has no context yet; raises the error of any other status."""
+    """Repeats a call that failed because the thread has no context yet; raises the error for any
+    other status."""
     if status == _NO_CONTEXT:
         with current_gpu(ordinal):
             status = _function_on_stream(what)(*arguments)
@@ -180,7 +182,7 @@ def _again(status: int, what: str, ordinal: int, *arguments: int | bytes) -> Non
 
 @cache
 def _function_on_stream(what: str) -> Callable[..., int]:
-    # With declared argument types, a call takes 3 us.
+    # Declaring the argument types makes a call as fast as 3 us.
     library = _load()
     if library is None:
         raise LaunchError(f"{what}: no NVIDIA driver or GPU on this machine")
@@ -204,7 +206,7 @@ def _attribute(device: int, attribute: int) -> int:
 
 
 def driver_version() -> str:
-    """The kernel module's version, such as '550.54.15'; '' where it is unknown."""
+    """The version of NVIDIA's kernel module, such as '550.54.15'; '' if it is unknown."""
     try:
         words = _KERNEL_MODULE.read_text().split()
     except OSError:
@@ -220,10 +222,11 @@ def cuda_version() -> tuple[int, int]:
 
 
 def check_runs(linked: str) -> None:
-    """Raises LaunchError where the driver is too old for a library that links CUDA ``linked``.
+    """Raises LaunchError if the driver is too old for a library linked with CUDA release
+    ``linked``.
 
-    A driver runs libraries linked with any CUDA release ('13.0.88') of its major version or an
-    older one. Does nothing without a driver.
+    A driver runs libraries linked with any CUDA release (such as '13.0.88') of its own or an older
+    major version. Does nothing without a driver.
     """
     if _load() is None:
         return
@@ -280,7 +283,8 @@ def _primary_context(ordinal: int) -> ctypes.c_void_p:
 
 @contextmanager
 def current_gpu(ordinal: int) -> Iterator[None]:
-    """Makes GPU ``ordinal`` current for driver calls, and restores the previous GPU at the end."""
+    """Makes GPU ``ordinal`` current for the driver calls in the block; restores the previous GPU
+    afterwards."""
     call("cuCtxPushCurrent_v2", _primary_context(ordinal))
     try:
         yield

@@ -76,8 +76,8 @@ def exact_mma() -> Iterator[None]:
 
 
 def parse_entry(ptx: str, entry: str) -> Entry:
-    """The kernel ``entry`` of a PTX text. Raises EmulatorError if the text does not parse or has no
-    such kernel."""
+    """The parsed kernel ``entry`` of a PTX text. Raises EmulatorError if the text does not parse or
+    does not contain that kernel."""
     with flashsmith_errors():
         return parse(ptx).entry(entry)
 
@@ -98,11 +98,11 @@ def run_in_emulator(
     plan's workspaces. Launches run in order on the same memory.
 
     ``ptx`` is the text of one module with all kernels, or a mapping from each kernel's entry to the
-    text of its module. Workspaces with undefined contents are filled with NaN. Observers watch one
-    launch after the other. ``schedule_seed`` is the seed of a random schedule, or None for the
-    fixed one. ``sm_count`` is the GPU's number of SMs; None means that all CTAs run at the same
-    time. ``exact`` emulates the MMA to the last bit, like exact_mma(). The result counts the
-    instructions of all launches.
+    text of its module. Workspaces whose initial contents are undefined are filled with NaN. The
+    same observers watch every launch. ``schedule_seed`` is the seed of a random schedule, or None
+    for the fixed one. ``sm_count`` is the GPU's number of SMs; None means that all CTAs are
+    resident at the same time. ``exact`` emulates the MMA to the last bit, like exact_mma(). The
+    result counts the instructions of all launches.
 
     Raises EmulatorError when a kernel cannot continue, or leaves nonzero contents in a workspace
     that must stay zero.
@@ -142,7 +142,7 @@ def run_in_emulator(
 
 
 def _check_zero(plan: LaunchPlan, workspaces: Sequence[np.ndarray]) -> None:
-    """Raises EmulatorError unless the workspaces that the next call needs zeroed are so."""
+    """Raises EmulatorError unless the workspaces that the next call expects to be zero are zero."""
     for workspace, array in zip(plan.workspaces, workspaces, strict=True):
         if workspace.contents == InitialContents.KEPT_ZERO and array.any():
             raise EmulatorError(
@@ -152,7 +152,7 @@ def _check_zero(plan: LaunchPlan, workspaces: Sequence[np.ndarray]) -> None:
 
 
 def _filled(workspace: Workspace) -> np.ndarray:
-    """A host workspace with its initial contents. If these are undefined, it holds bytes of 0xFF,
+    """A host workspace with its initial contents. Undefined contents are emulated by bytes of 0xFF,
     which are NaN in every format."""
     byte = 0xFF if workspace.contents == InitialContents.UNDEFINED else 0
     memory = np.full(workspace.nbytes + WORKSPACE_ALIGNMENT, byte, np.uint8)

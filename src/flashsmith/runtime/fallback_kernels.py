@@ -1,8 +1,8 @@
-"""Built kernels for calls whose chosen kernel is not built and must not be built now, or need not
-be built because an installed one should be as fast.
+"""Finds built kernels to run in place of a chosen kernel that is not built: either because nothing
+may be built now, or because an installed kernel should be as fast.
 
-They serve attention() without config=, which promises a result but no specific kernel. With config=
-the named kernel runs, or an error is raised.
+Such substitutes run only for attention() without config=, which promises a result but no specific
+kernel. With config= the named kernel runs, or an error is raised.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from flashsmith.runtime.libraries import Key, LoadedKernel, LoadedKernels
 
 _log = logging.getLogger("flashsmith")
 
-# The maximum number of cached fallback kernels; as soon as it is reached, all are dropped.
+# The maximum number of cached fallback kernels; all are dropped when the number is reached.
 MOST_CALLS = 1024
 
 
 class Asked(Protocol):
-    """What a kernel is asked to compute: a request, or what is known before there are tensors."""
+    """What a kernel must compute: a Request, or the same properties of a call that has no tensors
+    yet."""
 
     @property
     def problem(self) -> Problem: ...
@@ -47,18 +48,18 @@ class Asked(Protocol):
 
 # Picks the best of the given configs for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
-# The wanted kernel of a call, the problem, whether TMA can copy its tensors, and whether the kernel
-# must be deterministic.
+# The kernel that a call wants, the call's problem, whether TMA can copy the call's tensors, and
+# whether the kernel must be deterministic.
 _Call = tuple[Key, Problem, bool, bool]
 
 
 @dataclass
 class FallbackKernels:
     """Cached fallback kernels. A search takes milliseconds, because it reads the kernel cache. The
-    result is valid until a library is added to the kernel cache or removed."""
+    result is valid until a library is added to or removed from the kernel cache."""
 
     found: dict[_Call, LoadedKernel] = field(default_factory=dict)
-    # The calls whose fallback kernel should be as fast as the chosen kernel.
+    # The calls whose fallback kernel is expected to be as fast as the chosen kernel.
     as_fast: set[_Call] = field(default_factory=set)
     stamp: object = None
     warned: set[tuple[Key, Key]] = field(default_factory=set)
@@ -73,8 +74,9 @@ class FallbackKernels:
         may_build: Callable[[], bool],
         is_as_fast: Callable[[KernelConfig], bool] = lambda other: False,
     ) -> LoadedKernel:
-        """The kernel ``wanted``, which is built if necessary and allowed; otherwise another built
-        kernel. If kernels are installed and one of them ``is_as_fast``, nothing is built.
+        """The kernel ``wanted``, built now if necessary and allowed; if it may not be built,
+        another kernel that is built. If kernels are installed and one of them ``is_as_fast``,
+        nothing is built.
 
         ``pick`` chooses among the built configs of all families that serve the request. Each pair
         of kernels is logged once, as a warning unless the substitute is as fast.
@@ -82,7 +84,7 @@ class FallbackKernels:
         Raises KernelNotBuiltError when no built kernel serves the request, and the builder's
         errors.
         """
-        # Most processes never need a substitute and skip this lookup.
+        # Most processes never use a substitute, so this test usually skips the lookup.
         if self.found:
             call = _call(wanted, request)
             stands = call in self.as_fast or not (env.jit_enabled() and may_build())
@@ -155,13 +157,13 @@ def _best_built(
         try:
             return loaded.get(config, device.arch, serving.pop(config), lambda: False)
         except KernelNotBuiltError:
-            continue  # damaged, or removed in the meantime
+            continue  # the library is damaged or was removed in the meantime
     return None
 
 
 def _serving(request: Asked, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
-    """The built configs that serve a request, each with the semantics of its kernel: the required
-    semantics if that kernel is built, else the general-edge kernel's."""
+    """The built configs that can serve a request, each with the semantics of the kernel to use: the
+    required semantics if such a kernel is built, else those of the general-edge kernel."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
         if config.family.needs_tma and not request.suits_tma:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 class ForwardResult(NamedTuple):
     """The requested outputs in the caller's framework, and the time in ms if timed on a GPU.
 
-    Outputs that were not requested are None, and so is ``emulation`` if nothing was emulated.
+    An output that was not requested is None; ``emulation`` is None if nothing was emulated.
     """
 
     o: Any
@@ -62,7 +62,7 @@ class ForwardResult(NamedTuple):
 
 
 def returned(outputs: Mapping[str, Any]) -> Any:
-    """The result of forward: o, or o with the requested statistics."""
+    """What forward returns: o alone, or a tuple of o and the requested statistics."""
     return tuple(outputs.values()) if len(outputs) > 1 else outputs["o"]
 
 
@@ -70,13 +70,14 @@ Tensors = tuple[Any, Any, Any, Any]  # q, k, v, and o or None
 
 
 class NextKernel(Protocol):
-    """A pass that follows a forward pass; its kernel is found or built together with the forward's.
+    """A pass that follows a forward pass; both passes' kernels are found or built together.
 
-    A NextKernel is part of call signatures, so its value must be equal for equal calls.
+    It is part of a call's signature, so equal calls must have NextKernels that compare equal.
     """
 
     def config_for(self, request: Request, device: DeviceSpec) -> KernelConfig:
-        """The config of the pass's kernel, which is found or built when this returns."""
+        """The config of the pass's kernel; by the time this returns, the kernel has been found or
+        built."""
 
 
 @overload
@@ -253,9 +254,9 @@ def forward_timed(
 def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> LaunchPlan:
     """The launches of ``config``'s kernel for dense tensors of ``problem`` on ``device``.
 
-    Uses no GPU, so ``device`` need not be in this machine. In the argument bytes tensors have
-    address 0 (cu_seqlens 1), the softcap is 1, and a window's left limit is 0. A kernel that is not
-    built for ``device.arch`` is built first.
+    Uses no GPU, so ``device`` need not be in this machine. In the argument bytes, all tensors have
+    address 0 except cu_seqlens, which have address 1. The softcap is 1, and a window's left limit
+    is 0. A kernel that is not built for ``device.arch`` is built first.
 
     Raises ArgumentError when config, problem and device do not fit together, and the errors of
     building the kernel.
@@ -290,12 +291,12 @@ def run_forward(
     keywords.
 
     ``poisoned`` fills the outputs and workspaces allocated here with NaN before the launch. Without
-    ``check_contents`` host cu_seqlens reach the kernel unchecked.
+    ``check_contents``, the values of host cu_seqlens are not checked before the launch.
 
-    ``arch`` is the architecture to emulate (None: the oldest that the config has a kernel for); a
-    GPU ignores it. If ``arch`` is a DeviceSpec, its limits are planned for, even on a GPU; it may
-    have fewer SMs, for example. ``observers`` watch the emulator, and ``schedule_seed`` selects its
-    schedule (None: the fixed one).
+    ``arch`` is the architecture to emulate (None: the oldest that the config has a kernel for); it
+    has no effect on a GPU. A DeviceSpec as ``arch`` replaces the device's limits when the launch is
+    planned, even on a GPU, for example to plan for fewer SMs. ``observers`` watch the emulator, and
+    ``schedule_seed`` selects its schedule (None: the fixed one).
     """
     outputs, ms, emulation = run_request(
         check_config(cfg),
@@ -345,7 +346,7 @@ def run_call(
 
 
 def _names(options: ForwardOptions) -> tuple[str, ...]:
-    """The operation's names for the tensors of the call's Invocation."""
+    """The operation's names for the tensors in the call's Invocation."""
     return (*_NAMES, *read_names(options)) if options.program is not None else _NAMES
 
 
@@ -363,8 +364,8 @@ def attention_call(
     emulate: bool,
     next_kernel: NextKernel | None = None,
 ) -> Invocation | None:
-    """The Invocation to cache this call under. None when lengths must be read from the device, or
-    with seqused_k or k_begin."""
+    """The Invocation under which to cache this call. None, so that the call is not cached, when
+    lengths must be read from the device or when seqused_k or k_begin is given."""
     if options.seqused_k is not None or options.k_begin is not None or waits_for(options):
         return None
     name, options, reads = with_reads("forward", options)
@@ -376,8 +377,8 @@ def attention_call(
 
 
 def with_reads(name: str, options: Any) -> tuple[str, Any, tuple[Any, ...]]:
-    """The name of a kind of call for its Invocation, the options with a program's numbers instead
-    of its tensors, and these tensors."""
+    """The name, options and additional tensors of an Invocation whose call may have a program. In
+    the options the program keeps its numbers only; its tensors are returned separately."""
     bound = options.program
     if bound is None:
         return name, options, ()
@@ -386,7 +387,7 @@ def with_reads(name: str, options: Any) -> tuple[str, Any, tuple[Any, ...]]:
 
 
 def waits_for(options: ForwardOptions) -> bool:
-    """Whether lengths must be read from the tensors."""
+    """Whether the maximum lengths must be read from cu_seqlens."""
     if options.cu_seqlens_q is None and options.cu_seqlens_k is None:
         return False
     return options.max_seqlen_q is None or options.max_seqlen_k is None

@@ -19,24 +19,25 @@ from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.libraries import LoadedKernel, loaded_kernels
 from flashsmith.runtime.request import Request, suit_tma
 
-# A built kernel counts as fast as the chosen one if its predicted time is longer by at most this
-# share. This share is within the prediction's error, and `flashsmith build --any-length` uses the
-# same share.
+# A built kernel counts as equally fast as the chosen one if its predicted time is longer by at most
+# this share. This share is within the prediction's error, and `flashsmith build --any-length` uses
+# the same share.
 AS_FAST = 0.02
 # The emulator's default architecture.
 DEFAULT_EMULATED_ARCH = 80
 
 
-# Chooses the config for a problem on a device; called for new call signatures. A third argument
-# names a family if only that family's kernels can read the tensors' layout. ``among`` is a tuple of
-# the built configs, given when no kernel may be built. The chooser takes the first of them whose
-# time exceeds the fastest one's by at most the share ``tolerance``.
+# A function that chooses the config for a problem on a device; called once per new call signature.
+# The third argument names a family if only that family's kernels can read the tensors' layout. When
+# no kernel may be built, ``among`` is the tuple of built configs. The chooser then takes the first
+# of these whose predicted time exceeds the fastest one's by at most the share ``tolerance``.
 Chooser = Callable[..., KernelConfig]
 
 
 def choose_for(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
-    """The chooser's config for a request. Choosers do not see the tensors' layouts, so if TMA
-    cannot copy the tensors, the choice is repeated for a family without TMA."""
+    """The chooser's config for a request. A Chooser does not know the tensors' layouts. So if it
+    picks a kernel that needs TMA, and TMA cannot copy the tensors, it chooses again within a family
+    that does not use TMA."""
     cfg = chooser(request.problem, device)
     if not cfg.family.needs_tma or request.suits_tma:
         return cfg
@@ -46,16 +47,16 @@ def choose_for(chooser: Chooser, request: Request, device: DeviceSpec) -> Kernel
 
 @lru_cache(maxsize=1024)
 def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Semantics:
-    """The semantics that a config needs to serve a problem on a device."""
+    """The semantics that a config's kernel needs in order to compute a problem on a device."""
     semantics = check_fit(cfg, problem)
     check_device(cfg, device)
     return semantics
 
 
 def arch_to_emulate(problem: Problem, operation: str = "") -> int:
-    """The architecture that the emulator uses for a problem if neither an architecture nor a config
-    is given: the first known GPU's, or a newer one if only newer ones have kernels for the
-    problem's d. ``operation`` stands for another one of the same d."""
+    """The architecture to emulate when neither an architecture nor a config is given: that of the
+    first known GPU, or a newer one if only newer ones have kernels for the problem's d. If
+    ``operation`` is given, its families count instead of those of the problem's operation."""
     fitting = (
         family.oldest_arch
         for family in families(operation or problem.operation)
@@ -83,11 +84,11 @@ def config_and_device(
     config: KernelConfig | Chooser, request: Request, emulate: bool
 ) -> tuple[KernelConfig, DeviceSpec]:
     """The config for a call over a cache, and the device to plan for. A Chooser picks the config
-    there."""
+    for that device."""
     if isinstance(config, KernelConfig):
         return config, limits_of(request.first, emulate, emulated_arch(config))
-    # Canonical rows have one set of bits in a class of GPUs, so that a row over a cache is emulated
-    # where attention() would be.
+    # Canonical rows have the same bits on all GPUs of a class, so calls over a cache emulate the
+    # architecture that attention() would emulate.
     is_canonical = bool(request.problem.bits)
     arch = arch_to_emulate(request.problem, FORWARD.name) if is_canonical else DEFAULT_EMULATED_ARCH
     device = limits_of(request.first, emulate, arch)
@@ -101,10 +102,11 @@ def kernel_for(
     device: DeviceSpec,
     chooser: Chooser | None,
 ) -> LoadedKernel:
-    """The kernel for a request; nothing is built during CUDA graph capture.
+    """The kernel to run for a request; during CUDA graph capture no kernel is built.
 
-    If a chosen kernel is missing, or turns out to be slow as compiled, the ``chooser`` may pick
-    another. It does so before any launch, so that all calls of this kind use the same kernel.
+    If the chosen kernel is not built, or the compiler made it slow, the ``chooser`` may pick
+    another. This happens before the first launch, so that all calls of this kind use the same
+    kernel.
     """
     first = request.first
     wanted = cfg, device.arch, semantics
@@ -137,7 +139,7 @@ def kernel_for(
 
 
 def check_tma(cfg: KernelConfig, views: Sequence[TensorView]) -> None:
-    """Raises ArgumentError if the config's kernel copies by TMA, and TMA cannot copy a view."""
+    """Raises ArgumentError if the config's kernel uses TMA and TMA cannot copy one of the views."""
     if not cfg.family.needs_tma or any(0 in view.shape for view in views):
         return
     for view in views:

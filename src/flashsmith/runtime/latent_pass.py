@@ -76,7 +76,8 @@ def run_latent(
     options: LatentOptions,
     emulate: bool,
 ) -> Any:
-    """The output, or (output, LSE), from ``config``'s kernel; ``config`` may be a Chooser."""
+    """The output, or (output, LSE), computed by the kernel of ``config`` or of the config that a
+    Chooser picks."""
 
     def run(remember: Remember) -> Any:
         return _run(config, tensors, options, emulate, remember)
@@ -112,7 +113,8 @@ def _run(
 
 
 def check_latent_request(tensors: LatentTensors, asked: LatentOptions) -> Request:
-    """The checked request for tensors and options, independent of the kernel; reads no contents.
+    """The checked request for tensors and options, independent of the kernel. No tensor's contents
+    are read.
 
     Raises ArgumentError, starting with the argument's name, when an argument is unusable.
     """
@@ -173,7 +175,8 @@ def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
 
 
 def _check_widths(v_width: Any, d: int) -> int:
-    """The number of columns of o. Raises ArgumentError unless there are kernels for the widths."""
+    """The number of columns of o. Raises ArgumentError unless there are kernels for this width of
+    the cache and of o."""
     served = dict(pair for family in families(LATENT_DECODE.name) for pair in family.pairs)
     pairs = " and ".join(f"{d_head} with v_width={width}" for d_head, width in served.items())
     if d not in served:
@@ -191,7 +194,8 @@ def _check_widths(v_width: Any, d: int) -> int:
 
 
 def _check_given_scale(scale: Any, d: int) -> float:
-    """The scale. Its usual default would belong to the wrong d."""
+    """The scale, which must be given, because the usual default would be computed from the wrong
+    d."""
     if scale is None:
         raise ArgumentError(
             f"scale: missing; give 1/sqrt of the d of a head before its projection was absorbed, "

@@ -11,7 +11,7 @@ from typing import Literal
 
 Backend = Literal["gpu", "emulator"]
 
-# One counter per thread, so that a repeated call needs no lock.
+# Each thread has its own counter, so that a repeated call needs no lock.
 launched: defaultdict[tuple[int, Backend], int] = defaultdict(int)
 
 

@@ -14,10 +14,11 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class TensorMapSpec:
-    """How to encode a TMA tensor map, and its byte offset in the kernel's arguments.
+    """How to encode a TMA tensor map, and where to put it: its byte offset in the kernel's
+    arguments.
 
-    ``address`` is the address of a tensor. With ``workspace``, an index into the plan's workspaces,
-    it is an offset into that workspace instead.
+    ``address`` is the address of a tensor. If ``workspace``, an index into the plan's workspaces,
+    is given, ``address`` is an offset into that workspace instead.
     """
 
     argument_offset: int
@@ -82,8 +83,8 @@ class Launch:
 class LaunchPlan:
     """The launches of a call, in order, and the workspaces that they share.
 
-    The attributes of the main kernel's launch are also attributes of the plan. Without a main
-    kernel, the plan has the attributes of the first launch.
+    The plan's own attributes (kernel, grid and so on) are those of the main kernel's launch or, if
+    there is no main kernel, of the first launch.
     """
 
     launches: tuple[Launch, ...]
@@ -96,7 +97,7 @@ class LaunchPlan:
 
     @property
     def launched(self) -> tuple[Launch, ...]:
-        """The launches that are not empty."""
+        """The launches whose grid is not empty."""
         return tuple(one for one in self.launches if one.grid[0])
 
     @property
@@ -153,8 +154,8 @@ class LaunchPlan:
 
 
 def plan_from_library(kernels: Sequence[str], described: Any) -> LaunchPlan:
-    """The plan that a library's ``plan`` function described; ``kernels`` are the PTX entries of the
-    config, the main one first."""
+    """The LaunchPlan for the description that a library's ``plan`` function returned; ``kernels``
+    are the PTX entries of the config's kernels, the main kernel's first."""
     launches, workspaces = described
     return LaunchPlan(
         launches=tuple(_launch(kernels, *launch) for launch in launches),

@@ -1,5 +1,5 @@
-"""Finds the library that contains a config: already loaded, installed, in the cache, or built
-now."""
+"""Finds the library that contains a config's kernel, which may be loaded, installed, in the cache,
+or built now."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _REPORTED = {
 class LoadedKernel:
     """One kernel, ready to be planned and launched.
 
-    ``index`` is the kernel's index in the library. Equal kernels of two libraries are
+    ``index`` is the kernel's index in the library. Kernels of two libraries that compare equal are
     interchangeable.
     """
 
@@ -108,8 +108,8 @@ class LoadedKernel:
     def ptx(self) -> str:
         """The kernel's PTX, as compiled into the library.
 
-        For a library of an installed package without PTX, it is compiled now; raises what the
-        builder raises, and KernelNotBuiltError with FLASHSMITH_JIT=0.
+        If the library comes from an installed package without PTX, the PTX is compiled now. This
+        raises the builder's errors, and KernelNotBuiltError with FLASHSMITH_JIT=0.
         """
         return self._with_ptx.ptx(self.config)
 
@@ -121,7 +121,8 @@ class LoadedKernel:
 
     @cached_property
     def _with_ptx(self) -> KernelLibrary:
-        """The library itself, or one of the same sources that has PTX."""
+        """The library itself if it has PTX, else a library built from the same sources that has
+        PTX."""
         if self.library.has_ptx:
             return self.library
         arch = self.library.manifest.arch
@@ -153,7 +154,7 @@ class LoadedKernel:
         framework: Framework | None = None,
         poisoned: bool = False,
     ) -> PreparedLaunch:
-        """A function that launches ``call`` on GPU ``ordinal``. Does not use the GPU yet.
+        """A function that launches ``call`` on GPU ``ordinal``; preparing it does not use the GPU.
 
         The function takes a stream handle and then ``call.addresses``, or the addresses of other
         tensors with the same properties; trailing zeros may be left out. It does not wait unless
@@ -161,8 +162,8 @@ class LoadedKernel:
         LaunchError with CUDA's message when the launch is refused. Threads may share it.
 
         The ``framework`` allocates the plan's workspaces; without a framework they are allocated in
-        stream order. With ``poisoned`` the framework's memory is filled with NaN, as in the
-        emulator, before workspaces that must be zero are zeroed.
+        stream order. With ``poisoned``, memory that the framework allocates is first filled with
+        NaN, as in the emulator; workspaces that must be zero are zeroed after that.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device, and LaunchError
         when the driver is too old for the library.
@@ -175,7 +176,7 @@ class LoadedKernel:
 
         return PreparedLaunch(
             function,
-            # A config with a single kernel launches it once.
+            # A config with a single kernel has a single launch.
             len(self.plan(call).launched) if self.entry.beside else 1,
             0 if framework is None else int(block_bytes),
             self.config,
@@ -187,7 +188,8 @@ class LoadedKernel:
         )
 
     def planned_by(self, function: Callable[..., Any], call: LibraryCall, *more: int) -> Any:
-        """The result of a library's function for a call, with the plan costs of the call's GPU."""
+        """Calls a library's function for a call with the plan costs of the call's GPU set, and
+        returns its result."""
         if self.costs is None:
             return function(self.index, *call.library_arguments(), *more)
         with self.costs.of(call.device.name):
@@ -196,8 +198,8 @@ class LoadedKernel:
 
 @dataclass
 class PlanCosts:
-    """The cost model by which a library plans calls. The numbers are set for one GPU at a time, and
-    stay set until a call for another GPU."""
+    """The cost numbers by which a library plans calls. They are set for one GPU at a time and stay
+    set until a call for another GPU replaces them."""
 
     family: Family
     set_costs: Callable[..., bool]
@@ -206,8 +208,8 @@ class PlanCosts:
 
     @contextmanager
     def of(self, gpu: str) -> Iterator[None]:
-        """Plans calls inside the block with a GPU's costs. Raises LaunchError if the library
-        expects a different number of costs."""
+        """Sets a GPU's costs for the calls that are planned inside the block. Raises LaunchError if
+        the library expects a different number of costs."""
         with self.lock:
             if gpu != self.gpu:
                 values = self.family.plan_costs(gpu)
@@ -220,14 +222,15 @@ class PlanCosts:
             yield
 
     def forget(self) -> None:
-        """Resets a forked child's state: at the fork, a thread may have held the lock or been
-        setting costs."""
+        """Resets the state in a forked child, because a thread may have held the lock or been
+        setting costs at the time of the fork."""
         self.gpu, self.lock = None, threading.Lock()
 
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """The result of LoadedKernel.prepare; calling it with a stream handle and addresses launches.
+    """The result of LoadedKernel.prepare: a launch that is made by calling it with a stream handle
+    and addresses.
 
     Time-critical callers call ``function`` directly, the library's own function. It takes
     ``n_tensors`` addresses and, if ``block_bytes`` is not 0, the address of a block of that size.
@@ -268,7 +271,7 @@ class PreparedLaunch:
 
 @dataclass(frozen=True)
 class LibraryFunctions:
-    """The functions a loaded library exports (csrc/host/bindings.cc)."""
+    """The functions that a loaded library exports (csrc/host/bindings.cc)."""
 
     plan: Callable[..., Any]
     prepare: Callable[..., Any]
@@ -283,8 +286,8 @@ _REPLACE_INSTALLED = "install the package of kernels again"
 def load_library(library: KernelLibrary) -> dict[KernelConfig, LoadedKernel]:
     """Loads a library's .so and returns its kernels.
 
-    Raises CacheError when other users could have written it, DamagedLibraryError when it cannot be
-    loaded, and LaunchError when its kernels differ from its manifest.
+    Raises CacheError when other users could have written the file, DamagedLibraryError when it
+    cannot be loaded, and LaunchError when its kernels are not the ones in its manifest.
     """
     family = family_named(library.manifest.family)
     functions, costs = _load_functions(library.so_path, family, trusted=library.is_installed)
@@ -310,8 +313,8 @@ def _load_functions(
     names = tuple(f.name for f in fields(LibraryFunctions))
     try:
         with nullcontext(str(so_path)) if trusted else checked_path(so_path) as path:
-            # Checked before any of the library's code runs. As soon as a library is loaded, the
-            # linker identifies it by its path.
+            # Checked before any of the library's code runs. Once a library is loaded, the linker
+            # identifies it by its path.
             content = Path(path).read_bytes()
             missing = [name for name in names if f"\0__tvm_ffi_{name}\0".encode() not in content]
             if missing:
@@ -340,14 +343,16 @@ Key = tuple[KernelConfig, int, Semantics]
 
 @dataclass
 class LoadedKernels:
-    """The kernels this process has loaded, by config, arch and semantics; threads may share it."""
+    """The kernels that this process has loaded, by config, arch and semantics; threads may share
+    this object."""
 
     kernels: dict[Key, LoadedKernel] = field(default_factory=dict)
-    # Held during a search, but not while compiling: threads that need other kernels do not wait.
+    # This lock is held during a search but not while compiling, so that threads that need other
+    # kernels do not wait.
     lock: threading.RLock = field(default_factory=threading.RLock)
     building: dict[Key, threading.RLock] = field(default_factory=dict)
-    # The general-edge kernels (for any lengths) in use instead of whole-tile kernels that are not
-    # built.
+    # The general-edge kernels (for any lengths) that run in place of whole-tile kernels that are
+    # not built.
     general_edge: dict[Key, LoadedKernel] = field(default_factory=dict)
 
     def get(
@@ -387,8 +392,8 @@ class LoadedKernels:
             return self._is_found(key)
 
     def add(self, library: KernelLibrary) -> None:
-        """Loads a library; kernels that are already loaded are kept. Records the kernels that the
-        compiler made slow, for choosers."""
+        """Loads a library. Kernels that are already loaded are not replaced. Kernels that the
+        compiler made slow are recorded for choosers."""
         arch, semantics = library.manifest.arch, library.manifest.semantics
         with self.lock:
             for config, kernel in load_library(library).items():
@@ -408,7 +413,7 @@ class LoadedKernels:
         """The kernel, or the general-edge kernel if building is not allowed; None if it must be
         built."""
         if key in self.general_edge and _why_not_build(may_build, key):
-            return self.general_edge[key]  # no second search
+            return self.general_edge[key]  # found by an earlier call, so there is no second search
         if self._is_found(key):
             return self.kernels[key]
         forbidden = _why_not_build(may_build, key)
@@ -419,9 +424,9 @@ class LoadedKernels:
         reported: set[str] = set()
 
         def say(event: BuildEvent) -> None:
-            # A warning, because the caller waits seconds for what usually takes microseconds. If
-            # several processes need the kernel at the same time, such as the ranks of a group, only
-            # one builds it.
+            # This is a warning, because the caller waits seconds for a call that usually takes
+            # microseconds. If several processes, such as the ranks of a group, need the kernel at
+            # the same time, only one builds it.
             if event.stage in _REPORTED and event.stage not in reported:
                 reported.add(event.stage)
                 _log.warning(_REPORTED[event.stage], _named(cfg, semantics), arch)
@@ -437,7 +442,7 @@ class LoadedKernels:
 
     @paused_collection()
     def _is_found(self, key: Key) -> bool:
-        """is_found() for callers that hold the lock."""
+        """is_found() for callers that already hold the lock."""
         cfg, arch, semantics = key
         if key not in self.kernels:
             library = find_library(cfg, arch=arch, semantics=semantics)
@@ -489,7 +494,7 @@ def _why_no_jit() -> str:
 
 @lru_cache(maxsize=1)
 def _missing_compiler() -> str:
-    """The tools that are missing for building; '' if none is."""
+    """The build tools that are missing, as text; '' if none is missing."""
     try:
         find_toolchain()
     except ToolchainError as error:
@@ -520,7 +525,8 @@ def _not_built(cfg: KernelConfig, arch: int, semantics: Semantics, why: str) -> 
 def nearest_built(
     cfg: KernelConfig, arch: int, semantics: Semantics = NEUTRAL, count: int = 3
 ) -> list[KernelConfig]:
-    """Up to ``count`` configs built for ``arch``, sorted by the number of knobs that differ."""
+    """Up to ``count`` configs that are built for ``arch``, those that differ from the given config
+    in the fewest knobs first."""
 
     def differences(other: KernelConfig) -> int:
         return sum(a != b for a, b in zip(cfg.to_ints(), other.to_ints(), strict=True))

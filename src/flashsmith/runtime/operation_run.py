@@ -24,7 +24,7 @@ from flashsmith.semantics.signature import check_flag
 if TYPE_CHECKING:
     from flashsmith.runtime.emulation import Observer
 
-# The keywords that a repeatable call may have; all of them affect what is launched.
+# The keywords that a repeatable call may have: those that affect what is launched.
 _REPEATABLE = {"options", "wanted", "unwanted", "emulate"}
 
 
@@ -55,7 +55,8 @@ def run_operation(
     prepared = prepare_operation(cfg, problem, tensors, **how)
     result = prepared.run(observers, schedule_seed)
     if asked is not None and signature is not None:
-        # The final None, which stands for no output, makes even a single output a tuple.
+        # The final None stands for an absent output, so that even a single output is returned in a
+        # tuple.
         returned = *result.outputs, None
         cached_calls.remember(calls, signature, asked, tuple(tensors), prepared, returned)
     return result
@@ -89,8 +90,9 @@ def prepare_operation(
     poisoned: bool = False,
     arch: int | DeviceSpec | None = None,
 ) -> PreparedCall:
-    """Does everything except launch ``cfg``'s kernel on ``problem``. The call runs on the tensors'
-    GPU, or in the emulator for host tensors. A kernel that is not built is built first.
+    """Prepares a call of ``cfg``'s kernel on ``problem``: does everything except the launch. The
+    call runs on the tensors' GPU, or in the emulator for host tensors. A kernel that is not built
+    is built first.
 
     Args:
         tensors: by the operation's names: every input, and the outputs that already have memory.

@@ -20,7 +20,8 @@ def plain_options(options: dict[str, Any]) -> dict[str, Any]:
     nothing changes.
 
     Sinks stay differentiable, so their gradient has their dtype. Raises ArgumentError for a scale,
-    softcap or window that requires grad, or is on a device, since reading it would wait.
+    softcap or window that requires grad, and for one on a device, because reading it would wait for
+    the device.
     """
     if _NAMES.isdisjoint(options):
         return options
@@ -47,7 +48,8 @@ def plain_pair(name: str, pair: Any) -> Any:
 
 
 def is_16_bits(tensor: Any) -> bool:
-    """Whether this is an fp16 or bf16 tensor, or a transformation's stand-in for one."""
+    """Whether this is an fp16 or bf16 tensor, or a stand-in for one that a transformation
+    passes."""
     dtype = getattr(tensor, "dtype", None)
     # The size is checked first, because most sinks are fp32 and reading a dtype's name takes
     # longer.
@@ -77,5 +79,5 @@ def _numbers(name: str, tensor: Any, meaning: str) -> Any:
             f"every call; give {meaning}, read once"
         )
     array = framework.as_numpy(tensor)
-    # NumPy does not treat bf16 as a number type.
+    # NumPy does not count bf16 among its number types.
     return float(array) if array.dtype.kind == "V" else array.tolist()

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class OperationCall(NamedTuple):
-    """One checked call of any operation, in the form that a kernel library takes.
+    """One checked call to any operation, in the form in which a kernel library takes it.
 
-    ``numbers`` and ``addresses`` are in the operation's order; the address of a tensor that is not
-    given is 0.
+    ``numbers`` and ``addresses`` are in the operation's order; a tensor that is not given has
+    address 0.
     """
 
     problem: Problem
@@ -30,9 +30,8 @@ class OperationCall(NamedTuple):
     addresses: tuple[int, ...]
 
     def library_arguments(self) -> tuple[int | float, ...]:
-        """The arguments of the library's plan and prepare functions that follow the config's index:
-        the device, the count of the operation's numbers, these numbers, and the tensors'
-        addresses."""
+        """The arguments of the library's plan and prepare functions after the config's index: the
+        device, the count of the operation's numbers, the numbers, and the tensors' addresses."""
         device = self.device
         return (
             *(device.arch, device.sm_count, device.max_smem_per_block, device.max_smem_per_sm),
@@ -93,7 +92,7 @@ class PreparedCall(NamedTuple):
             observers=observers,
             schedule_seed=schedule_seed,
             sm_count=self.call.device.sm_count,
-            # Kernels of the canonical order must have their exact bits in the emulator, too.
+            # Kernels of the canonical order must produce their exact bits in the emulator, too.
             exact=version_of(self.kernel.config) > 0,
         )
         return OperationResult(self.outputs, None, emulation)
@@ -128,7 +127,7 @@ def prepare(
             outputs[name] = made
             if 0 in shape:  # an empty tensor's strides depend on the framework
                 views[name] = framework.view(name, made)
-            else:  # all its properties are known
+            else:  # all properties of a dense output are known without a view
                 views[name] = TensorView(
                     *(name, framework, dtype, shape, contiguous_strides(shape)),
                     *(framework.address(made), first.device, True, made),
@@ -161,8 +160,8 @@ def prepare(
 def unplaced_call(
     problem: Problem, device: DeviceSpec, scale: float | None = None
 ) -> OperationCall:
-    """A call on dense tensors that do not exist yet. The addresses are 0, or 1 for tensors that
-    only packed or paged problems have.
+    """A call on dense tensors that have no memory yet. All addresses are 0, except that tensors
+    that only packed or paged problems have are at address 1.
 
     The softcap is 1, and a window's left limit is 0. Packed sequences all have the maximum length.
     """
@@ -188,8 +187,8 @@ def unplaced_call(
 
 
 def run_on_gpu(launch: PreparedLaunch, call: OperationCall, view: TensorView) -> float | None:
-    """Launches ``call`` with its prepared launch, on the current stream of the tensor's framework
-    for its device.
+    """Launches ``call`` with its prepared launch on the framework's current stream for the tensor's
+    device.
 
     Returns the milliseconds if the launch was prepared as timed, else None. Raises LaunchError when
     the launch is refused.

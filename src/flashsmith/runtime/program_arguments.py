@@ -1,4 +1,4 @@
-"""The tensors and numbers that a program's functions read, checked for a kernel."""
+"""Checks the tensors and numbers that a program's functions read."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class ProgramArguments(NamedTuple):
 def check_program_arguments(bound: Any, first: TensorView) -> ProgramArguments:
     """The checked tensors and numbers of a BoundProgram, for a call on the tensor ``first``.
 
-    Raises ArgumentError, with the function's name for the tensor, for an empty tensor, and for
-    another dtype, rank, framework or device than the program was made for.
+    Raises ArgumentError for an empty tensor, and for a tensor whose dtype, rank, framework or
+    device is not the one that the program was made for. The error has the function's name for the
+    tensor.
     """
     program = bound.program
     _check_counts(program.reads, bound.tensors, "tensors")
@@ -51,7 +52,7 @@ def check_program_arguments(bound: Any, first: TensorView) -> ProgramArguments:
 
 
 def _names(bound: Any) -> Sequence[str]:
-    """The caller's names of the tensors; '' for a tensor without a name."""
+    """The names that the caller's functions use for the tensors; '' for a tensor without a name."""
     return getattr(bound, "names", None) or [""] * len(bound.tensors)
 
 

@@ -1,4 +1,4 @@
-"""Request: a fully checked call of any operation; nothing is allocated or launched yet."""
+"""Request: a fully checked call to any operation, before anything is allocated or launched."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from flashsmith.runtime.tensors import (
     view_tensor,
 )
 
-# A property that a problem may lack, and the word in a problem's text that adds it.
+# Properties that a problem may lack, each with the word that adds it to a problem's text.
 _PACKED = "packed sequences", "packed"
 _PAGED = "pages", "page16"
-# The alignment, in bytes, of tensors of rows; TMA may copy these.
+# The alignment in bytes of tensors that consist of rows, which TMA may copy.
 _ROW_ALIGNMENT = 16
 
 
 class Request(NamedTuple):
     """The checked arguments of a call.
 
-    ``views`` and ``options`` have the operation's names as keys. ``sizes`` are the sizes of
-    dimensions that the problem does not determine, by name. ``wanted`` are the outputs to allocate.
+    ``views`` and ``options`` have the operation's names as keys. ``sizes`` has, by name, the sizes
+    of dimensions that the problem does not determine. ``wanted`` are the outputs to allocate.
     """
 
     problem: Problem
@@ -61,7 +61,7 @@ class Request(NamedTuple):
         """Whether TMA, which some families use, can copy all tensors that consist of rows."""
         p, views = self.problem, self.views
         if p.semantics.partial and not p.semantics.packed:
-            # Kernels address the keys of the whole batch as rows of one long sequence.
+            # Kernels that use TMA address the keys of the whole batch as rows of one long sequence.
             for view in (views["k"], views["v"]):
                 batch, rows = view.strides[:2]
                 if view.shape[0] > 1 and view.shape[1] > 1 and (rows <= 0 or batch % rows):
@@ -77,8 +77,8 @@ class Request(NamedTuple):
 
 
 def suit_tma(views: Sequence[TensorView]) -> bool:
-    """Whether TMA can copy all these tensors. TMA supports neither negative strides nor strides of
-    0, which broadcast tensors have."""
+    """Whether TMA can copy all these tensors. TMA supports neither negative strides nor the zero
+    strides of broadcast tensors."""
     return all(
         stride > 0
         for view in views
@@ -98,7 +98,8 @@ def check_operation(
     """The checked request for an operation's tensors (or views of them) and options, by name. It is
     independent of the kernel.
 
-    ``wanted`` are optional outputs to write as well; ``unwanted`` are usual outputs not to write.
+    ``wanted`` names optional outputs that are also written; ``unwanted`` names usual outputs that
+    are not written.
 
     Raises ArgumentError, starting with the argument's name, when an argument is unusable.
     """
@@ -164,14 +165,15 @@ def _check_tensors(
 
 
 def _written(operation: Operation, given: Collection[str]) -> list[TensorSpec]:
-    """The outputs that a call writes, given the names of its tensors."""
+    """The outputs that a call writes, determined from the names of the call's tensors."""
     return [tensor for tensor in operation.outputs if tensor.is_written(given)]
 
 
 def _check_shape(
     tensor: TensorSpec, view: TensorView, problem: Problem, sizes: dict[str, int]
 ) -> None:
-    """Raises ArgumentError unless the shape matches the specification; adds new ``sizes``."""
+    """Raises ArgumentError unless the shape matches the specification. Adds sizes that were unknown
+    to ``sizes``."""
     dims = tensor.dims_of(problem)
     wanted = [size_of(dim, problem, sizes) for dim in dims]
     if len(dims) != len(view.shape) or any(
@@ -196,7 +198,8 @@ def _check_memory(tensor: TensorSpec, view: TensorView) -> None:
 
 
 def wrong_strides(tensor: TensorSpec, view: TensorView) -> str | None:
-    """Why kernels cannot read a tensor with these strides, and what to do; None if they can."""
+    """The reason why kernels cannot read a tensor with these strides, and what the user can do;
+    None if kernels can read it."""
     if 0 in view.shape:
         return None
     *steps, last = view.strides or (1,)
@@ -213,7 +216,8 @@ def wrong_strides(tensor: TensorSpec, view: TensorView) -> str | None:
 
 
 def wrong_address(tensor: TensorSpec, view: TensorView) -> str | None:
-    """Why kernels cannot read a tensor at this address, and what to do; None if they can."""
+    """The reason why kernels cannot read a tensor at this address, and what the user can do; None
+    if kernels can read it."""
     if 0 not in view.shape and view.address % max(tensor.alignment, view.element_size):
         return (
             f"address {view.address:#x} is not a multiple of {tensor.alignment} "

@@ -1,8 +1,8 @@
-"""ResizableCall: calls of other sizes than a checked one, prepared without its checks.
+"""ResizableCall: a checked call that can be prepared for other sizes without repeating the checks.
 
 Most checks of a call do not depend on the number of its rows or sequences: dtypes, strides, heads,
-masks, options. A caller whose steps differ only in such sizes, such as a serving engine, has them
-checked once.
+masks, options. A caller whose steps differ only in such sizes, for example a serving engine, runs
+these checks once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flashsmith.runtime.request import Request
 
 
 class ResizableCall:
-    """A checked call on tensors of a GPU, none of which it keeps alive."""
+    """A checked call on tensors of a GPU; this object keeps no tensor alive."""
 
     def __init__(
         self, request: Request, device: DeviceSpec, config: KernelConfig, names: Sequence[str]
@@ -44,12 +44,12 @@ class ResizableCall:
     def resized(
         self, config: KernelConfig, problem: Mapping[str, int], sizes: Mapping[str, int]
     ) -> CachedCall:
-        """The call of other sizes, with a config that serves them.
+        """This call for other sizes, with a config that serves those sizes.
 
-        ``problem`` and ``sizes`` have the changed sizes, of the problem and of dimensions that it
-        does not determine. The caller guarantees that tensors have these shapes and the checked
-        strides, and that outputs overlap no other tensor. Raises the errors of building a kernel,
-        and ArgumentError if the kernel cannot serve the sizes.
+        ``problem`` has the new sizes of the problem; ``sizes`` has those of the dimensions that the
+        problem does not determine. The caller guarantees that tensors have these shapes and the
+        checked strides, and that outputs overlap no other tensor. Raises the errors of building a
+        kernel, and ArgumentError if the kernel cannot serve the sizes.
         """
         before = self._request
         resized = _resized(before.problem, problem)

@@ -16,7 +16,8 @@ LONGEST_UNASKED_SECONDS = 60.0
 _STEP_SECONDS = 1.0e-3
 _SECONDS_PER_SCORE = 25e-9
 _SECONDS_PER_SCORE_AND_COLUMN = 0.6e-9
-# For kernels without a single loop over keys: per element read or written, and per FLOP.
+# For kernels that do not have a single loop over keys: seconds per element of q and k, and per
+# FLOP.
 _SECONDS_PER_ELEMENT = 1e-7
 _SECONDS_PER_FLOP = 2.5e-10
 
@@ -29,8 +30,8 @@ def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
     scores (seq_q x seq_k per head) and dominates from about seq 512. A causal mask halves the
     second and third terms.
 
-    For kernels without such a loop, including the backward pass, the estimate counts every element
-    of q and k once, plus the problem's FLOP at a fixed rate.
+    Kernels that do not consist of one loop over keys, such as the backward pass's, are estimated
+    from the number of elements of q and k and from the problem's FLOP at a fixed rate.
     """
     loop = cfg.family.loop_tiles(cfg)
     if loop is None:

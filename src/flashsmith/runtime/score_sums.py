@@ -1,5 +1,5 @@
-"""Sums of the gradients of scores, by a kernel on a GPU or in the emulator: see
-operations/score_sums.py."""
+"""Sums the gradients of scores with a kernel, on a GPU or in the emulator; operations/score_sums.py
+defines the sums."""
 
 from __future__ import annotations
 

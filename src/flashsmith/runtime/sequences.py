@@ -27,8 +27,8 @@ class Packing(NamedTuple):
 
 
 class KeyRanges(NamedTuple):
-    """The range of keys that each sequence sees in partial attention, as vectors of length
-    batch."""
+    """The range of keys that each sequence sees in partial attention; each vector has one element
+    per sequence."""
 
     seqused_k: TensorView | None
     k_begin: TensorView | None
@@ -42,12 +42,13 @@ class KeyRanges(NamedTuple):
 def check_packing(
     options: ForwardOptions, q: TensorView, k: TensorView, *, check_contents: bool
 ) -> Packing | None:
-    """The packing that the options describe, or None; q and k are (total, heads, d) if packed.
+    """The packing that the options describe, or None if sequences are not packed. Packed q and k
+    have shape (total, heads, d).
 
-    On the host the offsets are read, and checked if ``check_contents``. On a device they are read
-    only for a missing max_seqlen, which waits for the device once. With a k_begin, which may point
-    anywhere in k, a missing max_seqlen_k defaults to k's total. With both k_begin and seqused_k,
-    cu_seqlens_k may be missing.
+    On the host the offsets are read, and checked if ``check_contents``. Offsets on a device are
+    read only if a max_seqlen is missing; reading them waits for the device once. With a k_begin,
+    which may point anywhere in k, a missing max_seqlen_k defaults to k's total. With both k_begin
+    and seqused_k, cu_seqlens_k may be missing.
 
     Raises ArgumentError when only one of cu_seqlens_q and cu_seqlens_k is given, or a max_seqlen
     without them. Also raised for offsets of a wrong dtype, device or length, and for offsets that
@@ -62,7 +63,8 @@ def check_packing(
     has_offsets_k = offsets_k is not None or not by_range or options.seqused_k is None
     offsets = (
         _view_offsets("q", options.cu_seqlens_q, q),
-        # Kernels always read offsets of k; here their values do not matter.
+        # Kernels always read k's offsets, but with both k_begin and seqused_k the values have no
+        # effect.
         _view_offsets("k", offsets_k if has_offsets_k else options.cu_seqlens_q, q),
     )
     batch, batch_k = (view.shape[0] - 1 for view in offsets)
@@ -199,7 +201,8 @@ def _longest(
     limits: Sequence[int | None],
     check_contents: bool,
 ) -> list[int]:
-    """The maximum lengths: the given limits, or else the lengths of the longest sequences."""
+    """The maximum lengths: the limits that were given, or else the lengths of the longest
+    sequences."""
     if offsets[0].device.kind == "cpu":
         return [
             _longest_on_host(view, total, limit, check_contents)
@@ -230,7 +233,8 @@ def _longest_on_host(view: TensorView, total: int, limit: int | None, check_cont
 
 
 def _longest_on_device(missing: list[TensorView]) -> list[int]:
-    """The longest lengths, read from the device in one step; the caller clamps invalid lengths."""
+    """The lengths of the longest sequences, read from the device in one step. Invalid lengths are
+    not clamped; the caller does that."""
     first = missing[0]
     if first.framework.is_capturing(first.device.ordinal):
         raise ArgumentError(

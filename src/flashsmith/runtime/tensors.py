@@ -1,4 +1,4 @@
-"""Views of any framework's tensors, and an exact test of whether two share memory."""
+"""Views of any framework's tensors, and an exact test of whether two tensors share memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class SizedDtype(Protocol):
     def itemsize(self) -> int: ...
 
 
-# The arguments that dtype_name() accepts: a name, or a dtype of flashsmith or a framework.
+# The arguments that dtype_name() accepts: a dtype's name, or a dtype object of flashsmith or of a
+# framework.
 Dtype = str | DType | SizedDtype | type[Any]
 
 
@@ -131,15 +132,15 @@ def _element_range(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
 
 
 def share_memory(a: TensorView, b: TensorView) -> bool:
-    """Whether at least one byte belongs to elements of both tensors (not so if slices
-    interleave)."""
+    """Whether at least one byte belongs to elements of both tensors. Slices that only interleave
+    share no byte."""
     if a.device != b.device or 0 in a.shape or 0 in b.shape:
         return False
     a_first, a_end = byte_range(a)
     b_first, b_end = byte_range(b)
     if a_end <= b_first or b_end <= a_first:
         return False
-    # NumPy decides without touching the memory.
+    # NumPy computes this from addresses and strides, without reading the memory.
     return bool(np.shares_memory(_as_array(a), _as_array(b)))
 
 

@@ -15,7 +15,7 @@ from flashsmith.semantics.score import capped_by
 
 Lens = tuple[int, ...]
 Window = tuple[int | None, int | None]
-# For each sequence: the first key that is used, and the number of keys.
+# For each sequence, the first key that partial attention uses and the number of keys used.
 Ranges = tuple[tuple[int, int], ...]
 NO_WINDOW: Window = (None, None)
 
@@ -53,7 +53,7 @@ class Attention:
 
     @property
     def packed(self) -> bool:
-        """Whether sequences are packed, in tensors of rank 3."""
+        """Whether the sequences are packed into tensors of rank 3."""
         return self.lens_q is not None
 
     @property
@@ -65,7 +65,7 @@ class Attention:
 
     @property
     def masked(self) -> bool:
-        """Whether some key is masked for some query."""
+        """Whether the mask may hide a key from a query."""
         bound = self.program
         return self.mask.hides or (bound is not None and bound.program.mask is not None)
 
@@ -76,28 +76,28 @@ class Attention:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers that this function reads."""
+        """The numbers that the score function reads, by name."""
         return dict.fromkeys(self.score.numbers, self.softcap)
 
     def visible_keys(
         self, rows: np.ndarray, seq_q: int, seq_k: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """For each of ``rows``, the first key that it sees and the one after the last; they are
-        equal if it sees none."""
+        """For each of ``rows``, the first key that the row sees and the key after the last one that
+        it sees. Both are equal if the row sees no key."""
         left, right = (UNLIMITED if limit is None else limit for limit in self.window)
         right = 0 if self.causal else right
         return self.mask.keys(rows + (seq_k - seq_q), seq_k, left, right, np)
 
     def placed(self, to_device: Callable[[np.ndarray], Any]) -> Attention:
-        """A copy with the program's tensors on an engine's device."""
+        """A copy of this object whose program has its tensors on an engine's device."""
         if self.program is None:
             return self
         tensors = tuple(map(to_device, self.program.tensors))
         return replace(self, program=self.program._replace(tensors=tensors))
 
     def changed_by_program(self, scores: Any, at: Mapping[str, Any], xp: Any) -> Any:
-        """The program's new scores for scores in natural units. ``at`` are the indices b,
-        h, q and k and the lengths seq_q and seq_k, arrays that broadcast with the scores."""
+        """The scores that the program computes from scores in natural units. ``at`` has the indices
+        b, h, q and k and the lengths seq_q and seq_k, as arrays that broadcast with the scores."""
         bound = self.program
         if bound is None or bound.program.score is None:
             return scores
@@ -113,8 +113,8 @@ class Attention:
         return bound.program.slope.evaluate(values, self._program_tensors, xp)
 
     def seen_by_program(self, at: Mapping[str, Any], xp: Any) -> Any:
-        """For each element, whether the program leaves the key visible to the row; None if it hides
-        none."""
+        """For each pair of a row and a key, whether the program leaves the key visible to the row.
+        None if the program has no mask."""
         bound = self.program
         if bound is None or bound.program.mask is None:
             return None
@@ -132,7 +132,7 @@ class Attention:
         return dict(zip(names, self.program.tensors, strict=True))
 
     def sequences(self, batch: int) -> Iterator[Sequence]:
-        """The sequences of a batch: ``batch`` dense sequences, or the packed ones."""
+        """The sequences of a batch: the packed sequences, or ``batch`` dense ones."""
         keys = None if self.ranges is None else [slice(a, a + n) for a, n in self.ranges]
         if self.lens_q is None or self.lens_k is None:
             for b in range(batch):
@@ -161,7 +161,7 @@ class Attention:
 
 
 def offsets(lens: Lens) -> np.ndarray:
-    """The cu_seqlens of packed sequences, int32, from 0 to the total."""
+    """The cu_seqlens of packed sequences: int32 offsets from 0 to the total length."""
     return np.array([0, *itertools.accumulate(lens)], dtype=np.int32)
 
 
@@ -172,8 +172,8 @@ def row_slices(lens: Lens) -> list[slice]:
 
 
 def unequal_lens(count: int, longest: int, draw: random.Random, empty: int = 0) -> Lens:
-    """Draws lengths in random order: ``count`` lengths, of which the longest is ``longest``, and
-    ``empty`` zeros for sequences without rows."""
+    """Draws ``count`` lengths whose maximum is ``longest``, adds ``empty`` zeros for sequences
+    without rows, and returns all in random order."""
     others = (draw.randint(min(1, longest), longest) for _ in range(count - 1))
     lens = [longest, *others, *[0] * empty]
     draw.shuffle(lens)

@@ -29,9 +29,9 @@ from flashsmith.verify.reference import references_of
 from flashsmith.verify.tolerance import Comparison, ExpectedOutputs, heads_for_enough_outputs
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks")
-# Kinds of inputs: kind -> kind of its q, k and v. In 'large_do', do and dlse are as large as with
-# loss scaling, so that dS overflows fp16. In 'neighbours', every second head of a sequence consists
-# of NaN or inf.
+# The kinds of inputs, each with the kind that its q, k and v are drawn as. In 'large_do', do and
+# dlse are as large as with loss scaling, so that dS overflows fp16. In 'neighbours', every second
+# head of a sequence consists of NaN or inf.
 _OF_QKV = {
     "random": "random",
     "large_scores": "large_scores",
@@ -44,15 +44,15 @@ _OF_QKV = {
     "neighbours": "random",
 }
 LARGE_DO = {DType.FP16: 2.0**13, DType.BF16: 2.0**60}
-# So that dk and dv have enough elements, heads are repeated. This stops when dq has this many
-# elements, 64 MiB in float64.
+# Heads are repeated until dk and dv have enough elements, but never beyond this many elements of dq
+# (64 MiB in float64).
 MOST_REPEATED = 2**23
 
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """The tensors that a backward kernel reads, by the names of the operation, and where the
-    sequences are in them. Also o and lse in float64, never rounded."""
+    """The tensors that a backward kernel reads, by the operation's names, and the places of the
+    sequences in them. Also o and lse in float64, never rounded."""
 
     tensors: Mapping[str, np.ndarray]
     attention: Attention
@@ -68,13 +68,12 @@ class BackwardReference(OperationReference):
       lengths of the problem; rows beyond these get 0.
     - ``spare``: the number of rows after the last packed sequence, in the tensors of q and in the
       tensors of k.
-    - ``sinks``, ``dlse``: whether the call has sinks, and whether it has dlse.
-    - ``more_keys``: o and lse are over this many more keys, which every row sees.
-    - ``unneeded``: names of further gradients that the call does not need, besides the ones that no
-      call of the problem needs.
+    - ``sinks``, ``dlse``: whether the call has sinks and dlse. - ``more_keys``: o and lse include
+    this many keys beyond those in k; every row sees these keys. - ``unneeded``: names of gradients
+    that this call does not need, in addition to those that no call of the problem needs.
 
-    In all tensors, rows that belong to no sequence are NaN, inf or the largest numbers. do is NaN
-    where a row sees no key.
+    In all tensors, rows that belong to no sequence hold NaN, inf or the largest numbers. In rows
+    that see no key, do is NaN.
     """
 
     kinds = tuple(_OF_QKV)
@@ -95,7 +94,7 @@ class BackwardReference(OperationReference):
         deterministic: bool = False,
         **asked: Any,
     ) -> dict[str, Any]:
-        """Makes the options; ``asked`` has the options of options_by_limits()."""
+        """Makes the options from ``asked``, which has the options of options_by_limits()."""
         unknown = [name for name in unneeded if name not in GRADIENTS]
         if unknown or (set(unneeded) >= set(GRADIENTS[:3]) and not asked.get("sinks")):
             raise ArgumentError(
@@ -133,7 +132,7 @@ class BackwardReference(OperationReference):
         return ", ".join(words) or "plain"
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
-        """Inputs of a kind, with the typical options of the problem."""
+        """Inputs of the given kind, drawn with the typical options of the problem."""
         options = self.options(problem, seed=seed)
         on_gpu = _gpu_pays(problem)
         return dict(draw_backward_inputs(problem, kind, seed, options, on_gpu).tensors)
@@ -141,8 +140,8 @@ class BackwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """The expected gradients. o and lse are computed again in float64, unless the given ones
-        are over more keys than k has."""
+        """The expected gradients. o and lse are recomputed in float64, unless the given o and lse
+        include more keys than k has."""
         attention, sequences = attention_of(problem, options), sequences_of(problem, options)
         exact = inputs["o"].astype(np.float64), inputs["lse"].astype(np.float64)
         on_gpu = _gpu_pays(problem)
@@ -167,7 +166,7 @@ class BackwardReference(OperationReference):
     ) -> ProofCase:
         """The case for a proof of ``cfg``'s kernel: the problem for which the kernel is compiled,
         with heads repeated until each gradient has enough elements."""
-        # This fills in what the caller left out, such as the lengths of packed sequences.
+        # Adds the options that the caller left out, such as the lengths of packed sequences.
         options = self.options(problem, seed=seed, **options)
         problem = repeated_for_gradients(problem, options)
         frozen = tuple(sorted(options.items()))
@@ -203,8 +202,8 @@ def _gpu_pays(problem: Problem) -> bool:
 
 
 def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ...]:
-    """Where the sequences of a problem are; each sequence is cut off at the lengths of the
-    problem."""
+    """The rows of each sequence of a problem; each sequence is cut off at the problem's seq_q and
+    seq_k."""
     lens_q, lens_k = options.get("lens_q"), options.get("lens_k")
     if lens_q is None or lens_k is None:
         return tuple(
@@ -223,9 +222,9 @@ def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ..
 
 
 def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Problem:
-    """The problem with its groups of heads repeated until dq and, if needed, dk and dv have enough
-    elements. dk and dv may be much smaller than dq, so this stops before dq has more than
-    MOST_REPEATED elements."""
+    """The problem with its groups of heads repeated until dq, and dk and dv if needed, have enough
+    elements. Because dk and dv may be much smaller than dq, heads are repeated no further once dq
+    would exceed MOST_REPEATED elements."""
     problem = repeated_over_heads(problem, options.get("lens_q"))
     if {"dk", "dv"} <= set(options.get("unneeded", ())):
         return problem
@@ -313,15 +312,15 @@ def _drawn_case(
 
 
 def _longer(array: np.ndarray, rows: int) -> np.ndarray:
-    """A packed tensor with ``rows`` more rows at the end."""
+    """A copy of a packed tensor with ``rows`` more rows at the end."""
     return np.concatenate([array, np.zeros((rows, *array.shape[1:]), array.dtype)])
 
 
 def _spoil_neighbours(
     drawn: Mapping[str, np.ndarray], sequences: tuple[Rows, ...], rng: np.random.Generator
 ) -> None:
-    """Fills do, q, k and v of some heads of each sequence with NaN or inf, which must not affect
-    other heads."""
+    """Fills do, q, k and v of some heads of each sequence with NaN or inf; other heads must not be
+    affected."""
     heads_k = drawn["k"].shape[-2]
     group = drawn["q"].shape[-2] // heads_k
     for i, rows in enumerate(sequences):
@@ -339,8 +338,9 @@ def _poison(
     sequences: tuple[Rows, ...],
     keep_do: bool,
 ) -> None:
-    """Writes NaN, inf and the largest numbers to rows that belong to no sequence, and NaN to do
-    where a row sees no key. keep_do: leave do as it is, because o of such rows is not 0."""
+    """Writes NaN, inf and the largest numbers to rows that belong to no sequence, and NaN to do in
+    rows that see no key. With ``keep_do``, do stays unchanged in the latter, because their o is not
+    0."""
     worst = np.array([math.nan, math.inf, float(ml_dtypes.finfo(drawn["q"].dtype).max)])
     outside = {name: np.ones(drawn[name].shape[:-2], bool) for name in ("q", "k")}
     for rows in sequences:
@@ -364,7 +364,7 @@ def _forward(
     more: tuple[np.ndarray, np.ndarray] | None,
     on_gpu: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes o and lse in float64. They are NaN in rows that belong to no sequence.
+    """Computes o and lse in float64. Both are NaN in rows that belong to no sequence.
 
     ``more``: more keys and values, (1, keys, heads_k, d), which every row sees.
     """

@@ -33,22 +33,23 @@ from flashsmith.verify.tolerance import Comparison, Element, ExpectedOutputs, co
 
 ROTARY = ("", "halves", "interleaved")
 LAYOUTS = ("dense", "interleaved", "heads first")
-# Kernels split keys at multiples of a power of two, which is in this range.
+# Kernels split keys at multiples of a power of two; that power is in this range.
 _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
-# At most this many elements of K are in float64 at once (128 MiB), unless one head has more.
+# The maximum number of K's elements that are held in float64 at once (128 MiB); a single head may
+# exceed it.
 MOST_EXPANDED = 1 << 24
-# The number of pages that belong to no sequence, and the values of unused entries of the page
-# table.
+# The number of pages that belong to no sequence.
 _SPARE_PAGES = 3
-# A table of angles for each position is drawn.
+# A bound on dropped keys, because a table with the angles of every position is drawn.
 _MOST_DROPPED = 1 << 20
+# The values of unused entries of the page table.
 _UNUSED = (-1, -1, 2**31 - 1, -(2**31))
 
 
 @dataclass(frozen=True)
 class ExpectedDecode:
-    """The expected outputs: o and LSE, with the rows of all sequences one after the other, and the
-    caches after appending."""
+    """The expected o and LSE, in which the rows of all sequences follow one another, and the
+    expected caches after appending."""
 
     references: References
     lens_q: Lens
@@ -59,16 +60,16 @@ class ExpectedDecode:
 class DecodeReference(OperationReference):
     """Attention over a cache. It has the options of the operation, and also:
 
-    - ``lens_q``: how many queries each packed sequence has. ``lens_k``: how many keys each sequence
-      has, with the appended ones; the longest has the problem's seq_k.
-    - ``append``: whether k and v are appended first. ``rotary``: how k and q are rotated: 'halves',
-      'interleaved', or '' for not at all. ``rotary_half``: the number of pairs that are rotated
+    - ``lens_q``: the number of queries of each packed sequence. ``lens_k``: the number of keys of
+    each sequence, including the appended ones; the longest has the problem's seq_k. - ``append``:
+    whether k and v are appended first. ``rotary``: how k and q are rotated: 'halves',
+    'interleaved', or '' (not rotated). ``rotary_half``: the number of pairs that are rotated
       (None: d / 2).
-    - ``dropped``: the most keys that the cache of a sequence may have dropped before its first key.
-      The number of each sequence is drawn; 0: the call has no kv_offset.
-    - ``sinks``: whether the call has sinks. ``capacity``: how many keys, or pages, there are beyond
-      what the longest sequence needs.
-    - ``layout``: how the caches are stored on the host: 'dense', 'interleaved' (k and v in one
+    - ``dropped``: the maximum number of keys that a sequence's cache has dropped before its first
+    key; each sequence's number is drawn. With 0, the call has no kv_offset. - ``sinks``: whether
+    the call has sinks. ``capacity``: the number of keys (or pages) beyond those that the longest
+    sequence needs. - ``layout``: how the caches are stored on the host: 'dense', 'interleaved' (k
+    and v in one
       tensor) or 'heads first' (k and v, also the appended ones, have different strides).
 
     Slots beyond a length, pages that are not assigned, and the ends of last pages are NaN.
@@ -79,7 +80,7 @@ class DecodeReference(OperationReference):
         "random", "large_scores", "constant", "one_hot", "far_scores", "nonfinite", "lost_keys",
         "huge",
     )  # fmt: skip
-    # The tensors to which calls append.
+    # The tensors that calls append to.
     caches: tuple[str, ...] = ("k_cache", "v_cache")
 
     def options(
@@ -102,10 +103,10 @@ class DecodeReference(OperationReference):
         v_scale_value: float | None = None,
         **asked: Any,
     ) -> dict[str, Any]:
-        """Makes the options; ``asked`` has the options of options_by_limits().
+        """Makes the options from ``asked``, which has the options of options_by_limits().
 
-        Lengths that are not given are drawn. Some are 0 and 1, and some are near the boundaries of
-        pages and of parts.
+        Lengths that are not given are drawn; among them are 0, 1, and lengths near the boundaries
+        of pages and parts.
 
         Raises ArgumentError if a call could not have these options.
         """
@@ -156,7 +157,7 @@ class DecodeReference(OperationReference):
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
         """Inputs of a kind with the typical options of the problem, for measurements.
 
-        Every sequence has all keys, because FLOP and bytes are counted so.
+        Every sequence has all seq_k keys, because FLOP and bytes are counted for all of them.
         """
         lens_k = (problem.seq_k,) * problem.batch
         options = self.options(problem, seed=seed, lens_k=lens_k)
@@ -165,7 +166,7 @@ class DecodeReference(OperationReference):
     def draw_inputs(
         self, problem: Problem, kind: str, seed: int, options: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
-        """The inputs of a kind for all ``options``."""
+        """The inputs of the given kind for complete ``options``."""
         return draw_decode_inputs(problem, kind, seed, options)
 
     def expected_rows(
@@ -181,7 +182,7 @@ class DecodeReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """o, LSE and the caches, with the shapes that the operation's tensors have."""
+        """The expected o, LSE and caches in the shapes of the operation's tensors."""
         found = self.expected_rows(problem, inputs, options)
         o, lse = found.references.o, found.references.lse
         same = found.references.same_precision
@@ -217,7 +218,7 @@ class DecodeReference(OperationReference):
         return ProofCase(problem, inputs, options, expected)
 
     def with_more_heads(self, problem: Problem, lens_q: Lens) -> Problem:
-        """The problem with as many heads as it takes for MIN_OUTPUTS outputs."""
+        """The problem with enough heads for MIN_OUTPUTS outputs."""
         return repeated_over_heads(problem, lens_q)
 
     def run(
@@ -236,7 +237,8 @@ class DecodeReference(OperationReference):
         )
 
     def writable_inputs(self, case: ProofCase) -> dict[str, np.ndarray]:
-        """The inputs with copies of the caches in the layout of the case."""
+        """The case's inputs, in which the caches are copies in the memory layout that the case
+        requests."""
         inputs = dict(case.inputs)
         layout = case.options.get("layout", LAYOUTS[0])
         inputs["k_cache"], inputs["v_cache"] = laid_out(
@@ -251,7 +253,7 @@ class DecodeReference(OperationReference):
     ) -> Comparison:
         """o and the LSE must fulfil the rule of the forward pass; caches must have equal bits.
 
-        OperationReference.compare() judges cases that another reference made.
+        Cases that another reference made are judged by OperationReference.compare().
         """
         if not isinstance(case.expected, ExpectedDecode):
             return super().compare(kernel, case, outputs)
@@ -279,7 +281,7 @@ class DecodeReference(OperationReference):
 
 
 def _differing_bits(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Which elements have different bits. All NaN count as equal."""
+    """Marks the elements whose bits differ; all NaN count as equal."""
     whole = np.uint16 if got.itemsize == 2 else np.uint8
     bits = (np.ascontiguousarray(array).view(whole) for array in (got, wanted))
     both_nan = np.isnan(got.astype(np.float32)) & np.isnan(wanted.astype(np.float32))
@@ -291,8 +293,8 @@ def _first(wrong: np.ndarray) -> tuple[int, ...]:
 
 
 def _first_wrong(o: np.ndarray, exact: np.ndarray, bound: float) -> Element:
-    """The first element of o (rows of all sequences) that breaks the rule; if none does, the
-    element with the largest error."""
+    """The first element of o (with the rows of all sequences) that breaks the rule, or the element
+    with the largest error if none breaks it."""
     with np.errstate(invalid="ignore"):
         error = np.abs(o.astype(np.float64) - exact)
     wrong = (error > bound) | (np.isfinite(error) != np.isfinite(exact))
@@ -304,14 +306,14 @@ def _first_wrong(o: np.ndarray, exact: np.ndarray, bound: float) -> Element:
 
 
 def queries_of(problem: Problem, options: Mapping[str, Any]) -> Lens:
-    """How many queries each sequence has."""
+    """The number of queries of each sequence."""
     found: Lens = options.get("lens_q") or (problem.seq_q,) * problem.batch
     return found
 
 
 def _lengths(problem: Problem, draw: random.Random) -> Lens:
-    """The number of keys of each sequence: the longest sequence at a random place, the others with
-    lengths at which errors are likely."""
+    """Draws the number of keys of each sequence: seq_k for one random sequence, and lengths at
+    which errors are likely for the others."""
     longest, steps = problem.seq_k, []
     step = _SMALLEST_STEP
     while step <= min(longest, _LARGEST_STEP):
@@ -391,9 +393,10 @@ def _draw_table(
     most_pages: int,
     contents: tuple[list[np.ndarray], list[np.ndarray]],
 ) -> tuple[np.ndarray, int]:
-    """Draws a page table for sequences of these lengths. Returns it and the number of pages.
+    """Draws a page table for sequences of these lengths. Returns the table and the number of pages.
 
-    Some sequences share whole pages at their beginnings; their contents there are made equal.
+    Some sequences share whole pages at their beginnings; the keys and values to store there are
+    made equal.
     """
     batch = len(lens_k)
     used = [-(-keys // page) for keys in lens_k]
@@ -441,8 +444,8 @@ def laid_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Copies dense caches to the memory layout ``layout``, with NaN around them.
 
-    With 'heads first', the strides of V are smaller than K's, so that a kernel that uses K's
-    strides for V leaves V's memory.
+    With 'heads first', V has smaller strides than K, so that a kernel that wrongly uses K's strides
+    for V reads outside V's memory.
     """
     if layout == "interleaved" and k_cache.shape != v_cache.shape:
         both = np.concatenate((k_cache, v_cache), axis=-1)
@@ -458,10 +461,10 @@ def laid_out(
 
 
 def _apart(array: np.ndarray, gap: int) -> np.ndarray:
-    """A copy with NaN around it.
+    """A view with the same values inside a larger array of NaN.
 
-    In the inner dimensions there are ``gap`` more heads or rows, and 16 x ``gap`` bytes between
-    rows. The first dimension has no gap.
+    The inner dimensions get ``gap`` more heads or rows, and rows are 16 x ``gap`` bytes further
+    apart. The first dimension is not enlarged.
     """
     first, *middle, d = array.shape
     wide = d + 16 // array.itemsize * gap
@@ -493,9 +496,9 @@ def _check_words(rotary: str, layout: str, dropped: int, *, append: bool) -> Non
 def _checked_lens_k(
     problem: Problem, lens_q: Lens | None, lens_k: Lens | None, seed: int, *, append: bool
 ) -> Lens:
-    """The number of keys of each sequence, which are drawn if they are not given.
+    """The number of keys of each sequence; the numbers are drawn if they are not given.
 
-    Raises ArgumentError if they are fewer than the keys that are appended.
+    Raises ArgumentError if a sequence has fewer keys than are appended.
     """
     queries = lens_q or (problem.seq_q,) * problem.batch
     if lens_k is None:
@@ -517,8 +520,8 @@ def _checked_lens_k(
 def rotated(
     x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, interleaved: bool
 ) -> np.ndarray:
-    """x (rows, heads, d), with its first pairs rotated by the angles for each row's position.
-    Products and sums are fp32; only the result is rounded to the dtype of x."""
+    """x (rows, heads, d), in which each row's first pairs are rotated by the angles of the row's
+    position. Products and sums are fp32; only the result is rounded to the dtype of x."""
     half = cos.shape[1]
     x1, x2 = slice(0, half), slice(half, 2 * half)
     if interleaved:
@@ -540,7 +543,7 @@ def expected_of(
     """The expected outputs; lengths and page tables must be valid.
 
     Caches to which nothing is appended are not copied. Keys are read and expanded for one sequence
-    at a time; if it is long, for a few of its heads.
+    at a time, and for a few heads at a time if it is long.
     """
     lens_q, table = queries_of(problem, options), inputs.get("page_table")
     caches = {name: inputs[f"{name}_cache"] for name in "kv"}
@@ -576,7 +579,7 @@ def expected_of(
             write_keys(caches[name], table, i, length, appended)
         keys = length + lens_q[i] * bool(new)
         for heads_k, heads_q in _head_blocks(problem, keys):
-            # 8-bit floats are exact in q's dtype.
+            # Converting 8-bit floats to q's dtype is exact.
             k, v = (
                 read_keys(caches[name][:, :, heads_k], table, i, keys).astype(q.dtype, copy=False)
                 for name in "kv"
@@ -592,7 +595,7 @@ def expected_of(
 
 
 def _scaled(found: References, v_scale: float) -> References:
-    """The references of an output that is multiplied by a scale."""
+    """The references of an output, multiplied by a scale."""
     dtype, factor = found.same_precision.dtype, np.float32(v_scale)
     with np.errstate(over="ignore", invalid="ignore"):
         same = (found.same_precision.astype(np.float32) * factor).astype(dtype)
@@ -600,8 +603,8 @@ def _scaled(found: References, v_scale: float) -> References:
 
 
 def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
-    """Yields blocks of heads whose keys are expanded together: heads of the cache, and the heads of
-    q that share them."""
+    """Yields blocks of heads whose keys are expanded together: a block's heads in the cache, and
+    the heads of q that use them."""
     group = problem.heads_q // problem.heads_k
     step = max(1, MOST_EXPANDED // max(1, keys * max(problem.d, problem.d_v)))
     for first in range(0, problem.heads_k, step):
@@ -641,7 +644,7 @@ def _drawn_case(
     options: tuple[tuple[str, Any], ...],
     on_gpu: bool,
 ) -> tuple[dict[str, np.ndarray], ExpectedDecode]:
-    """Inputs and expected outputs. They are cached, because the configs of a set share them."""
+    """The inputs and expected outputs of a case, cached because all configs of a set share them."""
     by_name = dict(options)
     inputs = reference.draw_inputs(problem, kind, seed, by_name)
     for array in inputs.values():

@@ -1,7 +1,8 @@
 """The array library that references use: NumPy, or PyTorch on a GPU.
 
-Formulas are written once: both libraries (``xp``) use the same names, and this module has the
-differences. On a GPU, the float64 scores of long sequences take milliseconds, not seconds.
+Each formula is written once, for both libraries (as ``xp``): they mostly use the same names, and
+this module hides the differences. On a GPU, the float64 scores of long sequences take milliseconds,
+not seconds.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-# At most this many bytes of scores are in memory at once. Rows are processed in blocks, so that
-# long sequences fit.
+# The maximum size in bytes of the scores in memory at once. Rows are processed in blocks of this
+# size, so that long sequences fit.
 SCORE_BYTES = 64 << 20
 SCORE_BYTES_ON_GPU = 256 << 20
-# For fewer scores, NumPy takes less time than importing PyTorch.
+# With fewer scores than this, NumPy finishes before PyTorch would be imported.
 SCORES_WORTH_A_GPU = 1 << 24
-# A mask for the bits of a float64, which clears the 29 binary digits that fp32 does not have.
+# A mask for the bits of a float64 that clears the 29 significand bits that fp32 does not have.
 _BITS_OF_FP32 = -1 << 29
 _EXPONENT_OF_FLOAT64 = 0x7FF << 52
 # PyTorch's name for the current GPU.
@@ -47,7 +48,8 @@ class NumpyEngine:
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
-        """In the block, products have full precision, and non-finite values cause no warnings."""
+        """Inside the block, products have full precision, and non-finite values cause no
+        warnings."""
         # The LSE of a row that sees no key is log(0), and inputs may be NaN and inf.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             yield
@@ -61,7 +63,7 @@ class NumpyEngine:
         return np.ascontiguousarray(array, dtype)
 
     def truncate(self, array: np.ndarray) -> None:
-        """Rounds float64 numbers towards zero to the digits of fp32, in place."""
+        """Truncates float64 numbers to the precision of fp32 (towards zero), in place."""
         bits = array.view(np.int64)
         bits &= _BITS_OF_FP32
 
@@ -81,7 +83,7 @@ class NumpyEngine:
 
 
 class TorchEngine:
-    """The engine for PyTorch tensors on a GPU. It has the methods of NumpyEngine."""
+    """The engine for PyTorch tensors on a GPU, with the same methods as NumpyEngine."""
 
     score_bytes = SCORE_BYTES_ON_GPU
 
@@ -93,7 +95,8 @@ class TorchEngine:
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
-        # TF32 must not be used for fp32 products, because its error would loosen the bound.
+        # TF32 must not be used for fp32 products: its larger error would make the bound too
+        # generous.
         before = self.xp.get_float32_matmul_precision()
         self.xp.set_float32_matmul_precision("highest")
         try:
@@ -102,7 +105,7 @@ class TorchEngine:
             self.xp.set_float32_matmul_precision(before)
 
     def to_device(self, array: np.ndarray) -> Any:
-        dense = np.array(array)  # This is writable; torch warns if read-only memory is shared
+        dense = np.array(array)  # a writable copy, because torch warns about read-only memory
         if dense.dtype == ml_dtypes.bfloat16:
             return self.xp.from_numpy(dense.view(np.int16)).view(self.xp.bfloat16).to(self.device)
         return self.xp.from_numpy(dense).to(self.device)

@@ -93,8 +93,8 @@ class ForwardReference(OperationReference):
         """The case for some rows of a problem; the output is (rows, heads, d).
 
         ``parts`` are (q, k, v) with q (rows, heads, d), and k and v (keys, heads_k, d). The last
-        key is the last that the last row may see. One part is used at a time, so an iterator
-        may copy each to the host when it is needed.
+        row sees keys up to the last one. Parts are used one at a time, so an iterator may copy each
+        part to the host only when it is needed.
         """
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         references = joined(
@@ -105,8 +105,8 @@ class ForwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """The expected outputs. Unlike case(), this does not cache the references for other
-        configs."""
+        """The expected outputs. Unlike case(), this does not cache the references for reuse by
+        other configs."""
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         q, k, v = (inputs[name] for name in "qkv")
         found = references_of(attention, q, k, v, inputs.get("sinks"))
@@ -118,7 +118,7 @@ class ForwardReference(OperationReference):
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Runs the kernel by run_forward(), as a user's call would."""
+        """Runs the kernel through run_forward(), as a user's call does."""
         attention: Attention = case.expected.attention
         packed: dict[str, Any] = {}
         if attention.lens_q is not None and attention.lens_k is not None:
@@ -173,7 +173,7 @@ def _attention(scale: float, options: Mapping[str, Any]) -> Attention:
 
 
 def _amid_nan(array: np.ndarray, parts: list[tuple[int | slice, ...]]) -> np.ndarray:
-    """The array, with NaN outside its parts."""
+    """A copy of the array with NaN everywhere outside the given parts."""
     found = np.full_like(array, np.nan)
     for part in parts:
         found[part] = array[part]
@@ -181,7 +181,7 @@ def _amid_nan(array: np.ndarray, parts: list[tuple[int | slice, ...]]) -> np.nda
 
 
 def semantics_of(attention: Attention) -> Semantics:
-    """The semantics for which to compile, without the ones that depend on lengths."""
+    """The semantics to compile for, without those that depend on the lengths."""
     packed, partial = attention.packed, attention.ranges is not None
     mask = check_mask(attention.causal, attention.window).kind
     return Semantics(mask, attention.softcap > 0, packed, packed or partial, partial)

@@ -1,5 +1,5 @@
-"""Checks of traced functions without kernels: values against the functions themselves, called with
-numbers, and derivatives against finite differences."""
+"""Checks of traced functions that need no kernel: values are compared with calls of the original
+functions on numbers, and derivatives with finite differences."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from flashsmith.semantics.derivatives import derivative
 from flashsmith.semantics.program import SCORE, BoundProgram
 from flashsmith.semantics.typed import FLOAT, Typed, typed_symbol
 
-# Functions may compute in fp32, expressions compute in float64.
+# A bound on the difference: the user's functions may compute in fp32, while expressions compute in
+# float64.
 VALUE_BOUND = 2e-5
-# The error of a difference quotient in float64 if the function bends within the step.
+# A bound on the error of a float64 difference quotient of a function that is not linear within the
+# step.
 SLOPE_BOUND = 1e-4
 _STEP = 1e-6
-# The name of a read, or of the score, while it is varied.
+# The name that stands for the score, or for a read, while its value is varied.
 _VARIED = typed_symbol("varied", FLOAT)
 
 
 class Points(NamedTuple):
-    """Random elements of a problem: their scores, indices, and the lengths of their sequences, as
-    an expression's values."""
+    """Random elements of a problem: scores, indices and sequence lengths, in the form in which
+    expressions are evaluated on them."""
 
     values: dict[str, np.ndarray]
 
     @property
     def number(self) -> int:
-        """How many there are."""
+        """The number of points."""
         return len(self.values["q"])
 
     @classmethod
     def drawn(cls, sizes: tuple[int, int, int, int], count: int, seed: int) -> Points:
-        """``count`` points of (batch, heads, seq_q, seq_k), the first and the last element among
-        them."""
+        """Draws ``count`` points of a (batch, heads, seq_q, seq_k) problem, including its first and
+        its last element."""
         rng = np.random.default_rng(seed)
         values: dict[str, np.ndarray] = {"score": rng.standard_normal(count) * 3}
         for name, size in zip("bhqk", sizes, strict=True):
@@ -48,7 +50,8 @@ class Points(NamedTuple):
 
 
 class ValueCheck(NamedTuple):
-    """The largest error relative to 1 + |value|, its bound, and what is wrong or ''."""
+    """The largest error relative to 1 + |value|, the bound on it, and what is wrong ('' if nothing
+    is)."""
 
     error: float
     bound: float
@@ -56,7 +59,8 @@ class ValueCheck(NamedTuple):
 
 
 def can_call() -> bool:
-    """Whether functions can be called with numbers, which are PyTorch's tensors."""
+    """Whether the user's functions can be called on numbers, which requires PyTorch, since the
+    numbers are passed as its tensors."""
     return find_spec("torch") is not None
 
 
@@ -65,7 +69,7 @@ def check_score(
     bound: BoundProgram | None,
     points: Points,
 ) -> ValueCheck:
-    """Calls a score function with the numbers of each point, and compares its results with the
+    """Calls a score function on each point's numbers and compares the results with the
     program's."""
     given = points.values
     found = given["score"]
@@ -77,8 +81,8 @@ def check_score(
 def check_mask(
     function: Callable[[int, int, int, int], Any], seen: np.ndarray, points: Points
 ) -> ValueCheck:
-    """Calls a mask function with the numbers of each point, and compares its results with the keys
-    that kernels show."""
+    """Calls a mask function on each point's numbers and compares the results with the program's
+    visible keys."""
     expected = _called(function, points, scored=False)
     if isinstance(expected, str):
         return ValueCheck(np.inf, 0.0, expected)
@@ -92,15 +96,16 @@ def check_mask(
 
 
 def seen_by(bound: BoundProgram | None, points: Points) -> np.ndarray:
-    """For each point, whether the program leaves it visible."""
+    """For each point, whether the program leaves it visible (True) or masks it."""
     if bound is None or bound.program.mask is None:
         return np.ones(points.number, bool)
     return _evaluated(bound, bound.program.mask, points.values).astype(bool)
 
 
 def check_derivative(bound: BoundProgram, of: Typed, points: Points) -> ValueCheck:
-    """Compares the derivative of the score with respect to the score or a read with the difference
-    quotients on both sides of each point; at a kink, it may be any number between them."""
+    """Compares the derivative of a score function with its left and right difference quotients at
+    each point. The derivative is with respect to ``of``, the score or a read. It may lie anywhere
+    between the two quotients, as at a kink."""
     score = bound.program.score
     assert score is not None
     given = points.values
@@ -130,7 +135,8 @@ def check_derivative(bound: BoundProgram, of: Typed, points: Points) -> ValueChe
 
 
 def varied_parts(bound: BoundProgram) -> list[Typed]:
-    """The variables of the derivatives: the score, and the reads of float tensors."""
+    """The variables with respect to which derivatives are checked: the score, and the reads of
+    float tensors."""
     score = bound.program.score
     if score is None:
         return []
@@ -149,11 +155,11 @@ def _evaluated(
 
 
 def _called(function: Callable[..., Any], points: Points, *, scored: bool) -> Any:
-    """The function's values; a text if it raises an error."""
+    """The function's values, or the text of the error that it raised."""
     found = _values_of(function, points, _tensor, scored=scored)
     if not isinstance(found, str):
         return found
-    # A function of NumPy's arrays may not mix them with tensors.
+    # A function that uses NumPy arrays may fail when these are mixed with tensors.
     other = _values_of(function, points, _scalar, scored=scored)
     return found if isinstance(other, str) and "IndexError" not in other else other
 
@@ -180,7 +186,7 @@ def _values_of(
 
 
 def _tensor(name: str, value: Any) -> Any:
-    """The number as FlexAttention gives it: a 0-dimensional tensor of PyTorch."""
+    """The number as FlexAttention would pass it: a 0-d PyTorch tensor."""
     torch = import_module("torch")
     return torch.tensor(value.item(), dtype=torch.float64 if name == "score" else torch.int32)
 
@@ -190,7 +196,7 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 def as_tensor(array: np.ndarray) -> Any:
-    """An array as PyTorch's tensor."""
+    """An array as a PyTorch tensor."""
     torch = import_module("torch")
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.astype(np.float32)).bfloat16()

@@ -21,8 +21,8 @@ from flashsmith.verify.tolerance import (
     expected_outputs,
 )
 
-# Half of the distance between neighbouring numbers from 1 to 2. It is the largest relative error
-# that rounding o or do to the dtype causes in a product.
+# The unit roundoff: half of the distance between neighbouring numbers from 1 to 2. Rounding o or do
+# to the dtype causes at most this relative error in a product.
 UNIT_ROUNDOFF = {DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
 
 
@@ -31,9 +31,9 @@ class ExpectedGradients(ExpectedOutputs):
     """The expected gradients by name.
 
     ``exact`` is NaN where no kernel can return a finite number. ``tainted``: elements that a kernel
-    may return as NaN or inf although ``exact`` is finite. ``idle``: elements to which no row or key
-    contributes, which must be 0. ``sinks_size``: for each head, the sum over all rows of exp(sink -
-    lse) sum |do o|. ``recompute`` computes the result of ``further``.
+    may return as NaN or inf although ``exact`` is finite. ``idle``: elements that must be 0,
+    because no row or key contributes to them. ``sinks_size``: for each head, the sum over all rows
+    of exp(sink - lse) sum |do o|. ``recompute`` computes the result of ``further``.
     """
 
     tainted: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -43,14 +43,15 @@ class ExpectedGradients(ExpectedOutputs):
 
     @cached_property
     def further(self) -> ExpectedGradients:
-        """The gradients with a further summation order in ``rounded``, which takes longer to
-        compute: each element has the value of the order with the largest error. Without
+        """The same gradients, except that ``rounded`` also takes a slower summation order into
+        account: each element has the value of the order with the largest error. Without
         ``recompute``, this is the object itself."""
         return self if self.recompute is None else self.recompute()
 
     @classmethod
     def zeros(cls, inputs: Mapping[str, np.ndarray], dtype: np.dtype) -> ExpectedGradients:
-        """The gradients of a problem that has no sequences; with dsinks if there are sinks."""
+        """The gradients of a problem without sequences, all zero; with dsinks if there are
+        sinks."""
         shapes = {f"d{name}": inputs[name].shape for name in ("q", "k", "v")}
         exact: dict[str, np.ndarray] = {name: np.zeros(shape) for name, shape in shapes.items()}
         rounded = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
@@ -83,9 +84,10 @@ def compare_gradients(
     """Checks all expected gradients.
 
     The rule for dq, dk and dv: the largest error is at most twice the rounded reference's plus 1e-5
-    max(1, largest reference). Also, the relative L2 error is at most 1e-3 (fp16) or 5e-3
-    (bf16), or the norm of the error is at most twice the norm of the rounded reference's error plus
-    1e-5 sqrt(elements). The norm is needed if every row sees one key, since dq and dk are then 0.
+    max(1, largest reference). Also, the relative L2 error is at most 1e-3 (fp16) or 5e-3 (bf16), or
+    the norm of the error is at most twice the norm of the rounded reference's error plus 1e-5
+    sqrt(elements). The alternative by the norm is for problems in which every row sees one key, so
+    that dq and dk are 0.
 
     Elements to which no row or key contributes must be 0. NaN and inf are required where no kernel
     can avoid them. They are allowed where the rounded reference has them, and in sequences that
@@ -121,8 +123,8 @@ def _check_gradient(
     exact, rounded = expected.exact[name], expected.rounded[name].astype(np.float64)
     lost, may_be_lost = np.isnan(exact), expected.tainted[name] | ~np.isfinite(rounded)
     misplaced = np.where(np.isfinite(got), lost, ~(lost | may_be_lost))
-    # Where the rounded reference overflows, elements are not checked, since with another summation
-    # order they may not overflow.
+    # Elements for which the rounded reference overflows are not checked, because another summation
+    # order may not overflow there.
     checked = np.isfinite(got) & ~lost & np.isfinite(rounded)
     error = np.where(checked, np.abs(got - exact), 0.0)
     honest = np.where(np.isfinite(rounded) & ~lost, np.abs(rounded - exact), 0.0)
@@ -157,7 +159,8 @@ def _check_sinks(
     finite = np.isfinite(exact)
     slack = MAX_ERROR_SLACK * np.maximum(1.0, np.where(finite, np.abs(exact), 0.0))
     bounds = UNIT_ROUNDOFF[dtype] * expected.sinks_size + slack
-    # For NaN and inf, only the positions are checked, not which of the two a kernel returns.
+    # Only the positions of non-finite elements are checked, not whether a kernel returns NaN or
+    # inf.
     misplaced = np.where(np.isfinite(got), ~finite, finite & np.isfinite(rounded))
     error = np.where(finite & np.isfinite(got), np.abs(got - exact), 0.0)
     wrong = misplaced | (error > np.where(finite, bounds, math.inf))
@@ -176,5 +179,5 @@ def _check_sinks(
 
 
 def _most(values: np.ndarray) -> float:
-    """The largest of numbers that are not negative; 0 if there are none."""
+    """The largest of some non-negative numbers; 0 if there are no numbers."""
     return float(values.max(initial=0.0))

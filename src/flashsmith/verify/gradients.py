@@ -16,24 +16,24 @@ from flashsmith.verify.attention_semantics import Attention
 from flashsmith.verify.engine import Engine, engine_for
 from flashsmith.verify.gradient_tolerance import ExpectedGradients
 
-# Numbers above this share of the largest number of a dtype may round to inf with one summation
-# order, but not with another.
+# Above this share of a dtype's largest number, a result may overflow to inf with one summation
+# order but not with another.
 NEARLY_TOO_LARGE = 0.99
 LOG2_E = math.log2(math.e)
 # The number of products that a tensor core adds to a sum in one step: 8 on sm_80, 16 on sm_90.
 TENSOR_CORE_PRODUCTS = 8
-# For sm_90: the number of products in a step, and the last bit that is kept of each, relative to
-# the largest power of two among the products and the previous sum.
+# For sm_90: the number of products in a step, and the lowest bit of each that is kept. The bit is
+# relative to the largest power of two among the products and the previous sum.
 ALIGNED_PRODUCTS = 16
 ALIGNED_BIT = 2.0**-25
-# How many arrays with the scores of a block exist at once.
+# The number of arrays of the size of a block's scores that exist at once.
 _ARRAYS_OF_SCORES = 8
 
 
 class Rows(NamedTuple):
-    """Where the rows of one sequence are.
+    """The places of one sequence's rows in the tensors.
 
-    ``batch`` is the number of the sequence in tensors (batch, seq, heads, d); None in packed
+    ``batch`` is the sequence's index in dense tensors (batch, seq, heads, d), or None for packed
     tensors (total, heads, d).
     """
 
@@ -78,12 +78,12 @@ def compute_gradients(
     constants that are rounded to fp32.
 
     Scores and dP are summed in two ways: like tensor cores, which truncate the sum to fp32 after
-    every 8 products, and in another order with rounding. For each element the result with the
-    larger error is taken, since with few rows the error of one order may be small by chance.
+    every 8 products, and in another order with rounding. For each element, the result with the
+    larger error counts, because with few rows the error of one order may be small by chance.
 
-    ``aligned`` adds a third way: each product is truncated before it is added, as on sm_90. This
-    takes ten operations per product, so ``ExpectedGradients.further`` does it only if a kernel is
-    wrong by the first two.
+    ``aligned`` adds a third way, that of sm_90, which truncates each product before adding it. It
+    takes ten operations per product, so ``ExpectedGradients.further`` uses it only if a kernel
+    fails by the first two.
 
     A row that sees no key (a program's mask counts, too) or has an lse of -inf contributes nothing
     to dq, dk and dv, even if its do or q is NaN. Where o is 0, do does not contribute to D. An lse
@@ -119,8 +119,8 @@ def _enter(
     exact: _SequenceGradients,
     orders: Sequence[_SequenceGradients],
 ) -> None:
-    """Computes the gradients of a sequence, exactly and with each summation order, and stores
-    them."""
+    """Computes the gradients of one sequence, exactly and with each summation order, and stores
+    them in the arrays of the whole batch."""
     for one in (exact, *orders):
         one.run()
     for name, part in (("dq", rows.of_queries), ("dk", rows.of_keys), ("dv", rows.of_keys)):
@@ -142,7 +142,8 @@ def _enter(
 
 
 def _further_off(exact: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """For each element, the one of two values that is further from ``exact`` or not finite."""
+    """For each element, the value that is not finite or, if both are finite, the one that is
+    further from ``exact``."""
     further = np.abs(other - exact) > np.abs(one - exact)
     return np.where(further | ~np.isfinite(other), other, one)
 
@@ -152,13 +153,14 @@ def _largest(dtype: np.dtype) -> float:
 
 
 # --- a b in fp32, a (..., rows, d) and b (..., d, keys) -------------------------------------------
-# If dP and D cancel, as for a row that sees one key, only the errors of these products remain.
+# These products matter: where dP and D cancel, as in a row that sees one key, only their errors
+# remain.
 
 _Product = Callable[[Engine, Any, Any], Any]
 
 
 def _plain_product(engine: Engine, a: Any, b: Any) -> Any:
-    """The product with rounded sums, in the order of the library."""
+    """The product with rounded fp32 sums, in the array library's order."""
     return a @ b
 
 
@@ -201,8 +203,8 @@ def _aligned_product(engine: Engine, a: Any, b: Any) -> Any:
 class _SequenceGradients:
     """The gradients of one sequence in one precision, computed in blocks of rows.
 
-    Query heads that share a key head have their own dimension: arrays are (heads_k, group,
-    rows, keys or d); for k and v, group is 1.
+    Query heads that share a key head form a dimension: arrays are (heads_k, group, rows, keys or
+    d), where group is 1 for k and v.
     """
 
     def __init__(
@@ -240,7 +242,7 @@ class _SequenceGradients:
         self.first, self.end = first, end
         self.seeing = (end > first)[:, None]
         self.some_row_sees = _covered(first, end, self.seq_k)
-        # Which rows contribute: (heads_k, group, rows, 1).
+        # Marks the rows that contribute: (heads_k, group, rows, 1).
         self.attended = engine.to_device(self.seeing) & self._shown_some_key()
         self.alive = self.attended & (self.lse != math.inf)
         self.dq = self._zeros(self.heads_k, self.group, self.seq_q, d)
@@ -272,8 +274,8 @@ class _SequenceGradients:
         return self.engine.to_device(np.zeros(shape, self.precision))
 
     def _shown_some_key(self) -> Any:
-        """Whether rows see a key under the mask of a program, if there is one: (heads_k, group,
-        rows, 1)."""
+        """For each row, whether the program's mask, if there is one, leaves it a key: (heads_k,
+        group, rows, 1)."""
         shown = np.ones((self.heads_k, self.group, self.seq_q, 1), bool)
         for rows in self._blocks():
             indices = self._indices(rows, slice(0, self.seq_k))
@@ -287,8 +289,8 @@ class _SequenceGradients:
         return self.engine.to_device(shown)
 
     def _find_nonfinite(self) -> None:
-        """Finds the gradients that may be NaN or inf because inputs of the sequence are: dq through
-        masked keys that a row loads, dk and dv through any row."""
+        """Marks the gradients that may be NaN or inf because the sequence's inputs contain NaN or
+        inf. dq may be so because kernels also load masked keys; dk and dv because of any row."""
         xp = self.engine.xp
         keys = ~(_all_finite(xp, self.k) & _all_finite(xp, self.v))
         rows = ~(_all_finite(xp, self.q) & _all_finite(xp, self.do) & _all_finite(xp, self.o))
@@ -296,7 +298,8 @@ class _SequenceGradients:
         if self.dlse is not None:
             lse = lse | ~xp.isfinite(self.dlse)
         rows = (rows | lse) & self.alive
-        # Rows that see keys but have an lse of -inf: a kernel multiplies their values by 0.
+        # Rows that see keys but have an lse of -inf. A kernel multiplies their values by 0, which
+        # gives NaN if a value is not finite.
         lost = self.attended & ~self.alive
         lost_bad = lost & ~(_all_finite(xp, self.q) & _all_finite(xp, self.do))
         self.taints["dq"] |= self.engine.to_host(lost_bad)
@@ -352,7 +355,7 @@ class _SequenceGradients:
             None if self.all_finite else self._certainly_nonfinite(weights, d_scores, seen, do)
         )
         if certain is not None and self.precision == "float64":
-            # A product also includes masked pairs, for which 0 x NaN is NaN.
+            # The matrix products include masked pairs, which would contribute 0 x NaN = NaN.
             weights, d_scores, q, do, k = (
                 xp.where(xp.isfinite(x), x, 0.0) for x in (weights, d_scores, q, do, k)
             )
@@ -369,7 +372,8 @@ class _SequenceGradients:
         self.dv[:, keys] += dv
 
     def _seen(self, rows: slice, keys: slice, indices: Mapping[str, Any]) -> Any:
-        """The pairs of a row and a key that contribute: (heads_k, group, rows, keys), broadcast."""
+        """Marks the pairs of a row and a key that contribute; the array broadcasts to (heads_k,
+        group, rows, keys)."""
         seen = self.alive[:, :, rows]
         if self.attention.masked:
             key = np.arange(keys.start, keys.stop)
@@ -379,8 +383,8 @@ class _SequenceGradients:
         return seen if by_program is None else seen & by_program
 
     def _scores(self, q: Any, k: Any, indices: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-        """The scores, the factor that makes logits of them, and the derivative of the logits by the
-        scaled scores (None: 1)."""
+        """The scores, the factor that turns scores into logits, and the derivative of the logits
+        with respect to the scaled scores (None if it is 1)."""
         xp, score = self.engine.xp, self.attention.score
         scores, factor, slope = self._product(q, k), self.attention.scale, None
         if not score.is_plain:
@@ -399,7 +403,7 @@ class _SequenceGradients:
         return self.engine.cast(scores, self.precision), 1.0, slope
 
     def _indices(self, rows: slice, keys: slice) -> dict[str, Any]:
-        """The arguments of a program's functions besides the score."""
+        """The arguments of a program's functions other than the score."""
         if self.attention.program is None:
             return {}
         at = {
@@ -430,7 +434,7 @@ class _SequenceGradients:
         return cast(exponents, self.precision)
 
     def _row_sums(self, rows: slice, do: Any) -> Any:
-        """D = rowsum(do o) - dlse, without the elements where o = 0."""
+        """D = rowsum(do o) - dlse; elements where o is 0 are left out of the sum."""
         xp, o = self.engine.xp, self.o[:, :, rows]
         sums = xp.sum(xp.where(o == 0.0, 0.0, do * o), axis=-1, keepdims=True)
         return sums if self.dlse is None else sums - self.dlse[:, :, rows]
@@ -442,8 +446,8 @@ class _SequenceGradients:
     def _certainly_nonfinite(
         self, weights: Any, d_scores: Any, seen: Any, do: Any
     ) -> tuple[Any, Any, Any]:
-        """The rows of dq, and of dk and dv in this block, for which no kernel can return finite
-        values."""
+        """Marks the rows of dq, and of dk and dv, for which this block rules out finite values in
+        any kernel."""
         xp, cast = self.engine.xp, self.engine.cast
         bad = ~xp.isfinite(d_scores)
         of_dq = xp.any(bad, axis=-1)[..., None]
@@ -470,17 +474,17 @@ class _SequenceGradients:
     # --- results ---------------------------------------------------------------------------------
 
     def result(self, name: str) -> np.ndarray:
-        """A gradient, on the host: (rows, heads, d)."""
+        """One gradient as a host array (rows, heads, d)."""
         return self._rows_first(self.engine.to_host(getattr(self, name)))
 
     def tainted(self, name: str) -> np.ndarray:
-        """The elements that a kernel may return as NaN or inf although they are finite here: (rows,
-        heads, 1)."""
+        """Marks the elements that a kernel may return as NaN or inf although they are finite here:
+        (rows, heads, 1)."""
         return self._rows_first(self.taints[name])
 
     def idle(self, name: str) -> np.ndarray:
-        """The rows (or keys) without any contribution, (rows, 1, 1): rows that see no key, or keys
-        that no row sees."""
+        """Marks the rows that see no key (for dq) or the keys that no row sees (for dk and dv):
+        (rows, 1, 1)."""
         return ~(self.seeing[:, 0] if name == "dq" else self.some_row_sees)[:, None, None]
 
     def _rows_first(self, array: np.ndarray) -> np.ndarray:
@@ -494,7 +498,7 @@ def _all_finite(xp: Any, array: Any) -> Any:
 
 
 def _covered(first: np.ndarray, end: np.ndarray, count: int) -> np.ndarray:
-    """Which of ``count`` keys are in one of the ranges."""
+    """For each of ``count`` keys, whether it is in at least one range."""
     ranges = np.zeros(count + 1, np.int64)
     some = end > first
     np.add.at(ranges, first[some], 1)

@@ -22,7 +22,7 @@ from flashsmith.verify.operation_reference import ProofCase
 from flashsmith.verify.stored_rows import scales_of
 from flashsmith.verify.tolerance import MIN_OUTPUTS
 
-# Options of DecodeReference that calls of this operation do not have.
+# Options of DecodeReference that this operation's calls do not have.
 _WITHOUT = (
     *("rotary", "rotary_half", "rotary_dtype", "layout", "softcap"),
     "v_scale_value",
@@ -30,9 +30,9 @@ _WITHOUT = (
 
 
 class LatentDecodeReference(DecodeReference):
-    """Attention over a latent cache, computed by DecodeReference: the cache's rows are the keys
-    and, without their last columns, the values. Their scale is k_scale_value. Calls have no rotary
-    embedding and no layouts."""
+    """Attention over a latent cache, computed by DecodeReference. A row of the cache is a key, and
+    its first d_v columns are the value; both have the scale k_scale_value. Calls have neither a
+    rotary embedding nor memory layouts."""
 
     caches = ("k_cache",)
 
@@ -53,7 +53,7 @@ class LatentDecodeReference(DecodeReference):
     def given(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ProofCase:
-        """The case for given inputs, with their lengths."""
+        """The case for inputs that exist already, with the lengths that the inputs have."""
         lens = inputs["cache_lens"].tolist()
         if options.get("append"):
             lens = [sum(both) for both in zip(lens, queries_of(problem, options), strict=True)]
@@ -62,7 +62,8 @@ class LatentDecodeReference(DecodeReference):
     def draw_inputs(
         self, problem: Problem, kind: str, seed: int, options: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
-        """The inputs of DecodeReference without the values, which are columns of the keys."""
+        """The inputs that DecodeReference draws, without values, because these are columns of the
+        keys."""
         options = _with_one_scale(problem, options)
         drawn = super().draw_inputs(replace(problem, d_v=problem.d), kind, seed, options)
         return {name: array for name, array in drawn.items() if name not in ("v_cache", "v")}
@@ -74,8 +75,8 @@ class LatentDecodeReference(DecodeReference):
         options: Mapping[str, Any],
         on_gpu: bool = False,
     ) -> ExpectedDecode:
-        """The expected outputs: columns of o are independent of each other, so those that belong to
-        the key only are computed, too, and left out."""
+        """The expected outputs. All d columns are used as values, and the columns of o beyond d_v
+        are then dropped; this is correct because the columns of o are independent."""
         options = _with_one_scale(problem, options)
         values = {f"v{name[1:]}": inputs[name] for name in ("k_cache", "k") if name in inputs}
         wide = replace(problem, d_v=problem.d)
@@ -88,7 +89,7 @@ class LatentDecodeReference(DecodeReference):
         return replace(found, references=replace(found.references, **kept))
 
     def with_more_heads(self, problem: Problem, lens_q: Lens) -> Problem:
-        """The problem with more query heads; they share the one head of the cache."""
+        """The problem with more query heads, all of which share the cache's only head."""
         outputs = sum(lens_q) * problem.heads_q * problem.d_v
         repeats = -(-MIN_OUTPUTS // outputs) if outputs else 1
         return replace(problem, heads_q=problem.heads_q * repeats)
@@ -99,6 +100,6 @@ class LatentDecodeReference(DecodeReference):
 
 
 def _with_one_scale(problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with the scale of keys as that of values."""
+    """The options, in which the keys' scale is also the values' scale."""
     k_scale, _ = scales_of(problem, options)
     return {**options, "k_scale_value": k_scale, "v_scale_value": k_scale}

@@ -14,15 +14,16 @@ from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.tolerance import ExpectedOutputs
 
-# The share of rows that have no key in a part, and the share of rows that have none in any part.
+# The share of rows that have no key in a given part, and the share of rows that have no key in any
+# part.
 _EMPTY_SHARE, _ALL_EMPTY_SHARE = 0.2, 0.05
 
 
 class MergeReference(OperationReference):
-    """Draws parts whose LSEs differ by some nats, with some rows that have no keys.
+    """Draws parts whose LSEs differ by some nats; some rows have no keys.
 
-    With the kind ``nonfinite``, outputs and LSEs contain NaN and infinities, and NaN where a part
-    has no key.
+    With the kind ``nonfinite``, outputs and LSEs contain NaN and infinities, and outputs are NaN
+    where a part has no key.
     """
 
     kinds = ("random", "nonfinite")

@@ -18,7 +18,8 @@ from flashsmith.runtime import OperationResult, run_operation
 from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.tolerance import MIN_OUTPUTS, Comparison, ExpectedOutputs, compare_tensors
 
-# A function that places the arrays of a proof: on a GPU, or unchanged on the host.
+# A function that places a proof's arrays where the kernel runs: it copies them to a GPU, or leaves
+# them on the host.
 ToDevice = Callable[[np.ndarray], Any]
 
 
@@ -27,7 +28,7 @@ class ProofCase:
     """One problem for a proof or benchmark, with its inputs, expected outputs and verdict.
 
     ``inputs`` are host arrays by the names of the operation. Only the reference that made the case
-    can read ``expected``.
+    knows the type of ``expected``.
     """
 
     problem: Problem
@@ -41,7 +42,7 @@ class ProofCase:
     ) -> Comparison:
         """The verdict on outputs, which are given by name.
 
-        If the config of a kernel is given, the first mismatch is located in its tiles.
+        If a kernel's config is given, the first mismatch is located in that kernel's tiles.
 
         Raises ArgumentError if an output is missing or has the wrong shape.
         """
@@ -63,13 +64,13 @@ class OperationReference(ABC):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """The expected outputs in two versions: in float64 and never rounded, and from a plain
-        implementation that rounds where a kernel must."""
+        """The expected outputs in two versions: one in float64, never rounded, and one from a plain
+        implementation that rounds wherever a kernel must."""
 
     # --- optional ----------------------------------------------------------------------------
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
-        """The inputs of a kind, by name.
+        """The inputs of the given kind, by name.
 
         The default is standard normal numbers for every required input.
 
@@ -93,7 +94,7 @@ class OperationReference(ABC):
     def options(self, problem: Problem, *, seed: int = 0, **asked: Any) -> dict[str, Any]:
         """The options for a proof of ``problem``.
 
-        The default is the ``asked`` options that are neither None nor False.
+        By default, these are the ``asked`` options that are neither None nor False.
 
         Raises ArgumentError for an option that the operation does not have.
         """
@@ -114,7 +115,7 @@ class OperationReference(ABC):
         return {name: it for name, it in options.items() if name in problem.computed.options}
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
-        """In words, everything about the call that the text of the problem does not say."""
+        """Describes in words everything about the call that the problem's text does not say."""
         return ", ".join(f"{name} {value}" for name, value in options.items()) or "plain"
 
     def case(
@@ -174,5 +175,5 @@ class OperationReference(ABC):
 
 
 def outputs_of(operation: Operation, problem: Problem) -> int:
-    """How many elements the first output has; a proof needs at least MIN_OUTPUTS."""
+    """The number of elements of the first output; a proof needs at least MIN_OUTPUTS."""
     return math.prod(operation.shape(operation.outputs[0], problem))

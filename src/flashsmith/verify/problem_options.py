@@ -1,5 +1,5 @@
-"""The options with which prove() proves a problem: values for everything that the semantics leave
-open."""
+"""Makes the options with which prove() proves a problem: values for everything that the problem's
+semantics leave open."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def problem_options(
     """Values for everything that the semantics of an attention problem leave open, in the form that
     prove() takes.
 
-    One packed sequence has the lengths of the problem. The others are shorter; their lengths are
-    drawn from seed, and so are the key ranges of partial attention.
+    One packed sequence has the problem's own lengths. The lengths of the others, which are shorter,
+    and the key ranges of partial attention are drawn from seed.
 
     Args:
         problem: what the kernel computes; if packed, ``batch`` is the number of sequences.
@@ -101,7 +101,8 @@ def attention_of(problem: Problem, options: Mapping[str, Any]) -> Attention:
 
 
 def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that have an effect. An option of 0 has none, except a window's limit."""
+    """The options that have an effect. An option of value 0 has no effect, unless it is a window's
+    limit."""
     return {
         name: value
         for name, value in options.items()
@@ -112,7 +113,7 @@ def without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 def drawn_ranges(batch: int, rows: int, longest: int, draw: random.Random) -> Ranges:
     """Draws a range of keys for each sequence: at most ``longest`` of ``rows`` keys.
 
-    Ranges may overlap. The first sequence gets as many as possible, the third gets none.
+    Ranges may overlap. The first sequence gets as many keys as possible; the third gets no keys.
     """
     ranges = [(0, min(rows, longest))]
     for index in range(1, batch):

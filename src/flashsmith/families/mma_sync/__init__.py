@@ -26,7 +26,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class MmaSyncFamily(Family):
-    """Kernels whose warps multiply with mma.sync; cp.async copies their operands."""
+    """Kernels whose warps multiply with mma.sync and copy their operands with cp.async."""
 
     config_class = FlashForwardKernelConfig
     title = "mma.sync"
@@ -78,7 +78,7 @@ class MmaSyncFamily(Family):
     def adapt_to_program(
         self, cfg: FlashForwardKernelConfig, semantics: Semantics
     ) -> FlashForwardKernelConfig:
-        # A list has the blocks of one Q block of one head.
+        # A list is for one Q block of one head, so tiles must not split keys or pack several heads.
         return replace(cfg, split_keys=0, pack_gqa=False) if has_lists(semantics) else cfg
 
     def kernels_to_build(self) -> Sequence[FlashForwardKernelConfig]:

@@ -19,7 +19,8 @@ from flashsmith.families.split_keys import split_keys_knob
 from flashsmith.semantics.dtype import DType
 
 K_TILE_COLUMNS = 8
-# The most K-tiles of a streamed operand that fit in registers; with d_head 256 an operand has more.
+# The maximum number of K-tiles of a streamed operand that fit in registers; with d_head 256, an
+# operand has more K-tiles.
 MAX_LOAD_COUNT = 16
 LOAD_COUNTS = (0, 2, 4, 8, MAX_LOAD_COUNT)
 LOAD_FIELDS = ("Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles")
@@ -217,7 +218,7 @@ class FlashForwardKernelConfig(ForwardConfig):
 
     @property
     def load_counts(self) -> tuple[int, int, int]:
-        """How many K-tiles of Q, of K and of V are fetched per step."""
+        """The numbers of K-tiles of Q, K and V that are fetched per step."""
         return (self.Q_mma_load_K_tiles, self.K_mma_load_K_tiles, self.V_mma_load_K_tiles)
 
     @property
@@ -232,13 +233,14 @@ class FlashForwardKernelConfig(ForwardConfig):
 
     @property
     def kv_tiles(self) -> int:
-        """How many tiles of K are in shared memory at once; V has the same number."""
+        """The number of K tiles in shared memory at the same time; there are equally many V
+        tiles."""
         return self.kv_stages or 1
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: a Q tile, in whose place O is stored later, and
-        the tiles of K and V. Canonical configs also keep the state of the rows over the chunks that
-        are finished."""
+        the tiles of K and V. A canonical config's CTA also keeps there the rows' state over the
+        finished chunks."""
         d, d_v = tile_columns(self.d_head), tile_columns(self.d_head_v)
         of_q, of_kv = self.B_r * max(d, d_v), self.B_c * self.kv_tiles * (d + d_v)
         tiles = (of_q + of_kv) * elem_size

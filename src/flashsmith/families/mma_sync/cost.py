@@ -30,15 +30,15 @@ _CHUNK = 16
 
 # Numbers of instructions: per score of a lane, per MMA with its fragments, and per step.
 _PER_SCORE, _SCALING, _PER_PRODUCT, _PER_STEP = 9.0, 1.0, 2.0, 180.0
-# If a 16-byte chunk is copied through registers and not by cp.async, it takes this many more
-# instructions, with the wait.
+# The additional instructions, including the wait, for copying a 16-byte chunk through registers
+# rather than with cp.async.
 _PER_SYNC_CHUNK = 55.0
 # The share of a warp's own chain that does not overlap with other warps.
 _PRODUCTS_ALONE, _SOFTMAX_ALONE = 0.8, 0.55
-# Cycles for barriers and for waiting for copies; the first value is for eager copies, which overlap
-# with a GEMM.
+# Cycles for barriers and waiting for copies: the first value for eager copies, which overlap with a
+# GEMM, the second for others.
 _EAGER_LATENCY, _LATENCY = 550.0, 1550.0
-# Cycles per byte that a thread spills, in one step.
+# Cycles per step for each byte that a thread spills.
 _SPILL = 3.2
 _NORM = 4.0
 # Cycles for the launch, the first copies of Q and K, and the epilogue.
@@ -70,7 +70,7 @@ def tile_work(
 def _step_cycles(
     cfg: FlashForwardKernelConfig, rates: Rates, spilled: float, resident: int
 ) -> float:
-    """Cycles of the SM for one loop step, if it holds ``resident`` CTAs and each does one step."""
+    """The SM's cycles for one loop step of each of its ``resident`` CTAs."""
     warps = resident * cfg.n_warps / QUARTERS  # Warps that share a quarter of the SM
     element = cfg.dtype.element_size
     scores = cfg.rows_per_warp * cfg.B_c / _WARP  # Of a lane
@@ -105,19 +105,19 @@ def _step_cycles(
 
 
 def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool = True) -> float:
-    """Bytes that a warp reads from shared memory per step; if ``conflicts``, multiplied by the bank
-    conflicts."""
+    """Bytes that a warp reads from shared memory per step. With ``conflicts``, the bytes are
+    multiplied by the number of conflicting accesses to a bank."""
     read = float(tile_bytes)
     if cfg.Q_mma_load_K_tiles:
         read += cfg.rows_per_warp * cfg.d_head * cfg.dtype.element_size
-    # Without a swizzle, the eight rows of an 8x8 matrix begin in the same bank, or in a few banks.
+    # Without a swizzle, the eight rows of an 8x8 matrix begin in only one or a few banks.
     return read * (1 if cfg.swizzled or not conflicts else min(8, cfg.d_head / 8))
 
 
 # --- resources of a kernel, estimated before it is built -----------------------------------------
 
 MAX_REGISTERS = 255
-# An estimate may exceed 255 by this much before spills matter.
+# The amount by which an estimate may exceed 255 before spills matter.
 _SLACK = 28
 
 
@@ -144,7 +144,7 @@ def estimated_spill_bytes(cfg: FlashForwardKernelConfig) -> float:
 
 
 def resident_ctas(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: float) -> int:
-    """How many CTAs an SM of ``device`` can hold; 0: none fits."""
+    """The number of CTAs that an SM of ``device`` can hold; 0 if no CTA fits."""
     unit = REGISTERS_PER_THREAD_UNIT
     per_thread = -(-int(min(registers, MAX_REGISTERS)) // unit) * unit
     warps = device.registers_per_sm // (per_thread * THREADS_PER_WARP)
@@ -158,18 +158,18 @@ def resident_ctas(cfg: FlashForwardKernelConfig, device: DeviceSpec, registers: 
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# How long everything except the MMAs takes to compile, in units of one MMA. For the 80 configs of
-# tune, a kernel took 0.25 s plus 1.4 ms per MMA.
+# The compile time of everything except the MMAs, in units of one MMA's compile time. For the 80
+# configs of tune, a kernel took 0.25 s plus 1.4 ms per MMA.
 _FIXED_COST = 180.0
 
 
 def compile_cost(cfg: FlashForwardKernelConfig) -> float:
-    """How long a config takes to compile, relative to others.
+    """The compile time of a config, relative to other configs.
 
     Both compilers take most of their time for the unrolled body of the loop over K and V. The
     length of the body is the number of m16n8k16 MMAs of one warp per K/V block. For Q K^T this is
     rows per warp / 16 x B_c / 8 x d_head / 16, and for P V the same with d_v. A peeled first tile
-    is another body.
+    adds a second body.
     """
     columns = cfg.d_head + cfg.d_head_v
     products = (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (columns // 16)

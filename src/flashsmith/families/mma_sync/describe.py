@@ -22,7 +22,7 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
-    """The layout of a CTA's dynamic shared memory; O replaces Q."""
+    """The layout of a CTA's dynamic shared memory; O is stored in the place of Q."""
     d, d_v = tile_columns(cfg.d_head), tile_columns(cfg.d_head_v)
     first = ("Q, then O", 1, cfg.B_r, max(d, d_v))
     if not cfg.d_v:
@@ -118,7 +118,8 @@ def eager(cfg: Any) -> str:
 def swizzle(cfg: Any) -> str:
     if not cfg.swizzled:
         return "rows are stored unswizzled: the eight rows of an ldmatrix share their banks"
-    # The layout consists of panels of 64 columns, and one panel of 32 columns for the rest.
+    # The layout consists of panels of 64 columns, followed by one panel of 32 columns if 32 columns
+    # are left.
     wide, narrow = "c xor (r mod 8)", "c xor (r / 2 mod 4)"
     if cfg.d_head % 64 == 0:
         where = wide

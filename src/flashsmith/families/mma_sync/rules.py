@@ -17,13 +17,14 @@ from flashsmith.families.mma_sync.config import (
 )
 from flashsmith.families.rule import Rule, supported
 
-MMA_ROWS = 16  # M and K in the name m16n8k16
+MMA_ROWS = 16  # the M and the K of an m16n8k16 MMA
 MAX_THREADS_PER_CTA = 1024
-# With 32 rows per warp, O alone takes d_head registers per thread; with 192, too few would be left.
+# With 32 rows per warp, O alone takes d_head registers per thread, so d_head 192 would leave too
+# few for the rest.
 MAX_D_HEAD_OF_32_ROWS = 128
-# The registers that a thread needs besides O, for scores, fragments and addresses.
+# The registers that a thread needs for scores, fragments and addresses, in addition to O.
 MIN_REGISTERS_BESIDE_O = 48
-# An SM has four schedulers, and each half of the warps must have a warp on each of them.
+# An SM has four schedulers, and each half of a CTA's warps must have a warp on every scheduler.
 WARPS_PER_HALF = 4
 MIN_PING_PONG_STAGES = 3
 

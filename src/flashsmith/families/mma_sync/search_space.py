@@ -3,8 +3,8 @@ values, the neighbours of the fastest configs, and a filter that leaves out conf
 worth measuring.
 
 The combinations go beyond 'tune' in every direction: every head dimension, 8 warps, long tiles of
-keys. They cannot include all knobs, since each knob doubles their number. A new knob becomes a line
-of MOVES, and is then tried on the best config of each problem.
+keys. They cannot cover all knobs, because each added knob would double their number. Instead, a new
+knob gets a line in MOVES and is tried on the best config of each problem.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ SEARCH_KNOBS: dict[str, tuple[int, ...]] = {
     "lazy_rescale": (True,),
     "ping_pong": (False, True),
 }
-# The steps to a neighbour: other values of one knob, or of two that depend on each other.
+# The steps from a config to its neighbours: each changes one knob, or two knobs that depend on each
+# other.
 MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
     ("B_r", "n_warps"): ((64, 4), (128, 4), (128, 8), (256, 8)),
     ("B_c",): ((32,), (48,), (64,), (96,), (128,)),
@@ -53,8 +54,8 @@ MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
 }
 SEARCH_D_HEADS = (64, 96, 128, 256)
 
-# O, S and Q together may take this many of a thread's 255 registers. The others are needed
-# for addresses, row statistics and the fragments of K and V.
+# O, S and Q together may take this many of a thread's 255 registers. The rest is needed for
+# addresses, row statistics and the fragments of K and V.
 _MAX_HELD_REGISTERS = 208
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 

@@ -36,15 +36,15 @@ _TUNE_SPACE: dict[str, tuple[int, ...]] = {
 
 
 def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:
-    """Whether a config is worth the time of an autotuner; not every legal config is."""
+    """Whether a legal config is worth an autotuner's time."""
     if cfg.eager_load_blocks and not cfg.async_copy:
         return False
     if cfg.Q_mma_load_K_tiles not in (0, cfg.K_mma_load_K_tiles):
         return False
     q_in_registers = cfg.Q_mma_load_K_tiles == 0
     if cfg.B_r == 64:
-        # With 8 warps, each warp would have only 8 rows. For each tile length, only one place of Q
-        # is tried, registers or shared memory, which halves the space.
+        # With 8 warps, each warp would have only 8 rows. For each tile length, Q is tried only in
+        # registers or only in shared memory, which halves the space.
         wrong_for_32 = cfg.B_c == 32 and q_in_registers
         wrong_for_64 = cfg.B_c == 64 and not q_in_registers
         return not (cfg.n_warps == 8 or wrong_for_32 or wrong_for_64)
@@ -83,7 +83,8 @@ def get_kernel_progression_configs(
     """The sets 'prog' (the seven steps with 64 x 64 tiles and 4 warps) and 'prog-all' (with all
     block sizes).
 
-    The configs are in the order of the steps. With all_block_sizes, each step has all sizes.
+    The configs follow the order of the steps. With all_block_sizes, each step has a config for
+    every block size.
     """
     blocks = _progression_blocks() if all_block_sizes else [(64, 64, 4)]
     configs = (
@@ -121,8 +122,8 @@ def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKern
 
 # --- the configs of the proof grid ---------------------------------------------------------------
 
-# Together they have both softmaxes, both kinds of copy, both layouts, 16 and 32 rows per warp,
-# tiles of all sizes, the ring of K and V, ping-pong, lazy rescaling and split keys.
+# Together, these configs cover both softmaxes, both kinds of copy, both layouts, 16 and 32 rows per
+# warp, all tile sizes, the ring of K and V, ping-pong, lazy rescaling and split keys.
 _PROOF_CONFIGS = (
     "({dtype}, {d_head}, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
     "({dtype}, {d_head}, 128, 32, 8): async+eager+swizzled+load_2_2_2_tiles+stages_3"
@@ -147,10 +148,11 @@ def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
     )
 
 
-# --- candidates if nothing was measured ----------------------------------------------------------
+# --- candidates when there are no measurements
+# ----------------------------------------------------------
 
-# Earlier shapes are preferred: a later one is chosen only for a sufficient gain, because its kernel
-# may have to be built first. A shape is (B_r, B_c, n_warps).
+# Earlier shapes are preferred. A later shape is chosen only if it is sufficiently faster, because
+# its kernel may have to be built first. A shape is (B_r, B_c, n_warps).
 SHAPES = (
     (128, 64, 4),
     (128, 64, 8),
@@ -167,7 +169,7 @@ SHAPES = (
 def candidates(
     dtype: DType, d_head: HeadDims, device: DeviceSpec
 ) -> tuple[FlashForwardKernelConfig, ...]:
-    """The kernels with one of the SHAPES that are legal on the device."""
+    """The configs with a shape in SHAPES that are legal on the device."""
     configs = (_of_shape(dtype, d_head, *shape) for shape in SHAPES)
     return tuple(config for config in configs if is_legal(config, device))
 
@@ -175,11 +177,12 @@ def candidates(
 def _of_shape(
     dtype: DType, d_head: HeadDims, rows: int, keys: int, n_warps: int
 ) -> FlashForwardKernelConfig:
-    """The kernel with this shape and the optimisations that paid off on an H200.
+    """The config with this shape and the optimisations that made kernels faster on an H200.
 
-    Q stays in registers if enough registers are left for the rest: 4-7% faster with d 64, slower
-    with larger d. If O takes half of all registers, the peeled first tile of optimized_softmax
-    spills more than it saves (causal, d 128: 325 and not 338 TFLOP/s).
+    Q stays in registers if this leaves enough for the rest, which is 4-7% faster with d 64 but
+    slower with larger d. If O takes half of all registers, the peeled first tile of
+    optimized_softmax costs more by spilling than it saves (causal, d 128: 325 instead of 338
+    TFLOP/s).
     """
     d_head, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
     of_a_warp = rows // n_warps * max(d_head, d_v)
@@ -193,9 +196,9 @@ def _of_shape(
 
 
 def canonical(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> FlashForwardKernelConfig | None:
-    """The canonical counterpart of `cfg`: it has the canonical tile of keys, and no knob that
-    changes the order. Each warp has 16 rows. First the number of K/V stages, then the number of
-    warps, is the largest that fits in shared memory."""
+    """The canonical counterpart of `cfg`, which has the canonical tile of keys and no knob that
+    changes the order of operations. Each warp has 16 rows. It has as many K/V stages as fit in
+    shared memory, and then as many warps as still fit."""
     made = (
         FlashForwardKernelConfig(
             cfg.dtype, cfg.d_head, 16 * warps, tile_of(cfg, device.arch), warps,

@@ -22,8 +22,8 @@ from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ
 
 
 class MmaSyncBackwardFamily(Family):
-    """Kernels whose warps multiply with mma.sync; cp.async copies their operands, and each CTA
-    computes a block of keys."""
+    """Kernels whose CTAs each compute a block of keys; warps multiply with mma.sync and copy
+    operands with cp.async."""
 
     config_class = FlashBackwardKernelConfig
     title = "mma.sync backward"

@@ -22,7 +22,7 @@ _FLOAT_BYTES = 4
 
 
 class DqMode(IntEnum):
-    """How the parts of dq that several CTAs compute are added up."""
+    """How the contributions to dq, which several CTAs compute, are summed."""
 
     TWO_KERNELS = 0
     ATOMICS = 1
@@ -125,29 +125,31 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def keys_per_warp(self) -> int:
-        """For how many keys one warp computes scores."""
+        """The number of keys for which one warp computes scores."""
         return self.B_c * self.column_warps // self.n_warps
 
     @property
     def accumulators(self) -> int:
-        """How many fp32 elements of dk and dv a lane sums, in tiles of 8 columns."""
+        """The number of fp32 elements of dk and dv that a lane accumulates; columns are divided
+        into tiles of 8."""
         tiles = sum(-(-d // (8 * self.column_warps)) for d in (self.d_head, self.d_head_v))
         return self.keys_per_warp * tiles * 8 // THREADS_PER_WARP
 
     @property
     def scores(self) -> int:
-        """How many fp32 elements of S a lane computes per step; dP has the same number."""
+        """The number of fp32 elements of S that a lane computes per step; dP has the same
+        number."""
         return self.B_r * self.B_c // self.n_threads
 
     @property
     def dq_rows(self) -> int:
-        """How many query rows a CTA has in the kernel that computes only dq."""
+        """The number of query rows of a CTA in the kernel that computes only dq."""
         return MMA_ROWS * self.n_warps
 
     def keys_smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of shared memory of a CTA that keeps keys: K and V, the stages of Q and do with
-        their row statistics, and the parts of dS and P that warps exchange. With atomics, dS of two
-        steps is kept, because dq is computed one step later."""
+        their row statistics, and the parts of dS and P that warps exchange. With atomics, the CTA
+        keeps dS of two steps, because it computes dq one step later."""
         columns = tile_columns(self.d_head) + tile_columns(self.d_head_v)
         streamed = self.stages * self.B_r * (columns * elem_size + 2 * _FLOAT_BYTES)
         shared = self.column_warps > 1
@@ -160,7 +162,7 @@ class FlashBackwardKernelConfig(KernelConfig):
         return (self.dq_rows + self.stages * self.B_r) * columns * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of dynamic shared memory of a CTA, in the kernel that uses more."""
+        """Bytes of dynamic shared memory of a CTA, in whichever of the two kernels needs more."""
         keys = self.keys_smem_bytes(elem_size)
         if self.dq == DqMode.ATOMICS:
             return keys
@@ -168,8 +170,8 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def divisors(self) -> tuple[int, int]:
-        """The lengths of queries and of keys must be multiples of these for all tiles to be
-        whole."""
+        """The numbers that the lengths of queries and of keys must be multiples of so that all
+        tiles are whole."""
         return lcm(self.B_r, self.dq_rows), lcm(self.B_r, self.B_c)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:

@@ -1,14 +1,14 @@
 """The cost model of the mma_sync_backward family: how long an SM takes for one step of a CTA's
-loop. It is for the kernel that keeps keys and for the kernel that computes only dq.
+loop. It covers two kernels: the one whose CTAs keep keys, and the one that computes only dq.
 
 As in the mma_sync family, the part of the SM with the most work limits the throughput of all
-resident warps, and a warp's own chain of MMAs limits its latency. Adding dq in memory counts as a
-further part of the SM.
+resident warps, and a warp's own chain of MMAs limits its latency. The path on which dq is added in
+memory counts as one more part of the SM.
 
 The constants that are not from data sheets are fitted to 212 timings on an H200
-(benchmarks/h200/mma-sync-backward.csv) of d 64 and 128 at length 4096, full and causal. The loop
-that was timed had one more barrier, and computed dq in the same step as dS. Other head dimensions
-are extrapolated.
+(benchmarks/h200/mma-sync-backward.csv) of d 64 and 128 at length 4096, full and causal. At the time
+of the measurements, the loop had one more barrier and computed dq in the same step as dS. Other
+head dimensions are extrapolated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _ALONE = 0.83
 _BARRIER, _LATENCY = 100.0, 620.0
 # Cycles for the launch, the first copies and the epilogue.
 _CTA_CYCLES = 6000.0
-# The registers that a thread needs besides its accumulators, and the most that it can have.
+# The registers that a thread needs in addition to its accumulators, and the maximum that it can
+# have.
 _BESIDE, _MOST_REGISTERS = 50, 255
 
 
@@ -68,8 +69,8 @@ def tile_work(
     products = scores * (of_d * d + 2 * d_v) * 2 / _MMA_FLOP
     both = cfg.d_head + cfg.d_head_v
     queries = cfg.B_r // columns
-    # For S and dP a warp reads K, V, Q and do; then it reads do and Q by columns, and P and dS if
-    # they are shared.
+    # For S and dP, a warp reads K, V, Q and do. For dv and dk, it reads do and Q by columns, and
+    # also P and dS if warps share them.
     read = (cfg.keys_per_warp + queries) * both
     read += cfg.B_r * both // columns
     if columns > 1:
@@ -77,7 +78,8 @@ def tile_work(
     read *= cfg.n_warps
     exchanged = (columns > 1) + (columns > 1 or atomics)
     if atomics:
-        # Reads of dS and K for dQ. The warps divide dQ so that they need the fewest reads.
+        # The reads of dS and K for dQ; the warps divide dQ among themselves so that these reads are
+        # fewest.
         read += cfg.B_c * min(
             cfg.B_r * (cfg.n_warps // rows) + cfg.d_head * rows
             for rows in (1, 2, 4)
@@ -143,8 +145,8 @@ def _work(
     barriers: int,
     rates: Rates,
 ) -> TileWork:
-    """The work of a step, from numbers of MMAs, scores, bytes of shared memory, fp32 sums, and
-    bytes from the L2."""
+    """The work of a tile whose steps have these numbers of MMAs, scores, shared-memory bytes, fp32
+    sums and bytes from the L2."""
     mma, shared = products * _MMA_FLOP / rates.mma, smem / SMEM_BYTES
     lanes = scores / _WARP
     exp2 = scores / EXP2
@@ -159,7 +161,8 @@ def _work(
         sums * _FLOAT_BYTES / reduced_per_clock(device),
         streamed / rates.l2,
     )
-    # The chain of one of the warps that share a quarter of the SM does not overlap.
+    # Of the warps that share a quarter of the SM, one warp's chain does not overlap with the
+    # others' work.
     chain = QUARTERS / cfg.n_warps * (mma + shared + exp2 + issue) * _ALONE
     waits = barriers * _BARRIER + (_LATENCY if cfg.stages == 1 else 0.0)
     steps = (joined([*(n * bound for bound in bounds), chain + waits]) for n in range(resident + 1))
@@ -177,7 +180,8 @@ def _work(
 def _resident(
     cfg: FlashBackwardKernelConfig, device: DeviceSpec, smem_bytes: int, registers: int
 ) -> int:
-    """How many CTAs an SM can hold if each has this much shared memory; 0: none fits."""
+    """The number of CTAs that an SM can hold if each needs this much shared memory; 0 if no CTA
+    fits."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         min(registers, _MOST_REGISTERS),

@@ -33,9 +33,9 @@ def smem_map(cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
 def intensity(cfg: FlashBackwardKernelConfig) -> Intensity:
     """FLOP per byte in the loop over queries, without the work outside the loop.
 
-    A step does 2 B_r B_c (3 d + 2 d_v) FLOP, or one d less without dq. Q and do are read from
-    global memory once per CTA. From shared memory, each warp reads its parts of K, V, Q, do, dS
-    and P.
+    A step does 2 B_r B_c (3 d + 2 d_v) FLOP, or 2 B_r B_c (2 d + 2 d_v) without dq. Q and do are
+    read from global memory once per CTA. From shared memory, each warp reads its parts of K, V, Q,
+    do, dS and P.
     """
     both = cfg.d_head + cfg.d_head_v
     flop = 2 * cfg.B_r * cfg.B_c * (2 * both + (cfg.d_head if cfg.dq else 0))

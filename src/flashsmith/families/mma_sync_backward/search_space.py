@@ -13,7 +13,7 @@ from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKe
 from flashsmith.families.search_steps import change_one_knob
 from flashsmith.semantics.dtype import DType
 
-# The search begins with the larger tiles that are legal, for both ways to sum dq.
+# The search begins with the larger legal tiles, for both ways of summing dq.
 _KNOBS: dict[str, tuple[int, ...]] = {
     "B_r": (32, 64),
     "B_c": (64, 128),
@@ -22,14 +22,14 @@ _KNOBS: dict[str, tuple[int, ...]] = {
     "stages": (1, 2),
     "dq": tuple(DqMode),
 }
-# Knobs that the search does not change, because the problem determines them.
+# Knobs that the search leaves alone, because the problem determines them.
 _FIXED = ("dtype", "d_head", "d_v")
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 
 
 def search_space(dtype: DType, d_head: HeadDims) -> list[FlashBackwardKernelConfig]:
-    """All combinations of the knob values to try first that are legal on the known device with the
-    most shared memory."""
+    """All combinations of the initial knob values that are legal on the known device with the most
+    shared memory."""
     fixed = split_dims({"dtype": dtype, "d_head": d_head})
     configs = (
         FlashBackwardKernelConfig(**fixed, **dict(zip(_KNOBS, values, strict=True)))  # type: ignore[arg-type]

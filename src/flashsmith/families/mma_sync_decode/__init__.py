@@ -23,8 +23,8 @@ from flashsmith.semantics.dtype import DType
 
 
 class MmaSyncDecodeFamily(Family):
-    """Kernels in which each CTA reads a part of the keys of a sequence, and a kernel that merges
-    the parts."""
+    """Kernels whose CTAs each read a part of a sequence's keys, and a kernel that merges the parts'
+    results."""
 
     config_class = FlashDecodeKernelConfig
     title = "mma.sync decode"
@@ -86,11 +86,11 @@ class MmaSyncDecodeFamily(Family):
         if not isinstance(d, HeadPair):
             d_head = min(d_head for d_head in self.knob_values["d_head"] if d <= d_head)
         device = device_spec(self.oldest_arch)
-        found = sets.candidates(dtype, d_head, device)  # only one for d 512
+        found = sets.candidates(dtype, d_head, device)  # there is only one candidate for d 512
         first, others, last = found[0], found[1:-1], found[-1]
         last = replace(last, chunk_rows=64, cluster=8, full_tiles=True)
         chunks = (replace(first, chunk_rows=128), *others, last)
-        # These resemble configs in the shipped tables of winners.
+        # These configs resemble ones in the shipped tables of winners.
         entry = replace(first, parts_per_sm=2, early=True, cluster=8)
         own_rows = replace(entry, B_r=32, B_c=64, n_warps=2, own_rows=True)
         return [first, *(cfg for cfg in (*chunks, entry, own_rows) if is_legal(cfg, device))]
@@ -110,7 +110,8 @@ class MmaSyncDecodeFamily(Family):
     def adapt_to_program(
         self, cfg: FlashDecodeKernelConfig, semantics: Semantics
     ) -> FlashDecodeKernelConfig:
-        # Kernels of whole clusters and of warpgroups have their own code for scores.
+        # Kernels in which a whole cluster or warpgroups compute a chunk have separate code for
+        # scores, without programs.
         plain = replace(cfg, chunk_cluster=0, chunk_warpgroups=0, keys_first=False)
         if not cfg.canonical:
             return plain

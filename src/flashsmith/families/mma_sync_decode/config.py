@@ -17,11 +17,12 @@ from flashsmith.families.knob import knob
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
-# The usual fewest keys of a part, and the usual most parts per SM.
+# The default minimum number of keys in a part, and the default maximum number of parts per SM.
 MIN_KEYS, PARTS_PER_SM = 128, 1
 MMA_ROWS = 16  # Rows of one MMA m16n8k16, and also its depth k
-_STATISTICS_BYTES = 8  # For each row of a warp, its maximum and its sum
-# A warp has registers for 16 rows' sums of this many columns; of wider rows, it has only some.
+_STATISTICS_BYTES = 8  # the maximum and the sum of a row in a warp
+# A warp has registers for the sums of 16 rows of up to this many columns; of wider rows, each warp
+# sums only some of the columns.
 _MOST_COLUMNS_OF_WARP = 256
 _PANEL_BYTES = 64  # Bytes of a narrow panel's row in shared memory
 _TARGET_BYTES = 80  # For the description of a CTA's run (RunInfo) and the CTA's next searches
@@ -254,8 +255,8 @@ class FlashDecodeKernelConfig(KernelConfig):
     def n_threads(self) -> int:
         """Threads of a CTA.
 
-        If a cluster computes a chunk together, n_warps warps compute scores; others compute
-        probabilities, multiply P by V, copy V or send scores.
+        If a cluster computes a chunk together, n_warps warps compute scores, and additional warps
+        compute probabilities, multiply P by V, copy V or send scores.
         """
         warps = self.n_warps
         if self.chunk_cluster:
@@ -264,26 +265,28 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def column_warps(self) -> int:
-        """If a cluster computes a chunk together: the warps that multiply P by V, each for 8
-        columns."""
+        """The number of warps that multiply P by V, each for 8 columns, if a cluster computes a
+        chunk together; else 0."""
         return self.d_head // (8 * self.chunk_cluster) if self.chunk_cluster else 0
 
     @property
     def value_warps(self) -> int:
-        """If a cluster computes a chunk together: the warps that copy V.
+        """The number of warps that copy V if a cluster computes a chunk together; else 0.
 
-        Every stage has the same number, in all four if possible.
+        Every stage has equally many of them; together they are four if possible.
         """
         return self.stages * max(1, 4 // self.stages) if self.chunk_cluster else 0
 
     @property
     def probability_warps(self) -> int:
-        """If a cluster computes a chunk together: the warps that compute probabilities."""
+        """The number of warps that compute probabilities if a cluster computes a chunk together;
+        else 0."""
         return min(self.n_warps, self.chunk_cluster)
 
     @property
     def cluster_waves(self) -> int:
-        """The number of tiles of a round whose probabilities one of these warps computes."""
+        """The number of tiles for which one of the probability_warps computes probabilities in a
+        round."""
         return -(-self.chunk_cluster // self.probability_warps) if self.chunk_cluster else 0
 
     @property
@@ -304,21 +307,21 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def multiplied_keys(self) -> int:
-        """How many keys of a stage one warp multiplies: all if warps share the stages, otherwise
-        those that it copies."""
+        """The number of keys of a stage that one warp multiplies: all keys if warps share the
+        stages, otherwise the keys that the warp copies."""
         return self.B_c if self.shares_stages else self.keys_per_warp
 
     @property
     def rows_per_warp(self) -> int:
-        """How many rows of the tile one warp computes."""
+        """The number of the tile's rows that one warp computes."""
         return MMA_ROWS if self.own_rows else self.B_r
 
     @property
     def accumulators(self) -> int:
-        """How many fp32 elements of o a lane sums.
+        """The number of fp32 sums for o that a lane keeps.
 
-        In a canonical config, a warp has some columns over all keys, and two sums for each element:
-        over the chunk and over all chunks.
+        In a canonical config, a warp sums some columns over all keys and keeps two sums for each
+        element: one over the chunk and one over all chunks.
         """
         if self.canonical:
             groups = -(-self.d_head_v // MMA_ROWS // self.n_warps)
@@ -338,8 +341,8 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of a key in shared memory; rows of 8-bit floats have whole panels of 64 or 128
-        bytes."""
+        """Bytes of a key in shared memory; rows of 8-bit floats are padded to whole panels of 64 or
+        128 bytes."""
         return self._row_bytes(self.d_head)
 
     @property
@@ -354,16 +357,16 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def other_sums_bytes(self) -> int:
-        """Bytes for those of a warp's 16 rows of sums, over all warps, that do not fit in its
-        stage when warps merge their states."""
+        """Bytes for sums that do not fit in the stages when warps merge their states: for all warps
+        together, the rows of sums beyond a warp's rows_in_stage."""
         if self.shares_stages or self.canonical:
             return 0
         return self.n_warps * (MMA_ROWS - self.rows_in_stage) * self.d_head_v * 4
 
     @property
     def rows_in_stage(self) -> int:
-        """How many of the 16 rows of a warp's sums fit in its stage when warps merge their
-        states."""
+        """The number of a warp's 16 rows of sums that fit in the warp's stage when warps merge
+        their states."""
         if self.own_columns or MMA_ROWS * self.d_head_v * 4 <= self.warp_stage_bytes:
             return MMA_ROWS
         return MMA_ROWS // 2
@@ -380,24 +383,26 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def own_tiles(self) -> int:
-        """Tiles of eight columns; with own_rows, a lane has two rows of each."""
+        """The number of tiles of eight columns of o; with own_rows, a lane has two rows of each
+        tile."""
         return self.d_head_v // 8
 
     @property
     def own_tiles_in_registers(self) -> int:
-        """The number of the own_tiles whose sums over the first subtree of a run stay in
+        """Of the own_tiles, the number whose sums over the first subtree of a run stay in
         registers."""
         most = (25 if self.B_c == 32 else 16) - self.own_tiles
         return min(max(most, 0), self.own_tiles)
 
     @property
     def most_ctas(self) -> int:
-        """The number of CTAs per SM that the registers allow; 0: only shared memory limits it."""
+        """The number of CTAs per SM that the registers allow; 0 means that only shared memory
+        limits it."""
         return 256 // self.n_threads if self.own_rows else 0
 
     @property
     def bytes_in_flight(self) -> int:
-        """How many bytes of copies a CTA has in flight while it multiplies."""
+        """The bytes of copies that a CTA has in flight while it multiplies."""
         return (self.stages - 1) * self.stage_bytes
 
     @property
@@ -407,13 +412,14 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def most_rows_without_chunks(self) -> int:
-        """If a sequence has more rows per K/V head than this, the kernel for many rows computes
-        it."""
+        """The maximum number of rows per K/V head for which the main kernel computes a sequence;
+        the kernel for many rows computes sequences with more."""
         return self.chunk_rows // 2
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether there is a merge kernel that reads the states of few parts as they arrive."""
+        """Whether there is also a merge kernel for few parts that reads the parts' states as they
+        arrive."""
         return bool(self.cluster) and not self.chunk_rows and not self.own_rows
 
     @property
@@ -426,7 +432,8 @@ class FlashDecodeKernelConfig(KernelConfig):
         statistics of the warps, and where the states of a run are stored. With own_rows: the row
         statistics of the first subtree of a run, and the sums that do not fit in registers. If
         warps have their own columns: the row statistics and two shares of the scores."""
-        # Queries that stay in registers are copied through the last stage.
+        # With own_rows, queries are copied to registers through the last stage and need no separate
+        # shared memory.
         queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
         streamed = self._streamed_bytes + self.other_sums_bytes
         statistics = self.n_warps * self.B_r * _STATISTICS_BYTES

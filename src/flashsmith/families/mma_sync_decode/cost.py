@@ -1,10 +1,10 @@
 """The two cost models of the mma_sync_decode family.
 
 One estimates how long a call takes from the bytes that it reads. The other, RunCosts, estimates how
-this depends on the number of runs.
+the time depends on the number of runs.
 
-In the first, constants that are not from data sheets are assumptions, not fitted. RunCosts
-is fitted to timings.
+The first model's constants that are not from data sheets are assumptions; those of RunCosts are
+fitted to timings.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
-# Cycles from a load to its data while all SMs read; of a launch in a graph; and of a CTA before and
-# after its part. Then the CTA reads lengths and queries, and merges the states of its warps.
+# Cycles between a load and its data while all SMs read; cycles of a launch in a graph; and cycles
+# of a CTA before and after its part, when it reads lengths and queries and merges the states of its
+# warps.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 # Instructions of a warp: per MMA m16n8k16 with fragments and copies, per score of a lane, per step.
 _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
@@ -30,7 +31,7 @@ _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
 _PER_PAIR = {DType.FP16: 1.6, DType.BF16: 4.6}
 # A run may be longer than the CTA's share by this factor (csrc/mma_sync_decode/plan.cc).
 _ROUNDING_UP = 1.125
-# Cycles that a step takes if the warp runs alone.
+# Cycles of a step of a warp that runs alone.
 _WARP_STEP = 900.0
 _FLOAT_BYTES = 4
 _MOST_REGISTERS = 255
@@ -73,8 +74,8 @@ class RunCosts:
     merged_row_bytes: float
 
 
-# By the name of the GPU. tools/benchmark/decode_run_costs.py fits them to timings with different
-# numbers of runs.
+# The RunCosts of measured GPUs, by the GPU's name. tools/benchmark/decode_run_costs.py fits them to
+# timings with different numbers of runs.
 RUN_COSTS = {
     "H200": RunCosts(
         few_ctas=0.568,
@@ -92,9 +93,9 @@ RUN_COSTS = {
         merged_row_bytes=9e3,
     ),
 }
-# For GPUs that were not measured. On an H100, only two numbers of runs were measured per call,
-# which is too few for a fit. With these values, the faster of the two is chosen about as often as
-# on an H200.
+# The RunCosts of all other GPUs. On an H100, only two numbers of runs were measured per call, which
+# is too few for a fit. With these values, the faster of the two is chosen about as often as on an
+# H200.
 _FALLBACK = RUN_COSTS["H200"]
 
 
@@ -104,7 +105,7 @@ def plan_costs(gpu: str) -> tuple[float, ...]:
 
 
 def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
-    """How many CTAs an SM can hold; 0: none fits."""
+    """The number of CTAs that an SM can hold; 0 if no CTA fits."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         min(_MOST_REGISTERS, 100 + cfg.accumulators) if not cfg.own_rows else _MOST_REGISTERS,
@@ -116,7 +117,8 @@ def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
 
 
 def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> tuple[int, int]:
-    """The number of parts of each sequence, and of keys in a part, in the invariant split."""
+    """The number of parts of each sequence, and the number of keys in a part, in the invariant
+    split."""
     keys = problem.seq_k
     if problem.window is not None:
         keys = min(keys, problem.window[0] + problem.seq_q)
@@ -130,7 +132,8 @@ def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec)
 
 
 def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int) -> int:
-    """The number of runs into which a sequence's parts are grouped, if all sequences are equal."""
+    """The number of runs into which a sequence's parts are grouped when all sequences have the same
+    length."""
     share = _ROUNDING_UP * all_parts / (ctas * cfg.rounds) if all_parts > ctas else 0.0
     length = 1
     while length < parts and 2 * length <= share:
@@ -138,7 +141,7 @@ def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int)
     return -(-parts // length)
 
 
-# For chunks, min_keys is multiplied by this factor; the kernels have the same value.
+# For chunks, min_keys is multiplied by this factor. The C++ code has the same constant.
 _CHUNK_MIN_KEYS_FACTOR = 8
 
 
@@ -155,8 +158,8 @@ def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKerne
 
 # The kernel with warpgroups is assumed to reach this share of the rate of wgmma.
 _SHARE_OF_WGMMA = 0.75
-# The tiles of a sequence must fill this many tenths of the SMs for this kernel to be used; the key
-# is whether the config is canonical. warpgroup_plan.cc in csrc/mma_sync_decode has the same values.
+# That kernel is used only if a sequence's tiles fill at least this many tenths of the SMs; the key
+# says whether the config is canonical. csrc/mma_sync_decode/warpgroup_plan.cc has the same values.
 _TENTHS_OF_SMS = {False: 6, True: 3}
 _TILE_ROWS = 2 * WARPGROUP_ROWS
 
@@ -164,8 +167,8 @@ _TILE_ROWS = 2 * WARPGROUP_ROWS
 def most_rows_without_warpgroups(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> float:
-    """The most rows per K/V head with which the mma.sync kernels compute a sequence, in any batch;
-    infinite if the config has no warpgroups."""
+    """The maximum number of rows per K/V head for which the mma.sync kernels compute a sequence,
+    whatever the batch; infinite if the config has no kernel with warpgroups."""
     if not cfg.chunk_warpgroups:
         return float("inf")
     filled = device.sm_count * _TENTHS_OF_SMS[cfg.canonical > 0] // 10 * _TILE_ROWS
@@ -192,7 +195,7 @@ def _work_of_warpgroups(
 
 
 def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
-    """The work of all launches of a call; its time is infinite if no CTA fits."""
+    """The work of all launches of a call; the time is infinite if an SM cannot hold a CTA."""
     all_rows = problem.seq_q * problem.heads_q // problem.heads_k
     if all_rows > most_rows_without_warpgroups(cfg, problem, device):
         return _work_of_warpgroups(cfg, problem, device)
@@ -214,14 +217,14 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
     items = heads * runs
     columns = cfg.d_head + cfg.d_head_v
     per_item = keys * columns * cfg.cache_element_bytes
-    # Tiles with the same keys read them from the L2.
+    # Tiles that share keys read the keys from the L2.
     dram = items / tiles * per_item / (rates.dram * device.sm_count)
     steps = -(-keys // cfg.B_c)
     row_tiles, key_tiles = cfg.rows_per_warp / MMA_ROWS, cfg.multiplied_keys / 8
     products = row_tiles * key_tiles * (columns / MMA_ROWS)
     widened = 0.0
     if cfg.cache.is_8bit:
-        # Pairs of elements of K and V that a lane widens.
+        # The number of pairs of K and V elements that a lane widens.
         pairs = cfg.multiplied_keys * columns // (2 * THREADS_PER_WARP)
         widened = pairs * _PER_PAIR[cfg.dtype]
     issue = products * _PER_PRODUCT + cfg.scores * _PER_SCORE + _PER_STEP + widened

@@ -18,9 +18,9 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
-    """The layout of shared memory: the stages of each warp follow each other; at the end, the sums
-    of the warp are stored in their place. Warps with own rows or columns share the stages; with
-    own_rows, Q is copied to registers through the last one."""
+    """The layout of shared memory. The stages of each warp are contiguous; at the end, the warp's
+    sums are stored in the place of its stages. Warps with own rows or columns share the stages;
+    with own_rows, Q is copied to registers through the last one."""
     if cfg.shares_stages:
         shared = [
             (f"{tile} of stage {stage + 1}", 1, cfg.B_c)
@@ -42,7 +42,7 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
 def _regions(
     cfg: FlashDecodeKernelConfig, tiles: list[tuple[str, int, int]], rest: str
 ) -> Sequence[SmemRegion]:
-    """smem_regions(), with the bytes that keys and values have."""
+    """smem_regions(), with the sizes in bytes that keys and values really take."""
     regions, begin = [], 0
     for name, _, rows in tiles:
         is_value = name.startswith("V")
@@ -82,9 +82,9 @@ def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
     """FLOP per byte in the loop over the keys of a full tile.
 
     A key costs 2 B_r (d + d_v) FLOP. A key is read once from global memory and once from shared
-    memory; with own_rows every warp reads it from shared memory. If queries do not fit in
-    registers, they are read from shared memory again for each keys_per_warp keys, or half a stage
-    if warps have their own columns.
+    memory; with own_rows every warp reads it from shared memory. Queries that do not fit in
+    registers are read from shared memory again for every keys_per_warp keys or, if warps have their
+    own columns, for every half stage.
     """
     element = cfg.dtype.element_size
     columns = cfg.d_head + cfg.d_head_v

@@ -13,19 +13,19 @@ from flashsmith.families.mma_sync_decode.config import MIN_KEYS, MMA_ROWS, Flash
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import HOPPER_ARCH
 
-# The most fp32 sums and scores per thread, by the number of keys of a warp. With more, fragments
-# and addresses would not fit in 255 registers, and would spill.
+# The maximum number of fp32 sums and scores per thread, by the number of keys of a warp. With more,
+# fragments and addresses would not fit in the remaining registers (of 255) and would spill.
 MAX_ELEMENTS = {16: 144, 32: 128}
-# The most fp32 sums and scores per thread of the chunk kernel, by the number of keys of a stage.
-# Its warps have 16 rows and all these keys. With 64 keys and d_head 192, a kernel with window,
-# softcap and pages spills.
+# The maximum number of fp32 sums and scores per thread of the chunk kernel, by the number of keys
+# of a stage. Each of its warps computes 16 rows for all keys of a stage. With 64 keys and d_head
+# 192, a kernel with window, softcap and pages spills.
 _MAX_CHUNK_ELEMENTS = {32: 144}
 _MAX_OTHER_CHUNK_ELEMENTS = 112
-# The most fp32 sums and scores per thread with own_rows, where warps also keep sums over other
-# keys.
+# The maximum number of fp32 sums and scores per thread with own_rows, where warps also keep sums
+# over earlier keys.
 MAX_OWN_ELEMENTS = 96
-# Canonical configs may have at most this many warps: otherwise the first columns of some warps
-# would be beyond the first panel.
+# The maximum number of warps of a canonical config: with more, the first columns of some warps
+# would lie beyond the first panel.
 MOST_CANONICAL_WARPS = 4
 
 

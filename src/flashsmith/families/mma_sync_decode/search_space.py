@@ -14,7 +14,7 @@ from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.search_steps import change_one_knob
 from flashsmith.semantics.dtype import DType
 
-# The search begins here. A tile of 16 rows can hold the heads of a group for one query, up to 16.
+# The search begins here. A tile of 16 rows can hold all heads of a group of up to 16 for one query.
 _KNOBS: dict[str, tuple[Any, ...]] = {
     "B_r": (16,),
     "B_c": (32, 64, 128),
@@ -23,14 +23,14 @@ _KNOBS: dict[str, tuple[Any, ...]] = {
     "min_keys": (128, 256),
     "parts_per_sm": (1, 2, 4),
 }
-# Knobs that the search does not change, because the problem determines them.
+# Knobs that the search leaves alone, because the problem determines them.
 _FIXED = ("dtype", "d_head", "d_v", "chunk_rows")
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 
 
 def search_space(dtype: DType, d_head: HeadDims) -> list[FlashDecodeKernelConfig]:
-    """All combinations of the knob values to try first that are legal on the known device with the
-    most shared memory."""
+    """All combinations of the initial knob values that are legal on the known device with the most
+    shared memory."""
     widths = split_dims({"dtype": dtype, "d_head": d_head})
     configs = (
         FlashDecodeKernelConfig(**widths, **dict(zip(_KNOBS, values, strict=True)))
@@ -40,8 +40,8 @@ def search_space(dtype: DType, d_head: HeadDims) -> list[FlashDecodeKernelConfig
 
 
 def moves(cfg: FlashDecodeKernelConfig) -> Iterator[FlashDecodeKernelConfig]:
-    """The configs in which one knob, or keys together with warps, has another value, and the config
-    with own_rows."""
+    """The configs that differ in one knob or in both the keys and the warps, and the config with
+    own_rows."""
     yield from change_one_knob(cfg, _FIXED)
     if not cfg.own_rows:
         for keys in (32, 64):

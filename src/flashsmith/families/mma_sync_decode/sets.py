@@ -1,4 +1,5 @@
-"""The config set of the mma_sync_decode family, and its candidates if nothing was measured."""
+"""The config set of the mma_sync_decode family, and the candidate configs to use when there are no
+measurements."""
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
 # By widths: (B_r, B_c, n_warps, stages), in order of preference. For each width up to 256, the last
-# tile fits in 101,376 bytes of shared memory. Those of d 512 were not compared, and need at least
-# 151,760. With the first tile, an SM that has 233,472 bytes can hold two CTAs, up to d 256, which
-# have 96 to 128 KiB of copies in flight. docs/log/decode.md explains the number of parts per SM.
+# tile fits in 101,376 bytes of shared memory. The tiles of d 512 were not compared with others and
+# need at least 151,760 bytes. Up to d 256, an SM with 233,472 bytes can hold two CTAs with the
+# first tile; together these have 96 to 128 KiB of copies in flight. docs/log/decode.md explains the
+# number of parts per SM.
 _TILES: dict[HeadDims, tuple[tuple[int, int, int, int], ...]] = {
     64: ((16, 128, 4, 3), (32, 128, 4, 3), (16, 64, 4, 4)),
     96: ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
@@ -38,32 +40,33 @@ _TILES: dict[HeadDims, tuple[tuple[int, int, int, int], ...]] = {
     HeadPair(256, 128): ((16, 64, 4, 2), (16, 32, 2, 3)),
     HeadPair(256, 256): ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
 }
-# The rows of a tile for chunks, in order of preference; neither was measured.
+# The numbers of rows of a tile for chunks, in order of preference; none of them was measured.
 _CHUNK_ROWS = (128, 64)
-# How many warpgroups the kernel for chunks of a prompt has: two, or three if there are at least
-# _LEAST_TILES_PER_SM tiles of 192 rows per SM. Three are faster, but leave SMs idle at the end.
-# This was measured for d 128 on an H200. The number does not affect the bits. Pages with a size
-# that is no multiple of _BOX_KEYS are copied row by row; three warpgroups copy less.
+# The number of warpgroups of the kernel for chunks of a prompt: three if there are at least
+# _LEAST_TILES_PER_SM tiles of 192 rows per SM, else two. Three are faster, but with few tiles they
+# leave SMs idle at the end. This was measured for d 128 on an H200. The number does not affect the
+# bits. Pages whose size is not a multiple of _BOX_KEYS are copied row by row; with three warpgroups
+# there are fewer copies.
 _WARPGROUPS, _MOST_WARPGROUPS = 2, 3
 _LEAST_TILES_PER_SM = 2.5
 _BOX_KEYS = 8
 # full_tiles was timed for this d_head with several queries: large calls took 9% less time, and no
 # call took longer.
 _FILLED_D_HEAD = 128
-# The numbers of stages that kernels have.
+# The numbers of stages that kernels may have.
 _STAGES: tuple[int, ...] = FlashDecodeKernelConfig.__dataclass_fields__["stages"].metadata["values"]
 
 
 def get_decode_configs(
     dtypes: Sequence[DType] = tuple(DType), device: DeviceSpec = DEFAULT_DEVICE
 ) -> list[FlashDecodeKernelConfig]:
-    """The set 'decode': for each dtype and d_head a few kernels."""
+    """The set 'decode': a few configs for each dtype and d_head."""
     d_heads = [d for d in _TILES if not isinstance(d, HeadPair)]
     return [cfg for dtype in dtypes for d in d_heads for cfg in candidates(dtype, d, device)]
 
 
 def candidates(dtype: DType, d_head: HeadDims, device: DeviceSpec) -> list[FlashDecodeKernelConfig]:
-    """The kernels for d_head, or a pair of widths, that are legal on a device, in order of
+    """The configs for d_head or a pair of widths that are legal on a device, in order of
     preference."""
     widths = split_dims({"dtype": dtype, "d_head": d_head})
     made = (
@@ -84,8 +87,9 @@ _CANONICAL_ROWS, _CANONICAL_STAGES = (16, 32), (4, 3, 2)
 def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKernelConfig | None:
     """The canonical counterpart of `cfg`.
 
-    A stage is a tile of the canonical order. Each warp has 32 keys of it, or 16 if the tile has
-    fewer than 128. Of d 512, four warps have columns, and two of them keys.
+    A stage is a tile of the canonical order. Each warp copies 32 keys of the tile, or 16 if the
+    tile has fewer than 128. At d 512, four warps divide the columns, and only two of them have
+    keys.
     """
     tile = tile_of(cfg, device.arch)
     warps = cfg.n_warps if cfg.own_columns else min(4, tile // MMA_ROWS)
@@ -100,10 +104,10 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
 
 
 # The limits for computing a chunk with all CTAs of a cluster, measured on an H200. With fewer keys
-# or more CTAs, one CTA is as fast. A cluster has at most as many CTAs as a sequence has tiles. See
-# docs/log/bits.md.
+# or more CTAs, a single CTA per chunk is as fast. A cluster has at most as many CTAs as a sequence
+# has tiles. See docs/log/bits.md.
 _CLUSTERS, _CLUSTER_ROWS = (8, 4, 2), 8
-# Where keys_first was measured, and shortened every call: d 128, and clusters of this many CTAs.
+# The cluster sizes for which keys_first was measured, at d 128; it shortened every call.
 _KEYS_FIRST_D, _KEYS_FIRST_CTAS = 128, 4
 _LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS = 512, 64
 
@@ -111,8 +115,8 @@ _LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS = 512, 64
 def _in_clusters(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig | None:
-    """For a canonical problem with few chunks, the config in which the CTAs of a cluster share a
-    chunk; None if there are enough chunks. The bits are the same."""
+    """The config in which the CTAs of a cluster share a chunk, for a canonical problem with few
+    chunks; None if there are enough chunks. Its bits are those of `cfg`."""
     if problem.seq_k < _LEAST_CLUSTER_KEYS:
         return None
     chunks = problem.batch * problem.heads_k * -(-problem.seq_k // CHUNK)
@@ -135,7 +139,7 @@ def _in_clusters(
 def adapt_to_queries(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg`, with kernels for many rows if sequences of the problem may have them.
+    """`cfg`, with kernels for many rows added if sequences of the problem may have many rows.
 
     On one device, the tiles of these kernels are the same in all calls. If the rows fill two tiles,
     the config gets full_tiles, which merges the states of several columns at once and does not
@@ -148,7 +152,7 @@ def adapt_to_queries(
     if problem.seq_q < WARPGROUP_ROWS or found.chunk_warpgroups or found.chunk_cluster:
         return found
     if problem.semantics.program:
-        return found  # kernels with warpgroups compute no program
+        return found  # kernels with warpgroups support no programs
     # When a call is planned, warpgroup_plan.cc decides which sequences this kernel computes. In a
     # packed call, one sequence has seq_q queries, and all others may have fewer.
     sequences = 1 if problem.semantics.packed else problem.batch
@@ -163,8 +167,8 @@ def adapt_to_queries(
 def over_cache(
     cfg: FlashDecodeKernelConfig, cache: CacheFormat, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg` for a cache of this format. Its outputs have the bits of `cfg` without wgmma on the
-    same cache in q's dtype.
+    """`cfg` for a cache of this format. Its outputs have the bits that `cfg` without wgmma would
+    give for the same cache in q's dtype.
 
     Keys of 8-bit floats take half the shared memory, so there are as many stages as `cfg` has room
     for. If its tiles for chunks cannot copy such keys, it gets smaller tiles, which change the bits
@@ -194,7 +198,7 @@ def _adapt_tiles(
     *,
     with_clusters: bool = True,
 ) -> FlashDecodeKernelConfig:
-    """`cfg` with mma.sync kernels that fit the number of rows of the problem."""
+    """`cfg`, with mma.sync kernels that fit the problem's number of rows."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if cfg.canonical:
         may = with_clusters and rows <= _CLUSTER_ROWS

@@ -20,7 +20,8 @@ from flashsmith.semantics.dtype import DType
 
 
 class MmaSyncMlaFamily(LatentFamily):
-    """Kernels whose CTAs have 16 query rows, for few query heads and for GPUs without wgmma."""
+    """Kernels whose CTAs compute 16 query rows each, for few query heads and for GPUs without
+    wgmma."""
 
     config_class = MmaSyncMlaKernelConfig
     title = "mma.sync latent"

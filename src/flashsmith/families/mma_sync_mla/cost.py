@@ -1,5 +1,5 @@
-"""Costs of the mma_sync_mla family. Nothing was measured: the figures are counted instructions,
-their latencies, and the rates of the GPUs."""
+"""Costs of the mma_sync_mla family. Nothing was measured; the figures come from counted
+instructions, instruction latencies and the GPUs' rates."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PER_PAIR = {DType.FP16: 1.6, DType.BF16: 4.6}
 
 
 def step_cycles(cfg: MmaSyncMlaKernelConfig, device: DeviceSpec, ctas: int) -> float:
-    """The cycles in which each of `ctas` CTAs on an SM computes a block of keys."""
+    """The cycles that each of `ctas` CTAs on an SM takes for a block of keys."""
     rates = rates_of(device)
     columns = cfg.d_head + cfg.d_v
     products = 2 * cfg.B_r * cfg.B_c * columns / rates.mma
     block = cfg.B_c * (cfg.d_head + columns) * cfg.cache_element_bytes
     shared = (block + (1 + WARPS) * cfg.share_bytes) / SMEM_BYTES
     exponentials = WARPS * cfg.B_r * cfg.B_c / EXP2
-    # Each element of K and V is widened by one warp of each quarter of an SM.
+    # In each quarter of an SM, one warp widens each element of K and V.
     pairs = cfg.B_c * columns / (2 * WARPS * THREADS_PER_WARP)
     widened = pairs * _PER_PAIR[cfg.dtype] if cfg.cache.is_8bit else 0.0
     alone = _ALONE * (1 + cfg.B_c / _ALONE_KEYS) / 2
@@ -36,7 +36,7 @@ def step_cycles(cfg: MmaSyncMlaKernelConfig, device: DeviceSpec, ctas: int) -> f
 
 
 def work(cfg: MmaSyncMlaKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
-    """The work of all launches of a call; its time is infinite if no CTA fits."""
+    """The work of all launches of a call; the time is infinite if an SM cannot hold a CTA."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         _REGISTERS,

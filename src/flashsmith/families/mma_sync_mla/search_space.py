@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from flashsmith.families.mma_sync_mla.config import MmaSyncMlaKernelConfig
 from flashsmith.families.search_steps import change_one_knob
 
-# Knobs that the search does not change, because the problem determines them.
+# Knobs that the search leaves alone, because the problem determines them.
 _FIXED = ("dtype", "d_head", "d_v", "cache")
 
 

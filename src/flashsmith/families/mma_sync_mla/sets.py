@@ -1,4 +1,5 @@
-"""The config set of the mma_sync_mla family, and its candidates if nothing was measured."""
+"""The config set of the mma_sync_mla family, and the candidate configs to use when there are no
+measurements."""
 
 from __future__ import annotations
 
@@ -13,16 +14,18 @@ from flashsmith.families.mma_sync_mla.config import MmaSyncMlaKernelConfig
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
-# CTAs of an SM: while one waits for barriers or for its scores, the other multiplies.
+# The preferred number of CTAs per SM: while one waits for barriers or its scores, the other
+# multiplies.
 _CTAS = (2, 1)
 
 
 def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[MmaSyncMlaKernelConfig]:
-    """The kernel for d and d_v with the most stages of which two CTAs, or else one, fit on an SM;
-    none for a single width."""
+    """The config for d and d_v with the most stages that let two CTAs fit on an SM or, if that is
+    impossible, one. Empty for a single width."""
     if not isinstance(widths, HeadPair) or widths not in PAIRS:
         return []
-    # The merge writes and reads a part's rows of o in fp32: 3% of the bytes of 1,024 keys.
+    # A part's rows of o are written and read again in fp32 for the merge, which takes 3% of the
+    # bytes of 1,024 keys.
     plain = MmaSyncMlaKernelConfig(dtype, widths.d_head, 32, 2, 1024, 32, True, widths.d_v)
     stages = reversed(plain.family.knob_values["stages"])
     for ctas, count in product(_CTAS, stages):
@@ -47,15 +50,15 @@ def over_cache(
 def proof_configs(
     dtype: DType, widths: HeadDims, device: DeviceSpec
 ) -> list[MmaSyncMlaKernelConfig]:
-    """The candidates, and a config that rescales at once, splits short sequences, and has larger
-    blocks."""
+    """The candidates, and one more config, which rescales at once, splits short sequences and has
+    larger blocks."""
     found = candidates(dtype, widths, device)
     changes = {"B_c": 64, "stages": 2, "min_keys": 128, "most_parts": 4, "lazy_rescale": False}
     return [*found, *(cfg.with_knobs(**changes) for cfg in found[:1])]
 
 
 def get_mla_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[MmaSyncMlaKernelConfig]:
-    """The set 'latent-mma': for each dtype and d_head a kernel for each size of shared memory."""
+    """The set 'latent-mma': for each dtype and d_head, one config per size of shared memory."""
     devices = map(device_spec, ("H200", "A100", "L40S"))
     asked = product(dtypes, PAIRS, devices)
     return list(dict.fromkeys(cfg for dtype, d, gpu in asked for cfg in candidates(dtype, d, gpu)))

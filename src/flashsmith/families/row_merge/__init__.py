@@ -15,7 +15,8 @@ from flashsmith.semantics.dtype import DType
 
 
 class RowMergeFamily(Family):
-    """Kernels that sum the parts of a row in the given order; memory bandwidth limits them."""
+    """Kernels that sum a row's parts in the order in which these are given; memory bandwidth limits
+    their speed."""
 
     config_class = RowMergeKernelConfig
     title = "merge"

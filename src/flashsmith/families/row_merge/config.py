@@ -12,7 +12,7 @@ from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
-# How many columns of a row a thread has: 16 bytes of fp32.
+# The number of columns of a row that a thread computes: 16 bytes of fp32.
 COLUMNS = 4
 
 
@@ -58,5 +58,5 @@ class RowMergeKernelConfig(KernelConfig):
         return 0
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """There are no tiles, so one kernel serves all sizes."""
+        """Always true: there are no tiles, so one kernel serves all sizes."""
         return True

@@ -16,8 +16,8 @@ from flashsmith.semantics.dtype import DType
 
 
 class ScoreSumsFamily(Family):
-    """Kernels that compute scores and their gradients again, in tiles of 64 queries by 64 keys, and
-    sum them in registers."""
+    """Kernels that recompute scores and their gradients in tiles of 64 queries by 64 keys and sum
+    the gradients in registers."""
 
     config_class = ScoreSumsKernelConfig
     title = "sums of score gradients"

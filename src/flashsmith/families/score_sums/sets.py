@@ -1,4 +1,4 @@
-"""The config of the score_sums family that is chosen if nothing was measured."""
+"""The config of the score_sums family that is chosen when there are no measurements."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from flashsmith.semantics.dtype import DType
 
 
 def candidates(dtype: DType, d_head: int) -> list[ScoreSumsKernelConfig]:
-    """The only config of a d_head."""
+    """The only config for d_head."""
     return [ScoreSumsKernelConfig(dtype, d_head)]

@@ -18,7 +18,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class SlotWriteFamily(Family):
-    """Kernels that copy; memory bandwidth limits them."""
+    """Kernels that only copy rows; memory bandwidth limits their speed."""
 
     config_class = SlotWriteKernelConfig
     title = "cache writes"

@@ -14,7 +14,7 @@ from flashsmith.families.knob import knob
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
-# How many columns of a row a thread has: 16 bytes.
+# The number of columns of a row that a thread copies: 16 bytes.
 COLUMNS = 8
 
 
@@ -78,5 +78,5 @@ class SlotWriteKernelConfig(KernelConfig):
         return 0
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """There are no tiles, so one kernel serves all sizes."""
+        """Always true: there are no tiles, so one kernel serves all sizes."""
         return True

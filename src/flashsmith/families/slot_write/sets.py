@@ -1,4 +1,4 @@
-"""The config of the slot_write family that is chosen if nothing was measured."""
+"""The config of the slot_write family that is chosen when there are no measurements."""
 
 from __future__ import annotations
 
@@ -8,5 +8,6 @@ from flashsmith.semantics.dtype import DType
 
 
 def candidates(dtype: DType, d_head: HeadDims) -> list[SlotWriteKernelConfig]:
-    """One config with 4 warps: few rows are still spread over SMs, and 16 CTAs fill an SM."""
+    """One config with 4 warps, with which even a few rows are spread over many SMs, while 16 CTAs
+    fill an SM."""
     return [SlotWriteKernelConfig(**split_dims({"dtype": dtype, "d_head": d_head}), n_warps=4)]

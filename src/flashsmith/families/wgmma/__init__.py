@@ -32,8 +32,8 @@ class WgmmaFamily(WarpgroupFamily):
     config_class = WgmmaForwardKernelConfig
     title = "wgmma"
     rules = rules.HOPPER_RULES
-    # Knobs that determine shared memory come before knobs that determine registers, so that a
-    # device which is too small for all tiles is soon rejected.
+    # Knobs that determine shared memory are settled before knobs that determine registers, so that
+    # the search soon ends for a device that is too small for all tiles.
     choose_first = (
         "dtype", "d_head", "d_v", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages",
         "q_buffers", "separate_O",
@@ -42,7 +42,8 @@ class WgmmaFamily(WarpgroupFamily):
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         # Only fewer registers can make a config legal, and the producer needs at least 24.
         "producer_registers": (24, 32, 40),
-        # This one value is enough to correct a config; others would only make the search longer.
+        # Trying only this value is enough to find a legal config; more values would only lengthen
+        # the search.
         "section_mib": (DEFAULT_SECTION_MIB,),
         "ctas_per_sm": (1,),
     }
@@ -75,7 +76,7 @@ class WgmmaFamily(WarpgroupFamily):
         return list_templates(semantics, "hopper")
 
     def shipped(self) -> Sequence[tuple[WgmmaForwardKernelConfig, Semantics]]:
-        # Plain and causal attention on whole tiles, for which these configs were chosen.
+        # These are plain and causal attention on whole tiles, for which the configs were chosen.
         return [
             (cfg, semantics)
             for cfg in sets.get_hopper_configs()
@@ -127,8 +128,7 @@ class WgmmaFamily(WarpgroupFamily):
     def adapt_to_registers(
         self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
     ) -> WgmmaForwardKernelConfig:
-        # With d 256, these semantics need all registers, so that kernels spill even if Q is not in
-        # registers.
+        # With d 256, kernels of these semantics spill even if Q is not in registers.
         spills = semantics.packed or (
             semantics.key_mask.takes_limits and not semantics.score.is_plain
         )
@@ -137,14 +137,15 @@ class WgmmaFamily(WarpgroupFamily):
     def adapt_to_program(
         self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
     ) -> WgmmaForwardKernelConfig:
-        # A stale maximum recomputes scores, which would compile a score function twice. With three
-        # warpgroups, functions have no registers for longer tiles or for code of short blocks.
+        # Kernels with a stale maximum recompute scores, so a score function would be compiled in
+        # twice. With three warpgroups, functions have no registers for longer tiles or for code of
+        # short blocks.
         program = semantics.caller_program
         stale_max = cfg.stale_max and program is not None and program.score is None
         adapted = replace(cfg, stale_max=stale_max, short_block=0)
         if cfg.n_warpgroups > 2 and cfg.B_c > 128:
             adapted = replace(adapted, B_c=128)
-        # A list has the blocks of one CTA's rows of one head.
+        # A list is for the rows of one CTA in one head.
         if has_lists(semantics):
             adapted = replace(adapted, cluster_size=1, split_keys=0, pack_gqa=False)
         return adapted

@@ -27,7 +27,7 @@ from flashsmith.families.warpgroups import (
 from flashsmith.families.wgmma import describe
 from flashsmith.semantics.dtype import DType
 
-# Bytes for barriers and work-tile info, besides the tiles.
+# Bytes for barriers and work-tile info, in addition to the tiles.
 BARRIER_PAGE = 1024
 
 
@@ -50,8 +50,8 @@ class Schedule(IntEnum):
 
 
 class TileOrder(IntEnum):
-    """The order in which tiles begin: head by head, or the longest first, with heads grouped so
-    that they fit in the L2."""
+    """The order in which tiles begin: head by head, or the longest tiles first within groups of
+    heads that fit in the L2."""
 
     BY_HEAD = 0
     LONGEST_FIRST = 1
@@ -59,7 +59,8 @@ class TileOrder(IntEnum):
 
 # For a wgmma, M is 64. In S = Q K^T, N is B_c, which must be a multiple of 16 here.
 D_HEADS = (32, 64, 72, 80, 96, 128, 192, 256, 512)
-# A warpgroup holds this many columns of O; two warpgroups halve a wider O.
+# The maximum number of columns of O that a warpgroup holds; a wider O is halved between two
+# warpgroups.
 MOST_COLUMNS_OF_O = 256
 MAX_WARPGROUPS = 4
 MAX_KV_STAGES = 8
@@ -288,12 +289,13 @@ class WgmmaForwardKernelConfig(ForwardConfig):
 
     @property
     def halves_O(self) -> bool:
-        """Whether each warpgroup has a partner, which computes the right half of O's columns."""
+        """Whether each warpgroup has a partner warpgroup that computes the right half of O's
+        columns."""
         return self.d_head_v > MOST_COLUMNS_OF_O
 
     @property
     def consumers(self) -> int:
-        """Consumer warpgroups, with partners."""
+        """The number of consumer warpgroups, including partners."""
         return self.n_warpgroups * (2 if self.halves_O else 1)
 
     @property
@@ -322,7 +324,7 @@ class WgmmaForwardKernelConfig(ForwardConfig):
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: the tiles, a page for barriers, and P for a
         partner."""
-        # A thread sends its partner its share of P in 16 bits, and two floats.
+        # Each thread sends the partner its share of P, in 16 bits, and two floats.
         message = WARPGROUP_THREADS * (self.B_c + 8) if self.halves_O else 0
         return self.tile_bytes(elem_size) + BARRIER_PAGE + message
 

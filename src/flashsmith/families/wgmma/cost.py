@@ -1,11 +1,11 @@
 """The cost model of the wgmma family: how long an SM takes for one step of a CTA's loop.
 
-It holds ctas_per_sm CTAs, mostly one.
+The SM holds ctas_per_sm CTAs, mostly one.
 
 In a step, each warpgroup computes a QK GEMM, a softmax and a PV GEMM for 64 rows and B_c keys. All
 warpgroups share the tensor cores and the exp2 units. The chain of one warpgroup is GEMM, softmax,
-GEMM, and its waits at barriers. With overlap, it is the longer of the GEMMs and the softmax, plus
-these waits. The three limits are combined as in mma_sync.
+GEMM, and its waits at barriers. With overlap, the chain takes as long as the longer of the GEMMs
+and the softmax, plus these waits. The three limits are combined as in mma_sync.
 
 The constants below are fitted to 32 timings on an H200 at d 128 (benchmarks/h200/
 hopper-first-run.csv). Problems without a mask and with longest_first were left out. Other head
@@ -26,8 +26,8 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# How long a kernel takes to compile, relative to others. It is short for all tiles, because one
-# wgmma multiplies for a whole warpgroup.
+# The compile time of a kernel, relative to others. It is short for all tiles, because a single
+# wgmma instruction multiplies for a whole warpgroup.
 COMPILE_COST = 700.0
 
 # Cycles of a tile for its first copy of K, its epilogue, and the fetch of its work-tile info.
@@ -75,7 +75,7 @@ def tile_work(
 
 
 def _step_cycles(cfg: WgmmaForwardKernelConfig, flop_per_cycle: float, resident: int) -> float:
-    """Cycles of the SM for one loop step, if it holds ``resident`` CTAs and each does one step."""
+    """The SM's cycles for one loop step of each of its ``resident`` CTAs."""
     columns = 16 * cfg.QK_steps + cfg.d_head_v
     products = 2 * WARPGROUP_ROWS * cfg.B_c * columns / flop_per_cycle  # Of one warpgroup
     softmax = WARPGROUP_ROWS * cfg.B_c / EXP2 * (1 - cfg.exp2_fma_share / 100)

@@ -35,8 +35,8 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# ptxas needs this many of the registers that a thread has at its start, besides the accumulators of
-# one wgmma. Registers that setmaxnreg adds later do not help (C7602).
+# Of the registers that a thread has when it starts, ptxas needs this many in addition to the
+# accumulators of one wgmma. Registers that setmaxnreg adds later do not help (C7602).
 REGISTERS_BESIDE_PRODUCT = 26
 
 

@@ -1,8 +1,8 @@
 """The search space of `flashsmith tune` for the wgmma family: for each head dimension a list of
 tile shapes, with a few values of other knobs, and the neighbours of the fastest configs.
 
-It lists shapes instead of all combinations, because a kernel takes five times as long to compile as
-an mma_sync kernel, and the registers allow few shapes. A new knob becomes a line of MOVES.
+Shapes are listed rather than combined from all sizes, because a kernel takes five times as long to
+compile as an mma_sync kernel, and the registers allow few shapes. A new knob gets a line in MOVES.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ REGISTERS = {
 }  # fmt: skip
 # Three warpgroups read K and V the least often, but have no registers for overlap above d_head 96.
 # Four warpgroups fit only at small d_head. With two warpgroups, each thread has more registers. One
-# warpgroup is for problems with few rows, or for two or three CTAs per SM with a small d_head.
-# Registers limit the length of key tiles for three warpgroups; shared memory does for d_head 192
-# and 256, and for several CTAs.
+# warpgroup is for problems with few rows, or for two or three CTAs per SM with a small d_head. For
+# three warpgroups, registers limit the length of key tiles; for d_head 192 and 256 and for several
+# CTAs, shared memory does.
 _VISION_SHAPES = (
     TileShape(3, 128),
     TileShape(3, 144),
@@ -152,7 +152,8 @@ SHAPES: dict[HeadDims, tuple[TileShape, ...]] = {
     ),
     HeadPair(256, 256): (TileShape(2, 80, overlap=True, q_buffers=1),),
 }
-# From this d_head on, GEMMs take so much longer than a softmax that ping-pong only costs time.
+# From this d_head on, the GEMMs take so much longer than the softmax that ping-pong gains nothing
+# and costs time.
 _WITHOUT_TURNS = 192
 
 # The steps to a neighbour: other values of one knob, or of several that depend on each other. The
@@ -176,7 +177,7 @@ MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("short_block",): ((0,), (16,), (64,)),
     ("register_Q",): ((0,), (4,), (8,)),
 }
-# The most by which B_c may change in a step.
+# The maximum change of B_c in a step.
 _B_C_STEPS = (-2 * B_C_STEP, -B_C_STEP, B_C_STEP, 2 * B_C_STEP)
 _SHORTEST_B_C = 48
 
@@ -187,7 +188,8 @@ def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
         cfg.B_c >= (MIN_B_C if cfg.halves_O else _SHORTEST_B_C)
         # With one stage, GEMMs would wait for every copy. Wide tiles leave no room for two.
         and (cfg.kv_stages >= 2 or cfg.halves_O)
-        # The second Q buffer is for the next tile, and a CTA that computes one tile has none.
+        # The second Q buffer is for a CTA's next tile, which a CTA that computes only one tile does
+        # not have.
         and not (cfg.schedule == Schedule.ONE_TILE and cfg.q_buffers == 2)
     )
 
@@ -195,7 +197,7 @@ def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
 def get_hopper_space_configs(
     dtypes: Sequence[DType], d_heads: Sequence[HeadDims], masked: bool
 ) -> list[WgmmaForwardKernelConfig]:
-    """The wgmma configs to try; none for a head dimension that has no kernels.
+    """The wgmma configs to try; empty for a head dimension without kernels.
 
     masked: whether some rows see fewer keys than others. longest_first is tried only with a mask:
     without a mask it was 1 to 14% slower on an H200.

@@ -34,7 +34,7 @@ def get_hopper_configs(
         cfg
         for dtype in dtypes
         for cfg in (
-            # With a small d_head, O leaves registers for long tiles of keys.
+            # With a small d_head, O leaves enough registers for long tiles of keys.
             _four_warpgroups(dtype, 32, 128, by_head),
             _four_warpgroups(dtype, 32, 128, longest_first),
             _three_warpgroups(dtype, 32, 192, longest_first, stale_max=True),
@@ -52,7 +52,8 @@ def get_hopper_configs(
             _three_warpgroups(dtype, 128, 128, by_head),
             _three_warpgroups(dtype, 128, 128, longest_first),
             _three_warpgroups(dtype, 128, 128, longest_first, stale_max=True),
-            # Two CTAs read K and V only once: less traffic, with a speed within 1% of single CTAs.
+            # Two CTAs of a cluster together read K and V only once, which halves the traffic; the
+            # speed is within 1% of that of single CTAs.
             _three_warpgroups(dtype, 128, 128, by_head, cluster_size=2),
             # For short causal sequences, where the diagonal wastes less of a tile with 128 rows.
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM),
@@ -90,8 +91,8 @@ def get_pair_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
 def get_vision_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
     """For d_head 72 and 80, configs for full and for causal attention; only full was measured.
 
-    They are those that were the fastest at d_head 96: long tiles without maxima from some thousand
-    keys on, and others for fewer keys. 128 rows are for images of some 200 patches.
+    These configs were the fastest at d_head 96: those with long tiles and without maxima from some
+    thousand keys on, the others for fewer keys. 128 rows are for images of some 200 patches.
     """
     return [
         cfg
@@ -110,8 +111,8 @@ def get_wide_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
     """For d_head 512, configs for full and for causal attention.
 
     A tile has 64 rows. Each of two warpgroups has half of O's columns in its registers, and one of
-    them computes all scores. K and V of 64 keys fill the rest of shared memory. Two CTAs that
-    share them read half as much from L2. On an H200 two stages of 32 keys are a quarter faster;
+    them computes all scores. K and V of 64 keys fill the rest of shared memory. Two CTAs that share
+    K and V read half as much from the L2. On an H200 two stages of 32 keys are a quarter faster;
     its table has them.
     """
     return [
@@ -158,7 +159,8 @@ def _three_warpgroups(
     cluster_size: int = 1,
     stale_max: bool = False,
 ) -> WgmmaForwardKernelConfig:
-    """192 rows per CTA: while two warpgroups compute their softmax, the third has its GEMMs."""
+    """A config with 192 rows per CTA: while two warpgroups compute a softmax, the third runs
+    GEMMs."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -181,7 +183,8 @@ def _three_warpgroups(
 def _four_warpgroups(
     dtype: DType, d_head: int, B_c: int, tile_order: TileOrder
 ) -> WgmmaForwardKernelConfig:
-    """256 rows per CTA, for small d_head: three warpgroups work while the fourth waits."""
+    """A config with 256 rows per CTA, for small d_head: three warpgroups work while the fourth
+    waits."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -210,8 +213,8 @@ def _two_warpgroups(
     early_exp: bool = False,
     direct_O: bool = False,
 ) -> WgmmaForwardKernelConfig:
-    """128 rows per CTA: more registers for large d_head, or for a GEMM that overlaps the
-    softmax."""
+    """A config with 128 rows per CTA, which leaves more registers for a large d_head or for a GEMM
+    that overlaps the softmax."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -348,7 +351,8 @@ def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
     return tuple(map(parse_kernel_name_into_config, texts))
 
 
-# --- candidates if nothing was measured ----------------------------------------------------------
+# --- candidates when there are no measurements
+# ----------------------------------------------------------
 
 
 def candidates(

@@ -37,14 +37,14 @@ class StepOrder(IntEnum):
 
 
 class DqSums(IntEnum):
-    """When the dq of a step is added to the sums in global memory."""
+    """When a step's dq is added to the sums in global memory."""
 
     BESIDE_SCORES = 0
     SUMS_AT_ONCE = 1
     SUMS_UNDER_DK = 2
 
 
-# Bytes for barriers, besides the tiles; and the bytes that ordered_dq needs in addition.
+# Bytes for barriers, in addition to the tiles; and the further bytes that ordered_dq needs.
 BARRIER_PAGE = 256
 ORDER_BYTES = 64
 D_HEADS = (64, 72, 80, 96, 128, 192, 256, 512)
@@ -52,7 +52,7 @@ D_HEADS = (64, 72, 80, 96, 128, 192, 256, 512)
 WIDEST_WHOLE = 128
 # Up to this d_head, a CTA has registers for dk and dv of 64 keys, and shared memory for the tiles.
 WIDEST_IN_ONE_CTA = 256
-# The columns of dQ that a warpgroup computes are a multiple of this.
+# The number of columns of dQ that a warpgroup computes is a multiple of this.
 DQ_COLUMNS = 16
 _FLOAT_BYTES = 4
 _WARPGROUPS = (1, 2, 3)
@@ -307,12 +307,12 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
 
     @property
     def key_groups(self) -> int:
-        """How many groups of 64 keys a CTA has."""
+        """The number of groups of 64 keys of a CTA."""
         return 1 if self.split_roles else self.n_warpgroups
 
     @property
     def n_ctas(self) -> int:
-        """How many CTAs share a block of keys."""
+        """The number of CTAs that share a block of keys."""
         return 2 if self.cta_pair else 1
 
     @property
@@ -343,7 +343,7 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
 
     @property
     def dq_columns(self) -> int:
-        """How many columns of 64 rows of dQ a warpgroup computes."""
+        """For 64 rows of dQ, the number of columns that a warpgroup computes."""
         return self.dq_sum_columns // self.n_warpgroups if self.shares_columns else self.d_head
 
     @property

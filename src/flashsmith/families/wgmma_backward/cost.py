@@ -1,8 +1,8 @@
 """The cost model of the wgmma_backward family: how long an SM takes for one step of a CTA's loop.
 
-It holds one CTA.
+The SM holds one CTA.
 
-The model uses only the knobs of the tile, and ordered_dq, with which sums wait for each other.
+The model depends only on the tile's knobs and on ordered_dq, which makes sums wait for each other.
 Among configs with the same tile, the first in order of preference is chosen. In a step, five GEMMs
 occupy the tensor cores, their operands occupy shared memory, and the sums of dq occupy the path to
 the L2. In a warpgroup, GEMMs, exponentials and waits follow each other.
@@ -33,7 +33,8 @@ _CTA_CYCLES = 4300.0
 # Cycles for barriers, and for GEMMs with which nothing in the warpgroup overlaps.
 _CHAIN_LATENCY = 920.0
 _OVERHEAD = 1.1
-# The cost of ordered_dq: 2 to 12% of a step, mostly for waiting for the previous block of keys.
+# The cost of ordered_dq, which is 2 to 12% of a step, mostly waiting for the previous block of
+# keys.
 _ORDER_LATENCY = 300.0
 # The same with split roles, relative to a step: 1.13 at d 192, and 1.15 to 1.17 at d 192:128.
 _ORDER_OF_SPLIT_ROLES = 1.13

@@ -1,4 +1,5 @@
-"""The config set of the wgmma_backward family, and its candidates if nothing was measured."""
+"""The config set of the wgmma_backward family, and the candidate configs to use when there are no
+measurements."""
 
 from __future__ import annotations
 
@@ -125,7 +126,7 @@ def with_separate_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfi
 
 
 def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
-    """The kernel for dk and dv alone that is most like a kernel for all gradients."""
+    """The config for dk and dv alone that is most similar to a config for all gradients."""
     order = cfg.order if cfg.split_roles else StepOrder.SCORES_TOGETHER
     # Without lagged_dq, a persistent kernel for d 128, which has 8 fewer registers, is serialised
     # by ptxas.
@@ -166,7 +167,7 @@ def registers(
 def get_hopper_backward_configs(
     dtypes: Sequence[DType] = tuple(DType),
 ) -> list[WgmmaBackwardKernelConfig]:
-    """The set 'hopper-backward': for each dtype and d_head but 72 and 80 a few kernels."""
+    """The set 'hopper-backward': a few configs for each dtype and each d_head except 72 and 80."""
     device, d_heads = device_spec("H200"), filter(is_whole, D_HEADS)
     return [cfg for dtype, d in product(dtypes, d_heads) for cfg in candidates(dtype, d, device)]
 
@@ -174,7 +175,7 @@ def get_hopper_backward_configs(
 def candidates(
     dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool = False
 ) -> list[WgmmaBackwardKernelConfig]:
-    """The kernels for d_head that are legal on a device, in order of preference."""
+    """The configs for d_head that are legal on a device, in order of preference."""
     tiles = _TILES.get(d_head, ())
     ordered = _ORDERED_MASKED if masked else _ORDERED
     in_order = dict.fromkeys(reversed(tiles) if masked else tiles)

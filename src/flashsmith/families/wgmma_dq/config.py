@@ -22,7 +22,7 @@ from flashsmith.families.warpgroups import (
 )
 from flashsmith.semantics.dtype import DType
 
-# Bytes for barriers, besides the tiles.
+# Bytes for barriers, in addition to the tiles.
 BARRIER_PAGE = 256
 D_HEADS = (64, 72, 80, 96, 128, 192, 256)
 _WARPGROUPS = (1, 2, 3)

@@ -1,6 +1,6 @@
 """The cost model of the wgmma_dq family: how long an SM takes for one step of a CTA's loop.
 
-It holds one CTA.
+The SM holds one CTA.
 
 In a step, three GEMMs occupy the tensor cores, and their operands occupy shared memory. In a
 warpgroup, GEMMs, exponentials and waits follow each other.

@@ -1,4 +1,5 @@
-"""The config set of the wgmma_dq family, and its candidates if nothing was measured."""
+"""The config set of the wgmma_dq family, and the candidate configs to use when there are no
+measurements."""
 
 from __future__ import annotations
 
@@ -50,19 +51,19 @@ def registers(n_warpgroups: int) -> tuple[int, int]:
 
 
 def get_hopper_dq_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[WgmmaDqKernelConfig]:
-    """The set 'hopper-dq': for each dtype and d_head but 72 and 80 one or two kernels."""
+    """The set 'hopper-dq': one or two configs for each dtype and each d_head except 72 and 80."""
     device, d_heads = device_spec("H200"), filter(is_whole, D_HEADS)
     return [cfg for dtype, d in product(dtypes, d_heads) for cfg in candidates(dtype, d, device)]
 
 
 def candidates(dtype: DType, d_head: HeadDims, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
-    """The kernels for d_head that are legal on a device, in order of preference."""
+    """The configs for d_head that are legal on a device, in order of preference."""
     made = (_config(dtype, d_head, tile) for tile in _TILES.get(d_head, ()))
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
 def proof_configs(dtype: DType, d_head: HeadDims, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
-    """The candidates, and the other winners."""
+    """The candidates, and the other configs that were the fastest."""
     found = candidates(dtype, d_head, device)
     if d_head in _ALSO_PROVEN:
         found.append(_config(dtype, d_head, _ALSO_PROVEN[d_head]))

@@ -25,9 +25,9 @@ from flashsmith.families.warpgroups import (
 )
 from flashsmith.semantics.dtype import DType
 
-# Blocks of keys in flight, one for each of the consumer warpgroups.
+# The number of blocks of keys in flight: one per consumer warpgroup.
 STAGES = 2
-# For barriers, and for the maxima and sums that warpgroups exchange.
+# Bytes for barriers and for the maxima and sums that warpgroups exchange.
 PAGE_BYTES = 3072
 
 

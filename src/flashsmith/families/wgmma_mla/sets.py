@@ -1,4 +1,5 @@
-"""The config set of the wgmma_mla family, and its candidates if nothing was measured."""
+"""The config set of the wgmma_mla family, and the candidate configs to use when there are no
+measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from flashsmith.semantics.dtype import DType
 
 
 def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[WgmmaMlaKernelConfig]:
-    """The kernels for d and d_v that are legal on a device, in order of preference; none for a
+    """The configs for d and d_v that are legal on a device, in order of preference; empty for a
     single width."""
     if not isinstance(widths, HeadPair) or widths not in PAIRS:
         return []
@@ -32,6 +33,6 @@ def proof_configs(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[Wg
 
 
 def get_mla_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[WgmmaMlaKernelConfig]:
-    """The set 'latent': for each dtype and d_head a kernel."""
+    """The set 'latent': one config for each dtype and d_head."""
     device = device_spec("H200")
     return [cfg for dtype, d in product(dtypes, PAIRS) for cfg in candidates(dtype, d, device)]

@@ -18,14 +18,14 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
 )
 
 _adapters: dict[type[Framework], Framework] = {}
-# Determined once per type, because every call needs the framework.
+# Looked up once per type and then cached, because every call needs the framework.
 _by_type: dict[type, Framework | None] = {}
 
 
 def framework_of(kind: type) -> Framework | None:
-    """The framework of tensors of type ``kind``; None if these are not tensors.
+    """The framework whose tensors have type ``kind``; None if ``kind`` is not a tensor type.
 
-    Imports a framework only if the caller holds one of its tensors.
+    A framework is imported only if the caller already holds one of its tensors.
     """
     try:
         return _by_type[kind]
@@ -37,13 +37,15 @@ def framework_of(kind: type) -> Framework | None:
 
 
 def why_refused(kind: type) -> str | None:
-    """Why a framework's objects of type ``kind`` are refused; None for any other type."""
+    """The reason why objects of type ``kind``, which belong to a framework, are refused; None for
+    all other types."""
     reasons = (framework.refusal(kind) for framework in FRAMEWORKS)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def _adapter(owner: type[Framework]) -> Framework:
     if owner not in _adapters:
-        # All threads share one adapter, so that views of one framework's tensors compare equal.
+        # All threads share one adapter per framework, because views compare equal only with the
+        # same adapter.
         _adapters.setdefault(owner, owner())
     return _adapters[owner]

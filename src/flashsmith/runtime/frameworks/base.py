@@ -22,9 +22,9 @@ try:
     _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
     _FP8 = {name: np.dtype(getattr(ml_dtypes, name)) for name in DTYPES_OF_8BIT}
 except ImportError:
-    # Kernels of the hub may not require it. Only arrays of NumPy and JAX have elements of its type.
+    # Hub kernels may not require ml_dtypes. Only NumPy and JAX arrays have elements of its types.
     _BFLOAT16 = np.dtype("V2")
-    # Each name needs a dtype of its own.
+    # No two names may share a dtype.
     _FP8 = {name: np.dtype([(name, "u1")]) for name in DTYPES_OF_8BIT}
 
 # Alignment of a workspace in bytes; every GPU allocator provides it.
@@ -59,12 +59,12 @@ HOST = Device("cpu", 0)
 
 
 class TensorView(NamedTuple):
-    """The properties of a tensor of any framework. Strides count elements.
+    """The properties of a tensor of any framework; strides are in elements.
 
     ``dtype`` is a name in NUMPY_DTYPES, or '' for any other dtype.
     """
 
-    name: str  # the argument's
+    name: str  # the name of the argument that the tensor was passed as
     framework: Framework
     dtype: str
     shape: tuple[int, ...]
@@ -84,8 +84,8 @@ class Workspace(NamedTuple):
     """Uninitialised memory at ``address``, a multiple of WORKSPACE_ALIGNMENT, that lives as long as
     ``owner``.
 
-    The memory is freed in stream order, so drop the Workspace as soon as all uses are enqueued on
-    its stream.
+    The memory is freed in stream order, so the Workspace may be dropped as soon as all work that
+    uses it is enqueued on its stream.
     """
 
     address: int
@@ -105,26 +105,27 @@ class Framework(ABC):
     @classmethod
     @abstractmethod
     def owns(cls, kind: type) -> bool:
-        """Whether objects of type ``kind`` are this framework's tensors. Imports nothing."""
+        """Whether ``kind`` is a tensor type of this framework. Imports nothing."""
 
     @classmethod
     def refusal(cls, kind: type) -> str | None:
-        """Why objects of type ``kind`` are refused if they belong to this framework but are not
-        tensors; None for any other type."""
+        """The reason why objects of type ``kind`` are refused, if they belong to this framework but
+        are not tensors; None for all other types."""
         return None
 
     @abstractmethod
     def view(self, name: str, tensor: Any) -> TensorView:
         """The view of argument ``name``, of any dtype; copies nothing.
 
-        Raises ArgumentError when no kernel could work on it.
+        Raises ArgumentError when no kernel could use the tensor.
         """
 
     @abstractmethod
     def allocate(
         self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False
     ) -> Any:
-        """A new dense tensor on the device of ``like``, of its dtype unless another is named.
+        """A new dense tensor on the device of ``like``, with the dtype of ``like`` unless ``dtype``
+        is given.
 
         It is uninitialised, or filled with NaN when ``poisoned``, which exposes elements that a
         kernel does not write.
@@ -136,7 +137,7 @@ class Framework(ABC):
 
     @abstractmethod
     def as_numpy(self, tensor: Any) -> np.ndarray:
-        """A host tensor's own memory without a copy, or a host copy of a GPU tensor."""
+        """A NumPy array: a host tensor's own memory, not copied, or a host copy of a GPU tensor."""
 
     @abstractmethod
     def dense_copy(self, tensor: Any) -> Any:
@@ -151,27 +152,29 @@ class Framework(ABC):
         """
 
     def is_deterministic(self) -> bool:
-        """Whether the program requires deterministic results from the framework."""
+        """Whether the user has set the framework to require deterministic results."""
         return False
 
     def longest_steps(self, vectors: Sequence[Any]) -> list[int]:
-        """The largest increase between neighbours in each vector, 0 without neighbours. All vectors
-        must be on one GPU. The call waits for that GPU, only once if the framework allows that."""
+        """For each vector, the largest increase from one element to the next; 0 if it has fewer
+        than two elements. All vectors must be on the same GPU. Waits for that GPU, if possible once
+        for all vectors."""
         steps = (np.diff(self.as_numpy(vector).astype(np.int64)) for vector in vectors)
         return [max(0, int(step.max(initial=0))) for step in steps]
 
     def current_stream(self, ordinal: int) -> int:
-        """The framework's current stream on GPU ``ordinal``. Every call queries it, so the current
-        device does not matter."""
+        """The framework's current stream on GPU ``ordinal``. Each call queries that GPU's stream,
+        whichever device is current."""
         return 0
 
     def is_capturing(self, ordinal: int) -> bool:
-        """Whether that stream is capturing a CUDA graph. Meanwhile nothing may wait for the device
-        or take seconds."""
+        """Whether the current stream is capturing a CUDA graph. During capture nothing may wait for
+        the device or take seconds."""
         return False
 
     def finish(self, ordinal: int) -> None:
-        """Waits for the launch, unless the framework orders its next work after the launch."""
+        """Waits until the launched work has finished, unless the framework orders its next work
+        after it anyway."""
         return None
 
 
@@ -181,13 +184,13 @@ class RepeatableFramework(Framework):
 
     is_neg() returns whether memory holds the negated values."""
 
-    # Exactly this type: a derived class may behave differently.
+    # Only this exact type, because a derived class may behave differently.
     tensor_type: type[Any]
-    # ``current_stream``, or a faster equivalent.
+    # A function equivalent to ``current_stream``, possibly faster.
     stream_of: Callable[[int], int]
-    # Whether autograd records operations on tensors that require grad.
+    # Returns whether autograd records operations on tensors that require grad.
     grad_enabled: Callable[[], bool]
-    # Whether the framework may fill the memory that it allocates.
+    # Returns whether the framework's settings may require that new memory is filled.
     fills: Callable[[], bool]
 
     @abstractmethod
@@ -195,8 +198,8 @@ class RepeatableFramework(Framework):
         """A function that takes the same number of tensors and returns whether they have the types,
         dtypes, devices, shapes, strides and requires_grad of ``tensors``.
 
-        It also returns False if a tensor is given twice, and always returns False if the framework
-        has no such check.
+        The function also returns False if the same tensor is given twice. If the framework has no
+        fast check, it always returns False.
         """
 
     @abstractmethod
@@ -209,9 +212,9 @@ class RepeatableFramework(Framework):
         strides: tuple[int, ...] | None = None,
         filled: bool = False,
     ) -> Callable[[], Any]:
-        """A function that makes dense tensors on the device of ``like``; it keeps no reference to
-        ``like``. Without ``strides``, in elements, they are contiguous. With ``filled``, new memory
-        is filled if the framework's settings require it."""
+        """A function that allocates dense tensors on the device of ``like``, without a reference to
+        ``like``. ``strides`` are in elements; without them the tensors are contiguous. If
+        ``filled``, new memory is filled whenever the framework's settings require it."""
 
 
 class HostMemory:
@@ -237,7 +240,8 @@ class HostMemory:
 
 
 def host_workspace(nbytes: int) -> Workspace:
-    """A workspace on the host, aligned here because host allocators do not guarantee it."""
+    """A workspace on the host, aligned by this function because host allocators do not guarantee
+    the alignment."""
     memory = np.empty(nbytes + WORKSPACE_ALIGNMENT - 1, np.uint8)
     first: int = memory.__array_interface__["data"][0]
     return Workspace(first + -first % WORKSPACE_ALIGNMENT, memory)
@@ -246,7 +250,8 @@ def host_workspace(nbytes: int) -> Workspace:
 def in_elements(
     name: str, framework: str, strides: tuple[int, ...], itemsize: int
 ) -> tuple[int, ...]:
-    """Converts strides from bytes to elements. Raises ArgumentError for fractions of an element."""
+    """Converts strides from bytes to elements. Raises ArgumentError if a stride is not a whole
+    number of elements."""
     if any(stride % itemsize for stride in strides):
         raise ArgumentError(
             f"{name}: strides of {strides} bytes are not whole elements of {itemsize} bytes; "

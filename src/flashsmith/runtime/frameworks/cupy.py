@@ -56,8 +56,8 @@ class CupyArrays(Framework):
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
         cuda = self._cupy.cuda
         with cuda.Device(device.ordinal):
-            # CuPy's pool reuses memory in the order of the current stream, even memory that a
-            # captured graph still needs.
+            # CuPy's pool reuses memory in the order of the current stream, and would even reuse
+            # memory that a captured graph still needs.
             is_current = cuda.get_current_stream().ptr == stream
             if is_current and not cuda.runtime.streamIsCapturing(stream):
                 memory = cuda.alloc(nbytes)

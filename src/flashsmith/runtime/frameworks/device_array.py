@@ -40,7 +40,8 @@ class DeviceArray:
         weakref.finalize(self, _free, ordinal, address)
 
     def __reduce__(self) -> Any:
-        # A copied or unpickled array gets its own memory, so that no two free the same address.
+        # A copied or unpickled array gets its own memory, so that two arrays never free the same
+        # address.
         return DeviceArray.from_host, (self.to_host(), self.ordinal)
 
     def __repr__(self) -> str:
@@ -75,7 +76,7 @@ class DeviceArray:
         return copy
 
     def to_host(self) -> np.ndarray:
-        """A copy on the host, made after everything on the default stream has finished.
+        """A copy on the host, made after all work on the default stream has finished.
 
         Raises LaunchError with CUDA's message when an earlier kernel failed.
         """

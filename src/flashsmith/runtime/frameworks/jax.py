@@ -24,9 +24,9 @@ from flashsmith.runtime.frameworks.device_array import stream_ordered_workspace
 class JaxArrays(Framework):
     """JAX's immutable arrays.
 
-    JAX exposes neither its streams nor unfinished results, so a call waits for its inputs and then
-    for the kernel on the default stream. Outputs are new JAX arrays, which the kernel writes in
-    place before they are returned.
+    JAX exposes neither its streams nor results that are still being computed. So a call waits until
+    its inputs are ready, launches on the default stream, and waits for the kernel. Outputs are new
+    JAX arrays, which the kernel writes in place before they are returned.
     """
 
     name = "jax"
@@ -82,7 +82,7 @@ class JaxArrays(Framework):
         (device,) = tensor.devices()
         if device.platform != "cpu":
             return np.asarray(tensor)
-        # Memory from allocate() is writable, though JAX exports it read-only.
+        # Memory from allocate() may be written, although JAX exports it as read-only.
         itemsize = tensor.dtype.itemsize
         memory = HostMemory(self.address(tensor), tensor.shape, itemsize, owner=tensor)
         return np.asarray(memory).view(tensor.dtype)

@@ -39,17 +39,18 @@ class TorchTensors(RepeatableFramework):
 
         super().__init__({name: getattr(torch, name) for name in NUMPY_DTYPES})
         self._torch, self.tensor_type = torch, torch.Tensor
-        # An internal of torch.compile, not a public interface: used only if it exists.
+        # This function is internal to torch.compile and not a public interface, so it is used only
+        # if it exists.
         dynamo = getattr(torch._C, "_dynamo", None)
         self._guards: Any = getattr(dynamo, "guards", None)
         self._strided, self.grad_enabled = torch.strided, torch.is_grad_enabled
-        # PyTorch's public function calls this function.
+        # PyTorch's public function is a wrapper of this one.
         self.fills = getattr(
             torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
         )
         self._devices: dict[Any, Device] = {}
         self._gpu = cache(partial(torch.device, "cuda"))
-        # The raw handle takes a tenth of the time of a Stream object.
+        # Getting the raw handle takes a tenth of the time of making a Stream object.
         raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream_of = raw or (lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
 
@@ -124,7 +125,7 @@ class TorchTensors(RepeatableFramework):
         host = tensor.detach().cpu()
         name = self.dtype_names.get(host.dtype, "")
         if name in _WITHOUT_NUMPY:
-            # torch cannot convert these to NumPy: the bits are passed as integers.
+            # torch cannot convert these dtypes to NumPy, so their bits are passed as integers.
             integer = self._torch.int16 if host.itemsize == 2 else self._torch.uint8
             bits: np.ndarray = host.view(integer).numpy()
             return bits.view(NUMPY_DTYPES[name])
@@ -186,7 +187,7 @@ class TorchTensors(RepeatableFramework):
         if strides is None:
             strides = contiguous_strides(shape)
         allocate = partial(self._torch.empty_strided, shape, strides, dtype=own, device=device)
-        # The allocation function of torch.compile takes half the time and fills nothing.
+        # torch.compile's allocation function takes half the time of empty() and never fills memory.
         directly = getattr(self._guards, f"_empty_strided_{device.type}", None)
         if directly is None or filled:
             return allocate
@@ -202,7 +203,8 @@ class TorchTensors(RepeatableFramework):
 
 
 def no_memory_of_its_own(kind: type) -> str | None:
-    """Why tensors of a class without its own memory are refused; None for other classes."""
+    """The reason why tensors of this class are refused, if it is one whose tensors have no memory
+    of their own; None for other classes."""
     if kind.__name__ == "DTensor":
         return (
             "is a DTensor, whose memory is that of its local tensors; call within "
@@ -213,7 +215,7 @@ def no_memory_of_its_own(kind: type) -> str | None:
 
 
 def _cuda_is_initialised() -> bool:
-    # Only if torch.cuda is already fully imported: a fork must not import anything.
+    # Done only if torch.cuda is already fully imported, because a fork must not import anything.
     is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
     return is_initialized is not None and is_initialized()
 
