@@ -248,7 +248,7 @@ def flash_attn_varlen_func(
 def _options(
     causal: bool, window_size: Any, softcap: float, scale: float | None, sinks: Any, bits: Any
 ) -> dict[str, Any]:
-    """The keywords for masks, scores and bits, which both functions of attention have."""
+    """The keywords for masks, scores and bits that attention() and attention_with_cache() share."""
     return {
         "causal": causal,
         "window": _window(window_size),
@@ -276,7 +276,8 @@ def _of_used_keys(q: Any, k: Any, v: Any, return_lse: bool, **keywords: Any) -> 
 
 
 def _probs(are_asked_for: bool) -> tuple[None, ...]:
-    """FlashAttention's probabilities after the results; they are never stored."""
+    """The entry for the probabilities that FlashAttention returns last: (None,) if it is requested,
+    because they are never stored, and otherwise ()."""
     return (None,) if are_asked_for else ()
 
 
@@ -436,7 +437,8 @@ def flash_attn_with_kvcache(
 
 
 def _only_one(page_table: Any, block_table: Any) -> Any:
-    """The page table, under the name that FlashAttention 3 or FlashAttention 2 gives it."""
+    """Returns the page table, which FlashAttention 3 calls page_table and FlashAttention 2
+    block_table."""
     if block_table is not None and page_table is not None:
         raise ArgumentError("block_table: page_table, its other name, is also given; give one")
     return page_table if block_table is None else block_table
@@ -500,13 +502,15 @@ def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str
 
 
 def _lengths_between(name: str, offsets: Any) -> Any:
-    """The lengths between offsets. Raises ArgumentError unless they have one dimension."""
+    """The differences between consecutive offsets. Raises ArgumentError unless ``offsets`` has one
+    dimension."""
     _shape(name, offsets, 1)
     return offsets[1:] - offsets[:-1]
 
 
 def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:
-    """One length for all sequences, as a tensor of q's framework; None: the whole cache's length.
+    """The same length for every sequence, as a tensor of q's framework. If ``length`` is None, it
+    is the length of the whole cache.
 
     Raises ArgumentError if the length does not fit int32, or if the tensors' shapes do not
     determine the cache's length or the number of sequences.
