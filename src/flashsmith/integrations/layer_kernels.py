@@ -75,7 +75,7 @@ def unserved_head(
     d: int, device: DeviceSpec | None, *, canonical: bool = False, operation: str = DECODE.name
 ) -> str:
     """Why heads of dimension ``d`` cannot be served on a GPU, or '' if they can. If ``device`` is
-    None, the GPU with the most room is assumed.
+    None, the limits of sm_90 apply, which are the largest.
 
     ``operation``: 'decode' for attention over caches, 'forward' for attention to a step's own keys.
     """
