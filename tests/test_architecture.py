@@ -276,6 +276,8 @@ CSRC_SHARED: dict[str, set[str]] = {
 CSRC_MAY_INCLUDE: dict[str, set[str]] = {
     **CSRC_SHARED,
     **{family: set(CSRC_SHARED) for family in FAMILIES},
+    # With separate_dq, its passes have the kernel of that family, too.
+    "wgmma_backward": {*CSRC_SHARED, "wgmma_dq"},
     "roofline": {"common", "sm90"},
     "packaged": set(),
 }

@@ -10,7 +10,7 @@ from flashsmith.families import DType, KernelConfig, parse_kernel_name_into_conf
 from flashsmith.families.canonical import canonical_tile
 from flashsmith.families.head_dims import PAIRS, HeadDims
 
-D_HEADS = (64, 96, 128, 256)
+D_HEADS = (64, 96, 128, 256, 512)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,9 @@ class Kernels:
 
     @cached_property
     def wgmma(self) -> KernelConfig:
-        place = "+direct_O" if self.d_v > self.d else ""
-        knobs = "tma+stages_2+q_buffers_1+regs_32_240+static_persistent"
+        place = "+direct_O" if self.d_v > self.d or self.widest > 256 else ""
+        regs = "24_240" if self.widest > 256 else "32_240"
+        knobs = f"tma+stages_2+q_buffers_1+regs_{regs}+static_persistent"
         return self._named(64, "1wg", f"{knobs}{place}")
 
     @cached_property
@@ -77,7 +78,7 @@ class Kernels:
 
     @cached_property
     def decode(self) -> KernelConfig:
-        warps = 4 if self.tile >= 64 else 2
+        warps = 4 if self.tile >= 64 or self.widest > 256 else 2
         stages = 3 if self.widest <= 128 else 2
         return self._named(16, str(warps), f"decode+stages_{stages}+least_128+parts_1")
 

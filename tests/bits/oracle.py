@@ -47,6 +47,8 @@ class Rows:
     def tile(self) -> int:
         """Keys of a tile."""
         d, d_v = self.q.shape[1], self.v.shape[1]
+        if max(d, d_v) > 256:
+            return 32
         is_long = max(d, d_v) <= 128 and (d == d_v or min(d, d_v) <= 64)
         return (64 if is_long else 32) * (2 if self.arch >= 90 else 1)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import shared_kernels
 from bit_inputs import KINDS
+from bit_kernels import Kernels
 from cases import VALUES, Case, cover
 from oracle import CHUNK
 from plain_run import full_after
@@ -22,6 +23,7 @@ from rounding import unrounded_of
 from sequence import Sequence, differing
 
 from flashsmith.families import DType
+from flashsmith.runtime import kernel_choice
 
 CHUNKS = (1, 2, 7, 64, 300)
 PAGES = (0, 16, 48)  # 0: dense
@@ -35,6 +37,12 @@ PLAIN = (
 TWO_WIDTHS = (
     Case((("wgmma", 90), (40, 120), "causal", 4, DType.FP16, 0.0, (0.5, 2.0), False), 3),
     Case((("mma_sync", 90), (120, 56), "causal", 1, DType.FP16, 0.0, (), False), 4),
+)
+
+#: Kernels whose O two warpgroups halve; d 320 is compiled as 512.
+WIDE = (
+    Case((("wgmma", 90), 512, "window", 4, DType.BF16, 0.0, (0.5, 2.0), False), 5),
+    Case((("wgmma", 90), 320, "causal", 1, DType.FP16, 3.0, (), True), 6),
 )
 
 for _case in PLAIN[:1]:
@@ -162,6 +170,39 @@ def test_rows_of_two_widths_have_the_same_bits(case: Case) -> None:
     sequence = case.sequence(9, KEYS)
     assert sequence.differing(sequence.forward(case.forward)) == 0
     check_chunks(case, sequence, [(1, 0), (7, 48)])
+
+
+@pytest.mark.parametrize("case", [WIDE[0], pytest.param(WIDE[1], marks=pytest.mark.full)], ids=str)
+def test_rows_above_d_256_have_the_same_bits(case: Case) -> None:
+    sequence = case.sequence(9, KEYS)
+    assert sequence.differing(sequence.forward(case.forward)) == 0
+    check_chunks(case, sequence, [(1, 0), (7, 48)])
+    for cfg, semantics in (
+        (case.forward, sequence.semantics),
+        (case.decode, sequence.semantics_of_cache(case.decode)),
+    ):
+        assert unrounded_of(cfg, sequence.arch, semantics) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", WIDE, ids=str)
+def test_more_rows_above_d_256(case: Case) -> None:
+    sequence = case.sequence(70, 2 * CHUNK + 9)
+    check_forward(case, sequence)
+    check_neighbours(case, sequence)
+    check_batch(case, sequence)
+    check_lengths(case, kinds_from(case.number))
+    check_chunks(case, sequence, [(2, 16), (64, 0)])
+
+
+@pytest.mark.full
+def test_decode_above_d_256_before_sm_90(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no forward kernel: against the specification."""
+    monkeypatch.setattr(kernel_choice, "emulated_arch", lambda cfg: 80)
+    kernels = Kernels(DType.FP16, 512, 80)
+    sequence = Sequence(5, KEYS, DType.FP16, 512, 1, 8, arch=80, seed=7)
+    for rows, page in ((slice(4, 5), 0), (slice(0, 5), 16)):
+        assert sequence.differing(sequence.cached(kernels.decode, rows, page), rows) == 0
 
 
 @pytest.mark.full

@@ -23,7 +23,7 @@ BORROWED = {
     "mma_sync_decode": {"sm90", "sm90_forward"},
     "score_sums": {"backward"},
     "wgmma": {"sm90", "sm90_forward"},
-    "wgmma_backward": {"backward", "sm90"},
+    "wgmma_backward": {"backward", "sm90", "wgmma_dq"},  # separate_dq
     "wgmma_dq": {"backward", "sm90"},
     "mma_sync_mla": {"mla"},
     "wgmma_mla": {"mla", "sm90", "sm90_forward"},

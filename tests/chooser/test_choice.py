@@ -29,6 +29,7 @@ from flashsmith.families import (
     device_spec,
     is_legal,
 )
+from flashsmith.families.canonical import version_of
 
 A100 = device_spec("A100")
 EMPTY = WinnersTable()
@@ -120,8 +121,8 @@ def test_a_wide_d_has_kernels_for_one_architecture(d: int) -> None:
         assert (config.dtype, config.d_head, config.n_threads) == (dtype, 512, 384)
     with pytest.raises(ArgumentError, match=r"d_head 512 is offered for A100 .* those for sm_90"):
         choose_config(problem(128, 128, d), A100)
-    with pytest.raises(ArgumentError, match=r"^bits='canonical': no kernel of canonical-1 serves"):
-        choose_config(replace(problem(128, 128, d), bits="canonical"), H200)
+    canonical = choose_config(replace(problem(300, 2000, d), bits="canonical"), H200)
+    assert (canonical.d_head, canonical.B_c, version_of(canonical)) == (512, 32, 1)
 
 
 @pytest.mark.parametrize("d", [520, 1024])

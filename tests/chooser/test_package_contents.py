@@ -110,7 +110,7 @@ def test_the_users_own_table_has_no_influence(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_kind_is_a_problem_and_every_operation_has_one() -> None:
     assert {Problem.parse(f"s1 d64 fp16 {kind}").operation for kind in KINDS} == {
-        *("forward", "backward", "decode", "latent_decode", "merge")
+        *("forward", "backward", "decode", "latent_decode", "merge", "write_slots")
     }
     assert words_of("causal packed") == {"causal", "packed", "forward"}
 

@@ -27,12 +27,14 @@ from flashsmith.chooser.package_contents import (
     MERGE_KINDS,
     SIZES,
     SMALLEST_D_HEAD,
+    WRITE_KINDS,
     package_contents,
     widths_of,
 )
 from flashsmith.chooser.prebuild import TOLERANCE, CallSizes
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.chooser.winners.validation import device_of
+from flashsmith.chooser.write_slots import write_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Problem, Semantics, device_spec
 from flashsmith.families.device import DeviceSpec
@@ -45,6 +47,7 @@ WIDTHS = {
     "backward": (64, 72, 80, 96, 128, 192, 256),
     "decode": (64, 96, 128, 192, 256, 512),
     "merge": (64, 96, 128, 192, 256),
+    "write_slots": (64, 96, 128, 192, 256, 512),
 }
 PAIRS = tuple(HeadPair(*it) for it in ((64, 128), (128, 64), (192, 128), (256, 128), (256, 256)))
 LATENT_PAIRS = (HeadPair(320, 256), HeadPair(576, 512))
@@ -64,12 +67,6 @@ def expected_widths(arch: int, operation: str) -> tuple[HeadDims, ...]:
 @pytest.mark.parametrize("operation", [*WIDTHS, "latent_decode"])
 def test_the_widths_are_those_with_kernels(arch: int, operation: str) -> None:
     assert widths_of(arch, operation) == expected_widths(arch, operation)
-
-
-def promised_widths(arch: int, kind: str, operation: str) -> tuple[HeadDims, ...]:
-    """The canonical order is defined up to d 256."""
-    widths = expected_widths(arch, operation)
-    return tuple(it for it in widths if "canonical" not in kind or it != 512)
 
 
 def problems_of(
@@ -120,7 +117,7 @@ def check_cache_plan(arch: int, kind: str, operation: str) -> None:
     needed: set[Planned] = set()
     for name in DEVICES[arch]:
         device = device_spec(name)
-        for d in promised_widths(arch, kind, operation):
+        for d in expected_widths(arch, operation):
             for problem in problems_of(kind, d, sizes, heads):
                 config = choose(problem, device)
                 needed |= as_planned(config, problem, and_uneven=not is_latent)
@@ -153,7 +150,7 @@ def check_plan(arch: int, kind: str, operation: str) -> None:
     planned = {(config, it) for it, configs in plan.kernels.items() for config in configs}
     semantics = Problem.parse(f"s1 d64 bf16 {kind}").semantics
     assert {it for _, it in planned} <= {semantics, replace(semantics, uneven=True)}
-    widths = promised_widths(arch, kind, operation)
+    widths = expected_widths(arch, operation)
     assert {config.head_dims for config, _ in planned} == set(widths)
     idle = {config for config, _ in planned}
     repeatable = (False, True) if operation == "backward" else (False,)
@@ -177,8 +174,25 @@ def check_plan(arch: int, kind: str, operation: str) -> None:
     assert not idle
 
 
-QUICK = ((80, "decode causal"), (90, "causal"), (80, "merge"))
-KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, *DECODE_KINDS, *LATENT_KINDS, *MERGE_KINDS)
+def check_write_plan(arch: int, kind: str) -> None:
+    """One kernel of each width writes to caches, and the same serves a smaller d."""
+    plan = package_contents(arch, dtypes=(DType.BF16,), kinds=(kind,))
+    planned = {(config, it) for it, configs in plan.kernels.items() for config in configs}
+    needed: set[Planned] = set()
+    for d in promised_widths(arch, kind, "write_slots"):
+        for problem in problems_of(kind, d, SIZES, HEADS):
+            needed |= as_planned(write_config(problem), problem, and_uneven=True)
+    assert planned == needed
+    for d in (*SMALLER, *SMALLER_PAIRS):
+        (problem, *_) = problems_of(kind, d, SIZES, HEADS)
+        assert as_planned(write_config(problem), problem) <= planned
+
+
+QUICK = ((80, "decode causal"), (90, "causal"), (80, "merge"), (80, "write_slots"))
+KINDS = (
+    *(*FORWARD_KINDS, *BACKWARD_KINDS, *DECODE_KINDS, *LATENT_KINDS, *MERGE_KINDS),
+    *WRITE_KINDS,
+)
 
 
 @pytest.mark.parametrize(
@@ -193,5 +207,7 @@ def test_the_plan_is_exact(arch: int, kind: str) -> None:
     operation = Problem.parse(f"s1 d64 fp16 {kind}").operation
     if operation in ("decode", "latent_decode"):
         check_cache_plan(arch, kind, operation)
+    elif operation == "write_slots":
+        check_write_plan(arch, kind)
     else:
         check_plan(arch, kind, operation)

@@ -30,6 +30,8 @@ from flashsmith.families import (
     family_named,
     parse_kernel_name_into_config,
 )
+from flashsmith.families.head_dims import HeadPair
+from flashsmith.families.wgmma_backward.sets import separate_configs
 from flashsmith.semantics.dtype import DType
 
 ROWS = Path(__file__).parents[2] / "benchmarks" / "h200" / "spills.csv.gz"
@@ -270,3 +272,14 @@ def test_over_a_cache_a_build_changes_no_choice(monkeypatch: pytest.MonkeyPatch)
     slow_kernels.note_slow(SimpleNamespace(manifest=manifest))
     assert slow_kernels.count_noted() == 1
     assert DECODE_CHOOSERS["invariant"](problem, H200) == chosen
+
+
+def test_a_kernel_with_a_separate_dq_is_replaced_under_a_function() -> None:
+    """It takes none; the kernel that adds dq in a fixed order does."""
+    for d_head, words in ((64, "d64"), (256, "d256"), (HeadPair(192, 128), "d192:128")):
+        (config,) = separate_configs(DType.BF16, d_head)
+        found = parse_with_functions(f"b1 s256 h4 {words} bf16 score=alibi").problem
+        adapted = config.family.adapt_to_program(config, found.semantics)
+        assert (adapted.ordered_dq, adapted.separate_dq) == (True, False)
+        assert (adapted.d_head, adapted.d_v) == (config.d_head, config.d_v)
+        check_legal(adapted, H200)

@@ -17,8 +17,13 @@ from flashsmith.families import (
     family_named,
     parse_kernel_name_into_config,
 )
+from flashsmith.families.head_dims import HeadPair
 from flashsmith.families.wgmma_backward.config import DqSums
-from flashsmith.families.wgmma_backward.sets import without_dq
+from flashsmith.families.wgmma_backward.sets import (
+    separate_configs,
+    with_separate_dq,
+    without_dq,
+)
 from flashsmith.verify import Verdict, reference_of
 from flashsmith.verify import prove as prove_problem
 
@@ -102,6 +107,16 @@ PAIR = config(
 )
 PAIRS = [PAIR, replace(PAIR, dtype=DType.FP16, q_stages=1, do_stages=2, wide_stores=False)]
 KEYS_PAIR = without_dq(PAIR)
+# dq in another launch, by a kernel whose tiles are larger than the main kernel's.
+ALONE_SEPARATE = config(
+    "(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240"
+    "+scores_together+separate_dq"
+)
+SEPARATE = [
+    cfg
+    for d_head in (64, 128, 192, 256, HeadPair(192, 128))
+    for cfg in separate_configs(DType.BF16, d_head)
+]
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
 SPLITS = [SPLIT, SPLIT_HALVES]
@@ -115,6 +130,7 @@ WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 shared_kernels.want(WHOLE, PLAIN)
 shared_kernels.want([*BOTH, UNDER_DK, KEYS], CAUSAL)
 shared_kernels.want([TURNS], WINDOW)
+shared_kernels.want([ALONE_SEPARATE], CAUSAL)
 shared_kernels.want([PAIR], CAUSAL)
 
 
@@ -206,7 +222,7 @@ def test_causal_and_uneven(cfg: WgmmaBackwardKernelConfig, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "cfg", [TURNS, *map(full, [WIDE, *SPLITS, KEYS, KEYS_SPLIT, PAIR])], ids=str
+    "cfg", [TURNS, *map(full, [WIDE, *SPLITS, KEYS, KEYS_SPLIT, PAIR, ALONE_SEPARATE])], ids=str
 )
 @pytest.mark.parametrize("inputs", ["nonfinite", "neighbours", "far_scores"])
 def test_hard_inputs(cfg: WgmmaBackwardKernelConfig, inputs: str) -> None:
@@ -225,7 +241,7 @@ PACKED = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 140), "spare": 6}
         for inputs, limits in (("random", (13, 5)), ("random", (None, 4)), ("neighbours", (9, 9)))
         for make, cfg in (
             (pytest.param, TURNS),
-            *((full, cfg) for cfg in (WIDE, KEYS, *SPLITS, *MORE_KEYS, PAIR, KEYS_PAIR)),
+            *((full, cfg) for cfg in (WIDE, KEYS, *SPLITS, *MORE_KEYS, PAIR, KEYS_PAIR, *SEPARATE)),
         )
     ],
     ids=str,
@@ -246,3 +262,27 @@ def test_packed_windows_with_a_softcap(
         **PACKED,
     )
     assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "text"),
+    [
+        (ALONE_SEPARATE, "b2 s150:200 h2:1 causal"),
+        *(full(cfg, "b1 s150:200 h2:1 causal") for cfg in (*SEPARATE, with_separate_dq(TURNS))),
+        *(full(cfg, "b1 s256 h2:1") for cfg in SEPARATE),
+    ],
+    ids=str,
+)
+def test_dq_of_another_launch(cfg: WgmmaBackwardKernelConfig, text: str) -> None:
+    widths = f" d{cfg.d_head}:{cfg.d_v}" if cfg.d_v else ""
+    verdict = prove(cfg, text + widths, checks=True, dlse=True, sinks=True)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("cfg", [ALONE_SEPARATE, *SEPARATE], ids=str)
+def test_a_kernel_of_dq_needs_no_order(cfg: WgmmaBackwardKernelConfig) -> None:
+    assert FAMILY.is_deterministic(cfg)
+    assert FAMILY.for_gradients(cfg, "no_dq") == replace(cfg, separate_dq=False, without_dq=True)
+    # Tiles of both kernels.
+    assert not cfg.fills_tiles(cfg.dq_kernel.B_r // 2, 384, cfg.d_head)
+    assert cfg.fills_tiles(384, 384, cfg.d_head)

@@ -359,8 +359,9 @@ class Engine:
         return batch
 
     def _plan(self, batch: Any) -> None:
-        if hasattr(self.runner, "kv_index_translator"):
-            self.runner.kv_index_translator.bind_own_plan(batch)
+        translator = getattr(self.runner, "kv_index_translator", None)
+        if hasattr(translator, "bind_own_plan"):  # from 0.5.22 on
+            translator.bind_own_plan(batch)
 
     def _prepare(self, batch: Any, decodes: bool) -> int:
         """Makes the step's metadata. For a graph's replay the batch is padded to a captured size,

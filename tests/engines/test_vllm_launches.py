@@ -33,7 +33,7 @@ STEPS = [[37], [1], [1, 1, 1], [5, 1, 1], [1, 1, 1], [38], [37], [64, 3]]
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
     with pretended_gpu() as pretended:
 
-        def get(config: Any, arch: int, semantics: Any) -> Any:
+        def get(config: Any, arch: int, semantics: Any, *_: Any) -> Any:
             return pretended.kernel(config, arch, semantics, None)
 
         monkeypatch.setattr(layer_kernels, "loaded_kernels", SimpleNamespace(get=get))

@@ -40,6 +40,7 @@ MANY = 4000
 BACKWARD, HOPPER = family_named("mma_sync_backward"), family_named("wgmma_backward")
 Change = Mapping[str, Any]
 SPLIT: Change = {"d_head": 256, "B_c": 64, "split_roles": True}
+NO_SUMS: Change = {"order": StepOrder.SCORES_TOGETHER, "ds_stages": 1}
 PAIR: Change = {**SPLIT, "d_head": 512, "do_stages": 1, "cta_pair": True}
 WIDE: Change = {"d_head": 256, "B_r": 128, "n_warps": 8, "column_warps": 2, "stages": 2}
 MANY_WARPS: Change = {"n_warps": 8, "d_head": 96, "B_r": 32, "B_c": 128, "dq": DqMode.ATOMICS}
@@ -135,6 +136,7 @@ SAMPLES = {
             "early_rows_before_scores": {"early_rows": True},
             "dq_before_dk_is_lagged": {"dq_sums": DqSums.SUMS_UNDER_DK},
             "without_dq_nothing_is_dqs": {"without_dq": True},
+            "separate_dq_has_a_kernel": {**NO_SUMS, "without_dq": True, "separate_dq": True},
             "producer_registers_supported": {"producer_registers": 20},
             "consumer_registers_supported": {"consumer_registers": 236},
             "registers_within_file": {"producer_registers": 40},
@@ -164,11 +166,12 @@ SAMPLES = {
             "dq_sums: split": {**SPLIT, "dq_sums": DqSums.SUMS_AT_ONCE},
             "dq_sums: without": {"dq_sums": DqSums.SUMS_UNDER_DK},
             "without_dq": {"without_dq": True},
+            "separate_dq": {**NO_SUMS, "without_dq": True, "separate_dq": True},
             "q_stages": {"order": StepOrder.LATE_DQ, "q_stages": 1},
         },
         (
             *("smem_bytes", "n_threads", "n_ctas", "dq_columns", "shares_rows", "shares_columns"),
-            "key_groups",
+            *("key_groups", "dq_smem_bytes"),
         ),
     ),
     "wgmma_dq": Sample(
@@ -188,11 +191,13 @@ SAMPLES = {
             "registers_within_file": {"producer_registers": 40},
             "tiles_fit_registers": {"d_head": 128, "late_dq": True},
             "smem_within_limit": {"d_head": 128, "k_stages": 4},
+            "d_v_supported": {"d_v": 96},
         },
         {
             "d_head: a wgmma": {"d_head": 84},
             "B_r": {"B_r": 64},
             "B_c": {"B_c": 72},
+            "d_v": {"d_v": 96},
             "the tiles need more": {"d_head": 128, "k_stages": 4},
             "registers: setmaxnreg takes": {"producer_registers": 20},
             "registers: setmaxnreg deadlocks": {"producer_registers": 40},

@@ -141,10 +141,25 @@ def test_a_mask_function() -> None:
         )
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("d", [512, 272])
+def test_canonical_rows_have_the_bits_of_attention(d: int) -> None:
+    """Of a chunk and of a decode step, in pages, and beside another sequence."""
+    rows, length = 5, LENS[0]
+    q, (k, v) = drawn(1, length, 8, d), caches(d)
+    o = flashsmith.attention(
+        q, k[:1, :length], v[:1, :length], causal=True, bits="canonical", emulate=True
+    )
+    assert_right(o, q, k[:1], v[:1], [length])
+    last = q[:, -rows:].repeat(2, 1, 1, 1)
+    pages, table = in_pages(k, v)
+    for count in (1, rows):
+        how = {"bits": "canonical", "page_table": table}
+        assert torch.equal(attend(last[:, -count:], *pages, LENS, **how)[0], o[0, -count:])
+
+
 def test_what_is_missing_is_named() -> None:
     q, (k, v) = drawn(2, 1, 8, 512), caches(512)
-    with pytest.raises(ArgumentError, match=r"^bits='canonical': no kernel of canonical-1"):
-        attend(q, k, v, LENS, bits="canonical")
     with pytest.raises(ArgumentError, match=r"d=512, d_v=256: decode has kernels of the pairs"):
         attend(q, k, v[..., :256].contiguous(), LENS)
     with pytest.raises(ArgumentError, match=r"d=520: decode has kernels of d_head 64, .* 512"):

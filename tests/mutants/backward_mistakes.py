@@ -357,9 +357,9 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("rows that see nothing", _DQ, "e / 2 * 8 < unseeing)", "e / 2 * 8 < 0)"),
         SourcePatch("no scale", _DQ, "dq, args.scale);", "dq, 1.0f);"),
         SourcePatch("dP of K", _DQ,
-                    "start_scores(dP, Kernel::do_offset, V.tile());\n"
+                    "(dP, Kernel::do_offset, V.tile());\n"
                     "            order().arrive();\n            wgmma_wait<2>(S);",
-                    "start_scores(dP, Kernel::do_offset, K.tile());\n"
+                    "(dP, Kernel::do_offset, K.tile());\n"
                     "            order().arrive();\n            wgmma_wait<2>(S);"),
         SourcePatch("dq of the next K", _DQ, "start_dq(last_K);", "start_dq(K.tile());"),
         SourcePatch("the last step's dq is left out", _DQ,
@@ -372,9 +372,9 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "            wgmma_wait<1>(dq, dS);"),
         SourcePatch("S is not there yet", _DQ, "wgmma_wait<2>(S);", "wgmma_wait<3>(S);"),
         SourcePatch("do is not waited for", _DQ,
-                    "start_scores(S, Kernel::Q_offset, K.tile());\n"
+                    "(S, Kernel::Q_offset, K.tile());\n"
                     "        mbarrier_wait(smem + Kernel::do_barrier, 0);",
-                    "start_scores(S, Kernel::Q_offset, K.tile());"),
+                    "(S, Kernel::Q_offset, K.tile());"),
         SourcePatch("one warpgroup's queries for both", _DQ,
                     "warpgroup * kWarpgroupRows * Panel::kRowBytes", "0 * Panel::kRowBytes"),
         SourcePatch("wrong group of heads", _DQ_BLOCK,
@@ -385,8 +385,9 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
                     "(args, tile.batch, 0, tile.q.first);"),
         SourcePatch("V of the first batch", _DQ_PRODUCER,
                     "tile.k.count,\n"
-                    "                                         tile.head_k, tile.batch)",
-                    "tile.k.count,\n                                         tile.head_k, 0)"),
+                    "                                                  tile.head_k, tile.batch)",
+                    "tile.k.count,\n"
+                    "                                                  tile.head_k, 0)"),
     ),
     "one place of do": (
         SourcePatch("do is given back while lanes read D", _SCORES,

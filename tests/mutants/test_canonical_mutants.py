@@ -19,10 +19,11 @@ from oracle import CHUNK
 from rounding import unrounded
 from sequence import Sequence
 
+from flashsmith.errors import EmulatorError
 from flashsmith.families import DType, KernelConfig
 from flashsmith.runtime.libraries import loaded_kernels
 
-KERNELS = Kernels(DType.FP16, 64)
+KERNELS, WIDE_KERNELS = Kernels(DType.FP16, 64), Kernels(DType.FP16, 512)
 
 #: Causal rows of one and several chunks, and windows that begin in the middle of a chunk.
 CAUSAL = (
@@ -34,6 +35,12 @@ CAUSAL = (
     Sequence(9, 2 * CHUNK + 252, kind="cancelling"),
 )
 WINDOW = (Sequence(9, 2 * CHUNK + 252, window=(CHUNK + 376, 0), softcap=9.0, packed=True),)
+# A chunk without keys for the last rows, too.
+WIDE = (
+    Sequence(70, 100, d=512, group=2),
+    Sequence(3, 2 * CHUNK + 76, d=512, kind="outliers"),
+    Sequence(3, CHUNK + 76, d=512, kind="lost"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Victim:
 
     @property
     def is_decode(self) -> bool:
-        return self.config == KERNELS.decode
+        return self.config in (KERNELS.decode, WIDE_KERNELS.decode)
 
     @property
     def kernel(self) -> OperationVictim:
@@ -54,7 +61,7 @@ class Victim:
         return OperationVictim(self.config, of_cache, (), arch=90)
 
     def notices(self, mistake: SourcePatch | None) -> bool:
-        """Whether a mistake, or none, changes bits or leaves a rounding to ptxas."""
+        """Whether a mistake, or none, changes bits, leaves a rounding to ptxas or deadlocks."""
         kernel = self.kernel
         modules = kernel.kernel.modules
         if mistake is not None:
@@ -65,7 +72,12 @@ class Victim:
         changed.__dict__["modules"] = modules
         key = kernel.config, kernel.arch, kernel.semantics
         with patch.dict(loaded_kernels.kernels, {key: changed}):
-            return any(self._differing(sequence) for sequence in self.sequences)
+            try:
+                return any(self._differing(sequence) for sequence in self.sequences)
+            except EmulatorError as error:
+                if mistake is None or "deadlock" not in str(error):
+                    raise
+                return True
 
     def _differing(self, sequence: Sequence) -> int:
         rows = slice(0, sequence.queries)
@@ -80,10 +92,13 @@ VICTIMS = {
     "wgmma window": Victim(KERNELS.wgmma, WINDOW),
     "decode": Victim(KERNELS.decode, CAUSAL),
     "decode window": Victim(KERNELS.decode, WINDOW),
+    "wgmma wide": Victim(WIDE_KERNELS.wgmma, WIDE),
+    "decode wide": Victim(WIDE_KERNELS.decode, WIDE),
 }
 
 _SHARED, _LOOPS = "common/canonical.cuh", "mma_sync/main_loops.cuh"
 _WGMMA, _SPLIT = "sm90_forward/consumer.cuh", "mma_sync_decode/split.cuh"
+_PARTNER = "sm90_forward/partner.cuh"
 _RUN, _MERGE = "mma_sync_decode/canonical_run.cuh", "mma_sync_decode/merge_kernel.cuh"
 QUICK = (
     ("mma_sync", SourcePatch("no + 0 at the end", _SHARED,
@@ -170,7 +185,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("chunks are merged from the last on", _MERGE,
                     "for (int i = 0; i < kAhead; ++i) {\n                const StateMerge",
                     "for (int i = kAhead - 1; i >= 0; --i) {\n                const StateMerge"),
-        SourcePatch("maxima of one warp", _RUN, "for (int w = 0; w < Kernel::n_warps; ++w)",
+        SourcePatch("maxima of one warp", _RUN, "for (int w = 0; w < kScoringWarps; ++w)",
                     "for (int w = warp; w < warp + 1; ++w)"),
         SourcePatch("no + 0 at the end", _SHARED,
                     "__fadd_rn(__fmul_rn(o, factor), 0.0f);", "__fmul_rn(o, factor);"),
@@ -179,6 +194,39 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("chunks from the window's start", _SPLIT,
                     "~((Kernel::canonical ? kCanonicalChunk : Kernel::B_c) - 1)) -",
                     "~(Kernel::B_c - 1)) -"),
+    ),
+    "wgmma wide": (
+        SourcePatch("the partner's columns are one chunk", _PARTNER,
+                    "const int end = this->end_of_chunk(block, mine);",
+                    "const int end = mine.end;"),
+        SourcePatch("the partner keeps no state", _PARTNER,
+                    "if (end < mine.end) running_state().store(O);", ""),
+        SourcePatch("the partner's state is the consumer's", _PARTNER,
+                    "opaque(Kernel::n_warpgroups));", "opaque(0));"),
+        SourcePatch("the partner's rows change places", _PARTNER,
+                    "{StateMerge(weights[0]), StateMerge(weights[1])};",
+                    "{StateMerge(weights[1]), StateMerge(weights[0])};"),
+        SourcePatch("the partner adds chunks to the sums before", _PARTNER,
+                    "O_is_begun = false;\n#pragma unroll 1\n            for (; block < end;",
+                    "O_is_begun = !is_first;\n#pragma unroll 1\n            for (; block < end;"),
+        SourcePatch("the partner has no first block", _WGMMA,
+                    "pack_P();\n        send_P();\n#pragma unroll 1",
+                    "pack_P();\n#pragma unroll 1"),
+        SourcePatch("weights in the other order", _SHARED,
+                    "weight(weights[0]),\n          weight_next(weights[1]),",
+                    "weight(weights[1]),\n          weight_next(weights[0]),"),
+    ),
+    "decode wide": (
+        SourcePatch("the first keys of a stage alone", _RUN,
+                    "warp * kOwnKeys * Panel::kRowBytes", "0"),
+        SourcePatch("keys at the copies' positions", _RUN,
+                    "return this->run_begin + step * Kernel::B_c + warp * kOwnKeys;",
+                    "return first_key(step);"),
+        SourcePatch("values of the first keys", _RUN, "step % kCopiedGroups, t);", "0, t);"),
+        SourcePatch("a merge of the first columns alone", _MERGE,
+                    "if (warp == 0) merge_chunks(first,", "if (warp < 0) merge_chunks(first,"),
+        SourcePatch("a merge of the first columns' states", _MERGE,
+                    "leaves(*this, first, first_column);", "leaves(*this, first);"),
     ),
 }  # fmt: skip
 

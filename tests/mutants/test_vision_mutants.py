@@ -157,8 +157,10 @@ MISTAKES = {
                     "place_of_V_panel(k / kSteps) : k / kSteps;"),
     ),
     "wgmma_dq": (
-        SourcePatch("S and dP lack the last 8 columns", _DQ, "d_steps = (d_head + 15) / 16;",
+        SourcePatch("S lacks the last 8 columns", _DQ, "d_steps = (d_head + 15) / 16;",
                     "d_steps = d_head / 16;"),
+        SourcePatch("dP lacks the last 8 columns", _DQ, "d_v_steps = (d_head_v + 15) / 16;",
+                    "d_v_steps = d_head_v / 16;"),
         SourcePatch("panels of K are a row further apart", "wgmma_dq/consumer.cuh",
                     "Panel::descriptor(opaque(keys), Kernel::KV_panel_bytes);",
                     "Panel::descriptor(opaque(keys), Kernel::KV_panel_bytes + 64);"),

@@ -106,7 +106,9 @@ MISTAKES = {
                     "V.tile() + kRightPanels", "V.tile()"),
         SourcePatch("O is not rescaled", _PARTNER,
                     "if (O_is_begun && any_lane(rescales)) this", "if (false) this"),
-        SourcePatch("O is not begun anew", _PARTNER, "O_is_begun = false;", ""),
+        SourcePatch("O is not begun anew", _PARTNER,
+                    "O_is_begun = false;\n#pragma unroll 1\n        for (int block = mine.end;",
+                    "#pragma unroll 1\n        for (int block = mine.end;"),
         SourcePatch("the right half is stored to the left", _PARTNER,
                     "OutputStore<Kernel, Kernel::O_columns> right_output",
                     "OutputStore<Kernel> right_output"),
@@ -132,7 +134,8 @@ MISTAKES = {
                     "kWarpsPerWarpgroup * Kernel::consumers / Kernel::n_warpgroups",
                     "kWarpsPerWarpgroup"),
         SourcePatch("the last block is not sent", "sm90_forward/consumer.cuh",
-                    "pack_P();\n        send_P();", "pack_P();"),
+                    "pack_P();\n        send_P();\n        if (order",
+                    "pack_P();\n        if (order"),
     ),
     "cluster": (
         SourcePatch("the partner skips no block", _PARTNER,
@@ -228,7 +231,8 @@ MISTAKES = {
         SourcePatch("pushes before the cluster has begun", _COLUMNS,
                     "parts_left == 1) cluster_wait();", "parts_left == 0) cluster_wait();"),
         SourcePatch("arrived columns are not reset", _MERGE,
-                    "const int column = first_column + 128 * c", "const int column = 128 * c"),
+                    "first_column + 128 * c + 4 * lane;\n                if (column",
+                    "128 * c + 4 * lane;\n                if (column"),
     ),
 }  # fmt: skip
 SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES)

@@ -1,12 +1,13 @@
 """Mistakes with the widths of kernels whose v has another d than q and k. All must be caught.
 
-The default run takes one mistake of two families; ``-m full`` takes all.
+The default run takes one mistake of three families; ``-m full`` takes all.
 """
 
 from __future__ import annotations
 
 import pytest
 import shared_kernels
+from backward_cases import Asked
 from decode_mistakes import AskedDecode
 from mutant_suite import (  # noqa: F401 - the tests are tests of this file
     MutantSuite,
@@ -53,11 +54,31 @@ VICTIMS = {
         ASKED,
     ),
 }
+_ASKED_DQ = ("b1 s70:150 h3 d120:56 causal", "b1 s70:150 h3 d64:64 causal")
+VICTIMS["wgmma_dq"] = OperationVictim(
+    config("(FP16, 128:64, 64, 64, 1): tma_dq+k_stages_1+v_stages_2+regs_24_240"),
+    CAUSAL,
+    (
+        *(Asked(f"{text} only_dq", "nonfinite") for text in _ASKED_DQ),
+        Asked(f"{_ASKED_DQ[0]} only_dq"),
+    ),
+)
+# The gradient of q by the kernel of the other family.
+VICTIMS["separate dq"] = OperationVictim(
+    config(
+        "(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240"
+        "+scores_together+separate_dq"
+    ),
+    CAUSAL,
+    (Asked("b1 s150:200 h2:1 d64 causal"),),
+)
 VICTIMS["decode"] = OperationVictim(CACHED, CAUSAL, ASKED_OVER_CACHE)
 shared_kernels.want([VICTIMS["mma_sync"].config], CAUSAL)
 shared_kernels.want([CACHED], CAUSAL)
+shared_kernels.want([VICTIMS["wgmma_dq"].config], CAUSAL)
 
 _MMA = "mma_sync/forward_kernel.cuh"
+_DQ, _DQ_PRODUCER = "wgmma_dq/static_kernel_configuration.cuh", "wgmma_dq/producer.cuh"
 _APPEND, _COPIES = "mma_sync_decode/append_kernel.cuh", "mma_sync_decode/run_copies.cuh"
 _STATE, _SPLIT = "mma_sync_decode/row_state.cuh", "mma_sync_decode/split.cuh"
 _KEYS = "K_rows - block * Kernel::B_c, "
@@ -77,6 +98,34 @@ MISTAKES = {
                     "Kernel::V_tile_bytes,", "Kernel::K_tile_bytes,"),
         SourcePatch("V has K's panels", "wgmma/producer.cuh",
                     "Pipeline::kBytes / Kernel::KV_panel_bytes", "Kernel::n_panels"),
+    ),
+    "wgmma_dq": (
+        SourcePatch("dP has the columns of q", _DQ, "d_v_steps = (d_head_v + 15) / 16;",
+                    "d_v_steps = (d_head + 15) / 16;"),
+        SourcePatch("do has Q's panels", _DQ_PRODUCER,
+                    "load_queries<Kernel::V_panels>(&args.d_o, Kernel::do_offset, "
+                    "Kernel::do_barrier);\n        load_keys<Kernel::V_panels>(V,",
+                    "load_queries<Kernel::n_panels>(&args.d_o, Kernel::do_offset, "
+                    "Kernel::do_barrier);\n        load_keys<Kernel::V_panels>(V,"),
+        SourcePatch("V has K's panels", _DQ_PRODUCER,
+                    "load_keys<Kernel::V_panels>(V, &args.v, block);\n#pragma",
+                    "load_keys<Kernel::n_panels>(V, &args.v, block);\n#pragma"),
+        SourcePatch("stages of V are as long as K's", "wgmma_dq/consumer.cuh",
+                    "Kernel::V_tile_bytes>", "Kernel::K_tile_bytes>"),
+        SourcePatch("dq has the columns of v", "wgmma_dq/consumer.cuh",
+                    "d_of_qk<Kernel>(args)", "d_of_v<Kernel>(args)"),
+    ),
+    "separate dq": (
+        SourcePatch("the main kernel adds dq to sums", "wgmma_backward/config.cuh",
+                    "config.without_dq |= separate_dq;", ";"),
+        SourcePatch("dq's kernel has smaller tiles than its plan", "wgmma_backward/config.cuh",
+                    ".B_c = is_narrow ? 128 : 64,", ".B_c = 64,"),
+        SourcePatch("dq's kernel has no mask",
+                    "wgmma_backward/static_kernel_configuration.cuh",
+                    "StaticHopperDqKernelConfig<CFG_.of_dq_kernel(), SEMANTICS_>",
+                    "StaticHopperDqKernelConfig<CFG_.of_dq_kernel()>"),
+        SourcePatch("blocks of queries begin with the first of all", "wgmma_dq/query_block.cuh",
+                    "n_blocks - 1 - place : place) * Kernel::B_r", "0 : place) * Kernel::B_r"),
     ),
     "decode": (
         SourcePatch("appended values have K's columns", _APPEND,
@@ -113,6 +162,6 @@ MISTAKES = {
 SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES)
 
 
-@pytest.mark.parametrize("name", ["mma_sync", "decode"])
+@pytest.mark.parametrize("name", ["mma_sync", "decode", "wgmma_dq"])
 def test_the_first_mistake_is_caught(name: str) -> None:
     assert SUITE.unnoticed_mistakes(name, slice(0, 1)) == set()

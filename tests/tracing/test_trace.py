@@ -57,6 +57,20 @@ SCORES = {
     "remainders": lambda s, b, h, q, k: (s % 0.75) + (s // 0.5) - torch.fmod(s, 0.3),
     "extremes": lambda s, b, h, q, k: torch.minimum(s, torch.maximum(-s, s * s)),
     "gelu": lambda s, b, h, q, k: torch.nn.functional.gelu(s),
+    "where of a tensor": lambda s, b, h, q, k: s.where(q >= k, -7.0) + (q < k).where(k > 3, h > 0),
+    "where of a number": lambda s, b, h, q, k: s + torch.tensor(2.5).where(q >= k, s * s),
+    "silu": lambda s, b, h, q, k: torch.nn.functional.silu(s),
+    "leaky_relu": lambda s, b, h, q, k: torch.nn.functional.leaky_relu(s, 0.1),
+    "relu6": lambda s, b, h, q, k: torch.nn.functional.relu6(s * 4),
+    "hardtanh": lambda s, b, h, q, k: torch.nn.functional.hardtanh(s, -0.5, 0.75),
+    "elu": lambda s, b, h, q, k: torch.nn.functional.elu(s * 100, 0.5),
+    "mish": lambda s, b, h, q, k: torch.nn.functional.mish(s),
+    "logsigmoid": lambda s, b, h, q, k: torch.nn.functional.logsigmoid(s * 200),
+    "softsign": lambda s, b, h, q, k: torch.nn.functional.softsign(s),
+    "addcmul": lambda s, b, h, q, k: torch.addcmul(s, SLOPES[h], s, value=0.5),
+    "addcdiv": lambda s, b, h, q, k: torch.addcdiv(s, SLOPES[h], s.abs() + 1, value=2),
+    "lerp": lambda s, b, h, q, k: torch.lerp(s, SLOPES[h], 0.3),
+    "frac": lambda s, b, h, q, k: torch.frac(s * 3),
     "bool arithmetic": lambda s, b, h, q, k: s * (q > k) + (q < k),
     "integer division": lambda s, b, h, q, k: s + (q - k) / 3 + (h + 1) // 2,
     "numpy table": lambda s, b, h, q, k: s + TABLE[q - k + 23],
@@ -142,6 +156,16 @@ def test_zero_dimensional_tensors_are_numbers() -> None:
     assert bound.numbers == (2.0, 0.5)
     cap.fill_(3.0)
     assert trace(lambda s, b, h, q, k: cap * torch.tanh(s / cap)).numbers == (3.0, 1 / 3)
+
+
+def test_a_bfloat16_tensor_is_evaluated() -> None:
+    """NumPy has no such type."""
+    slopes = SLOPES.bfloat16()
+    program = trace(lambda s, b, h, q, k: s + slopes[h]).program
+    (read,) = program.reads
+    assert program.score is not None
+    found = program.score.evaluate({"score": 0.0, "h": np.arange(4)}, {read.name: slopes})
+    np.testing.assert_array_equal(found, slopes.double().numpy())
 
 
 def test_a_zero_dimensional_tensor_that_requires_grad_is_read() -> None:

@@ -24,9 +24,10 @@ GRADIENTS = replace(FORWARD, call="gradients", function="alibi")
 CACHE = replace(FORWARD, call="cache", cache="float8_e4m3fn", scattered=True)
 OF_CODES = replace(CACHE, function="alibi")
 LATENT = Kind("latent", "bfloat16", 576, 512, "causal", scattered=True)
+PARTS = replace(FORWARD, call="parts", mask="full", function="alibi", scattered=True)
 
 
-@pytest.mark.parametrize("kind", [FORWARD, GRADIENTS, CACHE, OF_CODES, LATENT], ids=str)
+@pytest.mark.parametrize("kind", [FORWARD, PARTS, GRADIENTS, CACHE, OF_CODES, LATENT], ids=str)
 def test_calls_are_right(kind: Kind) -> None:
     row = checked(Task(kind, (3,), 0, SMALL, "cpu"), 3)
     assert (row["ok"], row["reasons"]) == ("True", "")
@@ -64,6 +65,39 @@ def test_each_problem_has_one_task() -> None:
     options = parsed(["check", "rows.csv", "--problems", "400"])
     numbers = [n for task in tasks(options, "cpu", 2) for n in task.numbers]
     assert sorted(numbers) == list(range(400))
+
+
+# Half a minute for all kinds: the kernels of each are chosen for every drawn problem.
+ALL_FUNCTIONS = pytest.param("", 38, 50, marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize(("only", "kinds_of", "most"), [("d64", 11, 16), ALL_FUNCTIONS])
+def test_problems_of_functions_share_their_kind_s_kernels(
+    only: str,
+    kinds_of: int,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """However many problems there are, a kind has the kernels of its typical problem."""
+    asked = []
+
+    def library_for(configs: Any, **keywords: Any) -> Any:
+        asked.extend(configs)
+        entry = SimpleNamespace(spill_bytes=0, beside=())
+        return SimpleNamespace(entry=lambda config: entry)
+
+    options = parsed(["build", "--functions", "--only", only, "--problems", "76"])
+    every = tasks(options, "cpu", 76)
+    assert len(every) == kinds_of
+    assert {it.kind.call for it in every} == {"forward", "parts", "gradients", "cache"}
+    assert all(it.kind.function and it.configs for it in every)
+    monkeypatch.setattr(random_calls, "library_for", library_for)
+    command = ["random_calls.py", "build", "--functions", "--only", only, "--problems", "76"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert main() == 0
+    assert "Error" not in capsys.readouterr().out
+    assert len(every) <= len(asked) <= most
 
 
 def test_check_writes_a_row_for_each_problem(

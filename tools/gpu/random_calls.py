@@ -4,12 +4,15 @@
     python tools/gpu/random_calls.py build --problems 500       # compiles what check needs, no GPU
     python tools/gpu/random_calls.py check rows.csv --problems 500 --processes 8
     python tools/gpu/random_calls.py check rows.csv --problems 50 --longest 80    # in the emulator
+    python tools/gpu/random_calls.py check rows.csv --functions --problems 4000 --processes 12
 
 Problem i is a call of kind i, modulo the number of kinds: a kind is what kernels are compiled for,
 such as widths, a mask, a function, and the format of the cache. Lengths, heads, scales, pages and
 values are drawn. Outputs and unused rows of caches are NaN before the call. Each call is made
 twice, and must give the same bits except for gradients that promise less. `--only` selects kinds
-whose names contain one of some words. A row is written for each problem; the exit status is 1 if
+whose names contain one of some words. `--functions` leaves only kinds with score and mask
+functions, and computes all problems of a kind with the config for its typical one, so that few
+kernels serve any number of problems. A row is written for each problem; the exit status is 1 if
 one is wrong, and 2 if --seconds passed before all were done.
 """
 
@@ -20,13 +23,14 @@ import csv
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -37,6 +41,7 @@ from program_cases import FUNCTIONS, Functions, Shape
 import flashsmith
 from flashsmith.builder import library_for
 from flashsmith.errors import FlashsmithError
+from flashsmith.integrations.captured_by_kernels import ScoreSums
 
 COLUMNS = ("number", "kind", "drawn", "ok", "seconds", "reasons")
 # The relative error of rounding to a dtype, times two.
@@ -52,8 +57,8 @@ FP8 = ("float8_e4m3fn", "float8_e5m2")
 class Kind:
     """What kernels are compiled for.
 
-    ``call`` is 'forward', 'gradients', 'cache' or 'latent'. ``scattered`` means packed sequences,
-    or pages of a cache. ``cache`` is the cache's dtype if it is not q's.
+    ``call`` is 'forward', 'parts', 'gradients', 'cache' or 'latent'. ``scattered`` means packed
+    sequences, or pages of a cache. ``cache`` is the cache's dtype if it is not q's.
     """
 
     call: str
@@ -114,6 +119,10 @@ def kinds() -> list[Kind]:
         one = Kind("cache", DTYPES[turn % 2], d, d, MASKS[turn % 3], name, FP8[turn // 2])
         more = {"scattered": turn % 2 == 1, "softcap": turn == 0}
         found.append(replace(one, **more, bits="canonical" if turn == 2 else "free"))
+    for turn, name in enumerate(("table", "documents", "alibi_in_documents", "block_table")):
+        d = (128, 64, 128, 256)[turn]
+        one = Kind("parts", DTYPES[turn % 2], d, d, "full", name, scattered=turn % 2 == 1)
+        found.append(one)
     for turn in range(4):
         one = Kind("latent", DTYPES[turn // 2], LATENT, VALUES, "causal")
         found.append(replace(one, scattered=turn % 2 == 1))
@@ -126,13 +135,16 @@ def kinds() -> list[Kind]:
 class Problem:
     """A drawn call: its tensors, its keywords, and the same in float64.
 
-    ``longest`` is the greatest length. ``filled`` is False if only shapes count.
+    ``longest`` is the greatest length. ``filled`` is False if only shapes count. ``configs`` are
+    keywords of the call, and ``typical`` means that its sizes are not drawn.
     """
 
     def __init__(
-        self, kind: Kind, number: int, seed: int, device: str, longest: int, *, filled: bool = True
-    ) -> None:
+        self, kind: Kind, number: int, seed: int, device: str, longest: int, *, filled: bool = True,
+        configs: Mapping[str, Any] | None = None, typical: bool = False,
+    ) -> None:  # fmt: skip
         self.kind, self.device, self.filled = kind, device, filled
+        self.configs, self.typical = configs or {}, typical
         self.draw = draw = np.random.default_rng((seed, number))
         self.dtype = getattr(torch, kind.dtype)
         self.generator = torch.Generator(device).manual_seed(int(draw.integers(2**31)))
@@ -140,6 +152,8 @@ class Problem:
         groups = [16, 64, 128] if kind.call == "latent" else [1, 2, 4, 8]
         self.heads = self.heads_k * int(draw.choice(groups))
         self.batch = int(draw.integers(1, 4))
+        if typical:
+            self.heads_k, self.heads, self.batch = (1, 64, 2) if groups[0] > 1 else (4, 16, 2)
         self.over_cache = kind.call in ("cache", "latent")
         self.lens_k = [self._length(longest) for _ in range(self.batch)]
         self.lens_q = [self._length(longest) for _ in range(self.batch)]
@@ -166,6 +180,8 @@ class Problem:
 
     def _length(self, longest: int) -> int:
         """A length, often next to a multiple of a tile's."""
+        if self.typical:
+            return longest
         if self.draw.random() < 0.5:
             return int(self.draw.integers(1, longest + 1))
         near = 64 * int(self.draw.integers(0, longest // 64 + 1)) + int(self.draw.integers(-1, 2))
@@ -207,6 +223,7 @@ class Problem:
             "mask_mod": self.functions.mask,
             "bias": self.bias,
             "bits": kind.bits,
+            **self.configs,
         }
 
     def meaning(self, factor: torch.Tensor | float = 1.0, bias: Any = None) -> Meaning:
@@ -268,6 +285,8 @@ class Call(Problem):
             keywords |= self._packing()
         if kind.call == "gradients":
             return self._gradients(tensors, keywords)
+        if kind.call == "parts":
+            return self._parts(tensors, keywords)
         reasons: list[str] = []
         out = None
         for _ in range(2):
@@ -278,6 +297,30 @@ class Call(Problem):
             return []
         if not torch.equal(out, before):
             reasons.append("a second call has other bits")
+        return reasons + self._against(tensors, out, lse)
+
+    def _parts(self, tensors: list[torch.Tensor], keywords: dict[str, Any]) -> list[str]:
+        """The keys of each sequence in two parts at a drawn row, merged."""
+        cuts = [int(self.draw.integers(0, n + 1)) for n in self.lens_k]
+        first = starts(self.lens_k)[:-1] if self.kind.scattered else [0] * self.batch
+
+        def vector(numbers: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(numbers, dtype=torch.int32, device=self.device)
+
+        begins = vector(first), vector([a + n for a, n in zip(first, cuts, strict=True)])
+        counts = vector(cuts), vector([n - m for n, m in zip(self.lens_k, cuts, strict=True)])
+        shape = (*tensors[0].shape[:-1], self.kind.d_v)
+        parts = []
+        for begin, count in zip(begins, counts, strict=True):
+            out = torch.full(shape, torch.nan, device=self.device)
+            part = {"partial": True, "k_begin": begin, "seqused_k": count, "out": out}
+            parts.append(flashsmith.attention(*tensors, **keywords, **part))
+        outs, lses = map(list, zip(*parts, strict=True))
+        out, lse = flashsmith.merge_attention(outs, lses, dtype=self.dtype)
+        return self._against(tensors, out, lse) if self.filled else []
+
+    def _against(self, tensors: list[torch.Tensor], out: Any, lse: Any) -> list[str]:
+        reasons = []
         for place, q, k, v, o, stats in self._sequences(tensors, out, lse):
             wanted = attention(q.double(), k.double(), v.double(), self.meaning(), place)
             reasons += compared(self, o, stats, wanted)
@@ -469,6 +512,7 @@ class CacheCall(Problem):
 
 CLASSES: dict[str, Callable[..., Any]] = {
     "forward": Call,
+    "parts": Call,
     "gradients": Call,
     "cache": CacheCall,
     "latent": CacheCall,
@@ -487,6 +531,13 @@ class Task:
     seed: int
     longest: int
     device: str
+    configs: Mapping[str, Any] | None = None
+
+    def problem(self, number: int, **how: Any) -> Problem:
+        made: Problem = CLASSES[self.kind.call](
+            *(self.kind, number, self.seed, self.device, self.longest), configs=self.configs, **how
+        )
+        return made
 
 
 def rows_of(task: Task) -> list[dict[str, Any]]:
@@ -496,7 +547,7 @@ def rows_of(task: Task) -> list[dict[str, Any]]:
 def checked(task: Task, number: int) -> dict[str, Any]:
     """The row of a problem; an error of the call is what is wrong with it."""
     begun = time.perf_counter()
-    problem = CLASSES[task.kind.call](task.kind, number, task.seed, task.device, task.longest)
+    problem = task.problem(number)
     try:
         reasons = problem.run()
     except FlashsmithError as error:
@@ -506,32 +557,55 @@ def checked(task: Task, number: int) -> dict[str, Any]:
     return dict(zip(COLUMNS, map(str, values), strict=True))
 
 
-def selected(only: str) -> list[tuple[int, Kind]]:
+def drawn_from(options: argparse.Namespace) -> list[Kind]:
+    """The kinds that problems are drawn from in turn."""
+    return [it for it in kinds() if it.function or not options.functions]
+
+
+def selected(options: argparse.Namespace) -> list[tuple[int, Kind]]:
     """The kinds of which a name contains one of the words, with their numbers."""
-    words = only.split(",")
-    return [(i, it) for i, it in enumerate(kinds()) if any(word in str(it) for word in words)]
+    words = options.only.split(",")
+    found = enumerate(drawn_from(options))
+    return [(i, it) for i, it in found if any(word in str(it) for word in words)]
 
 
 def tasks(options: argparse.Namespace, device: str, at_once: int) -> list[Task]:
-    every = len(kinds())
+    every = len(drawn_from(options))
     some = []
-    for index, kind in selected(options.only):
+    for index, kind in selected(options):
+        is_typical = options.functions and (options.command == "build" or device == "cuda")
+        configs = typical_configs(kind, options) if is_typical else None
         numbers = range(index, options.problems, every)
         for first in range(0, len(numbers), at_once):
             part = tuple(numbers[first : first + at_once])
-            some.append(Task(kind, part, options.seed, options.longest, device))
+            some.append(Task(kind, part, options.seed, options.longest, device, configs))
     return some
+
+
+# The keyword that gives the config of each operation.
+_KEYWORDS = {"forward": "config", "decode": "config", "backward": "backward_config"}
+
+
+def typical_configs(kind: Kind, options: argparse.Namespace) -> dict[str, Any]:
+    """The keywords with the configs that serve a kind's typical problem on an H200."""
+    with pretended_gpu() as gpu:
+        one = Task(kind, (0,), options.seed, options.longest, "cpu").problem(
+            0, filled=False, typical=True
+        )
+        one.run()
+        used = [config for config, _, _ in gpu.kernels]
+    families = ((it, it.family.operation) for it in used)
+    return {_KEYWORDS[name]: it for it, name in families if name in _KEYWORDS}
 
 
 def build(options: argparse.Namespace) -> int:
     """Compiles the kernels of the problems for an H200; prints those that spill registers."""
-    with pretended_gpu() as gpu:
-        for task in tasks(options, "cpu", 1):
-            make = CLASSES[task.kind.call]
+    wanted_tasks = tasks(options, "cpu", 1)
+    with pretended_gpu() as gpu, patch.object(ScoreSums, "serves", staticmethod(_serves)):
+        for task in wanted_tasks:
             for number in task.numbers:
-                one = make(task.kind, number, task.seed, "cpu", task.longest, filled=False)
                 try:
-                    one.run()
+                    task.problem(number, filled=False).run()
                 except FlashsmithError as error:
                     print(f"{task.kind}: {error}")
         wanted = list(gpu.kernels)
@@ -546,6 +620,14 @@ def build(options: argparse.Namespace) -> int:
         for number, line in enumerate(pool.map(built, wanted)):
             print(f"{number + 1} of {len(wanted)}: {line}", flush=True)
     return 0
+
+
+def _serves(saved: Any, emulate: bool) -> bool:
+    """ScoreSums.serves() for tensors of a pretended GPU."""
+    return _really_serves(saved, True)
+
+
+_really_serves = ScoreSums.serves
 
 
 def check(options: argparse.Namespace) -> int:
@@ -578,7 +660,7 @@ def check(options: argparse.Namespace) -> int:
                     break
         except multiprocessing.TimeoutError:
             pass
-    print(f"{wrong} wrong, {missing} not done, of {len(selected(options.only))} kinds", flush=True)
+    print(f"{wrong} wrong, {missing} not done, of {len(selected(options))} kinds", flush=True)
     return 1 if wrong else 2 if missing else 0
 
 
@@ -596,6 +678,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--longest", type=int, default=1500, help="the greatest length")
         command.add_argument("--only", default="", help="words of kinds, joined by commas")
+        command.add_argument(
+            "--functions", action="store_true", help="only score and mask functions, few kernels"
+        )
     return parser.parse_args(arguments)
 
 

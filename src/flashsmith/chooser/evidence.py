@@ -613,7 +613,8 @@ def _estimated(
     ):
         raise ArgumentError(
             f"deterministic=True: no {problem.operation} kernel of d_head {d_head} gives the same "
-            f"bits in every run on {device.name}; leave deterministic out"
+            f"bits in every run on {device.name}; give False. None means True with canonical bits, "
+            "and where PyTorch requires determinism"
         )
     if not expected:
         raise ArgumentError(f"device: {_why_nothing_fits(serving, problem, device, d_head)}")

@@ -24,6 +24,7 @@ from flashsmith.chooser.evidence import gather
 from flashsmith.chooser.prebuild import CallSizes, compiled_for, cover
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.chooser.winners.validation import device_of
+from flashsmith.chooser.write_slots import write_config
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     DeviceSpec,
@@ -42,6 +43,7 @@ from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
 from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.operations.merge import MERGE
+from flashsmith.operations.write_slots import WRITE_SLOTS
 
 PackedKernel = tuple[KernelConfig, Semantics]
 # Called as searched(finished, all), with numbers of kinds of calls.
@@ -69,11 +71,20 @@ BACKWARD_KINDS = tuple(
 )
 DECODE_KINDS = tuple(
     f"decode {words}"
-    for words in (*_MASKS, "causal packed", "window packed", "causal canonical", "window canonical")
+    for words in (
+        *(*_MASKS, "causal packed", "window packed", "causal canonical", "window canonical"),
+        # The steps of serving engines, with soft caps and with batch invariance.
+        *("causal softcap packed", "window softcap packed"),
+        *("causal packed canonical", "window packed canonical"),
+    )
 )
+WRITE_KINDS = ("write_slots",)
 MERGE_KINDS = ("merge", "merge packed")
 LATENT_KINDS = tuple(f"latent_decode{words}" for words in ("", " causal", " causal packed"))
-KINDS = (*FORWARD_KINDS, *BACKWARD_KINDS, *DECODE_KINDS, *LATENT_KINDS, *MERGE_KINDS)
+KINDS = (
+    *(*FORWARD_KINDS, *BACKWARD_KINDS, *DECODE_KINDS, *LATENT_KINDS, *MERGE_KINDS),
+    *WRITE_KINDS,
+)
 SMALLEST_D_HEAD = 64
 # The length 1000 is no multiple of any tile. Batches have at most _MOST_ROWS rows of q.
 _LENGTHS = (512, 1000, 2048, 4096, 8192, 16384, 65536)
@@ -247,6 +258,12 @@ def _chosen(
     """The kernels for problems of one kind: all kernels for measured problems, a few for the
     grid."""
     few: dict[KernelConfig, None] = {}
+    if grid[0][0].operation == WRITE_SLOTS.name:  # one kernel serves all sizes
+        config = write_config(grid[0][0])
+        semantics = grid[0][0].required_semantics(config)
+        yield config, semantics
+        yield config, replace(semantics, uneven=True)  # for a smaller d
+        return
     for problem, device in measured:
         for deterministic in _determinisms(problem):
             found = _expected(problem, device, table, deterministic)

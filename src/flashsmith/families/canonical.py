@@ -20,6 +20,9 @@ ORDER = f"canonical-{VERSION}"
 # The number of keys in a chunk; csrc/common/canonical_sizes.cuh has the same value.
 CHUNK = 4096
 _HOPPER = 90
+# With more columns, a tile has the same keys on all GPUs: two longer ones do not fit in shared
+# memory.
+_MOST_COLUMNS, _SHORTEST = 256, 32
 
 
 def canonical_tile(d: int, arch: int, d_v: int = 0) -> int:
@@ -29,6 +32,8 @@ def canonical_tile(d: int, arch: int, d_v: int = 0) -> int:
     If the widths of q and v differ, the tile must be the one that the kernels use, which also
     depends on the narrower width.
     """
+    if max(d, d_v) > _MOST_COLUMNS:
+        return _SHORTEST
     differ = d_v not in (0, d)
     tile = 64 if max(d, d_v) <= 128 and (not differ or min(d, d_v) <= 64) else 32
     return 2 * tile if arch >= _HOPPER else tile
@@ -48,10 +53,12 @@ def version_of(cfg: Any) -> int:
 def emulated_arch(cfg: Any) -> int:
     """The architecture that the emulator uses for a config if none is given: the oldest of its
     family or, if the config is canonical, the oldest on which the canonical tile is its B_c.
-    Configs with chunk_warpgroups need sm_90."""
+    Configs with chunk_warpgroups need sm_90, and so do the other kernels of a canonical row if it
+    is wide."""
     oldest = int(cfg.OLDEST_ARCH)
     is_of_oldest = not version_of(cfg) or cfg.B_c == tile_of(cfg, oldest)
-    if getattr(cfg, "chunk_warpgroups", 0):
+    is_wide = bool(version_of(cfg)) and cfg.d_head > _MOST_COLUMNS
+    if getattr(cfg, "chunk_warpgroups", 0) or is_wide:
         return _HOPPER
     return oldest if is_of_oldest else _HOPPER
 
@@ -91,8 +98,8 @@ def canonical_rules(*other: tuple[str, str, Callable[[Any], bool]]) -> tuple[Rul
         ),
         Rule(
             "canonical_tile",
-            f"B_c must be the tile of {ORDER}: 128 keys up to d_head 128, 64 above; half of that "
-            "before sm_90",
+            f"B_c must be the tile of {ORDER}: 128 keys up to d_head 128, 64 up to 256, half of "
+            "that before sm_90, and 32 above",
             lambda cfg, device: not cfg.canonical or cfg.B_c == tile_of(cfg, device.arch),
             ("canonical", "B_c", "d_head", "d_v"),
         ),

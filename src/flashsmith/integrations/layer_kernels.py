@@ -6,10 +6,11 @@ which are known when the engine starts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.decode import CHOOSERS
@@ -21,8 +22,9 @@ from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.operations.merge import MERGE
 from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.runtime.driver import query_gpu
-from flashsmith.runtime.kernel_choice import DEFAULT_EMULATED_ARCH
-from flashsmith.runtime.libraries import loaded_kernels
+from flashsmith.runtime.fallback_kernels import fallback_kernels
+from flashsmith.runtime.kernel_choice import AS_FAST, DEFAULT_EMULATED_ARCH, Chooser
+from flashsmith.runtime.libraries import Key, loaded_kernels
 from flashsmith.runtime.tensors import DTYPES
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.compiled import Semantics
@@ -49,26 +51,34 @@ class LayerKernels:
         """The config for a step of ``requests`` requests, each of at most ``queries`` tokens."""
         config = self._configs.get((requests, queries))
         if config is None:
-            config = _chosen(
-                self.problem,
-                self.split,
-                self.device,
-                _power_of_two(requests),
-                _power_of_two(queries),
-            )
+            rounded = _power_of_two(requests), _power_of_two(queries)
+            config = self._configs.get(rounded)
+            if config is None:
+                config = _chosen(self.problem, self.split, self.device, *rounded)
             self._configs[requests, queries] = config
         return config
 
-    def all(self, most_requests: int, most_tokens: int) -> Iterator[tuple[KernelConfig, Semantics]]:
-        """Yields, without duplicates, the config and the compiled semantics of every kernel that a
-        step can need."""
-        found: dict[tuple[KernelConfig, Semantics], None] = {}
-        for requests in _powers_to(most_requests):
-            for queries in _powers_to(most_tokens):
-                config = self.config_for(requests, queries)
-                sized = replace(self.problem, batch=requests, seq_q=queries)
-                found[config, sized.required_semantics(config)] = None
-        yield from found
+    def load(self, most_requests: int, most_tokens: int) -> set[Key]:
+        """Loads each kernel that a step can need, and returns them.
+
+        Kernels are built if necessary and allowed. Otherwise another built kernel serves from now
+        on, as for calls without ``config``. Raises KernelNotBuiltError if there is none.
+        """
+        found: set[Key] = set()
+        for sizes in itertools.product(_powers_to(most_requests), _powers_to(most_tokens)):
+            problem = _sized(self.problem, *sizes)
+            config = _load(problem, self.split, self.device, self.config_for(*sizes))
+            self._configs[sizes] = config
+            found.add((config, self.device.arch, problem.required_semantics(config)))
+        return found
+
+
+class _Step(NamedTuple):
+    """A step that is known before there are tensors. The engines' tensors suit TMA."""
+
+    problem: Problem
+    suits_tma: bool = True
+    deterministic: bool = False
 
 
 def unserved_head(
@@ -164,18 +174,17 @@ def build_kernels(
     with_writes: bool = True,
     with_merges: bool = False,
 ) -> int:
-    """Builds and loads all kernels that the layers can need, and returns their number.
+    """Builds and loads all kernels that the layers can need, and returns their number. Where none
+    may be built, or no compiler is installed, layers use those that are.
 
     ``with_writes`` says whether the engine also writes its caches with ``write_slots``,
     ``with_merges`` whether it merges the layers' outputs with ``merge_attention``. If several
     processes start together, one builds each kernel and the others wait for it. Raises the
     builder's errors.
     """
-    needed: dict[tuple[KernelConfig, int, Semantics], None] = {}
+    found: set[Key] = set()
     for layer in layers:
-        arch = layer.device.arch
-        for config, semantics in layer.all(most_requests, most_tokens):
-            needed[config, arch, semantics] = None
+        found |= layer.load(most_requests, most_tokens)
         p = layer.problem
         others = []
         if with_writes and p.operation == DECODE.name:
@@ -189,10 +198,11 @@ def build_kernels(
             (family, *_) = families(one.operation)
             (config, *_) = family.proof_configs(one.dtype, d_head_for(one))
             config = family.adapt_to_queries(config, one, layer.device)
-            needed[config, arch, one.required_semantics(config)] = None
-    for kernel in needed:
-        loaded_kernels.get(*kernel)
-    return len(needed)
+            key = config, layer.device.arch, one.required_semantics(config)
+            if key not in found:
+                loaded_kernels.get(*key)
+            found.add(key)
+    return len(found)
 
 
 def device_of(kind: str, ordinal: int) -> DeviceSpec:
@@ -206,10 +216,34 @@ def _chosen(
 ) -> KernelConfig:
     """Chooses the config for a step. The result is cached, so that all layers of one kind share one
     search."""
-    sized = replace(problem, batch=requests, seq_q=queries, seq_k=max(problem.seq_k, queries))
-    choose = choose_config if problem.operation == DEFAULT else CHOOSERS[split]
-    config: KernelConfig = choose(sized, device)
+    config: KernelConfig = _chooser(problem, split)(_sized(problem, requests, queries), device)
     return config
+
+
+def _load(problem: Problem, split: str, device: DeviceSpec, wanted: KernelConfig) -> KernelConfig:
+    """Loads the kernel ``wanted`` for a step, or one that serves instead. Returns its config."""
+    choose = _chooser(problem, split)
+
+    def pick(configs: tuple[KernelConfig, ...]) -> KernelConfig:
+        config: KernelConfig = choose(problem, device, among=configs)
+        return config
+
+    def is_as_fast(other: KernelConfig) -> bool:
+        pair = other, wanted
+        return bool(choose(problem, device, among=pair, tolerance=AS_FAST) == other)
+
+    key = wanted, device.arch, problem.required_semantics(wanted)
+    return fallback_kernels.kernel_or_other(
+        loaded_kernels, key, _Step(problem), device, pick, lambda: True, is_as_fast
+    ).config
+
+
+def _chooser(problem: Problem, split: str) -> Chooser:
+    return choose_config if problem.operation == DEFAULT else CHOOSERS[split]
+
+
+def _sized(problem: Problem, requests: int, queries: int) -> Problem:
+    return replace(problem, batch=requests, seq_q=queries, seq_k=max(problem.seq_k, queries))
 
 
 def _power_of_two(size: int) -> int:

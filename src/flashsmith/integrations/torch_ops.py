@@ -149,8 +149,8 @@ def call_options_backward(config: str | None = None, **options: Any) -> OpOption
 class SavedCall:
     """The options of a forward pass, and the cached call that computes it, if there is one.
 
-    All calls that one cached call serves share its Pass. If ``swapped``, inputs and outputs are
-    (batch, heads, length, d), as for sdpa().
+    Calls that are served by the same cached call share one SavedCall. If ``swapped``, inputs and
+    outputs are (batch, heads, length, d), as for sdpa().
     """
 
     __slots__ = ("call", "opts", "return_lse", "swapped")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from flashsmith import env
 from flashsmith.builder import built_kernels, cache_stamp, installed_package
@@ -23,12 +24,26 @@ from flashsmith.families import (
 )
 from flashsmith.runtime.arguments import check_fit
 from flashsmith.runtime.libraries import Key, LoadedKernel, LoadedKernels
-from flashsmith.runtime.request import Request
 
 _log = logging.getLogger("flashsmith")
 
 # The maximum number of cached fallback kernels; as soon as it is reached, all are dropped.
 MOST_CALLS = 1024
+
+
+class Asked(Protocol):
+    """What a kernel is asked to compute: a request, or what is known before there are tensors."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def suits_tma(self) -> bool:
+        """Whether TMA can copy the tensors."""
+
+    @property
+    def deterministic(self) -> bool: ...
+
 
 # Picks the best of the given configs for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
@@ -52,7 +67,7 @@ class FallbackKernels:
         self,
         loaded: LoadedKernels,
         wanted: Key,
-        request: Request,
+        request: Asked,
         device: DeviceSpec,
         pick: Pick,
         may_build: Callable[[], bool],
@@ -127,12 +142,12 @@ class FallbackKernels:
 fallback_kernels = FallbackKernels()
 
 
-def _call(wanted: Key, request: Request) -> _Call:
+def _call(wanted: Key, request: Asked) -> _Call:
     return wanted, request.problem, request.suits_tma, request.deterministic
 
 
 def _best_built(
-    loaded: LoadedKernels, request: Request, device: DeviceSpec, pick: Pick
+    loaded: LoadedKernels, request: Asked, device: DeviceSpec, pick: Pick
 ) -> LoadedKernel | None:
     serving = _serving(request, device)
     while serving:
@@ -144,7 +159,7 @@ def _best_built(
     return None
 
 
-def _serving(request: Request, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
+def _serving(request: Asked, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
     """The built configs that serve a request, each with the semantics of its kernel: the required
     semantics if that kernel is built, else the general-edge kernel's."""
     serving: dict[KernelConfig, Semantics] = {}

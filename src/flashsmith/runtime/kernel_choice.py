@@ -11,6 +11,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec, families
 from flashsmith.families.canonical import emulated_arch
 from flashsmith.families.head_dims import fitting_dims
+from flashsmith.operations import FORWARD
 from flashsmith.runtime import driver, process_forks
 from flashsmith.runtime.arguments import check_device, check_fit
 from flashsmith.runtime.fallback_kernels import fallback_kernels
@@ -21,7 +22,7 @@ from flashsmith.runtime.request import Request, suit_tma
 # A built kernel counts as fast as the chosen one if its predicted time is longer by at most this
 # share. This share is within the prediction's error, and `flashsmith build --any-length` uses the
 # same share.
-_AS_FAST = 0.02
+AS_FAST = 0.02
 # The emulator's default architecture.
 DEFAULT_EMULATED_ARCH = 80
 
@@ -51,13 +52,13 @@ def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Sem
     return semantics
 
 
-def arch_to_emulate(problem: Problem) -> int:
+def arch_to_emulate(problem: Problem, operation: str = "") -> int:
     """The architecture that the emulator uses for a problem if neither an architecture nor a config
     is given: the first known GPU's, or a newer one if only newer ones have kernels for the
-    problem's d."""
+    problem's d. ``operation`` stands for another one of the same d."""
     fitting = (
         family.oldest_arch
-        for family in families(problem.operation)
+        for family in families(operation or problem.operation)
         if fitting_dims(problem, family.head_dims)
     )
     return max(DEFAULT_EMULATED_ARCH, min(fitting, default=DEFAULT_EMULATED_ARCH))
@@ -85,7 +86,11 @@ def config_and_device(
     there."""
     if isinstance(config, KernelConfig):
         return config, limits_of(request.first, emulate, emulated_arch(config))
-    device = limits_of(request.first, emulate, DEFAULT_EMULATED_ARCH)
+    # Canonical rows have one set of bits in a class of GPUs, so that a row over a cache is emulated
+    # where attention() would be.
+    is_canonical = bool(request.problem.bits)
+    arch = arch_to_emulate(request.problem, FORWARD.name) if is_canonical else DEFAULT_EMULATED_ARCH
+    device = limits_of(request.first, emulate, arch)
     return config(request.problem, device), device
 
 
@@ -117,7 +122,7 @@ def kernel_for(
     def is_as_fast(other: KernelConfig) -> bool:
         assert chooser is not None
         pair = other, cfg
-        return chooser(request.problem, device, among=pair, tolerance=_AS_FAST) == other
+        return chooser(request.problem, device, among=pair, tolerance=AS_FAST) == other
 
     noted = count_noted()
     kernel = fallback_kernels.kernel_or_other(

@@ -109,7 +109,9 @@ def _as_dtype(value: Any, dtype: str, xp: Any) -> Any:
     is_numpy = xp.__name__ == "numpy"
     kind = {BOOL: xp.bool_ if is_numpy else xp.bool, FLOAT: xp.float64}.get(dtype, xp.int64)
     if hasattr(value, "detach") and is_numpy:
-        value = value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        # NumPy has no bfloat16.
+        value = (value.double() if dtype == FLOAT else value).numpy()
     return value.to(kind) if hasattr(value, "detach") else xp.asarray(value, dtype=kind)
 
 

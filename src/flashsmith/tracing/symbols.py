@@ -9,7 +9,7 @@ from flashsmith.errors import ArgumentError, TraceError
 from flashsmith.pluralize import pluralize
 from flashsmith.semantics.typed import FLOAT, READABLE, Typed, read
 from flashsmith.tracing.refusals import NeedsValue, refuse, source_line
-from flashsmith.tracing.torch_functions import FUNCTIONS, REFUSED
+from flashsmith.tracing.torch_functions import FUNCTIONS, METHODS, REFUSED
 
 _ONE_ELEMENT = "a function computes one element: give the tensor an index for each dimension"
 
@@ -111,7 +111,8 @@ class Symbol:
             self._value(
                 f"the attribute '{name}' of '{self.expression}'", REFUSED.get(name, otherwise)
             )
-        return lambda *args, **keywords: self.trace.call(name, (self, *args), keywords)
+        method = METHODS.get(name, name)
+        return lambda *args, **keywords: self.trace.call(method, (self, *args), keywords)
 
     # --- functions of PyTorch and NumPy ---
 

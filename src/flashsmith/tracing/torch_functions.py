@@ -65,8 +65,13 @@ def _power(x: Value, exponent: Value) -> Typed:
     refuse(f"pow('{base}', '{exponent}')", "give a constant exponent, or a constant positive base")
 
 
-def _where(condition: Value, yes: Value, no: Value) -> Typed:
-    return choose(condition, yes, no)
+def _where(condition: Value, input: Value, other: Value) -> Typed:
+    return choose(condition, input, other)
+
+
+def _tensor_where(x: Value, condition: Value, other: Value) -> Typed:
+    """x.where(condition, other): a method that does not take its function's arguments in order."""
+    return choose(condition, x, other)
 
 
 def _clamp(x: Value, min: Value | None = None, max: Value | None = None) -> Typed:
@@ -143,6 +148,26 @@ def _softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Typed:
     scaled = _float(x) * beta
     small = apply("log1p", apply("exp", scaled)) / beta
     return choose(apply("less", threshold, scaled), _float(x), small)
+
+
+def _between(x: Value, lowest: Value, highest: Value) -> Typed:
+    """A clamp whose derivative is 0 at the ends, as that of hardtanh and relu6."""
+    found = choose(apply("less_equal", x, lowest), lowest, x)
+    return choose(apply("less_equal", highest, x), highest, found)
+
+
+def _leaky_relu(x: Value, negative_slope: float = 0.01, inplace: bool = False) -> Typed:
+    return choose(apply("less", 0.0, x), x, _float(x) * negative_slope)
+
+
+def _elu(x: Value, alpha: float = 1.0, inplace: bool = False) -> Typed:
+    # exp of a positive number may be infinite; its product with a derivative of 0 would be NaN.
+    below = apply("exp", choose(apply("less", 0.0, x), 0.0, x)) - 1.0
+    return choose(apply("less", 0.0, x), _float(x), below * alpha)
+
+
+def _log_sigmoid(x: Value) -> Typed:
+    return apply("negative", _softplus(apply("negative", _float(x))))
 
 
 def _gelu(x: Value, approximate: str = "none") -> Typed:
@@ -224,8 +249,20 @@ FUNCTIONS: dict[str, Callable[..., Typed]] = {
     "relu": lambda x, inplace=False: choose(apply("less_equal", x, 0), 0, x),
     "softplus": _softplus,
     "gelu": _gelu,
-    "leaky_relu": lambda x, slope=0.01, *_: choose(apply("less", 0.0, x), x, _float(x) * slope),
-    "silu": lambda x: apply("multiply", x, apply("sigmoid", x)),
+    "relu6": lambda x, inplace=False: _between(x, 0.0, 6.0),
+    "hardtanh": lambda x, min_val=-1.0, max_val=1.0, inplace=False: _between(x, min_val, max_val),
+    "leaky_relu": _leaky_relu,
+    "elu": _elu,
+    "silu": lambda x, inplace=False: apply("multiply", x, apply("sigmoid", x)),
+    "mish": lambda x, inplace=False: apply("multiply", x, apply("tanh", _softplus(x))),
+    "log_sigmoid": _log_sigmoid,
+    "softsign": lambda x: apply("divide", x, apply("abs", x) + 1.0),
+    "addcmul": lambda x, one, other, *, value=1: _add(
+        x, apply("multiply", one, other), alpha=value
+    ),
+    "addcdiv": lambda x, one, other, *, value=1: _add(x, apply("divide", one, other), alpha=value),
+    "lerp": lambda x, end, weight: _add(x, apply("multiply", weight, _subtract(end, x))),
+    "frac": lambda x: apply("subtract", x, apply("trunc", x)),
     "clamp": _clamp,
     "clip": _clamp,
     "clamp_min": lambda x, min: _clamp(x, min=min),
@@ -235,6 +272,7 @@ FUNCTIONS: dict[str, Callable[..., Typed]] = {
     "min": _binary("minimum"),
     "max": _binary("maximum"),
     "where": _where,
+    "Tensor.where": _tensor_where,
     "masked_fill": _masked_fill,
     "lt": _binary("less"),
     "less": _binary("less"),
@@ -283,6 +321,8 @@ FUNCTIONS: dict[str, Callable[..., Typed]] = {
     "tanh_approx": _unary("tanh"),
     "approx::tanh": _unary("tanh"),
 }
+# Methods of tensors that are not the function of the same name.
+METHODS = {"where": "Tensor.where"}
 # Functions that by their names do not compute one element, and what to write instead.
 REFUSED = {
     **dict.fromkeys(

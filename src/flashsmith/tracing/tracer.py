@@ -38,7 +38,7 @@ from flashsmith.tracing.captures import (
 )
 from flashsmith.tracing.refusals import NeedsValue, check_arguments, raised, refuse
 from flashsmith.tracing.symbols import Captured, Symbol, read_expression
-from flashsmith.tracing.torch_functions import FUNCTIONS, REFUSED
+from flashsmith.tracing.torch_functions import FUNCTIONS, METHODS, REFUSED
 
 Function = Callable[..., Any]
 # Python's names of operators, where PyTorch's differ.
@@ -468,6 +468,8 @@ def _torch_name(function: Any) -> str:
         schema = getattr(function, "_schema", None)
         name = schema.name if schema is not None else getattr(function, "__name__", function)
     name = str(name).removeprefix("aten::")
+    if hasattr(function, "__objclass__"):  # a tensor's method
+        name = METHODS.get(name, name)
     return name.strip("_") if name.startswith("__") else name
 
 

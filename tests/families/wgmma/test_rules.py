@@ -113,7 +113,7 @@ BROKEN = [
     ),
     (
         f"(FP16, 512, 64, 64, 1wg): tma+stages_1+{TWO}+dynamic+direct_O+canonical_1",
-        {"canonical_with_partners"},
+        {"canonical_tile"},
     ),
     (f"(FP16, 192:96, 128, 64, 2wg): tma+{TWO}", {"d_v_supported"}),
     (f"(FP16, 64:128, 128, 64, 2wg): tma+{TWO}", {"wide_O_needs_a_place"}),

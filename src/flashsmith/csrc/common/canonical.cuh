@@ -43,6 +43,16 @@ struct StateMerge {
         row.offset = none_next ? row.offset : none ? next.offset : offset;
         row.sum = sum;
     }
+    // As two numbers, of which a negative one says that its state has no key; and back.
+    FS_DEVICE explicit StateMerge(const float (&weights)[2])
+        : weight(weights[0]),
+          weight_next(weights[1]),
+          none(weight < 0.0f),
+          none_next(weight_next < 0.0f) {}
+    FS_DEVICE void put(float (&weights)[2]) const {
+        weights[0] = none ? -1.0f : weight;
+        weights[1] = none_next ? -1.0f : weight_next;
+    }
     FS_DEVICE float merged(float x, float next) const {
         const float both = __fmaf_rn(weight_next, next, __fmul_rn(weight, x));
         return none_next ? x : none ? next : both;

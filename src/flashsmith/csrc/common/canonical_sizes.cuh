@@ -13,6 +13,7 @@ constexpr int kCanonicalVersion = 1;
 constexpr int canonical_tile(int d, int arch, int d_v = 0) {
     const bool differ = d_v > 0 && d_v != d;
     const int wider = d_v > d ? d_v : d, narrower = differ && d_v < d ? d_v : d;
+    if (wider > 256) return 32;
     const int tile = wider <= 128 && (!differ || narrower <= 64) ? 64 : 32;
     return arch >= 90 ? 2 * tile : tile;
 }

@@ -29,8 +29,14 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
     // Groups of 16 columns; warp i of n has groups i, i + n ...
     static constexpr int kGroups = Kernel::d_v / 16;
     static constexpr int kOwnGroups = (kGroups + Kernel::n_warps - 1) / Kernel::n_warps;
-    static constexpr int kKeyGroups = Kernel::warp_keys / 16;
-    using Scores = float[kMTiles][Kernel::key_tiles][4];
+    // The keys whose scores a warp computes: those that it copies or, if warps share the stages, 16
+    // of a stage, so that the last warps have none.
+    static constexpr int kOwnKeys = Kernel::shares_stages ? 16 : Kernel::warp_keys;
+    static constexpr int kScoringWarps = Kernel::B_c / kOwnKeys;
+    static constexpr int kKeyGroups = kOwnKeys / 16;
+    // Groups of 16 keys that are together in shared memory.
+    static constexpr int kCopiedGroups = Kernel::shares_stages ? Kernel::B_c / 16 : kKeyGroups;
+    using Scores = float[kMTiles][kOwnKeys / 8][4];
     using Sums = float[kMTiles][2 * kOwnGroups][4];
     using PLayout = SmemLayout<Kernel::B_r, Kernel::B_c, true>;
     using Rows = CanonicalRows<kMTiles>;
@@ -63,14 +69,14 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
         Sums all_o;
         zero(all_o);
         Scores scores;
-        if (step < steps) multiply_keys(step, stage, queries, scores);
+        if (step < steps && has_keys()) multiply_keys(step, stage, queries, scores);
         for (int part = item.first_part; part < item.end_part; ++part) {
             Rows chunk(this->scale_log2());
             Sums o;
             zero(o);
             steps_until += steps_of_chunk;
             while (step < min(steps, steps_until)) {
-                store_maxima(scores);
+                if (has_keys()) store_maxima(scores);
                 __syncthreads();  // maxima and the stage are complete; the previous stage has been
                                   // read
                 const int copied = kSkips ? visits.steps[kStages - 1] : step + kStages - 1;
@@ -82,15 +88,20 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
                 }
                 cp_async_commit();
                 raise(chunk, o);
-                store_probabilities(chunk, scores);
+                if (has_keys()) store_probabilities(chunk, scores);
                 // The next tile's scores are computed before this tile's P V: they need only this
-                // warp's keys.
+                // warp's keys, or a stage that all warps have copied.
                 const int next = stage == kStages - 1 ? 0 : stage + 1;
                 cp_async_wait<kStages - 2>();
-                __syncwarp();
+                if constexpr (Kernel::shares_stages)
+                    __syncthreads();  // the next stage, P and its sums are complete
+                else
+                    __syncwarp();
                 const int next_step = kSkips ? visits.advance(min(after, steps)) : step + 1;
-                if (next_step < steps) multiply_keys(next_step, next, queries, scores);
-                __syncthreads();  // P and its sums are complete
+                if (next_step < steps && has_keys())
+                    multiply_keys(next_step, next, queries, scores);
+                if constexpr (!Kernel::shares_stages)
+                    __syncthreads();  // P and its sums are complete
                 add_sums(chunk);
                 multiply_values(stage, o);
                 stage = next;
@@ -109,18 +120,33 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
 
     // ---- a tile ----
 
+    FS_DEVICE bool has_keys() const {
+        return kScoringWarps == Kernel::n_warps || warp < kScoringWarps;
+    }
+    // The first of the keys whose scores this warp computes.
+    FS_DEVICE int own_key(int step) const {
+        if constexpr (Kernel::shares_stages)
+            return this->run_begin + step * Kernel::B_c + warp * kOwnKeys;
+        return first_key(step);
+    }
+    FS_DEVICE uint32_t own_keys(int stage) const {
+        using Panel = typename KeysLayout::template Panel<false>;
+        return K_tile(stage) + (Kernel::shares_stages ? warp * kOwnKeys * Panel::kRowBytes : 0);
+    }
+
     FS_DEVICE void multiply_keys(int step, int stage,
                                  const RowsA<typename Kernel::QueriesLayout, kMTiles>& queries,
                                  Scores& scores) const {
         zero(scores);
         multiply<value_t, Kernel::d_steps>(
-            scores, queries, key_operand<KeysLayout, value_t, Kernel::cache>(K_tile(stage), lane));
+            scores, queries,
+            key_operand<KeysLayout, value_t, Kernel::cache>(own_keys(stage), lane));
         change_scores<SEMANTICS>(scores, this->score_argument());
-        const int key = first_key(step);
+        const int key = own_key(step);
         if constexpr (kHasProgram<SEMANTICS>)
             this->with_program(
                 key, [&](const auto&... at) { change_by_program<SEMANTICS>(scores, at...); });
-        if (key < full_begin || key + Kernel::warp_keys > full_end) {
+        if (key < full_begin || key + kOwnKeys > full_end) {
             const auto seen = [&](int m, int r) { return keys_of_row(16 * m + 8 * r + lane / 4); };
             mask_keys<SEMANTICS>(scores, lane, key, seen, -INFINITY);
         }
@@ -150,7 +176,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             for (int r = 0; r < 2; ++r) {
                 maxima[m][r] = -INFINITY;
 #pragma unroll
-                for (int w = 0; w < Kernel::n_warps; ++w)
+                for (int w = 0; w < kScoringWarps; ++w)
                     maxima[m][r] = fmaxf(maxima[m][r],
                                          load_shared_float(maximum(w, 16 * m + 8 * r + lane / 4)));
             }
@@ -214,7 +240,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             p.load(fragment, step);
             // The stage of the ring of the warp that copied these keys.
             const uint32_t tile = smem + Kernel::ring_offset +
-                                  step / kKeyGroups * Kernel::ring_bytes +
+                                  step / kCopiedGroups * Kernel::ring_bytes +
                                   stage * Kernel::stage_bytes + KeysLayout::kBytes;
             const auto v = value_operand<ValuesLayout, Kernel::n_warps, value_t, Kernel::cache>(
                 tile, lane, warp);
@@ -222,7 +248,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             for (int t = 0; t < kOwnGroups; ++t) {
                 if (!has_group(t)) continue;
                 uint32_t two_tiles[4];
-                v.load(two_tiles, step % kKeyGroups, t);
+                v.load(two_tiles, step % kCopiedGroups, t);
                 const uint32_t low[2] = {two_tiles[0], two_tiles[1]};
                 const uint32_t high[2] = {two_tiles[2], two_tiles[3]};
 #pragma unroll

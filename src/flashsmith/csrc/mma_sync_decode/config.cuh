@@ -102,11 +102,11 @@ struct FlashDecodeKernelConfig {
         const int queries = own_rows ? 0 : B_r * d_head * element_bytes();
         const int streamed = stages * B_c * pair_bytes() + other_sums_bytes();
         const int in_shared = (own_tiles() - own_tiles_in_registers()) * n_threads() * 16;
-        const int statistics = own_rows            ? B_r * 2 * 4 + in_shared
-                               : own_columns()     ? B_r * 2 * 4 + shares_bytes()
-                               : chunk_cluster > 0 ? cluster_exchange_bytes()
-                               : canonical > 0     ? exchange_bytes()
-                                                   : n_warps * B_r * 2 * 4;
+        const int statistics = own_rows                          ? B_r * 2 * 4 + in_shared
+                               : own_columns() && canonical == 0 ? B_r * 2 * 4 + shares_bytes()
+                               : chunk_cluster > 0               ? cluster_exchange_bytes()
+                               : canonical > 0                   ? exchange_bytes()
+                                                                 : n_warps * B_r * 2 * 4;
         return queries + streamed + statistics + 80;
     }
     constexpr int shares_bytes() const { return 2 * B_r * B_c * 4; }

@@ -76,7 +76,11 @@ struct RowMerge {
         if (waits && !arrive()) wait_for_decode(args);
         if (!warms_up && (s.runs == 1 || row >= s.queries * args.heads_per_group)) return;
         if constexpr (Kernel::canonical) {
-            if (warp == 0) merge_chunks(lane, warms_up);
+            if (warp == 0) merge_chunks(0, lane, warms_up);
+            if constexpr (kGroupColumns < Kernel::d_v)
+#pragma unroll 1
+                for (int first = kGroupColumns; first < Kernel::d_v; first += kGroupColumns)
+                    if (warp == 0) merge_chunks(first, lane, warms_up);
             return;
         }
         merge_columns(0, own, begin, end, alone, warms_up);
@@ -129,14 +133,14 @@ struct RowMerge {
         }
     }
 
-    // Merges one chunk after another. Each is a leaf.
-    FS_DEVICE void merge_chunks(int lane, bool warms_up) const {
+    // Merges one chunk after another. Each is a leaf. `first_column` is the first of a group.
+    FS_DEVICE void merge_chunks(int first_column, int lane, bool warms_up) const {
         const int count = warms_up ? 1 : s.runs;
         RowStatistics row{0.0f, 0.0f};
         float o[kColumnSteps][4] = {};
 #pragma unroll 1
         for (int first = 0; first < count; first += kAhead) {
-            const Leaves leaves(*this, first);
+            const Leaves leaves(*this, first, first_column);
             RowState states[kAhead][kColumnSteps];
             if (!warms_up) {
                 load_four<0>(states, leaves, count - first, lane);
@@ -157,7 +161,7 @@ struct RowMerge {
         if (warms_up) return;
 #pragma unroll
         for (int c = 0; c < kColumnSteps; ++c) {
-            const int column = 128 * c + 4 * lane;
+            const int column = first_column + 128 * c + 4 * lane;
             const auto scaled = [&](int e) {
                 return canonical_element<Kernel>(args, o[c][e], end.factor, head_k);
             };
@@ -166,7 +170,8 @@ struct RowMerge {
                                 {pack_16bit<typename Kernel::value_t>(scaled(0), scaled(1)),
                                  pack_16bit<typename Kernel::value_t>(scaled(2), scaled(3))});
         }
-        if (lane == 0) store_lse(args, end.lse, batch, s.first_query, query, head);
+        if (lane == 0 && first_column == 0)
+            store_lse(args, end.lse, batch, s.first_query, query, head);
     }
 
     FS_DEVICE RowState of_warp(int warp, int c, int lane) const {

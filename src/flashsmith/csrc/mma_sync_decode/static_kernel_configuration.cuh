@@ -138,8 +138,8 @@ struct StaticDecodeKernelConfig {
     static constexpr int P_offset = sums_offset + CFG.sums_bytes();
     static constexpr int search_offset =
         statistics_offset + (own_rows      ? B_r * 8 + (column_tiles - saved_tiles) * n_threads * 16
-                             : own_columns ? B_r * 8 + CFG.shares_bytes()
                              : canonical   ? exchange_bytes
+                             : own_columns ? B_r * 8 + CFG.shares_bytes()
                                            : n_warps * B_r * 8);
     static_assert(search_offset % 32 == 0, "two search addresses alternate");
     static constexpr int target_offset = search_offset + 32;
@@ -154,7 +154,7 @@ struct StaticDecodeKernelConfig {
     static constexpr bool valid_config() {
         static_assert(d_head % 32 == 0, "d_head: panels of 32 or 64 columns");
         static_assert(!own_columns || (d_head == 512 && !has_d_v && B_r == 16 && B_c == 32 &&
-                                       n_warps == 4 && !own_rows && !canonical && !CFG.full_tiles &&
+                                       n_warps == 4 && !own_rows && !CFG.full_tiles &&
                                        chunk_rows == 0 && chunk_cluster == 0 && !has_warpgroups),
                       "d_head: four warps share 512 columns, of 16 rows and 32 keys");
         static_assert(

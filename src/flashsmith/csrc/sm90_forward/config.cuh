@@ -83,10 +83,12 @@ struct WgmmaForwardKernelConfig {
     // O.
     constexpr int64_t message_bytes() const { return int64_t{kWarpgroupThreads} * (B_c + 8); }
 
-    // Canonical kernels: the bytes of its rows' state that a warpgroup saves between chunks. Each
-    // thread has four sums of O for every eight columns, and two rows' statistics.
+    // Canonical kernels: the bytes of its rows' state that a consumer or partner saves between
+    // chunks. Each thread has four sums of O for every eight of its columns, and two rows'
+    // statistics.
     constexpr int64_t running_state_bytes() const {
-        return int64_t{kWarpgroupThreads} * (d_head_v() / 8 + 1) * 16;
+        const int columns = halves_O() ? d_head_v() / 2 : d_head_v();
+        return int64_t{kWarpgroupThreads} * (columns / 8 + 1) * 16;
     }
 
     // CTAs that fit on one SM with `max_smem_bytes` of shared memory. `registers` is the compiler's

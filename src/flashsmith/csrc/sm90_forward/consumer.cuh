@@ -168,7 +168,9 @@ struct Consumer {
             const bool is_first = block == blocks.begin, is_last = end == blocks.end;
             compute_chunk(block, end, blocks, is_last);
             softmax.finish_chunk();
-            if (!is_first) running_state().merge_into(softmax, O);
+            if (!is_first)
+                running_state().merge_into(softmax, O,
+                                           [&](const StateMerge(&merge)[2]) { send_merge(merge); });
             if (is_last) break;
             running_state().store(softmax, O);
             block = end;
@@ -208,6 +210,7 @@ struct Consumer {
         output.drain();
         compute_probabilities<true>(block, blocks);
         pack_P();
+        send_P();
 #pragma unroll 1
         while (++block < end) next_block(block, blocks);
         V.consumer_wait();
@@ -419,6 +422,17 @@ struct Consumer {
     // Gives the partner the P and the factors of this block.
     FS_DEVICE void send_P() {
         if constexpr (Kernel::halves_O) messages.send(P, rescales_O, O_factors);
+    }
+
+    // Gives the partner the weights with which it merges its columns of a chunk.
+    FS_DEVICE void send_merge(const StateMerge (&merge)[2]) {
+        if constexpr (Kernel::halves_O)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float weights[2];
+                merge[r].put(weights);
+                messages.send(weights);
+            }
     }
 
     // ---- tiles ----

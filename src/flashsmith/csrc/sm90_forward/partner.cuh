@@ -28,12 +28,10 @@ struct Partner : Consumer<Kernel> {
             __syncwarp();  // every lane has read the tile's info
             if (lane == 0) mbarrier_arrive(this->Q_barriers().empty(this->slot()));
             const BlockRange mine = this->blocks_of_warpgroup();
-            skip_values(tile.block_end - mine.end);
-            O_is_begun = false;
-#pragma unroll 1
-            for (int block = mine.end; block > mine.begin; --block) add_block();
-            if (!O_is_begun) zero(O);
-            skip_values(mine.begin - tile.block_begin);
+            if constexpr (Kernel::canonical)
+                add_canonically(mine);
+            else
+                add_all(mine);
             messages.receive(row_weights[0]);
             store_tile();
             this->Q_state.advance();
@@ -41,6 +39,40 @@ struct Partner : Consumer<Kernel> {
     }
 
   private:
+    FS_DEVICE void add_all(const BlockRange& mine) {
+        skip_values(tile.block_end - mine.end);
+        O_is_begun = false;
+#pragma unroll 1
+        for (int block = mine.end; block > mine.begin; --block) add_block();
+        if (!O_is_begun) zero(O);
+        skip_values(mine.begin - tile.block_begin);
+    }
+    // From the first block on, chunk by chunk, as the consumer does.
+    FS_DEVICE void add_canonically(const BlockRange& mine) {
+        skip_values(mine.begin - tile.block_begin);
+        zero(O);
+#pragma unroll 1
+        for (int block = mine.begin; block < mine.end;) {
+            const int end = this->end_of_chunk(block, mine);
+            const bool is_first = block == mine.begin;
+            O_is_begun = false;
+#pragma unroll 1
+            for (; block < end; ++block) add_block();
+            if (!is_first) merge_chunk();
+            if (end < mine.end) running_state().store(O);
+        }
+        skip_values(tile.block_end - max(mine.end, tile.block_begin));
+    }
+    FS_DEVICE void merge_chunk() {
+        float weights[2][2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) messages.receive(weights[r]);
+        const StateMerge merge[2] = {StateMerge(weights[0]), StateMerge(weights[1])};
+        running_state().merge_into(merge, O);
+    }
+    FS_DEVICE RunningState<Kernel> running_state() const {
+        return RunningState<Kernel>(this->problem, opaque(Kernel::n_warpgroups));
+    }
     // O = O * factors + P V.
     FS_DEVICE void add_block() {
         messages.receive(P, O_factors);

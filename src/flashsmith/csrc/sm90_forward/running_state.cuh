@@ -1,5 +1,6 @@
 // The state of a warpgroup's rows over the finished chunks, while the next chunk is computed. It is
-// in global memory, where L2 keeps it. Registers and shared memory have room for only one O.
+// in global memory, where L2 keeps it. Registers and shared memory have room for only one O. A
+// partner's has no statistics of its own.
 #pragma once
 
 #include "common/canonical.cuh"
@@ -11,12 +12,13 @@ namespace flashsmith {
 // A thread reads only what it has written, so that no order between threads is needed.
 template <class Kernel>
 struct RunningState {
-    static constexpr int kTiles = Kernel::d_v / 8;
+    static constexpr int kTiles = Kernel::O_columns / 8;
     float* const own;  // this thread's first four floats; the next ones are a warpgroup further on
 
+    // `warpgroup`: of the CTA's consumers, or the partner, which is the last one.
     FS_DEVICE RunningState(const ForwardKernelArgs& args, int warpgroup)
         : own(args.parts +
-              (int64_t{block_index()} * Kernel::n_warpgroups + warpgroup) *
+              (int64_t{block_index()} * Kernel::consumers + warpgroup) *
                   (Kernel::running_state_bytes / 4) +
               opaque(thread_index()) % kWarpgroupThreads * 4) {}
 
@@ -29,15 +31,24 @@ struct RunningState {
     FS_DEVICE void store(const CanonicalRows<1>& rows, const typename Kernel::O_t& O) const {
         store_4(kTiles, rows.row_max[0][0], rows.row_max[0][1], rows.row_sum[0][0],
                 rows.row_sum[0][1]);
+        store(O);
+    }
+    FS_DEVICE void store(const typename Kernel::O_t& O) const {
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) store_4(n, O[0][n][0], O[0][n][1], O[0][n][2], O[0][n][3]);
     }
     // Merges the state of the earlier chunks into this chunk's state, which then covers all chunks
-    // so far.
-    FS_DEVICE void merge_into(CanonicalRows<1>& rows, typename Kernel::O_t& O) const {
+    // so far. `send` gets the two rows' StateMerge before O is merged.
+    template <class Send>
+    FS_DEVICE void merge_into(CanonicalRows<1>& rows, typename Kernel::O_t& O,
+                              const Send& send) const {
         const float4 statistics = *reinterpret_cast<const float4*>(tile(kTiles));
         const StateMerge merge[2] = {rows.merge_after(0, 0, statistics.x, statistics.z),
                                      rows.merge_after(0, 1, statistics.y, statistics.w)};
+        send(merge);
+        merge_into(merge, O);
+    }
+    FS_DEVICE void merge_into(const StateMerge (&merge)[2], typename Kernel::O_t& O) const {
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
             const float4 before = *reinterpret_cast<const float4*>(tile(n));

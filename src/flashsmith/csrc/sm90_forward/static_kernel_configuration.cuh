@@ -120,8 +120,8 @@ struct StaticHopperKernelConfig {
     static constexpr bool valid_config() {
         static_assert(d_head % 8 == 0 && O_columns <= CFG.kMostColumnsOfO,
                       "d_head: the columns of a wgmma are a multiple of 8, up to 256");
-        static_assert(!halves_O || (n_warpgroups == 1 && CFG.direct_O && !canonical &&
-                                    CFG.short_block == 0 && d_v % 128 == 0),
+        static_assert(!halves_O || (n_warpgroups == 1 && CFG.direct_O && CFG.short_block == 0 &&
+                                    d_v % 128 == 0),
                       "d_head: two warpgroups compute O of the same 64 rows");
         static_assert(CFG.d_v == 0 || (d_head % 64 == 0 && d_v % 64 == 0),
                       "d_v: panels of V are as wide as those of Q and K");

@@ -219,7 +219,7 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
                                     in_workspace(workspaces.size())});
         workspaces.push_back(
             {"running_states",
-             static_cast<size_t>(clusters * config.cluster_size * config.n_warpgroups *
+             static_cast<size_t>(clusters * config.cluster_size * config.consumers() *
                                  config.running_state_bytes()),
              Contents::undefined});
     }

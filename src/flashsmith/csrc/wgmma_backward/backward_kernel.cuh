@@ -6,6 +6,7 @@
 //     lists          with the mask of a program: which blocks of queries each block of keys visits
 //     main           dk and dv, and what each block of keys adds to dq
 //     finish         dq, rounded from its sums
+//     dq             with separate_dq, in place of these sums: the kernel of the wgmma_dq family
 //     sinks          dsinks
 #pragma once
 
@@ -15,6 +16,7 @@
 #include "wgmma_backward/finish_kernel.cuh"
 #include "wgmma_backward/producer.cuh"
 #include "wgmma_backward/split_consumer.cuh"
+#include "wgmma_dq/dq_kernel.cuh"
 
 namespace flashsmith {
 

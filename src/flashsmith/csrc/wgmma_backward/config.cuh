@@ -8,6 +8,7 @@
 #include "backward/args.cuh"
 #include "common/constants.cuh"
 #include "common/program_args.cuh"
+#include "wgmma_dq/config.cuh"
 
 namespace flashsmith {
 
@@ -54,6 +55,7 @@ struct WgmmaBackwardKernelConfig {
     bool without_dq;   // only dk and dv are computed: q is frozen
     int d_v;           // columns of V, do and dv; 0: d_head
     bool cta_pair;     // the two CTAs of a cluster have the same keys, and half of the columns each
+    bool separate_dq;  // CTAs that keep queries compute dq, in another launch
 
     constexpr auto operator<=>(const WgmmaBackwardKernelConfig&) const = default;
 
@@ -61,11 +63,43 @@ struct WgmmaBackwardKernelConfig {
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
     constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
 
+    // The config of the main kernel, which computes no dq if another kernel does.
+    constexpr WgmmaBackwardKernelConfig of_main_kernel() const {
+        WgmmaBackwardKernelConfig config = *this;
+        config.without_dq |= separate_dq;
+        config.separate_dq = false;
+        return config;
+    }
+    // With separate_dq: the config of the kernel that computes dq. The stages of K and V are as
+    // many as fit.
+    constexpr WgmmaDqKernelConfig of_dq_kernel() const {
+        const bool is_narrow = d_head <= 96, is_wide = d_head > 192;
+        const int stages = d_head == 64 || d_head == 128 ? 3 : 2;
+        return {
+            .dtype = dtype,
+            .d_head = d_head,
+            .B_r = 2 * kWarpgroupRows,
+            .B_c = is_narrow ? 128 : 64,
+            .n_warpgroups = 2,
+            .k_stages = stages,
+            .v_stages = is_wide ? 1 : stages,
+            .producer_registers = 24,
+            .consumer_registers = 240,
+            .late_dq = true,
+            .pingpong = true,
+            .d_v = d_v,
+        };
+    }
+
+    constexpr int64_t dq_smem_bytes() const {
+        return separate_dq ? of_dq_kernel().smem_bytes() : 0;
+    }
+
     // The number of warpgroups with different keys, 64 each.
     constexpr int key_groups() const { return split_roles ? 1 : n_warpgroups; }
 
     // dS goes through shared memory only for dq.
-    constexpr int n_ds_tiles() const { return without_dq ? 0 : ds_stages; }
+    constexpr int n_ds_tiles() const { return without_dq || separate_dq ? 0 : ds_stages; }
     // Bytes of one CTA's K and V, of the stages of Q, do and dS, of P if one warpgroup passes it to
     // another, of S and dP if they come from another CTA, and of dq before it is added.
     constexpr int64_t tile_bytes() const {

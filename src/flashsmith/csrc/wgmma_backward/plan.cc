@@ -6,6 +6,7 @@
 
 #include "backward/problem.h"
 #include "sm90/copied_tensor.h"
+#include "wgmma_dq/tensor_maps.h"
 
 namespace flashsmith {
 namespace {
@@ -19,10 +20,12 @@ static_assert(sizeof(HopperBackwardProgramArgs) ==
               (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *
                   alignof(TensorMap));
 
-// The kernels of a config, in the order of the family's templates; without_dq has no finish.
+// The kernels of a config, in the order of the family's templates. without_dq has no finish, and
+// separate_dq has the kernel of dq in its place.
 enum Kernel : size_t {
     main_kernel,
     finish,
+    dq_kernel = finish,
     prepare,
     gaps,
     sinks_kernel,
@@ -92,14 +95,21 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
                 "uneven: this library's kernels want whole tiles and d = d_head");
     const bool wants_sinks = tensors[dsinks] != 0;
     require(!wants_sinks || tensors[sinks] != 0, "dsinks: requested without sinks; pass sinks");
-    const bool has_dq = !config.without_dq;
+    const bool has_dq = !config.without_dq, sums_dq = has_dq && !config.separate_dq;
+    const WgmmaDqKernelConfig of_dq = config.of_dq_kernel();
+    if (config.separate_dq) {
+        check_smem(config.dq_smem_bytes(), device);
+        if (!semantics.uneven)
+            require(p.seq_q % of_dq.B_r == 0 && p.seq_k % of_dq.B_c == 0,
+                    "uneven: the kernel of dq in this library wants whole tiles");
+    }
     require(has_dq || tensors[dq] == 0, "dq: this kernel computes dk and dv; take another config");
 
     const Statistics statistics = place_statistics(p, args);
     const size_t bytes = static_cast<size_t>(statistics.rows) * sizeof(float);
     Plan plan;
     plan.workspaces = {{"lse_log2", bytes, Contents::undefined}, {"D", bytes, Contents::undefined}};
-    if (has_dq) {
+    if (sums_dq) {
         const size_t blocks = bytes / static_cast<size_t>(config.B_r);
         plan.workspaces.push_back({"dq_sums",
                                    blocks * static_cast<size_t>(config.dq_block_floats()),
@@ -116,7 +126,7 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
             .block = {threads, 1, 1},
             .smem_bytes = 0,
             .argument_bytes = {argument, argument + sizeof args},
-            .addresses = backward_addresses(has_dq),
+            .addresses = backward_addresses(sums_dq),
             .tensor_maps = {},
         });
     };
@@ -126,7 +136,8 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
     if (p.packed)
         add(gaps, blocks_of(p.total_q + p.total_k, kRowsThreads / kWarpSize), kRowsThreads);
     const bool has_keys = p.packed ? p.total_k > 0 : p.seq_k > 0;
-    if (has_keys && (tensors[dq] != 0 || tensors[dk] != 0 || tensors[dv] != 0)) {
+    const bool wants_sums = sums_dq && tensors[dq] != 0;
+    if (has_keys && (wants_sums || tensors[dk] != 0 || tensors[dv] != 0)) {
         using Args = HopperBackwardKernelArgs;
         HopperBackwardProgramArgs main_args;
         std::memset(&main_args, 0, sizeof main_args);  // including padding: equal plans have equal
@@ -158,9 +169,23 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
         launch.tensor_maps = tensor_maps(config, p, args);
         if (semantics.program_masks) add_lists(plan, config, p, args, program, semantics);
     }
-    if (tensors[dq] != 0)
+    if (wants_sums)
         add(finish, heads_q * blocks_of(p.seq_q, config.B_r),
             static_cast<uint32_t>(config.dq_parts() * kWarpgroupThreads));
+    if (config.separate_dq && tensors[dq] != 0) {
+        add(dq_kernel, heads_q * blocks_of(p.seq_q, of_dq.B_r),
+            static_cast<uint32_t>(of_dq.n_threads()));
+        HopperDqKernelArgs dq_args;
+        std::memset(&dq_args, 0, sizeof dq_args);  // including padding
+        dq_args.problem = args;
+        Launch& launch = plan.launches.back();
+        launch.smem_bytes = static_cast<int>(of_dq.smem_bytes());
+        const auto* argument = reinterpret_cast<const uint8_t*>(&dq_args);
+        launch.argument_bytes = {argument, argument + sizeof dq_args};
+        for (AddressPatch& patch : launch.addresses)
+            patch.argument_offset += offsetof(HopperDqKernelArgs, problem);
+        launch.tensor_maps = dq_tensor_maps(of_dq, p, args);
+    }
     if (wants_sinks) add(sinks_kernel, p.heads_q, kRowsThreads);
     plan.presence = backward_presence(tensors, semantics);
     return plan;

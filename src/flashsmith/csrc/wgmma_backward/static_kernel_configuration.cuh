@@ -6,6 +6,7 @@
 #include "common/program_scores.cuh"
 #include "sm90/wgmma.cuh"
 #include "wgmma_backward/config.cuh"
+#include "wgmma_dq/static_kernel_configuration.cuh"
 
 #ifndef FLASHSMITH_MAX_SMEM_PER_BLOCK
 #error \
@@ -16,7 +17,9 @@ namespace flashsmith {
 
 template <WgmmaBackwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticHopperBackwardKernelConfig {
-    static constexpr WgmmaBackwardKernelConfig CFG = CFG_;
+    static constexpr WgmmaBackwardKernelConfig CFG = CFG_.of_main_kernel();
+    // With separate_dq: dq's kernel.
+    using DqKernel = StaticHopperDqKernelConfig<CFG_.of_dq_kernel(), SEMANTICS_>;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
     static constexpr bool has_program = SEMANTICS.has_program();
@@ -209,6 +212,8 @@ struct StaticHopperBackwardKernelConfig {
                                 !CFG.bulk_sums && CFG.dq_sums == DqSums::beside_scores &&
                                 (CFG.split_roles || CFG.order == StepOrder::scores_together)),
             "without_dq: needs scores_together or split_roles, and no knob of dq");
+        static_assert(!CFG_.separate_dq || !(CFG_.without_dq || CFG_.cta_pair || has_program),
+                      "separate_dq: excludes without_dq, cta_pair and programs");
         static_assert(CFG.order == StepOrder::dv_first || CFG.order == StepOrder::scores_together ||
                           CFG.q_stages > 1,
                       "q_stages: the next step's S begins before this step's dk is done");

@@ -25,15 +25,18 @@ struct WgmmaDqKernelConfig {
     int consumer_registers;
     bool late_dq;   // a step's dq overlaps the next step's scores
     bool pingpong;  // warpgroups alternate in issuing their products
+    int d_v;        // columns of V and do; 0: d_head
 
     constexpr auto operator<=>(const WgmmaDqKernelConfig&) const = default;
 
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
+    constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
 
     // Bytes of Q and do, and of the stages of K and V.
     constexpr int64_t tile_bytes() const {
-        const int64_t rows = 2 * int64_t{B_r} + int64_t{k_stages + v_stages} * B_c;
-        return rows * tile_columns(d_head) * kElementBytes;
+        const int64_t of_qk = (B_r + int64_t{k_stages} * B_c) * tile_columns(d_head);
+        const int64_t of_v = (B_r + int64_t{v_stages} * B_c) * tile_columns(d_head_v());
+        return (of_qk + of_v) * kElementBytes;
     }
     // Dynamic shared memory of one CTA: the tiles and barriers.
     static constexpr int kBarrierPage = 256;

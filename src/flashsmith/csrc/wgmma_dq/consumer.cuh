@@ -34,8 +34,8 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
     int block;         // current block of keys
     BlockEntry entry;  // with lists: its entry
 
-    TilePipeline<CFG.k_stages, Kernel::KV_tile_bytes> K;
-    TilePipeline<CFG.v_stages, Kernel::KV_tile_bytes> V;
+    TilePipeline<CFG.k_stages, Kernel::K_tile_bytes> K;
+    TilePipeline<CFG.v_stages, Kernel::V_tile_bytes> V;
 
     float lse[2], D[2];
     typename Kernel::Scores S, dP;
@@ -82,8 +82,8 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
             await_keys();
             V.consumer_wait();
             order().wait();
-            start_scores(S, Kernel::Q_offset, K.tile());
-            start_scores(dP, Kernel::do_offset, V.tile());
+            start_scores<Kernel::d_steps>(S, Kernel::Q_offset, K.tile());
+            start_scores<Kernel::d_v_steps>(dP, Kernel::do_offset, V.tile());
             order().arrive();
             wgmma_wait<1>(S);
             exponentiate();
@@ -104,10 +104,10 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
     FS_DEVICE void steps_with_late_dq(int n_steps) {
         await_keys();
         order().wait();
-        start_scores(S, Kernel::Q_offset, K.tile());
+        start_scores<Kernel::d_steps>(S, Kernel::Q_offset, K.tile());
         mbarrier_wait(smem + Kernel::do_barrier, 0);
         V.consumer_wait();
-        start_scores(dP, Kernel::do_offset, V.tile());
+        start_scores<Kernel::d_v_steps>(dP, Kernel::do_offset, V.tile());
         order().arrive();
         wgmma_wait<1>(S);
         exponentiate();
@@ -122,9 +122,9 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
             await_keys();
             V.consumer_wait();
             order().wait();
-            start_scores(S, Kernel::Q_offset, K.tile());
+            start_scores<Kernel::d_steps>(S, Kernel::Q_offset, K.tile());
             start_dq(last_K);
-            start_scores(dP, Kernel::do_offset, V.tile());
+            start_scores<Kernel::d_v_steps>(dP, Kernel::do_offset, V.tile());
             order().arrive();
             wgmma_wait<2>(S);
             exponentiate();
@@ -165,13 +165,14 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
     // ---- products ----
 
     // Multiplies this warpgroup's rows of Q or do by a tile of keys.
+    template <int kSteps>
     FS_DEVICE void start_scores(typename Kernel::Scores& scores, int offset, uint32_t keys) {
         const uint64_t a = Panel::descriptor(opaque(smem) + offset +
                                              warpgroup * kWarpgroupRows * Panel::kRowBytes);
         const uint64_t b = Panel::descriptor(opaque(keys));
         wgmma_fence(scores);
 #pragma unroll
-        for (int step = 0; step < Kernel::d_steps; ++step)
+        for (int step = 0; step < kSteps; ++step)
             Kernel::ScoresGemm::run(scores, a + Panel::template column_step<Kernel::B_r>(step),
                                     b + Panel::template column_step<Kernel::B_c>(step), step > 0);
         wgmma_commit();
@@ -267,8 +268,8 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
                                 tile.head * args.dq_head_stride +
                                 (tile.q.first + first) * args.dq_seq_stride;
         store_gradient<value_t>(static_cast<char*>(args.dq) + element * (args.grads_fp32 ? 4 : 2),
-                                args.dq_seq_stride, tile.q.count - first, args.d, args.grads_fp32,
-                                dq, args.scale);
+                                args.dq_seq_stride, tile.q.count - first, d_of_qk<Kernel>(args),
+                                args.grads_fp32, dq, args.scale);
     }
 };
 

@@ -25,9 +25,11 @@ FS_DEVICE void init_dq_barriers(uint32_t smem) {
     mbarrier_init_fence();
 }
 
-template <class Kernel>
-__global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
-    hopper_dq_kernel(const __grid_constant__ typename Kernel::Args args) {
+// `Config`: the static config of this family, or of wgmma_backward with separate_dq.
+template <class Config>
+__global__ void __launch_bounds__(Config::DqKernel::CFG.n_threads(), 1)
+    hopper_dq_kernel(const __grid_constant__ typename Config::DqKernel::Args args) {
+    using Kernel = typename Config::DqKernel;
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t smem = shared_address(shared_memory);
     const QueryBlock<Kernel> tile(args, block_index());

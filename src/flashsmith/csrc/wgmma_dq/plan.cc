@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "backward/problem.h"
-#include "sm90/copied_tensor.h"
+#include "wgmma_dq/tensor_maps.h"
 
 namespace flashsmith {
 namespace {
@@ -28,28 +28,6 @@ enum Kernel : size_t {
     compact_keys,
 };
 
-std::vector<TensorMapSpec> tensor_maps(const WgmmaDqKernelConfig& config, const ForwardProblem& p,
-                                       const BackwardKernelArgs& args) {
-    using Args = HopperDqKernelArgs;
-    const Strides q_strides{args.q_batch_stride, args.q_seq_stride, args.q_head_stride};
-    const Strides do_strides{args.do_batch_stride, args.do_seq_stride, args.do_head_stride};
-    const Strides k_strides{args.k_batch_stride, args.k_seq_stride, args.k_head_stride};
-    const Strides v_strides{args.v_batch_stride, args.v_seq_stride, args.v_head_stride};
-    const CopiedTensor tensors[] = {
-        {"q", q, offsetof(Args, q), q_strides, p.seq_q, p.heads_q, p.total_q, config.B_r},
-        {"k", k, offsetof(Args, k), k_strides, p.seq_k, p.heads_k, p.total_k, config.B_c},
-        {"v", v, offsetof(Args, v), v_strides, p.seq_k, p.heads_k, p.total_k, config.B_c},
-        {"do", d_o, offsetof(Args, d_o), do_strides, p.seq_q, p.heads_q, p.total_q, config.B_r},
-    };
-    std::vector<TensorMapSpec> maps;
-    for (const CopiedTensor& tensor : tensors) {
-        const bool empty = tensor.is_empty(p, p.packed);
-        maps.push_back(tensor_map(config.d_head, config.dtype, p, p.packed,
-                                  empty ? single_row(tensor, q) : tensor));
-    }
-    return maps;
-}
-
 }  // namespace
 
 Plan plan_dq(const WgmmaDqKernelConfig& config, NumberReader& numbers, Tensors tensors,
@@ -57,10 +35,11 @@ Plan plan_dq(const WgmmaDqKernelConfig& config, NumberReader& numbers, Tensors t
     auto [p, args, program] = read_backward_problem(numbers, tensors, semantics);
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
     check_smem(config.smem_bytes(), device);
-    check_problem(p, semantics, config.d_head, kStatisticsRows);
+    check_problem(p, semantics, config.d_head, kStatisticsRows, config.d_v);
+    if (config.d_v > 0) args.widths = {static_cast<int16_t>(p.d), static_cast<int16_t>(p.d_v)};
     if (!semantics.uneven)
-        require(p.d == config.d_head && p.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 &&
-                    p.seq_k > 0,
+        require(p.d == config.d_head && p.d_v == config.d_head_v() && p.seq_q % config.B_r == 0 &&
+                    p.seq_k % config.B_c == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole tiles and d = d_head");
     require(tensors[dk] == 0 && tensors[dv] == 0,
             "dk, dv: this kernel computes dq alone; take another config");
@@ -109,7 +88,7 @@ Plan plan_dq(const WgmmaDqKernelConfig& config, NumberReader& numbers, Tensors t
             patch.argument_offset += offsetof(Args, problem);
         if (semantics.has_program())
             add_program_addresses(launch.addresses, first_read, kProgramOffset);
-        launch.tensor_maps = tensor_maps(config, p, args);
+        launch.tensor_maps = dq_tensor_maps(config, p, args);
         if (semantics.program_masks) {
             const int64_t n_blocks = blocks_of(p.seq_k, config.B_c);
             const int64_t lists =

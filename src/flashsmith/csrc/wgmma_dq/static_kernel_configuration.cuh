@@ -15,6 +15,7 @@ namespace flashsmith {
 
 template <WgmmaDqKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticHopperDqKernelConfig {
+    using DqKernel = StaticHopperDqKernelConfig;
     static constexpr WgmmaDqKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
@@ -28,7 +29,7 @@ struct StaticHopperDqKernelConfig {
     using Args = std::conditional_t<has_program, HopperDqProgramArgs, HopperDqKernelArgs>;
 
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
-    static constexpr int d_head = CFG.d_head;
+    static constexpr int d_head = CFG.d_head, d_head_v = CFG.d_head_v();
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
     static constexpr int n_warpgroups = CFG.n_warpgroups;
@@ -42,15 +43,19 @@ struct StaticHopperDqKernelConfig {
     // Tiles consist of panels with 64 columns; if d_head is not a multiple of 64, with 32.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     static constexpr int n_panels = (d_head + Panel::kColumns - 1) / Panel::kColumns;
+    static constexpr int V_panels = (d_head_v + Panel::kColumns - 1) / Panel::kColumns;
     static constexpr int Q_panel_bytes = B_r * Panel::kRowBytes;
-    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;  // also for do
+    static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;
+    static constexpr int do_tile_bytes = V_panels * Q_panel_bytes;
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
-    static constexpr int KV_tile_bytes = n_panels * KV_panel_bytes;
+    static constexpr int K_tile_bytes = n_panels * KV_panel_bytes;
+    static constexpr int V_tile_bytes = V_panels * KV_panel_bytes;
 
     // The GEMMs and their registers. Scores are 64 queries by B_c keys.
     using ScoresGemm = Wgmma<value_t, B_c, false>;
     using dQGemm = Wgmma<value_t, d_head, true>;
     static constexpr int d_steps = (d_head + 15) / 16;  // with 72, 8 columns are zeros
+    static constexpr int d_v_steps = (d_head_v + 15) / 16;
     static constexpr int key_steps = B_c / 16;
     using Scores = float[1][B_c / 8][4];
     using Rounded = uint32_t[key_steps][4];
@@ -59,9 +64,9 @@ struct StaticHopperDqKernelConfig {
     // The layout of shared memory, as byte offsets from its beginning.
     static constexpr int Q_offset = 0;
     static constexpr int do_offset = Q_offset + Q_tile_bytes;
-    static constexpr int K_offset = do_offset + Q_tile_bytes;
-    static constexpr int V_offset = K_offset + CFG.k_stages * KV_tile_bytes;
-    static constexpr int barrier_offset = V_offset + CFG.v_stages * KV_tile_bytes;
+    static constexpr int K_offset = do_offset + do_tile_bytes;
+    static constexpr int V_offset = K_offset + CFG.k_stages * K_tile_bytes;
+    static constexpr int barrier_offset = V_offset + CFG.v_stages * V_tile_bytes;
     static_assert(barrier_offset == CFG.tile_bytes());
 
     // One barrier each for Q and do, and a pair (full, empty) for each stage of K and V.
@@ -78,6 +83,8 @@ struct StaticHopperDqKernelConfig {
     static constexpr bool valid_config() {
         static_assert(d_head % 8 == 0 && d_head <= 256,
                       "d_head: a wgmma has up to 256 columns, in steps of 8");
+        static_assert(CFG.d_v == 0 || (d_head % 64 == 0 && d_head_v % 64 == 0),
+                      "d_v: panels of 64 columns");
         static_assert(B_r == kWarpgroupRows * n_warpgroups, "B_r: a warpgroup has 64 queries");
         static_assert(B_c % 16 == 0, "B_c: a step of dQ's product has 16 keys");
         static_assert(CFG.smem_bytes() <= FLASHSMITH_MAX_SMEM_PER_BLOCK,

@@ -433,7 +433,7 @@ class FlashDecodeKernelConfig(KernelConfig):
         if self.own_rows:
             in_shared = self.own_tiles - self.own_tiles_in_registers
             statistics = self.B_r * _STATISTICS_BYTES + in_shared * self.n_threads * 16
-        elif self.own_columns:
+        elif self.own_columns and not self.canonical:
             statistics = self.B_r * (_STATISTICS_BYTES + 2 * 4 * self.B_c)
         elif self.chunk_cluster:
             # The data that CTAs and warps exchange in a round: scores of eight rows with maxima (in

@@ -38,7 +38,7 @@ def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
 
 
 def _is_tile_of_own_columns(cfg: FlashDecodeKernelConfig) -> bool:
-    others = (cfg.chunk_rows, cfg.canonical, cfg.chunk_cluster, cfg.chunk_warpgroups)
+    others = (cfg.chunk_rows, cfg.chunk_cluster, cfg.chunk_warpgroups)
     return (
         (cfg.B_r, cfg.B_c, cfg.n_warps) == (MMA_ROWS, 32, 4)
         and not any(others)
@@ -73,12 +73,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "own_columns_of_four_warps",
         "with d_head 512, whose columns warps share, B_r must be 16, B_c 32 and n_warps 4, without "
-        "chunk_rows, full_tiles, own_rows, canonical, chunk_cluster and chunk_warpgroups: there is "
-        "code for this tile only",
+        "chunk_rows, full_tiles, own_rows, chunk_cluster and chunk_warpgroups: there is code for "
+        "this tile only",
         lambda cfg, device: not cfg.own_columns or _is_tile_of_own_columns(cfg),
         (
             *("d_head", "B_r", "B_c", "n_warps", "chunk_rows", "full_tiles", "own_rows"),
-            *("canonical", "chunk_cluster", "chunk_warpgroups"),
+            *("chunk_cluster", "chunk_warpgroups"),
         ),
     ),
     Rule(

@@ -85,10 +85,10 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
     """The canonical counterpart of `cfg`.
 
     A stage is a tile of the canonical order. Each warp has 32 keys of it, or 16 if the tile has
-    fewer than 128.
+    fewer than 128. Of d 512, four warps have columns, and two of them keys.
     """
     tile = tile_of(cfg, device.arch)
-    warps = min(4, tile // MMA_ROWS)
+    warps = cfg.n_warps if cfg.own_columns else min(4, tile // MMA_ROWS)
     made = (
         FlashDecodeKernelConfig(
             cfg.dtype, cfg.d_head, cfg.B_r, tile, warps, stages, MIN_KEYS, PARTS_PER_SM,

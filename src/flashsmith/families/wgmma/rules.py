@@ -285,11 +285,6 @@ HOPPER_RULES: tuple[Rule, ...] = (
     _for_partners(
         "short_block", "0: a partner multiplies whole blocks", lambda cfg: cfg.short_block == 0
     ),
-    _for_partners(
-        "canonical",
-        "0: the canonical order is defined up to d 256",
-        lambda cfg: cfg.canonical == 0,
-    ),
     pair_rule(PAIRS),
     Rule(
         "wide_O_needs_a_place",

@@ -56,10 +56,14 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     }
 
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
-        finish = {} if cfg.without_dq else {"finish": "hopper_backward_finish_kernel"}
+        of_dq = {}
+        if cfg.separate_dq:
+            of_dq = {"dq": "hopper_dq_kernel"}
+        elif cfg.sums_dq:
+            of_dq = {"finish": "hopper_backward_finish_kernel"}
         return {
             "main": self.cpp.kernel,
-            **finish,
+            **of_dq,
             "prepare": "backward_prepare_kernel",
             "gaps": "backward_gaps_kernel",
             "sinks": "backward_sinks_kernel",
@@ -98,7 +102,7 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         return sets.without_dq(cfg) if gradients == NO_DQ else cfg
 
     def is_deterministic(self, cfg: WgmmaBackwardKernelConfig) -> bool:
-        return cfg.ordered_dq or cfg.without_dq
+        return cfg.ordered_dq or not cfg.sums_dq
 
     def adapt_to_registers(
         self, cfg: WgmmaBackwardKernelConfig, semantics: Semantics
@@ -129,6 +133,9 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         program = semantics.caller_program
         if program is None:
             return cfg
+        if cfg.separate_dq:
+            # dq's kernel would need lists of its own.
+            cfg = sets.ordered_like(cfg)
         if cfg.cta_pair and program.mask is not None:
             # With lists of blocks, it spills 20 bytes per thread if rows are read early.
             cfg = replace(cfg, early_rows=False)
@@ -145,7 +152,27 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         return cost.tile_work(cfg, device)
 
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-        return helpers_ms(problem, device, sums_dq=not cfg.without_dq)
+        return helpers_ms(problem, device, sums_dq=cfg.sums_dq)
+
+    def loops(
+        self,
+        cfg: Any,
+        problem: Problem,
+        device: DeviceSpec,
+        registers: int | None = None,
+        spill: int | None = None,
+    ) -> Sequence[TileWork]:
+        of_keys = cost.tile_work(cfg, device)
+        if not cfg.separate_dq:
+            return (of_keys,)
+        of_queries = cfg.dq_kernel.family.tile_work(cfg.dq_kernel, device, registers, spill)
+        return (of_keys, of_queries)
+
+    def dividing_tiles(self, cfg: WgmmaBackwardKernelConfig) -> dict[str, int]:
+        tiles = super().dividing_tiles(cfg)
+        if not cfg.separate_dq:
+            return tiles
+        return tiles | {"the rows of dq's kernel": cfg.dq_kernel.B_r, "its keys": cfg.dq_kernel.B_c}
 
     def smem_map(self, cfg: WgmmaBackwardKernelConfig) -> Sequence[SmemRegion]:
         return describe.smem_map(cfg)

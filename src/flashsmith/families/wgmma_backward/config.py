@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from flashsmith.families.earlier_names import getter
+from flashsmith.families.family import family_named
 from flashsmith.families.head_dims import d_v_knob, step_columns, tile_columns
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.warpgroups import (
@@ -257,8 +258,52 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         ),
         where="PeerScores",
     )
+    separate_dq: bool = knob(
+        "dq by CTAs that keep queries, in another launch: the same bits in every run",
+        word="separate_dq",
+        default=False,
+        effect=lambda cfg: (
+            "another launch computes S, dP and dq again, with queries kept and no sums in memory: "
+            "the same bits in every run, for seven GEMMs instead of five"
+            if cfg.separate_dq
+            else "CTAs that keep keys compute all gradients"
+        ),
+        where="hopper_dq_kernel",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
+
+    @property
+    def sums_dq(self) -> bool:
+        """Whether the main kernel adds dq to its sums in global memory."""
+        return not (self.without_dq or self.separate_dq)
+
+    @property
+    def dq_kernel(self) -> WarpgroupBackwardConfig:
+        """With separate_dq: the config of the kernel that computes dq. The stages of K and V are as
+        many as fit."""
+        stages = 3 if self.d_head in (64, 128) else 2
+        return family_named("wgmma_dq").config_class(
+            self.dtype,
+            self.d_head,
+            B_r=2 * WARPGROUP_ROWS,
+            B_c=128 if self.d_head <= 96 else 64,
+            n_warpgroups=2,
+            k_stages=stages,
+            v_stages=1 if self.d_head > 192 else stages,
+            late_dq=True,
+            pingpong=True,
+            d_v=self.d_v,
+        )
+
+    @property
+    def dq_smem_bytes(self) -> int:
+        """With separate_dq: bytes of dynamic shared memory of a CTA of dq's kernel."""
+        return self.dq_kernel.smem_bytes() if self.separate_dq else 0
+
+    def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
+        whole = super().fills_tiles(seq_q, seq_k, d)
+        return whole and (not self.separate_dq or self.dq_kernel.fills_tiles(seq_q, seq_k, d))
 
     @property
     def key_groups(self) -> int:
@@ -324,7 +369,7 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         return sums + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of a CTA's K and V, of the stages of Q and do, and of dS unless without_dq.
+        """Bytes of a CTA's K and V, of the stages of Q and do, and of dS for sums of dq.
 
         With split_roles also of P, with cta_pair of S and dP of the other CTA, and with bulk_sums
         of the dq that TMA adds.
@@ -333,7 +378,7 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         of_v = (self.B_c + self.do_stages * self.B_r) * tile_columns(self.v_columns)
         scores = self.split_roles + 2 * self.cta_pair
         scores_bytes = scores * self.B_r * self.B_c * _FLOAT_BYTES
-        ds_tiles = 0 if self.without_dq else self.ds_stages
+        ds_tiles = self.ds_stages if self.sums_dq else 0
         return (
             (of_qk + of_v + ds_tiles * self.B_r * self.B_c) * elem_size
             + scores_bytes

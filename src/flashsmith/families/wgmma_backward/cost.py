@@ -70,7 +70,7 @@ def _step_cycles(
     both = cfg.columns + cfg.v_columns
     # S and dP are computed in steps of 16 columns.
     columns = step_columns(cfg.columns) + step_columns(cfg.v_columns) + both
-    columns += 0 if cfg.without_dq else cfg.dq_sum_columns
+    columns += cfg.dq_sum_columns if cfg.sums_dq else 0
     products = 2 * cfg.B_r * cfg.B_c * columns / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
     # A warpgroup reads K and V once, and Q and do twice; with split roles half of that. For dQ it
@@ -80,7 +80,7 @@ def _step_cycles(
     read *= cfg.key_groups
     written = cfg.B_r * both + 4 * (cfg.split_roles + 2 * cfg.cta_pair) * cfg.B_r * cfg.B_c
     sums = 0
-    if not cfg.without_dq:
+    if cfg.sums_dq:
         read += cfg.B_r * cfg.B_c * cfg.dq_sum_columns // cfg.dq_columns
         read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.dq_sum_columns
         written += cfg.B_r * cfg.B_c

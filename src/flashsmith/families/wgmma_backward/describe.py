@@ -17,7 +17,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
         ("Q", cfg.q_stages, cfg.B_r, d),
         ("do", cfg.do_stages, cfg.B_r, d_v),
     ]
-    scores = ["dS"] * (not cfg.without_dq) + ["P"] * cfg.split_roles
+    scores = ["dS"] * cfg.sums_dq + ["P"] * cfg.split_roles
     scores += ["S and dP of the other CTA"] * cfg.cta_pair + ["dq"] * cfg.bulk_sums
     return smem_regions(cfg, tiles, rest=", ".join([*scores, "statistics", "barriers"]))
 
@@ -25,19 +25,19 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 def intensity(cfg: Any) -> Intensity:
     """FLOP per byte in the loop over queries, without the work outside the loop.
 
-    A step of a CTA does 2 B_r B_c (3 d + 2 d_v) FLOP, or one d less without dq; a CTA of a pair has
-    half of d and d_v. Q and do are read from global memory once per CTA. From shared memory, each
-    warpgroup reads its keys of K and V once, and Q and do twice. For its part of dQ, it also reads
-    dS and K. With split roles, a warpgroup reads only K or V, and Q and do once; in a pair it also
-    reads the other CTA's S or dP.
+    A step of a CTA does 2 B_r B_c (3 d + 2 d_v) FLOP, or one d less without dq. With separate_dq,
+    this is the main kernel, without dq. A CTA of a pair has half of d and d_v. Q and do are read
+    from global memory once per CTA. From shared memory, each warpgroup reads its keys of K and V
+    once, and Q and do twice. For its part of dQ, it also reads dS and K. With split roles, a
+    warpgroup reads only K or V, and Q and do once; in a pair it also reads the other CTA's S or dP.
     """
     both = cfg.columns + cfg.v_columns
-    flop = 2 * cfg.B_r * cfg.B_c * (2 * both + (0 if cfg.without_dq else cfg.columns))
+    flop = 2 * cfg.B_r * cfg.B_c * (2 * both + (cfg.columns if cfg.sums_dq else 0))
     element, warpgroups = cfg.dtype.element_size, cfg.n_warpgroups
     columns = both / 2 if cfg.split_roles else both
     scores = (64 + cfg.B_r) * columns
     gradients = cfg.B_r * columns
-    dq = 0 if cfg.without_dq else cfg.B_c * (64 + cfg.dq_columns)
+    dq = cfg.B_c * (64 + cfg.dq_columns) if cfg.sums_dq else 0
     peer = 4 * cfg.cta_pair * cfg.B_r * cfg.B_c  # S or dP of the other CTA, in fp32
     return Intensity(
         shared=flop / (warpgroups * ((scores + gradients + dq) * element + peer)),
@@ -57,11 +57,13 @@ ORDERS = {
 
 def of_dq(cfg: Any, effect: str) -> str:
     """The effect of a knob that concerns dq."""
+    if cfg.separate_dq:
+        return "nothing: another kernel computes dq"
     return "nothing: there is no dq" if cfg.without_dq else effect
 
 
 def order(cfg: Any) -> str:
-    if cfg.without_dq:
+    if not cfg.sums_dq:
         together = "S or dP, then dv or dk" if cfg.split_roles else "S and dP together, then dv, dk"
         return f"{together}; no dq"
     if cfg.split_roles:
@@ -77,7 +79,7 @@ SUMS = {
 
 
 def sums(cfg: Any) -> str:
-    if cfg.without_dq:
+    if not cfg.sums_dq:
         return of_dq(cfg, "")
     if cfg.split_roles:
         return "dq is added in halves, each during another GEMM"

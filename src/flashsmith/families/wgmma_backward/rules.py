@@ -54,8 +54,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "roles_are_two",
         "split_roles is for d_head above 128, with B_r 64, n_warpgroups 2, order dv_first and, "
-        "unless without_dq, ds_stages above 1: one warpgroup has dv, the other dk, in a separate "
-        "step order",
+        "unless without_dq or separate_dq, ds_stages above 1: one warpgroup has dv, the other dk, "
+        "in a separate step order",
         lambda cfg, device: (
             not cfg.split_roles
             or (
@@ -63,10 +63,13 @@ RULES: tuple[Rule, ...] = (
                 and cfg.B_r == WARPGROUP_ROWS
                 and cfg.n_warpgroups == 2
                 and cfg.order == StepOrder.DV_FIRST
-                and (cfg.ds_stages > 1 or cfg.without_dq)
+                and (cfg.ds_stages > 1 or not cfg.sums_dq)
             )
         ),
-        ("d_head", "B_r", "n_warpgroups", "order", "ds_stages", "split_roles", "without_dq"),
+        (
+            *("d_head", "B_r", "n_warpgroups", "order", "ds_stages", "split_roles"),
+            *("without_dq", "separate_dq"),
+        ),
     ),
     Rule(
         "dq_has_64_rows",
@@ -167,10 +170,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "without_dq_nothing_is_dqs",
-        "without_dq needs scores_together or split_roles, ds_stages 1, dq_sums beside_scores, and "
-        "no lagged_dq, ordered_dq or bulk_sums: there is no dS in shared memory and no dq to sum",
+        "without_dq and separate_dq need scores_together or split_roles, ds_stages 1, dq_sums "
+        "beside_scores, and no lagged_dq, ordered_dq or bulk_sums: there is no dS in shared memory "
+        "and no dq to sum",
         lambda cfg, device: (
-            not cfg.without_dq
+            cfg.sums_dq
             or (
                 cfg.ds_stages == 1
                 and cfg.dq_sums == DqSums.BESIDE_SCORES
@@ -180,8 +184,15 @@ RULES: tuple[Rule, ...] = (
         ),
         (
             *("order", "split_roles", "ds_stages", "dq_sums", "lagged_dq", "ordered_dq"),
-            *("bulk_sums", "without_dq"),
+            *("bulk_sums", "without_dq", "separate_dq"),
         ),
+    ),
+    Rule(
+        "separate_dq_has_a_kernel",
+        "separate_dq cannot be combined with without_dq, which leaves dq out, or with cta_pair, "
+        "for whose d_head the wgmma_dq family has no kernel",
+        lambda cfg, device: not cfg.separate_dq or not (cfg.without_dq or cfg.cta_pair),
+        ("without_dq", "cta_pair", "separate_dq"),
     ),
     *register_rules(),
     REGISTERS_WITHIN_FILE,
@@ -217,11 +228,12 @@ RULES: tuple[Rule, ...] = (
         "B_c) bytes, where a d_v of 0 is d_head, 72 and 80 are 96, and cta_pair halves both, "
         "4 (q_stages + do_stages) B_r bytes of statistics and "
         f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
-        "CTA. without_dq has no dS. split_roles adds 4 B_r B_c bytes, cta_pair 8 B_r B_c, "
+        "CTA. without_dq and separate_dq have no dS. split_roles adds 4 B_r B_c bytes, cta_pair "
+        "8 B_r B_c, "
         "bulk_sums 256 n_warpgroups bytes for each column of dQ that a warpgroup has, and "
         "ordered_dq "
-        f"{ORDER_BYTES}",
-        lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
+        f"{ORDER_BYTES}. With separate_dq, those of dq's kernel must fit, too",
+        lambda cfg, device: max(cfg.smem_bytes(), cfg.dq_smem_bytes) <= device.max_smem_per_block,
         (
             "B_r",
             "B_c",
@@ -235,9 +247,11 @@ RULES: tuple[Rule, ...] = (
             "bulk_sums",
             "without_dq",
             "cta_pair",
+            "separate_dq",
         ),
         lambda cfg, device: (
-            f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
+            f"{max(cfg.smem_bytes(), cfg.dq_smem_bytes)} of {device.max_smem_per_block} bytes on "
+            f"{device.name}"
         ),
     ),
     pair_rule(PAIRS),

@@ -10,7 +10,7 @@ from flashsmith.families.head_dims import HeadDims
 from flashsmith.families.search_steps import change_one_knob, with_neighbours
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import WgmmaBackwardKernelConfig
-from flashsmith.families.wgmma_backward.sets import candidates
+from flashsmith.families.wgmma_backward.sets import candidates, separate_configs
 from flashsmith.semantics.dtype import DType
 
 # Knobs that the search does not change, because the problem or another knob determines them.
@@ -18,10 +18,11 @@ _FIXED = ("dtype", "d_head", "d_v", "cta_pair", "B_c", "n_warpgroups")
 
 
 def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
-    """The first configs of the search: the candidates, and all configs that are one step away from
-    them."""
+    """The first configs of the search: the candidates, those with separate_dq, and all configs that
+    are one step away from them."""
     device = device_spec("H200")
-    return with_neighbours(candidates(dtype, d_head, device), moves, device)
+    first = [*candidates(dtype, d_head, device), *separate_configs(dtype, d_head)]
+    return with_neighbours(first, moves, device)
 
 
 def moves(cfg: WgmmaBackwardKernelConfig) -> Iterator[WgmmaBackwardKernelConfig]:

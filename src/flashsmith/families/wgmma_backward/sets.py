@@ -107,6 +107,23 @@ _ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
 }
 
 
+# Heads whose kernels with separate_dq are proven and tuned. Their launches compute seven GEMMs
+# instead of five, but nothing is summed in memory or in a fixed order. None was measured, so that
+# they are chosen only if a table has them.
+_SEPARATE: tuple[HeadDims, ...] = (64, 128, 192, 256, HeadPair(192, 128))
+
+
+def ordered_like(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
+    """The candidate with ordered_dq for the dtype and widths of a config."""
+    d_head = HeadPair(cfg.d_head, cfg.d_v) if cfg.d_v else cfg.d_head
+    return _config(cfg.dtype, d_head, _ORDERED[d_head], ordered_dq=True)
+
+
+def with_separate_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
+    """The config with the main kernel of without_dq(cfg), and with dq in another launch."""
+    return replace(without_dq(cfg), without_dq=False, separate_dq=True)
+
+
 def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
     """The kernel for dk and dv alone that is most like a kernel for all gradients."""
     order = cfg.order if cfg.split_roles else StepOrder.SCORES_TOGETHER
@@ -129,6 +146,7 @@ def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
         bulk_sums=False,
         early_rows=cfg.early_rows and cfg.split_roles,
         without_dq=True,
+        separate_dq=False,
     )
 
 
@@ -166,6 +184,13 @@ def candidates(
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
+def separate_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
+    """The config with separate_dq for d_head, if there is one."""
+    if d_head not in _SEPARATE:
+        return []
+    return [with_separate_dq(_config(dtype, d_head, _TILES[d_head][0]))]
+
+
 def proof_configs(
     dtype: DType, d_head: HeadDims, device: DeviceSpec
 ) -> list[WgmmaBackwardKernelConfig]:
@@ -173,7 +198,8 @@ def proof_configs(
     found = candidates(dtype, d_head, device)
     found += [_config(dtype, d_head, tile) for tile in _ALSO_PROVEN.get(d_head, ())]
     masked = candidates(dtype, d_head, device, masked=True)
-    return found + [cfg for cfg in masked if cfg not in found]
+    found += [cfg for cfg in masked if cfg not in found]
+    return found + separate_configs(dtype, d_head)
 
 
 def _config(

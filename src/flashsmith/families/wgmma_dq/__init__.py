@@ -11,6 +11,7 @@ from flashsmith.families.block_lists import key_list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import ConfigSet, Intensity, SmemRegion, register_family
+from flashsmith.families.head_dims import PAIRS, HeadDims
 from flashsmith.families.tile_work import TileWork
 from flashsmith.families.warpgroups import WarpgroupBackwardFamily
 from flashsmith.families.wgmma_dq import cost, describe, rules, search_space, sets
@@ -28,6 +29,7 @@ class WgmmaDqFamily(WarpgroupBackwardFamily):
     config_class = WgmmaDqKernelConfig
     title = "wgmma dq"
     d_heads = D_HEADS
+    pairs = PAIRS
     rules = rules.RULES
     choose_first = (
         "dtype", "d_head", "n_warpgroups", "B_r", "B_c", "k_stages", "v_stages", "late_dq",
@@ -71,17 +73,17 @@ class WgmmaDqFamily(WarpgroupBackwardFamily):
         return super().unsupported_reason(problem, device)
 
     def candidates(
-        self, dtype: DType, d_head: int, device: DeviceSpec, masked: bool
+        self, dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
     ) -> Sequence[WgmmaDqKernelConfig]:
         return sets.candidates(dtype, d_head, device)
 
     def proven_configs(
-        self, dtype: DType, d_head: int, device: DeviceSpec
+        self, dtype: DType, d_head: HeadDims, device: DeviceSpec
     ) -> Sequence[WgmmaDqKernelConfig]:
         return sets.proof_configs(dtype, d_head, device)
 
     def search_space(
-        self, dtype: DType, d_head: int, masked: bool
+        self, dtype: DType, d_head: HeadDims, masked: bool
     ) -> Sequence[WgmmaDqKernelConfig]:
         return search_space.search_space(dtype, d_head)
 

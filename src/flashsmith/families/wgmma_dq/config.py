@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from flashsmith.families.earlier_names import getter
-from flashsmith.families.head_dims import step_columns, tile_columns
+from flashsmith.families.head_dims import d_v_knob, step_columns, tile_columns
 from flashsmith.families.knob import KnobGroup, knob
 from flashsmith.families.warpgroups import (
     REGISTERS_WORD,
@@ -54,8 +54,8 @@ class WgmmaDqKernelConfig(WarpgroupBackwardConfig):
         "head dimension, elements",
         values=D_HEADS,
         effect=lambda cfg: (
-            f"S and dP take {step_columns(cfg.d_head) // 16} k16-steps each; dq has "
-            f"{cfg.d_head // 2} registers a thread"
+            f"S takes {step_columns(cfg.d_head) // 16} k16-steps and dP "
+            f"{step_columns(cfg.d_head_v) // 16}; dq has {cfg.d_head // 2} registers a thread"
         ),
         where="StaticHopperDqKernelConfig",
     )
@@ -96,6 +96,7 @@ class WgmmaDqKernelConfig(WarpgroupBackwardConfig):
         where="DqConsumer::steps_with_late_dq",
     )
     pingpong: bool = pingpong_knob()
+    d_v: int = d_v_knob()
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -106,8 +107,9 @@ class WgmmaDqKernelConfig(WarpgroupBackwardConfig):
 
     def tile_bytes(self, elem_size: int = 2) -> int:
         """Bytes of Q and do, and of the stages of K and V."""
-        rows = 2 * self.B_r + (self.k_stages + self.v_stages) * self.B_c
-        return rows * tile_columns(self.d_head) * elem_size
+        of_qk = (self.B_r + self.k_stages * self.B_c) * tile_columns(self.d_head)
+        of_v = (self.B_r + self.v_stages * self.B_c) * tile_columns(self.d_head_v)
+        return (of_qk + of_v) * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Bytes of dynamic shared memory of a CTA: the tiles and barriers."""

@@ -54,12 +54,13 @@ def tile_work(cfg: WgmmaDqKernelConfig, device: DeviceSpec) -> TileWork:
 def _step_cycles(cfg: WgmmaDqKernelConfig, flop_per_cycle: float) -> float:
     """Cycles of the SM for one step of the loop."""
     # S and dP are computed in steps of 16 columns.
-    columns = 2 * step_columns(cfg.d_head) + cfg.d_head
+    columns = step_columns(cfg.d_head) + step_columns(cfg.d_head_v) + cfg.d_head
     products = 2 * cfg.B_r * cfg.B_c * columns / flop_per_cycle
     exp2 = cfg.B_r * cfg.B_c / EXP2
     # A warpgroup reads its rows of Q and do, V once and K twice; TMA writes K and V.
-    read = cfg.n_warpgroups * (2 * WARPGROUP_ROWS + 3 * cfg.B_c) * cfg.d_head
-    smem = (read + 2 * cfg.B_c * cfg.d_head) * cfg.dtype.element_size / SMEM_BYTES
+    both = cfg.d_head + cfg.d_head_v
+    read = cfg.n_warpgroups * ((WARPGROUP_ROWS + cfg.B_c) * both + cfg.B_c * cfg.d_head)
+    smem = (read + cfg.B_c * both) * cfg.dtype.element_size / SMEM_BYTES
     issue = cfg.B_c / 2 * _PER_SCORE
     chain = products / cfg.n_warpgroups + issue + _CHAIN_LATENCY
     chain *= _LATE if cfg.late_dq else 1.0

@@ -10,12 +10,12 @@ from flashsmith.families.head_dims import tile_columns
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     """The layout of a CTA's dynamic shared memory."""
-    d = tile_columns(cfg.d_head)
+    d, d_v = tile_columns(cfg.d_head), tile_columns(cfg.d_head_v)
     tiles = [
         ("Q", 1, cfg.B_r, d),
-        ("do", 1, cfg.B_r, d),
+        ("do", 1, cfg.B_r, d_v),
         ("K", cfg.k_stages, cfg.B_c, d),
-        ("V", cfg.v_stages, cfg.B_c, d),
+        ("V", cfg.v_stages, cfg.B_c, d_v),
     ]
     return smem_regions(cfg, tiles, rest="barriers")
 
@@ -23,13 +23,14 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 def intensity(cfg: Any) -> Intensity:
     """FLOP per byte in the loop over keys, without the work outside the loop.
 
-    A step does 6 B_r B_c d FLOP. K and V are read from global memory once per CTA. From shared
-    memory, each warpgroup reads its rows of Q and do, V once and K twice.
+    A step does 2 B_r B_c (2 d + d_v) FLOP. K and V are read from global memory once per CTA. From
+    shared memory, each warpgroup reads its rows of Q and do, V once and K twice.
     """
-    flop = 6 * cfg.B_r * cfg.B_c * cfg.d_head
+    both = cfg.d_head + cfg.d_head_v
+    flop = 2 * cfg.B_r * cfg.B_c * (both + cfg.d_head)
     element = cfg.dtype.element_size
-    read = cfg.n_warpgroups * (2 * 64 + 3 * cfg.B_c) * cfg.d_head
+    read = cfg.n_warpgroups * ((64 + cfg.B_c) * both + cfg.B_c * cfg.d_head)
     return Intensity(
         shared=flop / (read * element),
-        global_memory=flop / (2 * cfg.B_c * cfg.d_head * element),
+        global_memory=flop / (cfg.B_c * both * element),
     )

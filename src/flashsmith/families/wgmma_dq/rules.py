@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from flashsmith.families.head_dims import PAIRS, pair_rule
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import (
     PINGPONG_NEEDS_TWO,
@@ -54,13 +55,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "smem_within_limit",
-        "the tiles, 2 d_head (2 B_r + (k_stages + v_stages) B_c) bytes, where 72 and 80 are 96, "
+        "the tiles, 2 (d_head (B_r + k_stages B_c) + d_v (B_r + v_stages B_c)) bytes, where a d_v "
+        "of 0 is d_head, and 72 and 80 are 96, "
         f"and {BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives "
         "one CTA",
         lambda cfg, device: cfg.smem_bytes() <= device.max_smem_per_block,
-        ("B_r", "B_c", "d_head", "k_stages", "v_stages"),
+        ("B_r", "B_c", "d_head", "d_v", "k_stages", "v_stages"),
         lambda cfg, device: (
             f"{cfg.smem_bytes()} of {device.max_smem_per_block} bytes on {device.name}"
         ),
     ),
+    pair_rule(PAIRS),
 )

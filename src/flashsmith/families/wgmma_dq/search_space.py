@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flashsmith.families.device import device_spec
+from flashsmith.families.head_dims import HeadDims
 from flashsmith.families.search_steps import change_one_knob, with_neighbours
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_dq.config import WgmmaDqKernelConfig
@@ -13,10 +14,10 @@ from flashsmith.families.wgmma_dq.sets import candidates, registers
 from flashsmith.semantics.dtype import DType
 
 # Knobs that the search does not change, because the problem or another knob determines them.
-_FIXED = ("dtype", "d_head", "B_r", "n_warpgroups")
+_FIXED = ("dtype", "d_head", "d_v", "B_r", "n_warpgroups")
 
 
-def search_space(dtype: DType, d_head: int) -> list[WgmmaDqKernelConfig]:
+def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaDqKernelConfig]:
     """The first configs of the search: the candidates, and all configs that are one step away from
     them."""
     device = device_spec("H200")

@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from flashsmith.families.device import DeviceSpec, device_spec
-from flashsmith.families.head_dims import is_whole
+from flashsmith.families.head_dims import HeadDims, HeadPair, is_whole
 from flashsmith.families.legality import is_legal
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_dq.config import D_HEADS, WgmmaDqKernelConfig
@@ -24,7 +24,7 @@ class _QueryTile(NamedTuple):
 
 
 # By d_head, in order of preference.
-_TILES: dict[int, tuple[_QueryTile, ...]] = {
+_TILES: dict[HeadDims, tuple[_QueryTile, ...]] = {
     64: (_QueryTile(128, 2, 3, 3, True, True), _QueryTile(64, 3, 4, 4, True, True)),
     72: (_QueryTile(128, 2, 2, 2, True, True),),
     80: (_QueryTile(128, 2, 2, 2, True, True),),
@@ -32,10 +32,16 @@ _TILES: dict[int, tuple[_QueryTile, ...]] = {
     128: (_QueryTile(64, 2, 3, 3, True, True), _QueryTile(128, 2, 2, 2, False, False)),
     192: (_QueryTile(64, 2, 2, 2, True, True),),
     256: (_QueryTile(64, 2, 2, 1, True, True),),
+    # As for the wider of the two; none was measured.
+    HeadPair(64, 128): (_QueryTile(64, 2, 3, 3, True, True),),
+    HeadPair(128, 64): (_QueryTile(64, 2, 3, 3, True, True),),
+    HeadPair(192, 128): (_QueryTile(64, 2, 2, 2, True, True),),
+    HeadPair(256, 128): (_QueryTile(64, 2, 2, 2, True, True),),
+    HeadPair(256, 256): (_QueryTile(64, 2, 2, 1, True, True),),
 }
 
 # Others that were the fastest on the H200; they are proven together with the candidates.
-_ALSO_PROVEN: dict[int, _QueryTile] = {256: _QueryTile(64, 2, 2, 1, False, False)}
+_ALSO_PROVEN: dict[HeadDims, _QueryTile] = {256: _QueryTile(64, 2, 2, 1, False, False)}
 
 
 def registers(n_warpgroups: int) -> tuple[int, int]:
@@ -49,13 +55,13 @@ def get_hopper_dq_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[WgmmaD
     return [cfg for dtype, d in product(dtypes, d_heads) for cfg in candidates(dtype, d, device)]
 
 
-def candidates(dtype: DType, d_head: int, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
+def candidates(dtype: DType, d_head: HeadDims, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
     """The kernels for d_head that are legal on a device, in order of preference."""
     made = (_config(dtype, d_head, tile) for tile in _TILES.get(d_head, ()))
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
-def proof_configs(dtype: DType, d_head: int, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
+def proof_configs(dtype: DType, d_head: HeadDims, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
     """The candidates, and the other winners."""
     found = candidates(dtype, d_head, device)
     if d_head in _ALSO_PROVEN:
@@ -63,7 +69,8 @@ def proof_configs(dtype: DType, d_head: int, device: DeviceSpec) -> list[WgmmaDq
     return found
 
 
-def _config(dtype: DType, d_head: int, tile: _QueryTile) -> WgmmaDqKernelConfig:
+def _config(dtype: DType, d_head: HeadDims, tile: _QueryTile) -> WgmmaDqKernelConfig:
+    d_head, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
     return WgmmaDqKernelConfig(
         dtype,
         d_head,
@@ -75,4 +82,5 @@ def _config(dtype: DType, d_head: int, tile: _QueryTile) -> WgmmaDqKernelConfig:
         *registers(tile.n_warpgroups),
         late_dq=tile.late_dq,
         pingpong=tile.pingpong,
+        d_v=d_v,
     )
