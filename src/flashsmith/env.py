@@ -244,7 +244,8 @@ _COMPILER_OVERRIDES = (
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
     "NVCC_CCBIN",
-    # g++ searches these folders before -isystem, so they could select another toolkit's headers.
+    # g++ searches these folders before those of -isystem, so they could select the headers of
+    # another toolkit.
     "CPATH",
     "C_INCLUDE_PATH",
     "CPLUS_INCLUDE_PATH",
