@@ -28,7 +28,7 @@ class Variable:
         return os.environ.get(self.name) or None
 
 
-# The kinds of values of variables. check_values() checks the first three.
+# The kinds of values that variables have. check_values() checks values of the first three kinds.
 SWITCH = "0 or 1"
 COUNT = "a whole number above 0"
 _ORDERS = ("canonical", "free")
@@ -187,7 +187,8 @@ def cache_limit_mib() -> int:
 
 
 def jobs() -> int:
-    """How many compilations run in parallel: FLASHSMITH_JOBS, else the usable cores."""
+    """How many compilations run in parallel: FLASHSMITH_JOBS if set, otherwise the number of usable
+    cores."""
     return _positive_int(JOBS, len(os.sched_getaffinity(0)))
 
 

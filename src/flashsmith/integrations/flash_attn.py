@@ -269,7 +269,7 @@ def _check_bits_of_parts(bits: str | None) -> None:
 
 
 def _of_used_keys(q: Any, k: Any, v: Any, return_lse: bool, **keywords: Any) -> Any:
-    """attention() with seqused_k, in q's dtype."""
+    """Calls attention() with seqused_k, and rounds the output to q's dtype."""
     o, lse = attention(q, k, v, **keywords, partial=True)
     o = in_dtype(o, q.dtype)
     return (o, lse) if return_lse else o
@@ -540,7 +540,7 @@ def _in_words(tensor: Any) -> str:
 
 
 def _alibi(slopes: Array | None) -> dict[str, Any]:
-    """attention()'s keywords for ALiBi; distances are between positions."""
+    """The keywords of attention() for ALiBi. Distances are those between positions, not indices."""
     if slopes is None:
         return {}
     shape = tuple(getattr(slopes, "shape", ()))
@@ -550,20 +550,21 @@ def _alibi(slopes: Array | None) -> dict[str, Any]:
 
 
 def _alibi_over_cache(slopes: Array | None) -> dict[str, Any]:
-    """attention_with_cache()'s keywords for ALiBi; its indices are positions."""
+    """The keywords of attention_with_cache() for ALiBi. There, indices are already positions."""
     found = _alibi(slopes)
     found.pop("positions", None)
     return found
 
 
 def _chunks(attention_chunk: Any) -> dict[str, Any]:
-    """attention_with_cache()'s keywords for chunks of positions; none for 0 and None."""
+    """The keywords of attention_with_cache() for chunks of positions. There are none if
+    ``attention_chunk`` is 0 or None."""
     size = 0 if attention_chunk is None else whole_number(attention_chunk)
     if size is None or size < 0:
         raise ArgumentError(
             f"attention_chunk={quoted(attention_chunk)}: give the positions of a chunk, or 0"
         )
-    # The size is compiled in, so that kernels know which keys belong together.
+    # The chunk size is compiled in, so that kernels know which keys belong to the same chunk.
     return {"mask": masks.chunks(Constant(size))} if size else {}
 
 
@@ -584,7 +585,7 @@ def _check_absent(**tensors: Any) -> None:
 
 
 def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """window_size with None in place of -1; both mean no limit.
+    """``window_size`` with each -1 replaced by None; both mean no limit.
 
     Raises ArgumentError unless it has two entries, each one None, -1 or a whole number from 0.
     """

@@ -35,7 +35,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def translates(function: F) -> F:
-    """Translates a call with ``function``, makes the translated call, and returns its results.
+    """A decorator: the decorated function passes its arguments to ``function``, makes the call that
+    this returns, and returns the results.
 
     Unknown keywords raise ArgumentError, not TypeError. Keywords of FlashAttention are dropped if
     their values have no effect.

@@ -322,7 +322,8 @@ class _Activated:
 def _with_fallback(
     operator: str, device: str, ours: Callable[..., Any], bits: str | None
 ) -> Callable[..., Any]:
-    """A kernel that calls ``ours``, or PyTorch's kernel if ``ours`` leaves the call to PyTorch.
+    """Returns a kernel that calls ``ours``, and then PyTorch's kernel if ``ours`` raises
+    _LeftToPyTorch.
 
     With canonical bits it raises an error for such calls, because PyTorch's kernel gives other
     bits.

@@ -119,7 +119,7 @@ def _content_hash(files: Mapping[str, bytes]) -> str:
 
 
 def _bundle(text: str, operators: str, manifests: Sequence[Manifest]) -> str:
-    """The text of the copy's bundle.py."""
+    """The text of bundle.py in the copy, with the values that hold for the copy."""
     sources = {one.family: one.source_hash for one in manifests}
     for before, now in (
         ("VERSION: str | None = None", f"VERSION: str | None = {package_version()!r}"),

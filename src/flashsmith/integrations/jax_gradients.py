@@ -43,8 +43,8 @@ from flashsmith.tracing.captures import is_traced_by_jax
 def attention_with_functions(
     q: Any, k: Any, v: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """attention() with ``functions``, its keywords that define a program, for arrays that a
-    transformation of JAX may trace.
+    """Computes attention() for arrays that a transformation of JAX may trace. ``functions`` are
+    those of its keywords that define a program.
 
     The arrays that a score function reads have gradients, too; PyTorch must be installed for these.
     """
@@ -63,8 +63,8 @@ def attention_with_functions(
 def differentiable_attention(
     q: Any, k: Any, v: Any, program: BoundProgram | None = None, **keywords: Any
 ) -> Any:
-    """attention() for arrays that a transformation of JAX traces; same arguments and results, and
-    the program of its functions.
+    """Computes attention() for arrays that a transformation of JAX traces. It has the arguments and
+    results of attention(), and takes the program of the call's functions.
 
     Raises ArgumentError unless that transformation is jax.grad or jax.vjp alone.
     """

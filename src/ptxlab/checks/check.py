@@ -46,8 +46,8 @@ class Check(Observer):
     def report(
         self, kind: str, site: Site, message: str, threads: np.ndarray, address: int
     ) -> None:
-        """Adds a finding with ``len(threads)`` occurrences; if it exists already, only its count
-        grows."""
+        """Adds a finding with ``len(threads)`` occurrences. If this finding exists already, only
+        its count grows."""
         count = int(threads.size)
         place = self._places.setdefault((kind, site.ptx_line), len(self.findings))
         if place < len(self.findings):

@@ -68,8 +68,8 @@ class TensorMap:
     """A tensor map whose description has been checked, with the memory that it describes.
 
     The map may describe more than the registered memory, since only elements inside boxes are
-    accessed. But its first address must be in registered memory: a GPU faults otherwise, even if no
-    box contains that address. Addresses wrap at 2^64.
+    accessed. But the map's first address must be in registered memory: otherwise a GPU faults, even
+    if no box contains that address. Addresses wrap at 2^64.
     """
 
     def __init__(self, spec: TensorMapSpec, memory: GlobalMemory) -> None:
