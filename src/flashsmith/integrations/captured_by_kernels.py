@@ -234,8 +234,8 @@ def is_whole(node: Typed, sums: torch.Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def add_elements(total: torch.Tensor, sums: torch.Tensor, node: Typed, index_at: Any) -> None:
-    """Adds sums of elements to a gradient. ``index_at(index, b, h, size)`` evaluates an index of a
-    dimension at a sequence and head."""
+    """Adds sums along 'elements' to a gradient. ``index_at(index, b, h, size)`` evaluates the index
+    of a dimension of this size for sequence b and head h."""
     indices: tuple[Typed, ...] = node.operands[2:]
     batch, heads, seq_q, seq_k = sums.shape
     for b in range(batch):

@@ -247,8 +247,8 @@ def _end(first: int, length: int | None) -> int:
 
 
 def _add(total: torch.Tensor, block: _ScoreBlock, node: Typed, slope: Typed) -> None:
-    """Adds a block's contributions to the gradient of the values that ``node`` reads to
-    ``total``."""
+    """Adds to ``total`` what a block contributes to the gradient of the values that ``node``
+    reads."""
     factor = slope.evaluate(block.values, block.tensors, torch)
     # A hidden element's derivative may be NaN.
     _add_parts(total, torch.where(block.d_scores == 0, 0, block.d_scores * factor), block, node)

@@ -100,11 +100,11 @@ def flash_attn_func(
 
     Args:
         q: (batch, seq_q, heads, d); k, v: (batch, seq_k, heads_k, d).
-        softmax_scale: None is 1/sqrt(d).
-        causal, window_size: aligned to the bottom right; -1 and None: no limit.
+        softmax_scale: None means 1/sqrt(d).
+        causal, window_size: aligned to the bottom right; -1 and None mean no limit.
         softcap: 0 means none.
         deterministic: whether dq has to be bitwise repeatable; the output, dk and dv are always
-            repeatable. False leaves it to torch.use_deterministic_algorithms.
+            repeatable. With False, torch.use_deterministic_algorithms decides.
         return_attn_probs: return (out, lse, None); the probabilities are never stored.
         s_aux: (heads,), FlashAttention 3's name of attention()'s sinks.
         bits: as for attention(); keyword-only, since FlashAttention has no such argument.
@@ -209,14 +209,16 @@ def flash_attn_varlen_func(
 
     Args:
         q: (total_q, heads, d); k, v: (total_k, heads_k, d).
-        cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, where each sequence begins.
-        max_seqlen_q, max_seqlen_k: the longest sequence; None computes it, as in attention().
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, the offsets at which the sequences
+            begin.
+        max_seqlen_q, max_seqlen_k: the length of the longest sequence; if None, it is computed, as
+            in attention().
         block_table: (sequences, maximum pages) int32; k and v are then pages (pages, page, heads_k,
             d) of any size. The lengths are seqused_k, or without it the differences of
             cu_seqlens_k. attention_with_cache() computes such calls, without gradients.
-        seqused_k: (sequences,) int32: how many keys of each sequence to use, from its first. Such
-            calls have no gradients, and without block_table no canonical bits. With block_table,
-            cu_seqlens_k may be left out.
+        seqused_k: (sequences,) int32: how many keys of each sequence to use, counted from the
+            sequence's first key. Such calls have no gradients, and without block_table no canonical
+            bits. With block_table, cu_seqlens_k may be left out.
         The other arguments are as for flash_attn_func.
 
     Raises:
@@ -367,27 +369,28 @@ def flash_attn_with_kvcache(
         q: (batch, seq_q, heads, d), or (total_q, heads, d) with cu_seqlens_q and max_seqlen_q.
         k_cache, v_cache: (batch, capacity, heads_k, d), or (pages, page, heads_k, d) with
             page_table, of any page size.
-        k, v: appended at cache_seqlens, which is not advanced; q's shape with heads_k heads.
+        k, v: new keys and values, which are appended at cache_seqlens; cache_seqlens is not
+            advanced. They have the shape of q, with heads_k heads.
         rotary_cos, rotary_sin: (positions, rotary_d / 2) of q's dtype or fp32.
-        cache_seqlens: (batch,) int32, or one number for all. None means the whole cache, which is
-            allowed if nothing is appended.
+        cache_seqlens: (batch,) int32, or one number for all sequences. None means the whole cache,
+            which is allowed only if nothing is appended.
         cu_seqlens_k_new, rotary_seqlens: None, or equal to cu_seqlens_q and cache_seqlens. Tensors
             that are not the same object are compared by value, which synchronizes with a GPU.
-        softmax_scale: None is 1/sqrt(d).
-        causal, window_size: aligned to the bottom right; -1 and None: no limit.
+        softmax_scale: None means 1/sqrt(d).
+        causal, window_size: aligned to the bottom right; -1 and None mean no limit.
         num_splits: 0 and 1 give a sequence the same bits in any batch (split='invariant'). With
             larger numbers flashsmith chooses how to split keys (split='free').
         pack_gqa: has no effect: the heads of a group always share their keys.
         return_softmax_lse: return (out, lse).
-        block_table: FlashAttention 2's name of page_table; pass only one of them.
+        block_table: page_table by its name in FlashAttention 2; pass only one of the two.
         s_aux: (heads,), FlashAttention 3's name of sinks.
         bits: as for attention_with_cache().
         qv: (..., d_v), for a latent cache (MLA) of PyTorch tensors: q, k_cache and k are its rotary
             columns, v_cache and v its values; v_cache and k_cache are views of the same rows. The
             default of softmax_scale is then 1/sqrt(d + d_v).
         alibi_slopes: as for flash_attn_func().
-        attention_chunk: if not 0, the size of chunks: a query sees only its own chunk of keys. A
-            kernel is compiled for each size.
+        attention_chunk: if not 0, the size of chunks: a query sees only the keys of its own chunk.
+            Each size needs a kernel of its own.
         cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, scheduler_metadata,
             sm_margin: must be left at their defaults.
 
