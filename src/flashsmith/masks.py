@@ -3,8 +3,8 @@
 A value is a mask function (b, h, q_idx, kv_idx) for ``attention(mask=...)`` and ``flex_attention``,
 and also for PyTorch's create_block_mask. ``a & b`` shows the keys that both show, ``a | b`` the
 keys that at least one shows, and ``~a`` the keys that ``a`` hides. Tensors come from PyTorch, NumPy
-or JAX, as those of the call do. They are data: other values, lengths and numbers do not need
-another compilation.
+or JAX, as those of the call do. They are data: other values, lengths and numbers need no
+recompilation.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = [
 class MaskValue:
     """A mask: a function (b, h, q_idx, kv_idx) that returns whether the query sees the key.
 
-    The function gets ``parts``, which are its tensors, numbers and other masks, as arguments before
-    the indices. PyTorch's compiler finds them there if compiled code makes the mask.
+    The function gets ``parts`` (its tensors, numbers and other masks) before the indices. PyTorch's
+    compiler finds them there if compiled code makes the mask.
     """
 
     def __init__(self, function: Callable[..., Any], *parts: Any) -> None:
@@ -110,7 +110,7 @@ def documents(ids: Any, key_ids: Any = None) -> MaskValue:
 
     Args:
         ids: (seq,) or (batch, seq) of ints: the document of each query, and of each key unless
-            key_ids is given. Ids need not be sorted, but sorted ones are quicker.
+            key_ids is given. Ids need not be sorted; sorted ones are quicker.
         key_ids: the same for keys, (seq_k,) or (batch, seq_k).
 
     Raises ArgumentError for tensors of the wrong rank.
@@ -170,8 +170,8 @@ def _follows(start: Any, starts: Any, end: Any, ends: Any, b: Any, h: Any, q: An
 
 
 def chunks(size: int) -> MaskValue:
-    """A query sees the keys of its own chunk of ``size`` indices. With ``& causal()`` it sees them
-    only up to its own index."""
+    """A query sees the keys of its own chunk of ``size`` indices. ``& causal()`` hides the later
+    ones."""
     return MaskValue(_same_chunk, size)
 
 
@@ -254,10 +254,10 @@ def blocks(
     Args:
         table: bool (batch or 1, heads or 1, query blocks, key blocks), or without leading
             dimensions.
-        block_q, block_k: how many rows and keys a block has; block_k defaults to block_q. Both are
-            compiled in. With block_q=None all queries share the table's only row of blocks, such as
-            the blocks of keys that a step of decoding selects.
-        group: how many query heads share one head of the table, such as those that share a KV head.
+        block_q, block_k: rows and keys per block; block_k defaults to block_q. Both are compiled
+            in. With block_q=None all queries share the table's only row of blocks, such as the
+            blocks of keys that a step of decoding selects.
+        group: the number of query heads per head of the table, such as those of a KV head.
 
     Raises ArgumentError for a table of the wrong shape, or sizes below 1.
     """

@@ -1,9 +1,8 @@
 """Scores as values: ALiBi, relative-position tables, T5, distances, softcap and bias tensors.
 
 A value is a score function (score, b, h, q_idx, kv_idx) for ``attention(score_mod=...)`` and
-``flex_attention``. ``a + b`` applies a, then b. Tensors and numbers are data: other values do not
-need another compilation. Distances count from q_idx; give ``positions='end'`` where seq_q and seq_k
-differ.
+``flex_attention``. ``a + b`` applies a, then b. Tensors and numbers are data: other values need no
+recompilation. Distances count from q_idx; give ``positions='end'`` where seq_q and seq_k differ.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ __all__ = ["ScoreValue", "alibi", "bias", "relative", "softcap", "squared_distan
 class ScoreValue:
     """A change of scores: a function (score, b, h, q_idx, kv_idx) that returns the new score.
 
-    The function gets ``parts``, which are its tensors, numbers and other functions, as arguments
-    before the score, as in a MaskValue.
+    The function gets ``parts`` (its tensors, numbers and other functions) before the score, as in a
+    MaskValue.
     """
 
     def __init__(self, function: Callable[..., Any], *parts: Any) -> None:

@@ -209,16 +209,14 @@ def flash_attn_varlen_func(
 
     Args:
         q: (total_q, heads, d); k, v: (total_k, heads_k, d).
-        cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, the offsets at which the sequences
-            begin.
-        max_seqlen_q, max_seqlen_k: the length of the longest sequence; if None, it is computed, as
-            in attention().
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, where the sequences begin.
+        max_seqlen_q, max_seqlen_k: the greatest lengths; computed if None, as in attention().
         block_table: (sequences, maximum pages) int32; k and v are then pages (pages, page, heads_k,
             d) of any size. The lengths are seqused_k, or without it the differences of
             cu_seqlens_k. attention_with_cache() computes such calls, without gradients.
-        seqused_k: (sequences,) int32: how many keys of each sequence to use, counted from the
-            sequence's first key. Such calls have no gradients, and without block_table no canonical
-            bits. With block_table, cu_seqlens_k may be left out.
+        seqused_k: (sequences,) int32: how many of the first keys of each sequence to use. Such
+            calls have no gradients, and without block_table no canonical bits. With block_table,
+            cu_seqlens_k may be left out.
         The other arguments are as for flash_attn_func.
 
     Raises:
@@ -369,8 +367,7 @@ def flash_attn_with_kvcache(
         q: (batch, seq_q, heads, d), or (total_q, heads, d) with cu_seqlens_q and max_seqlen_q.
         k_cache, v_cache: (batch, capacity, heads_k, d), or (pages, page, heads_k, d) with
             page_table, of any page size.
-        k, v: new keys and values, which are appended at cache_seqlens; cache_seqlens is not
-            advanced. They have the shape of q, with heads_k heads.
+        k, v: appended at cache_seqlens, which is not advanced; shaped like q, with heads_k heads.
         rotary_cos, rotary_sin: (positions, rotary_d / 2) of q's dtype or fp32.
         cache_seqlens: (batch,) int32, or one number for all sequences. None means the whole cache,
             which is allowed only if nothing is appended.
@@ -389,8 +386,8 @@ def flash_attn_with_kvcache(
             columns, v_cache and v its values; v_cache and k_cache are views of the same rows. The
             default of softmax_scale is then 1/sqrt(d + d_v).
         alibi_slopes: as for flash_attn_func().
-        attention_chunk: if not 0, the size of chunks: a query sees only the keys of its own chunk.
-            Each size needs a kernel of its own.
+        attention_chunk: if not 0, a query sees only the keys of its own chunk of this size. Each
+            size needs its own kernel.
         cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, scheduler_metadata,
             sm_margin: must be left at their defaults.
 

@@ -31,9 +31,9 @@ def flex_attention(
     """torch.nn.attention.flex_attention.flex_attention, with its signature and meaning.
 
     The functions are traced, and compiled into a kernel once: other lengths, and other values of
-    captured numbers and tensors, do not need another compilation. docs/programs.md says what
-    functions may do. The output has gradients, also for float tensors that score_mod captures.
-    Tensors on the host run in the emulator.
+    captured numbers and tensors, need no recompilation. docs/programs.md says what functions may
+    do. The output has gradients, also for float tensors that score_mod captures. Tensors on the
+    host run in the emulator.
 
     Args:
         query: (batch, heads, seq_q, d), fp16 or bf16; d as for ``attention``.
@@ -45,7 +45,7 @@ def flex_attention(
         enable_gqa: whether heads may be a multiple of heads_k.
         return_lse: also return the log-sum-exp of each row: fp32, (batch, heads, seq_q).
         kernel_options: {'config': KernelConfig} selects the kernel. PyTorch's own options are
-            ignored, because they concern PyTorch's kernels.
+            ignored.
         return_aux: an AuxRequest: also return an AuxOutput with lse and max_scores as requested.
 
     Returns:

@@ -32,12 +32,11 @@ def from_flashinfer(
     Args:
         indptr: (batch + 1,) int32: where the pages of each sequence begin in indices.
         indices: (pages in use,) int32: page numbers.
-        last_page_len: (batch,) int32: the number of keys in the last page of each sequence, from 1
-            to page_size.
+        last_page_len: (batch,) int32: number of keys in each sequence's last page, from 1 to
+            page_size.
         page_size: keys per page.
-        most_pages: the number of columns of the table, at least the largest page count of a
-            sequence. None reads that count from indptr, which synchronizes with a GPU; in a CUDA
-            graph, pass a number.
+        most_pages: columns of the table, at least the largest page count of a sequence. None reads
+            that count from indptr, which synchronizes with a GPU; in a CUDA graph, pass a number.
 
     Raises:
         ArgumentError: an argument is neither a tensor nor an array.
