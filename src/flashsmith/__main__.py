@@ -4,7 +4,7 @@ import sys
 
 from flashsmith.errors import FlashsmithError, install_extra
 
-# The packages that the extra 'cli' installs.
+# The names of the packages that the extra 'cli' installs.
 _PACKAGES = ("rich", "typer")
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# The copy's version; None in an installed flashsmith, whose metadata has it.
+# The version of the copy. None in an installed flashsmith, whose metadata has the version.
 VERSION: str | None = None
 # The namespace of PyTorch's operators; each copy in a process needs its own.
 OPERATORS = "flashsmith"
-# The hashes of the sources that the copy's kernels were made from, by family.
+# For each family, the hash of the sources from which the copy's kernels were made.
 SOURCES: dict[str, str] = {}
 
 # The folder of a copy's kernels, in the layout of an installed package of kernels.

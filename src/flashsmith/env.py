@@ -28,7 +28,7 @@ class Variable:
         return os.environ.get(self.name) or None
 
 
-# The kinds of values of variables. check_values() checks the first three.
+# The kinds of values that variables have. check_values() checks values of the first three kinds.
 SWITCH = "0 or 1"
 COUNT = "a whole number above 0"
 _ORDERS = ("canonical", "free")
@@ -187,7 +187,8 @@ def cache_limit_mib() -> int:
 
 
 def jobs() -> int:
-    """How many compilations run in parallel: FLASHSMITH_JOBS, else the usable cores."""
+    """How many compilations run in parallel: FLASHSMITH_JOBS if set, otherwise the number of usable
+    cores."""
     return _positive_int(JOBS, len(os.sched_getaffinity(0)))
 
 
@@ -244,7 +245,8 @@ _COMPILER_OVERRIDES = (
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
     "NVCC_CCBIN",
-    # g++ searches these folders before -isystem, so they could select another toolkit's headers.
+    # g++ searches these folders before those of -isystem, so they could select the headers of
+    # another toolkit.
     "CPATH",
     "C_INCLUDE_PATH",
     "CPLUS_INCLUDE_PATH",

@@ -1,9 +1,10 @@
-"""Masks as values: documents, prefixes, trees, chunks, images, intervals, blocks, and their unions.
+"""Masks as values: documents, prefixes, trees, chunks, images, intervals, blocks, and combinations.
 
 A value is a mask function (b, h, q_idx, kv_idx) for ``attention(mask=...)`` and ``flex_attention``,
 and also for PyTorch's create_block_mask. ``a & b`` shows the keys that both show, ``a | b`` the
-keys that at least one shows, and ``~a`` the keys that ``a`` hides. Tensors may be PyTorch's,
-NumPy's or JAX's, like the call's, and are data: new values, lengths and numbers never compile.
+keys that at least one shows, and ``~a`` the keys that ``a`` hides. Tensors come from PyTorch, NumPy
+or JAX, as those of the call do. They are data: other values, lengths and numbers need no
+recompilation.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ __all__ = [
 
 
 class MaskValue:
-    """A mask: a function (b, h, q_idx, kv_idx) that gives whether the query sees the key.
+    """A mask: a function (b, h, q_idx, kv_idx) that returns whether the query sees the key.
 
-    The function gets ``parts``, its tensors, numbers and other masks, before the indices. PyTorch's
-    compiler finds them there if compiled code makes the value.
+    The function gets ``parts`` (its tensors, numbers and other masks) before the indices. PyTorch's
+    compiler finds them there if compiled code makes the mask.
     """
 
     def __init__(self, function: Callable[..., Any], *parts: Any) -> None:
@@ -77,7 +78,7 @@ def _causal(b: Any, h: Any, q: Any, k: Any) -> Any:
 
 
 def window(left: int | None, right: int | None = None) -> MaskValue:
-    """A query sees ``left`` keys before its own index and ``right`` keys after it; None is no
+    """A query sees ``left`` keys before its own index and ``right`` keys after it; None means no
     limit."""
     if left is None and right is None:
         return MaskValue(_everything)
@@ -109,7 +110,7 @@ def documents(ids: Any, key_ids: Any = None) -> MaskValue:
 
     Args:
         ids: (seq,) or (batch, seq) of ints: the document of each query, and of each key unless
-            key_ids is given. Documents need not be sorted; sorted ones are quicker.
+            key_ids is given. Ids need not be sorted; sorted ones are quicker.
         key_ids: the same for keys, (seq_k,) or (batch, seq_k).
 
     Raises ArgumentError for tensors of the wrong rank.
@@ -169,8 +170,8 @@ def _follows(start: Any, starts: Any, end: Any, ends: Any, b: Any, h: Any, q: An
 
 
 def chunks(size: int) -> MaskValue:
-    """A query sees the keys of its own chunk of ``size`` indices; with ``& causal()`` only up to
-    itself."""
+    """A query sees the keys of its own chunk of ``size`` indices. ``& causal()`` hides the later
+    ones."""
     return MaskValue(_same_chunk, size)
 
 
@@ -248,15 +249,15 @@ _IN_INTERVALS = tuple(map(_in_intervals, range(1, 5)))
 def blocks(
     table: Any, block_q: int | None, block_k: int | None = None, *, group: int = 1
 ) -> MaskValue:
-    """A query sees the keys of the blocks that a table shows.
+    """A query sees the keys of the blocks that are True in a table.
 
     Args:
         table: bool (batch or 1, heads or 1, query blocks, key blocks), or without leading
             dimensions.
-        block_q, block_k: the rows and keys of a block; block_k is block_q unless given. They are
-            compiled in. With block_q=None all queries share the table's only row of blocks, such
-            as the blocks of keys that a step of decoding selects.
-        group: the query heads that share a head of the table, such as a K/V head's.
+        block_q, block_k: rows and keys per block; block_k defaults to block_q. Both are compiled
+            in. With block_q=None all queries share the table's only row of blocks, such as the
+            blocks of keys that a step of decoding selects.
+        group: the number of query heads per head of the table, such as those of a KV head.
 
     Raises ArgumentError for a table of the wrong shape, or sizes below 1.
     """
@@ -292,7 +293,7 @@ def _in_block_of_keys(
 
 
 def _by_row(name: str, ids: Any) -> Callable[..., Any]:
-    """A function of (ids, b, index) that reads ids of rank 1 or 2."""
+    """Returns a function (ids, b, index) that reads an element of ids, which have rank 1 or 2."""
     shape = tuple(getattr(ids, "shape", ()))
     if len(shape) not in (1, 2):
         raise ArgumentError(

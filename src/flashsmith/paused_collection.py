@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def paused_collection() -> Iterator[None]:
     """Pauses the collection of cycles inside the block, for imports and tables.
 
-    Their objects last, so a collection would find nothing. It would take a third of the time to a
-    process's first result, since it also examines PyTorch's objects.
+    The objects made there are long-lived, so a collection would find nothing. It would take a third
+    of the time until the first result of a process, because it also examines PyTorch's objects.
     """
     if not gc.isenabled():
         yield

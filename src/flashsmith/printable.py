@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Limit for quotes in messages: a longer quote would not help to find the mistake.
+# The largest length of a quote in a message. A longer quote would not help to find the mistake.
 QUOTED_CHARACTERS = 400
 
 

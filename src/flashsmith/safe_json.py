@@ -34,7 +34,8 @@ MOST_BYTES = 64 << 20
 MOST_LEVELS = 64
 # More digits than any real count or time has, but few enough for a float.
 MOST_DIGITS = 300
-# Limit for numbers in names and variables: 18 digits always fit into 64 bits.
+# The largest number of digits in counts, which occur in names and variables. 18 digits always fit
+# into 64 bits.
 MOST_DIGITS_OF_COUNTS = 18
 
 _KINDS = (

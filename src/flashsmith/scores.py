@@ -1,8 +1,8 @@
 """Scores as values: ALiBi, relative-position tables, T5, distances, softcap and bias tensors.
 
 A value is a score function (score, b, h, q_idx, kv_idx) for ``attention(score_mod=...)`` and
-``flex_attention``. ``a + b`` applies a, then b. Tensors and numbers are data: new ones never
-compile. Distances count from q_idx; give ``positions='end'`` where seq_q and seq_k differ.
+``flex_attention``. ``a + b`` applies a, then b. Tensors and numbers are data: other values need no
+recompilation. Distances count from q_idx; give ``positions='end'`` where seq_q and seq_k differ.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["ScoreValue", "alibi", "bias", "relative", "softcap", "squared_distan
 
 
 class ScoreValue:
-    """A change of scores: a function (score, b, h, q_idx, kv_idx) that gives the new score.
+    """A change of scores: a function (score, b, h, q_idx, kv_idx) that returns the new score.
 
-    The function gets ``parts``, its tensors, numbers and other functions, before the score, as in
-    a MaskValue.
+    The function gets ``parts`` (its tensors, numbers and other functions) before the score, as in a
+    MaskValue.
     """
 
     def __init__(self, function: Callable[..., Any], *parts: Any) -> None:
@@ -79,8 +79,8 @@ def _of_distance_and_head(
 
 
 def _within(index: Any, last: Any) -> Any:
-    """The index clamped to 0..last, in the order from which its sign follows: it is not
-    negative."""
+    """The index clamped to 0..last. The order of the two clamps lets the sign analysis find that
+    the result is not negative."""
     return index.clip(max=last).clip(min=0)
 
 
@@ -89,7 +89,7 @@ def t5(table: Any, *, bidirectional: bool, max_distance: int = 128) -> ScoreValu
 
     Args:
         table: (buckets, heads) of floats, the model's embedding.
-        bidirectional: whether keys after the query have buckets of their own, as in encoders.
+        bidirectional: whether keys after the query have separate buckets, as in encoders.
         max_distance: keys at least this far away share the last bucket.
 
     Raises ArgumentError for a table of the wrong rank.
@@ -97,7 +97,7 @@ def t5(table: Any, *, bidirectional: bool, max_distance: int = 128) -> ScoreValu
     _rank("table", table, (2,), "(buckets, heads)")
     distances = np.arange(-max_distance, max_distance + 1)
     buckets = _t5_buckets(distances, int(table.shape[0]), bidirectional, max_distance)
-    # Kernels read a table faster if neighbouring distances are neighbours in it.
+    # Kernels read a table faster if the values for neighbouring distances are adjacent in memory.
     return relative(table.T[:, buckets], max_distance)
 
 
@@ -113,7 +113,8 @@ def _t5_buckets(
     else:
         distances = np.maximum(-distances, 0)
     n_exact = n_buckets // 2
-    # In fp32, as the model computes it: in another precision some distances have other buckets.
+    # This is computed in fp32, as in the model, because some distances fall into other buckets in
+    # another precision.
     far = np.log(np.maximum(distances, 1).astype(np.float32) / np.float32(n_exact))
     far = far / np.float32(np.log(max_distance / n_exact)) * np.float32(n_buckets - n_exact)
     far = np.minimum(n_exact + far.astype(np.int64), n_buckets - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-# After this share of the work, the time taken weighs as much as the initial estimate.
+# When this share of the work is done, the time taken so far weighs as much as the initial estimate.
 _PRIOR = 0.1
 
 

@@ -21,11 +21,12 @@ from ptxlab.ptx import ParsedModule
 from ptxlab.ptx.syntax import Variable
 from ptxlab.translate.translator import Translated, translate
 
-#: Backward jumps after which a launch counts as an endless loop. The longest legitimate loop jumps
-#: once per KV block, a few thousand times.
+#: The number of backward jumps after which a launch counts as an endless loop. The longest
+#: legitimate loop jumps once per KV block, a few thousand times.
 LOOP_LIMIT = 1_000_000
 
-#: Threads that run together. This amortises NumPy's cost per call and still fits in the caches.
+#: The number of threads that run together. It is large enough to amortise NumPy's cost per call,
+#: and small enough for the caches.
 WAVE_THREADS = 4096
 
 
@@ -213,8 +214,8 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
     wave.random = random
     wave.scheduler = Scheduler(geometry, start, wave.deliver, random)  # type: ignore[arg-type]
-    # When one warp has waited for a wgmma, it is complete for all four warps, so a warpgroup stays
-    # in one group.
+    # When one warp has waited for a wgmma, the wgmma is complete for all four warps, so a warpgroup
+    # stays in one group.
     unit = WARP if translated.warps_are_free else WARPGROUP
     groups = _groups(geometry, random, unit)
     with np.errstate(all="ignore"):
@@ -242,7 +243,8 @@ def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> lis
 
 
 def _located(translated: Translated, error: Exception) -> EmulatorError:
-    """The error, with the PTX line and the source line at which the generated code raised it."""
+    """A copy of the error that names the PTX line and the source line at which the generated code
+    raised it."""
     site: Site | None = None
     trace = error.__traceback__
     file = f"<emulated {translated.entry.name}>"

@@ -181,7 +181,7 @@ class Engine:
 class EngineAccess:
     """The issue of an engine's read (``kind`` "read") or write of one CTA's shared memory.
 
-    The ``threads`` issued the access together. ``cta`` (flat) owns the memory. ``addresses`` are
+    All of ``threads`` issued the access together. ``cta`` (flat) owns the memory. ``addresses`` are
     the begins of parts of ``size`` bytes. The access happens at any time between this event and
     EngineDone.
     """
@@ -198,7 +198,8 @@ class EngineAccess:
 
 @dataclass(frozen=True, slots=True)
 class EngineLanding:
-    """The data of a write that was issued to an engine at clock ``issued`` have reached memory."""
+    """The data of a write have reached memory. The write was issued to an engine at clock
+    ``issued``."""
 
     engine: Engine
     issued_at: Site
@@ -223,7 +224,7 @@ class EngineDone:
 
 @dataclass(frozen=True, slots=True)
 class MbarrierEvent:
-    """An event of the mbarriers that have the same address in several CTAs.
+    """An event of the mbarriers at one address in one or several CTAs.
 
     ``ctas`` (flat) has one CTA for each thread.
 
@@ -314,7 +315,7 @@ class Clusters:
 
     @property
     def size(self) -> int:
-        """CTAs of one cluster."""
+        """The number of CTAs in a cluster."""
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
     def rank(self, cta: Any) -> Any:
@@ -361,7 +362,7 @@ class Launch:
 
     @property
     def cta_count(self) -> int:
-        """CTAs of the grid."""
+        """The number of CTAs in the grid."""
         return self.grid[0] * self.grid[1] * self.grid[2]
 
     @property
@@ -402,12 +403,12 @@ class Observer:
     finds to ``findings``; a finding never stops the launch.
     """
 
-    #: Whether this observer reports bad addresses itself. If so, the emulator does not raise
-    #: EmulatorError but masks the access: a read gives zero, a write is dropped.
+    #: Whether this observer reports bad addresses itself. If so, the emulator masks the access
+    #: instead of raising EmulatorError: a read gives zero, and a write is dropped.
     handles_bad_access: bool = False
 
-    #: Whether this observer reports broken rules of instructions. If so, the emulator does not
-    #: raise EmulatorError but continues as well as it can.
+    #: Whether this observer reports instructions that break a rule. If so, the emulator continues
+    #: as well as it can instead of raising EmulatorError.
     handles_misuse: bool = False
 
     def __init__(self) -> None:
@@ -495,8 +496,8 @@ class EmulationResult:
     """The outcome of one launch, or of all launches of a plan.
 
     ``instructions`` maps each mnemonic to the number of warps that executed it.
-    ``thread_instructions`` maps it to the number of their active threads, where threads that a
-    guard masks count as active.
+    ``thread_instructions`` maps each mnemonic to the number of active threads in these warps.
+    Threads that a guard masks count as active.
     """
 
     instructions: dict[str, int] = field(default_factory=dict)

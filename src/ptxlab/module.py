@@ -22,7 +22,7 @@ Extent = int | tuple[int, ...]
 _GRID_LIMITS = (2**31 - 1, 65_535, 65_535)
 _BLOCK_LIMITS = (1024, 1024, 64)
 _MOST_THREADS = 1024
-#: KiB of shared memory that a CTA may have, by compute capability.
+#: The largest shared memory of a CTA in KiB, for each compute capability.
 _SHARED_KIB = {70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 88: 99, 89: 99, 120: 99, 121: 99}
 _MOST_SHARED_KIB = 227
 
@@ -71,7 +71,7 @@ def _text_of(source: str | bytes | os.PathLike[str]) -> str:
 
 
 class Module:
-    """A PTX module, as ``load`` returns it. ``kernels`` are the names of its kernels."""
+    """A PTX module, as ``load`` returns it. ``kernels`` has the names of the module's kernels."""
 
     def __init__(self, parsed: ParsedModule) -> None:
         self._parsed = parsed

@@ -1,10 +1,11 @@
-"""Gradients of the float tensors that a score function reads, by kernels.
+"""Kernels that compute the gradients of the float tensors that a score function reads.
 
-A kernel sums the contributions to a read of all elements with the same coordinate: the same query,
-the same key, the same distance between both, or the same query and key in several sequences or
-heads. PyTorch adds these sums to the gradient where the read's indices say. A factor of the
-derivative that all these elements share is applied to their sum, so that the reads of a function
-need fewer kernels. Reads with other indices are left to captured_gradients.py.
+For one read of a tensor, a kernel sums the contributions of all score elements that share a
+coordinate: the same query, the same key, the same distance between query and key, or the same query
+and key in several sequences or heads. PyTorch then adds these sums to the gradient at the positions
+that the read's indices give. A factor of the derivative that all summed elements share is applied
+to the sum, so that a function's reads need fewer kernels. Reads with other indices are left to
+captured_gradients.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 
 class Lengths(NamedTuple):
-    """The lengths of each sequence, and the longest ones."""
+    """The length of each sequence in q and k, and the greatest length in each."""
 
     q: Sequence[int]
     k: Sequence[int]
@@ -36,15 +37,15 @@ class Lengths(NamedTuple):
 
 
 class Coordinates(NamedTuple):
-    """A sequence's contributions to a read, in parts that broadcast to (heads, queries, keys), and
-    the values of the expressions' symbols there."""
+    """One sequence's contributions to a read, in a shape that broadcasts to (heads, queries, keys),
+    and the values of the symbols at those elements."""
 
     parts: torch.Tensor
     values: Mapping[str, Any]
 
 
 def axis_of(node: Typed) -> str | None:
-    """The axis along which a kernel sums for a read; None if no kernel does."""
+    """The axis along which a kernel sums the contributions to a read; None if no kernel can."""
     indices: tuple[Typed, ...] = node.operands[2:]
     parts = {part for it in indices for part in it.parts()}
     if SCORE in parts:
@@ -72,14 +73,14 @@ def _is_of_distance(it: Typed) -> bool:
     return bool(it.arguments) and all(map(_is_of_distance, it.arguments))
 
 
-# What differs between elements of one sum.
+# The symbols whose values differ between the elements of one sum.
 _SUMMED = {"rows": {K, SCORE}, "keys": {Q, SCORE}, "distances": {Q, K, SCORE}}
 ONE = typed_constant(1.0)
 
 
 class Slope(NamedTuple):
-    """The derivative of a score function with respect to a read: a kernel's value at each element,
-    times the factor of a sum."""
+    """The derivative of a score function with respect to a read, as a product: a value that the
+    kernel computes at each element, and a factor that is applied to the sum."""
 
     at_element: Typed
     of_sum: Typed
@@ -96,7 +97,7 @@ class Slope(NamedTuple):
 
 
 class ScoreSums:
-    """The sums of one backward pass. ``saved`` are captured_gradients.Saved."""
+    """Computes the sums of one backward pass. ``saved`` is a captured_gradients.Saved."""
 
     def __init__(
         self, saved: Any, options: ForwardOptions, program: BoundProgram, emulate: bool
@@ -114,7 +115,7 @@ class ScoreSums:
 
     @staticmethod
     def serves(saved: Any, emulate: bool) -> bool:
-        """Whether kernels take the tensors."""
+        """Whether the kernels can process these tensors."""
         d = saved.q.shape[-1]
         (family, *_) = families(SCORE_SUMS.name)
         if d != saved.v.shape[-1] or d > max(family.knob_values["d_head"]):
@@ -122,8 +123,8 @@ class ScoreSums:
         return saved.q.dtype in _DTYPES and (saved.q.is_cuda or emulate) and saved.q.numel() > 0
 
     def fits(self, node: Typed, shape: tuple[int, ...]) -> bool:
-        """Whether no two elements along 'elements' read the same element of a tensor of this shape,
-        which they do if it is shorter than a sequence."""
+        """Whether the score elements along the axis 'elements' all read different elements of a
+        tensor of this shape. If the tensor is shorter than a sequence, some do not."""
         indices: tuple[Typed, ...] = node.operands[2:]
         longest = (Q, self.lengths.longest_q), (K, self.lengths.longest_k)
         return all(shape[indices.index(it)] >= length for it, length in longest)
@@ -135,7 +136,8 @@ class ScoreSums:
         return Slope.of(score, node, axis)
 
     def summed_by(self, slope: Typed) -> BoundProgram:
-        """The program of a kernel that sums with this value at each element."""
+        """The program of a kernel that sums the contributions, weighted by ``slope`` at each
+        element."""
         its = self.program.program
         found = program_of(its.score, its.mask, slope)
         tensors = dict(zip((it.name for it in its.reads), self.program.tensors, strict=True))
@@ -147,8 +149,8 @@ class ScoreSums:
         )
 
     def of(self, node: Typed, axis: str) -> torch.Tensor:
-        """The sums along the axis for a read, by the kernel, without the slope's factor; see
-        operations/score_sums.py."""
+        """Runs the kernel that sums the contributions to a read along an axis. The slope's factor
+        is not yet applied; see operations/score_sums.py."""
         bound, saved = self.summed_by(self.slope(node, axis).at_element), self.saved
         dlse = None if saved.dlse is None else saved.dlse.contiguous()
         sums = torch.empty(self._shape(node, axis), dtype=torch.float32, device=saved.q.device)
@@ -174,7 +176,7 @@ class ScoreSums:
     # --- the coordinates of sums -----------------------------------------------------------------
 
     def coordinates(self, sums: torch.Tensor, axis: str) -> Iterator[Coordinates]:
-        """The sums of each sequence, except along 'elements'."""
+        """Yields the sums of each sequence, for every axis except 'elements'."""
         on = {"device": sums.device}
         heads = torch.arange(self.heads, **on)[:, None, None]
         for b, (seq_q, seq_k) in enumerate(zip(self.lengths.q, self.lengths.k, strict=True)):
@@ -195,8 +197,8 @@ class ScoreSums:
             yield Coordinates(parts, values)
 
     def _by_distance(self, strips: torch.Tensor) -> torch.Tensor:
-        """The sums (heads, distances) of strips (heads, strips, 2 TILE), from the distance 1 -
-        longest_q on."""
+        """Adds up strips (heads, strips, 2 TILE) to sums (heads, distances). The first distance is
+        1 - longest_q."""
         heads, count, _ = strips.shape
         sums = strips.new_zeros(heads, count + 1, TILE)
         sums[:, :-1] += strips[..., :TILE]
@@ -223,8 +225,8 @@ def _lengths(saved: Any, options: ForwardOptions) -> Lengths:
 
 
 def is_whole(node: Typed, sums: torch.Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether sums of elements equal the gradient of a tensor of this shape, apart from dimensions
-    of size 1."""
+    """Whether the sums along 'elements' are already the whole gradient of a tensor of this shape,
+    apart from dimensions of size 1."""
     sizes = dict(zip((B, H, Q, K), sums.shape, strict=True))
     indices: tuple[Typed, ...] = node.operands[2:]
     read = [it for it in sizes if it in indices]
@@ -232,8 +234,8 @@ def is_whole(node: Typed, sums: torch.Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def add_elements(total: torch.Tensor, sums: torch.Tensor, node: Typed, index_at: Any) -> None:
-    """Adds sums of elements to a gradient. ``index_at(index, b, h, size)`` evaluates an index of a
-    dimension at a sequence and head."""
+    """Adds sums along 'elements' to a gradient. ``index_at(index, b, h, size)`` evaluates the index
+    of a dimension of this size for sequence b and head h."""
     indices: tuple[Typed, ...] = node.operands[2:]
     batch, heads, seq_q, seq_k = sums.shape
     for b in range(batch):

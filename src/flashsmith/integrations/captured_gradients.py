@@ -1,11 +1,12 @@
 """Gradients of the float tensors that a score function reads.
 
-They are sums of dS over all elements that read the same value: dS = P (dP - D), times the
-derivative of the new score with respect to the read. On a GPU, kernels compute the sums for indices
-by head, query, key or distance; see captured_by_kernels.py. For other indices PyTorch's operations
-compute dS for blocks of rows in fp32 and float64. All orders are fixed, so the bits repeat:
-dimensions that no index depends on are summed first, and the rest is added by index in PyTorch's
-deterministic way.
+The gradient of one value is a sum over all score elements that read it. Each contributes dS = P (dP
+- D), times the derivative of the new score with respect to the read. On a GPU, kernels compute
+these sums if the indices depend on the head, the query, the key or the distance; see
+captured_by_kernels.py. For other indices PyTorch's operations compute dS for blocks of rows in fp32
+and float64. The order of every summation is fixed, so that the bits repeat: dimensions that no
+index depends on are summed first, and the remaining sums are added by PyTorch's deterministic
+index_put_().
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from flashsmith.semantics.program import BoundProgram
 from flashsmith.semantics.signature import ForwardOptions, check_mask
 from flashsmith.semantics.typed import Typed
 
-# The most scores of a block. About ten float64 arrays of that size exist at once.
+# The largest number of scores in a block. About ten float64 arrays of that size exist at once.
 MOST_SCORES = 2**24
 
 
 class Saved(NamedTuple):
-    """The tensors of a backward pass, as attention() has them."""
+    """The tensors that a backward pass needs, in the layouts of attention()."""
 
     do: Any
     q: Any
@@ -56,9 +57,10 @@ def captured_gradients(
     *,
     emulate: bool = False,
 ) -> list[Any]:
-    """The gradients of the program's tensors, None where not needed, in the tensors' dtypes.
+    """The gradients of the program's tensors, in the tensors' dtypes; None for a tensor that needs
+    no gradient.
 
-    On the host PyTorch's operations compute them, unless kernels are to be emulated.
+    On the host, PyTorch's operations compute the gradients unless ``emulate`` is set.
     """
     score = program.program.score
     places = {read.name: i for i, read in enumerate(program.program.reads)}
@@ -82,14 +84,14 @@ def captured_gradients(
 
 
 class _Totals:
-    """The gradients of a program's tensors, which are 0 before anything is added."""
+    """Accumulates the gradients of a program's tensors, which start at 0."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self.tensors = tensors
         self._sums: dict[int, torch.Tensor] = {}
 
     def of(self, place: int) -> torch.Tensor:
-        """The float64 tensor to add to."""
+        """The float64 tensor in which the gradient of tensor ``place`` is accumulated."""
         found = self._sums.get(place)
         if found is None:
             found = torch.zeros_like(self.tensors[place], dtype=torch.float64)
@@ -97,7 +99,8 @@ class _Totals:
         return self._sums[place]
 
     def put(self, place: int, total: torch.Tensor) -> bool:
-        """Makes this fp32 tensor the gradient, unless something was added before."""
+        """Makes this fp32 tensor the gradient of tensor ``place``; returns False if something was
+        already added to that gradient."""
         return self._sums.setdefault(place, total) is total
 
     def gradient(self, place: int) -> torch.Tensor:
@@ -108,7 +111,8 @@ class _Totals:
 
 
 def _add_by_kernel(totals: _Totals, place: int, kernels: ScoreSums, node: Typed) -> bool:
-    """Adds the sums that a kernel computes for a read; False if no kernel can."""
+    """Adds the sums that a kernel computes for a read; returns False if no kernel can compute
+    them."""
     axis, shape = axis_of(node), tuple(totals.tensors[place].shape)
     if axis is None or (axis == "elements" and not kernels.fits(node, shape)):
         return False
@@ -149,8 +153,8 @@ def _deterministic() -> Iterator[None]:
 
 
 class _ScoreBlock(NamedTuple):
-    """dS of some rows and all keys of a sequence, (heads, rows, keys), or its sums, and what
-    expressions read there."""
+    """dS of a block of rows and all keys of a sequence, (heads, rows, keys), or sums of that dS,
+    with the values that expressions read at these elements."""
 
     d_scores: torch.Tensor
     values: Mapping[str, Any]
@@ -158,7 +162,8 @@ class _ScoreBlock(NamedTuple):
 
 
 class _SavedSequence(NamedTuple):
-    """One sequence: its number, and its tensors with heads first; statistics are (heads, rows)."""
+    """One sequence: its number and its tensors, with the head dimension first. The statistics are
+    (heads, rows)."""
 
     number: int
     do: Any
@@ -242,8 +247,8 @@ def _end(first: int, length: int | None) -> int:
 
 
 def _add(total: torch.Tensor, block: _ScoreBlock, node: Typed, slope: Typed) -> None:
-    """Adds a block's contributions to the gradient of the values that ``node`` reads to
-    ``total``."""
+    """Adds to ``total`` what a block contributes to the gradient of the values that ``node``
+    reads."""
     factor = slope.evaluate(block.values, block.tensors, torch)
     # A hidden element's derivative may be NaN.
     _add_parts(total, torch.where(block.d_scores == 0, 0, block.d_scores * factor), block, node)
@@ -264,8 +269,8 @@ def _add_parts(total: torch.Tensor, parts: torch.Tensor, block: _ScoreBlock, nod
 
 
 def _wrapped(index: Typed, block: _ScoreBlock, size: int) -> torch.Tensor:
-    """An index as kernels read it, with three dimensions: a negative one counts from the end, and
-    others are clamped to the tensor."""
+    """An index with three dimensions, as kernels evaluate it: a negative index counts from the end,
+    and any other index is clamped to the size of the dimension."""
     found = index.evaluate(block.values, block.tensors, torch)
     found = _inside(found, size)
     return found.reshape((1,) * (3 - found.dim()) + tuple(found.shape))

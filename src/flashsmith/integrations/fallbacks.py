@@ -16,7 +16,7 @@ class FallbackWarning(UserWarning):
 
 
 class Reason(NamedTuple):
-    """Why flashsmith does not serve a call: the argument at fault, and the facts about it."""
+    """Why flashsmith does not serve a call: the argument at fault, and what is wrong with it."""
 
     argument: str
     facts: str
@@ -73,6 +73,7 @@ def fallback_count() -> int:
 
 
 def forget_warnings() -> None:
-    """Makes the next fallback warn again, even if its reason is known."""
+    """Forgets which warnings were given, so that the next fallback for a known reason warns
+    again."""
     with _lock:
         _warned.clear()

@@ -100,11 +100,11 @@ def flash_attn_func(
 
     Args:
         q: (batch, seq_q, heads, d); k, v: (batch, seq_k, heads_k, d).
-        softmax_scale: None is 1/sqrt(d).
-        causal, window_size: aligned to the bottom right; -1 and None: no limit.
+        softmax_scale: None means 1/sqrt(d).
+        causal, window_size: aligned to the bottom right; -1 and None mean no limit.
         softcap: 0 means none.
         deterministic: whether dq has to be bitwise repeatable; the output, dk and dv are always
-            repeatable. False leaves it to torch.use_deterministic_algorithms.
+            repeatable. With False, torch.use_deterministic_algorithms decides.
         return_attn_probs: return (out, lse, None); the probabilities are never stored.
         s_aux: (heads,), FlashAttention 3's name of attention()'s sinks.
         bits: as for attention(); keyword-only, since FlashAttention has no such argument.
@@ -209,12 +209,12 @@ def flash_attn_varlen_func(
 
     Args:
         q: (total_q, heads, d); k, v: (total_k, heads_k, d).
-        cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, where each sequence begins.
-        max_seqlen_q, max_seqlen_k: the longest sequence; None computes it, as in attention().
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1), int32, where the sequences begin.
+        max_seqlen_q, max_seqlen_k: the greatest lengths; computed if None, as in attention().
         block_table: (sequences, maximum pages) int32; k and v are then pages (pages, page, heads_k,
             d) of any size. The lengths are seqused_k, or without it the differences of
             cu_seqlens_k. attention_with_cache() computes such calls, without gradients.
-        seqused_k: (sequences,) int32: how many keys of each sequence to use, from its first. Such
+        seqused_k: (sequences,) int32: how many of the first keys of each sequence to use. Such
             calls have no gradients, and without block_table no canonical bits. With block_table,
             cu_seqlens_k may be left out.
         The other arguments are as for flash_attn_func.
@@ -248,7 +248,7 @@ def flash_attn_varlen_func(
 def _options(
     causal: bool, window_size: Any, softcap: float, scale: float | None, sinks: Any, bits: Any
 ) -> dict[str, Any]:
-    """The keywords for masks, scores and bits, which both functions of attention have."""
+    """The keywords for masks, scores and bits that attention() and attention_with_cache() share."""
     return {
         "causal": causal,
         "window": _window(window_size),
@@ -269,14 +269,15 @@ def _check_bits_of_parts(bits: str | None) -> None:
 
 
 def _of_used_keys(q: Any, k: Any, v: Any, return_lse: bool, **keywords: Any) -> Any:
-    """attention() with seqused_k, in q's dtype."""
+    """Calls attention() with seqused_k, and rounds the output to q's dtype."""
     o, lse = attention(q, k, v, **keywords, partial=True)
     o = in_dtype(o, q.dtype)
     return (o, lse) if return_lse else o
 
 
 def _probs(are_asked_for: bool) -> tuple[None, ...]:
-    """FlashAttention's probabilities after the results; they are never stored."""
+    """The entry for the probabilities that FlashAttention returns last: (None,) if it is requested,
+    because they are never stored, and otherwise ()."""
     return (None,) if are_asked_for else ()
 
 
@@ -366,27 +367,27 @@ def flash_attn_with_kvcache(
         q: (batch, seq_q, heads, d), or (total_q, heads, d) with cu_seqlens_q and max_seqlen_q.
         k_cache, v_cache: (batch, capacity, heads_k, d), or (pages, page, heads_k, d) with
             page_table, of any page size.
-        k, v: appended at cache_seqlens, which is not advanced; q's shape with heads_k heads.
+        k, v: appended at cache_seqlens, which is not advanced; shaped like q, with heads_k heads.
         rotary_cos, rotary_sin: (positions, rotary_d / 2) of q's dtype or fp32.
-        cache_seqlens: (batch,) int32, or one number for all. None means the whole cache, which is
-            allowed if nothing is appended.
+        cache_seqlens: (batch,) int32, or one number for all sequences. None means the whole cache,
+            which is allowed only if nothing is appended.
         cu_seqlens_k_new, rotary_seqlens: None, or equal to cu_seqlens_q and cache_seqlens. Tensors
             that are not the same object are compared by value, which synchronizes with a GPU.
-        softmax_scale: None is 1/sqrt(d).
-        causal, window_size: aligned to the bottom right; -1 and None: no limit.
+        softmax_scale: None means 1/sqrt(d).
+        causal, window_size: aligned to the bottom right; -1 and None mean no limit.
         num_splits: 0 and 1 give a sequence the same bits in any batch (split='invariant'). With
             larger numbers flashsmith chooses how to split keys (split='free').
         pack_gqa: has no effect: the heads of a group always share their keys.
         return_softmax_lse: return (out, lse).
-        block_table: FlashAttention 2's name of page_table; pass only one of them.
+        block_table: page_table by its name in FlashAttention 2; pass only one of the two.
         s_aux: (heads,), FlashAttention 3's name of sinks.
         bits: as for attention_with_cache().
         qv: (..., d_v), for a latent cache (MLA) of PyTorch tensors: q, k_cache and k are its rotary
             columns, v_cache and v its values; v_cache and k_cache are views of the same rows. The
             default of softmax_scale is then 1/sqrt(d + d_v).
         alibi_slopes: as for flash_attn_func().
-        attention_chunk: if not 0, the size of chunks: a query sees only its own chunk of keys. A
-            kernel is compiled for each size.
+        attention_chunk: if not 0, a query sees only the keys of its own chunk of this size. Each
+            size needs its own kernel.
         cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, scheduler_metadata,
             sm_margin: must be left at their defaults.
 
@@ -436,7 +437,8 @@ def flash_attn_with_kvcache(
 
 
 def _only_one(page_table: Any, block_table: Any) -> Any:
-    """The page table, under the name that FlashAttention 3 or FlashAttention 2 gives it."""
+    """Returns the page table, which FlashAttention 3 calls page_table and FlashAttention 2
+    block_table."""
     if block_table is not None and page_table is not None:
         raise ArgumentError("block_table: page_table, its other name, is also given; give one")
     return page_table if block_table is None else block_table
@@ -500,13 +502,15 @@ def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str
 
 
 def _lengths_between(name: str, offsets: Any) -> Any:
-    """The lengths between offsets. Raises ArgumentError unless they have one dimension."""
+    """The differences between consecutive offsets. Raises ArgumentError unless ``offsets`` has one
+    dimension."""
     _shape(name, offsets, 1)
     return offsets[1:] - offsets[:-1]
 
 
 def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:
-    """One length for all sequences, as a tensor of q's framework; None: the whole cache's length.
+    """The same length for every sequence, as a tensor of q's framework. If ``length`` is None, it
+    is the length of the whole cache.
 
     Raises ArgumentError if the length does not fit int32, or if the tensors' shapes do not
     determine the cache's length or the number of sequences.
@@ -536,7 +540,7 @@ def _in_words(tensor: Any) -> str:
 
 
 def _alibi(slopes: Array | None) -> dict[str, Any]:
-    """attention()'s keywords for ALiBi; distances are between positions."""
+    """The keywords of attention() for ALiBi. Distances are those between positions, not indices."""
     if slopes is None:
         return {}
     shape = tuple(getattr(slopes, "shape", ()))
@@ -546,20 +550,21 @@ def _alibi(slopes: Array | None) -> dict[str, Any]:
 
 
 def _alibi_over_cache(slopes: Array | None) -> dict[str, Any]:
-    """attention_with_cache()'s keywords for ALiBi; its indices are positions."""
+    """The keywords of attention_with_cache() for ALiBi. There, indices are already positions."""
     found = _alibi(slopes)
     found.pop("positions", None)
     return found
 
 
 def _chunks(attention_chunk: Any) -> dict[str, Any]:
-    """attention_with_cache()'s keywords for chunks of positions; none for 0 and None."""
+    """The keywords of attention_with_cache() for chunks of positions. There are none if
+    ``attention_chunk`` is 0 or None."""
     size = 0 if attention_chunk is None else whole_number(attention_chunk)
     if size is None or size < 0:
         raise ArgumentError(
             f"attention_chunk={quoted(attention_chunk)}: give the positions of a chunk, or 0"
         )
-    # The size is compiled in, so that kernels know which keys belong together.
+    # The chunk size is compiled in, so that kernels know which keys belong to the same chunk.
     return {"mask": masks.chunks(Constant(size))} if size else {}
 
 
@@ -580,7 +585,7 @@ def _check_absent(**tensors: Any) -> None:
 
 
 def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """window_size with None in place of -1; both mean no limit.
+    """``window_size`` with each -1 replaced by None; both mean no limit.
 
     Raises ArgumentError unless it has two entries, each one None, -1 or a whole number from 0.
     """

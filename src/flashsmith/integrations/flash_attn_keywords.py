@@ -24,7 +24,7 @@ _TENSORS = (
     "alibi_slopes block_table cache_batch_idx cache_leftpad k_descale learnable_sink leftpad_k "
     "page_table q_descale qv rotary_seqlens scheduler_metadata seqused_k seqused_q v_descale"
 )
-# The values without effect.
+# For each keyword, the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_TENSORS.split(), (None,)),
     "attention_chunk": (None, 0),
@@ -35,7 +35,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def translates(function: F) -> F:
-    """Translates a call with ``function``, makes the translated call, and returns its results.
+    """A decorator: the decorated function passes its arguments to ``function``, makes the call that
+    this returns, and returns the results.
 
     Unknown keywords raise ArgumentError, not TypeError. Keywords of FlashAttention are dropped if
     their values have no effect.

@@ -36,10 +36,10 @@ def flash_mla_with_kvcache(
         k_cache: (pages, page, 1, d) with block_table, where a page has a multiple of 8 keys;
             without, (batch, capacity, 1, d).
         block_table: (batch, maximum pages of a sequence) int32.
-        cache_seqlens: (batch,) int32, the keys of each sequence.
-        head_dim_v: d - 64: the columns of a row that are its values, too.
-        tile_scheduler_metadata, num_splits: have no effect: keys are split by the lengths.
-        softmax_scale: None is 1/sqrt(d).
+        cache_seqlens: (batch,) int32, the number of keys of each sequence.
+        head_dim_v: d - 64, the number of columns that are also values.
+        tile_scheduler_metadata, num_splits: have no effect; keys are split by the lengths.
+        softmax_scale: None means 1/sqrt(d).
         causal: aligned to the bottom right.
         is_fp8_kvcache, indices: must be left at their defaults.
 

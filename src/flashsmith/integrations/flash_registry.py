@@ -68,7 +68,8 @@ class _LeftToPyTorch(Exception):
 
 
 class _Activated:
-    """Replaces PyTorch's kernels for its flash-attention operators by flashsmith's until remove().
+    """Replaces PyTorch's kernels for its flash-attention operators with flashsmith's until remove()
+    is called.
 
     Results have the strides of PyTorch's fake kernels, since compiled code relies on them. Tensors
     of the scaled_dot_product operators are (batch, heads, length, d). Tensors of the other
@@ -321,7 +322,8 @@ class _Activated:
 def _with_fallback(
     operator: str, device: str, ours: Callable[..., Any], bits: str | None
 ) -> Callable[..., Any]:
-    """A kernel that calls ``ours``, or PyTorch's kernel if ``ours`` leaves the call to PyTorch.
+    """Returns a kernel that calls ``ours``, and then PyTorch's kernel if ``ours`` raises
+    _LeftToPyTorch.
 
     With canonical bits it raises an error for such calls, because PyTorch's kernel gives other
     bits.
@@ -354,7 +356,7 @@ def _swapped(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _laid_out_like(tensors: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``ours`` with the strides that torch.empty_like gives ``tensors``."""
+    """The tensors ``ours``, with the strides that torch.empty_like would choose for ``tensors``."""
     found = []
     for tensor, one in zip(tensors, ours, strict=True):
         strides = torch.empty_like(tensor, device="meta").stride()
@@ -374,8 +376,8 @@ def _limit(size: int | None) -> int | None:
 
 
 def _no_dropout(query: Any) -> tuple[Any, Any, Any]:
-    """The extra results of a call without dropout: state and offset of the random numbers, and the
-    debug mask."""
+    """The additional results that PyTorch expects of a call without dropout: the seed and the
+    offset of the random numbers, and the debug mask."""
     state, offset = (
         torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ())
     )

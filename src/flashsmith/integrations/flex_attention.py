@@ -30,10 +30,10 @@ def flex_attention(
 ) -> Any:
     """torch.nn.attention.flex_attention.flex_attention, with its signature and meaning.
 
-    The functions are traced, and compiled into a kernel once: new lengths, and new values of
-    captured numbers and tensors, do not compile. docs/programs.md says what functions may do. The
-    output has gradients, also for float tensors that score_mod captures. Tensors on the host run in
-    the emulator.
+    The functions are traced, and compiled into a kernel once: other lengths, and other values of
+    captured numbers and tensors, need no recompilation. docs/programs.md says what functions may
+    do. The output has gradients, also for float tensors that score_mod captures. Tensors on the
+    host run in the emulator.
 
     Args:
         query: (batch, heads, seq_q, d), fp16 or bf16; d as for ``attention``.
@@ -44,8 +44,8 @@ def flex_attention(
         scale: the factor on q k^T; None means 1/sqrt(d).
         enable_gqa: whether heads may be a multiple of heads_k.
         return_lse: also return the log-sum-exp of each row: fp32, (batch, heads, seq_q).
-        kernel_options: {'config': KernelConfig} selects the kernel. PyTorch's options concern its
-            own kernels, and are ignored.
+        kernel_options: {'config': KernelConfig} selects the kernel. PyTorch's own options are
+            ignored.
         return_aux: an AuxRequest: also return an AuxOutput with lse and max_scores as requested.
 
     Returns:
@@ -94,7 +94,8 @@ def _aux_output(statistics: Sequence[Any], *, wants_lse: bool, wants_max: bool) 
 
 
 def _check_tensors(query: Any, key: Any, value: Any, enable_gqa: Any) -> tuple[Any, Any, Any]:
-    """The tensors, with one batch. Raises ArgumentError unless they are (batch, heads, seq, d)."""
+    """The tensors, with key and value expanded to the batch of query. Raises ArgumentError unless
+    they are (batch, heads, seq, d)."""
     tensors = {"query": query, "key": key, "value": value}
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.dim() != 4:

@@ -1,8 +1,9 @@
 """A copy of the package's Python modules that runs under any name, together with an installed
 flashsmith.
 
-It has some modules, everything that they import, and the emulator. Imports within the package
-become relative. The copy has the folders of flashsmith, and ptxlab as one more.
+The copy contains the requested modules, everything that they import, and the emulator. Imports
+within the package become relative. The copy has the folder structure of flashsmith, with ptxlab as
+an additional folder.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _PACKAGES = {"flashsmith": (), "ptxlab": ("ptxlab",)}
 
 
 def copied_modules(wanted: Iterable[str]) -> dict[str, str]:
-    """The texts of the copy's modules by their paths in it, for the modules ``wanted`` and all that
-    they import. The package's own __init__.py is left out."""
+    """Maps paths in the copy to the texts of its modules: the modules ``wanted``, and all that they
+    import. The package's own __init__.py is left out."""
     found: dict[str, str] = {}
     seen: set[str] = set()
     waiting = list(wanted)
@@ -40,7 +41,7 @@ def copied_modules(wanted: Iterable[str]) -> dict[str, str]:
 
 
 def copied_data() -> dict[str, bytes]:
-    """The files that modules of the copy read, by their paths in it."""
+    """Maps paths in the copy to the data files that its modules read."""
     root = _SOURCE / "flashsmith"
     paths = [*root.glob("builder/*.json"), *root.glob("chooser/**/*.json")]
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(paths)}
@@ -51,7 +52,7 @@ def relative_imports(text: str, module: str) -> str:
 
     Raises ValueError for 'import flashsmith', which has no relative form.
     """
-    # An import's dots count from the package that the module is in.
+    # The leading dots of a relative import count from the package that contains the module.
     own = _in_copy(module)
     package = own if _is_package(module) else own[:-1]
     lines = text.splitlines(keepends=True)
@@ -82,7 +83,7 @@ def _is_ours(node: ast.ImportFrom) -> bool:
 
 
 def _in_copy(module: str) -> tuple[str, ...]:
-    """The names by which the copy contains a module, from the root on."""
+    """The path of a module in the copy, as names of packages starting at the copy's root."""
     package, *names = module.split(".")
     return (*_PACKAGES[package], *names)
 

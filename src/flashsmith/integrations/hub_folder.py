@@ -35,9 +35,9 @@ from flashsmith.integrations.hub_copy import copied_data, copied_modules
 
 METADATA_NAME = "metadata.json"
 NAME = "flashsmith"
-# The hub's number for the interface: increased when a change breaks callers.
+# The hub's version number of the interface, which is increased when a change breaks callers.
 INTERFACE = 1
-# The oldest release of the package kernels that knows variants for tvm-ffi.
+# The oldest release of the package kernels that supports variants for tvm-ffi.
 _OLDEST_KERNELS = "0.17.0"
 
 _INIT = f'''\
@@ -72,8 +72,8 @@ _MODULES = (
 
 
 def variant_name(manifest: Manifest, cpu: str) -> str:
-    """The hub's name of the variant for a library's tvm-ffi and CUDA, such as
-    'tvm-ffi01-cu130-x86_64-linux'."""
+    """The name that the hub gives to the variant for a library's versions of tvm-ffi and CUDA, such
+    as 'tvm-ffi01-cu130-x86_64-linux'."""
     tvm_ffi = tvm_ffi_abi(manifest.tvm_ffi_version).replace(".", "")
     cuda = "".join(manifest.nvcc_version.split(".")[:2])
     return f"tvm-ffi{tvm_ffi}-cu{cuda}-{cpu}-linux"
@@ -86,12 +86,13 @@ def write_hub_folder(
     *,
     ptx: bool = False,
 ) -> Path:
-    """Writes build/<variant> in ``folder``, with the libraries of each architecture, which were
-    built as packaged for the processor ``cpu``. With ``ptx`` it has the kernels' PTX, too, so that
-    the emulator can run them. An older folder of that name is replaced. Returns the variant's
-    folder.
+    """Writes build/<variant> in ``folder``, with the libraries of each architecture, and returns
+    the variant's folder. The libraries must have been built as packaged libraries for the processor
+    ``cpu``. With ``ptx``, the folder also has the kernels' PTX, so that the emulator can run them.
+    An older folder of the same name is replaced.
 
-    Raises ArgumentError when there is no library, or that folder is not one of the hub's.
+    Raises ArgumentError if there is no library, or if a folder of that name exists that is not a
+    folder of the hub.
     """
     every = [library for found in libraries.values() for library in found]
     if not every:
@@ -118,7 +119,7 @@ def _content_hash(files: Mapping[str, bytes]) -> str:
 
 
 def _bundle(text: str, operators: str, manifests: Sequence[Manifest]) -> str:
-    """The text of the copy's bundle.py."""
+    """The text of bundle.py in the copy, with the values that hold for the copy."""
     sources = {one.family: one.source_hash for one in manifests}
     for before, now in (
         ("VERSION: str | None = None", f"VERSION: str | None = {package_version()!r}"),

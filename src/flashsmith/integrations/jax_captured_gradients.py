@@ -1,4 +1,4 @@
-"""Gradients of JAX's arrays that a score function reads, which PyTorch sums."""
+"""The gradients of JAX arrays that a score function reads; PyTorch computes them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def check_can_differentiate() -> None:
 def captured_gradients_of_jax(
     saved: Sequence[Any], options: ForwardOptions, needs: Sequence[bool]
 ) -> list[Any]:
-    """The gradients of the program's arrays, None where not needed, in the arrays' dtypes.
+    """The gradients of the program's arrays, in the arrays' dtypes; None for an array that needs no
+    gradient.
 
-    ``saved`` are do, q, k, v, o, lse, dlse, cu_seqlens_q and cu_seqlens_k, arrays or None.
+    ``saved`` has do, q, k, v, o, lse, dlse, cu_seqlens_q and cu_seqlens_k, each an array or None.
     """
     import torch
 
@@ -43,7 +44,7 @@ def captured_gradients_of_jax(
 
 
 def _as_tensor(array: Any) -> Any:
-    """A PyTorch tensor of an array's memory."""
+    """A PyTorch tensor that shares the memory of an array."""
     if array is None:
         return None
     import torch

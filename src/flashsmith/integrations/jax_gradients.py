@@ -1,7 +1,7 @@
 """attention() under jax.grad and jax.vjp: a custom_vjp with kernels for both passes.
 
-Other transformations are refused before JAX calls the custom_vjp, because their tracers have no
-values, or because they differentiate in forward mode.
+Other transformations are refused before JAX calls the custom_vjp: their tracers have no values, or
+they differentiate in forward mode.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from flashsmith.tracing.captures import is_traced_by_jax
 def attention_with_functions(
     q: Any, k: Any, v: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """attention() with ``functions``, its keywords that define a program, for arrays that a
-    transformation of JAX may trace.
+    """Computes attention() for arrays that a transformation of JAX may trace. ``functions`` are
+    those of its keywords that define a program.
 
     The arrays that a score function reads have gradients, too; PyTorch must be installed for these.
     """
@@ -63,8 +63,8 @@ def attention_with_functions(
 def differentiable_attention(
     q: Any, k: Any, v: Any, program: BoundProgram | None = None, **keywords: Any
 ) -> Any:
-    """attention() for arrays that a transformation of JAX traces; same arguments and results, and
-    the program of its functions.
+    """Computes attention() for arrays that a transformation of JAX traces. It has the arguments and
+    results of attention(), and takes the program of the call's functions.
 
     Raises ArgumentError unless that transformation is jax.grad or jax.vjp alone.
     """
@@ -96,8 +96,8 @@ def differentiable_attention(
 
 
 class _Call(NamedTuple):
-    """The functions of a call's custom_vjp, whose inputs are q, k, v, sinks and the arrays that the
-    program reads."""
+    """The forward and backward functions of one call's custom_vjp. Its inputs are q, k, v, sinks
+    and the arrays that the program reads."""
 
     options: ForwardOptions
     config: Any
@@ -106,7 +106,7 @@ class _Call(NamedTuple):
     emulate: bool
 
     def _of(self, sinks: Any, reads: Sequence[Any]) -> ForwardOptions:
-        """The options with these arrays."""
+        """The call's options, with these sinks and these arrays in place of the original ones."""
         bound = self.options.program
         bound = None if bound is None else bound._replace(tensors=tuple(reads))
         return self.options._replace(sinks=sinks, program=bound)

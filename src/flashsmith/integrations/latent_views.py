@@ -1,4 +1,5 @@
-"""Latent rows, whose rotary columns FlashAttention 3 takes as K and whose other columns as V."""
+"""Rows of a latent cache: FlashAttention 3 takes their rotary columns as K and their other columns
+as V."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The kernels that a serving engine can need, found and built before it captures graphs.
 
-A step's sizes are rounded up to powers of two, so that a layer has few kernels and all of them are
-known when the engine starts.
+A step's sizes are rounded up to powers of two. A layer therefore needs only a few kernels, all of
+which are known when the engine starts.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _ROOMIEST = device_spec(90)
 class LayerKernels:
     """The kernels of a layer's attention, over its cache or over a step's own keys.
 
-    ``problem``: the layer's problem; its batch and its number of queries have no meaning. ``split``
-    as in ``attention_with_cache``, for problems over a cache.
+    ``problem``: the layer's problem, of which the batch and the number of queries are ignored.
+    ``split``: as in ``attention_with_cache``; used only for problems over a cache.
     """
 
     problem: Problem
@@ -84,7 +84,8 @@ class _Step(NamedTuple):
 def unserved_head(
     d: int, device: DeviceSpec | None, *, canonical: bool = False, operation: str = DECODE.name
 ) -> str:
-    """Why heads of d cannot be served on a GPU, or ''; None: whichever it is.
+    """Why heads of dimension ``d`` cannot be served on a GPU, or '' if they can. If ``device`` is
+    None, the limits of sm_90 apply, which are the largest.
 
     ``operation``: 'decode' for attention over caches, 'forward' for attention to a step's own keys.
     """
@@ -119,8 +120,9 @@ def cache_problem(
     bits: str,
     cache: CacheFormat = CacheFormat.PLAIN,
 ) -> Problem:
-    """The problem of a layer over pages of ``page`` tokens, with room for ``keys`` keys a request.
-    ``dtype`` is a framework's dtype, of the queries; ``bits`` as in ``attention_with_cache``."""
+    """The problem of a layer whose cache has pages of ``page`` tokens and room for ``keys`` keys
+    per request. ``dtype`` is the framework's dtype of the queries; ``bits`` is as in
+    ``attention_with_cache``."""
     semantics = Semantics(mask.kind, softcap > 0, packed=True, uneven=True)
     return Problem(
         *(1, 1, keys, heads, kv_heads, d),
@@ -204,7 +206,7 @@ def build_kernels(
 
 
 def device_of(kind: str, ordinal: int) -> DeviceSpec:
-    """The GPU, or the GPU that is emulated for host tensors."""
+    """The spec of the GPU, or for host tensors the spec of the GPU that is emulated."""
     return query_gpu(ordinal) if kind == "cuda" else device_spec(DEFAULT_EMULATED_ARCH)
 
 
@@ -212,7 +214,8 @@ def device_of(kind: str, ordinal: int) -> DeviceSpec:
 def _chosen(
     problem: Problem, split: str, device: DeviceSpec, requests: int, queries: int
 ) -> KernelConfig:
-    """All layers of one kind share the search."""
+    """Chooses the config for a step. The result is cached, so that all layers of one kind share one
+    search."""
     config: KernelConfig = _chooser(problem, split)(_sized(problem, requests, queries), device)
     return config
 

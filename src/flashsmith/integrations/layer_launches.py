@@ -1,4 +1,5 @@
-"""An engine's layers launch attention and the writes of a cache without the checks of a call.
+"""Launches attention and cache writes for the layers of an engine, without the checks of a public
+call.
 
 Layers of one kind differ only in the addresses of their tensors, and an engine's steps only in
 their sizes. So a step's first layer of a kind finds or prepares its launches, and the others pass
@@ -30,8 +31,8 @@ _WRITE = ("k", "v", "k_cache", "v_cache", "slot_mapping", *SCALES)
 
 class Launch(NamedTuple):
     """A launch for tensors of one layout. ``run_at`` takes addresses and returns whether it could
-    launch; see CachedCall. ``options`` are the caller's; the caller compares them before a
-    launch."""
+    launch; see CachedCall. ``options`` are the options of the call that was prepared; the caller
+    compares them with its own before a launch."""
 
     options: Any
     has_layout: Callable[..., bool]
@@ -39,8 +40,8 @@ class Launch(NamedTuple):
 
 
 class LayerLaunches:
-    """The launches of attention_with_cache() or write_slots() for the layers of one kind, which
-    share head counts, mask and the like."""
+    """The launches of attention_with_cache() or write_slots() for the layers of one kind, that is,
+    layers with the same head counts, mask and other properties."""
 
     def __init__(self) -> None:
         self.latest: Launch | None = None
@@ -53,9 +54,9 @@ class LayerLaunches:
         tensors: tuple[Any, ...],
         prepare: Callable[[], CachedCall | None],
     ) -> Launch | None:
-        """The launch for these tensors and options, which becomes the latest launch. ``prepare``
-        makes the call if there is none. None if calls must be checked, such as calls on host
-        tensors."""
+        """Returns the launch for these tensors and options, and makes it the latest launch. If
+        there is none yet, ``prepare`` makes the call. Returns None for calls that must be checked,
+        such as calls on host tensors."""
         key = options, *(tensor.shape for tensor in tensors)
         found = self._launches.get(key)
         if found is None or not found.has_layout(*tensors):
@@ -79,11 +80,12 @@ class LayerLaunches:
         config: KernelConfig,
         device: DeviceSpec,
     ) -> CachedCall | None:
-        """A call of attention_with_cache() over pages, on packed queries. It takes the addresses of
-        q, k_cache, v_cache, cache_lens, out, page_table, sinks if any, cu_seqlens_q, and the
-        tensors of scales if any.
+        """Prepares a call of attention_with_cache() over pages, with packed queries. The call takes
+        the addresses of q, k_cache, v_cache, cache_lens, out, page_table, sinks if any,
+        cu_seqlens_q, and the tensors of scales if any.
 
-        Raises ArgumentError as attention_with_cache() does. None if calls must be checked.
+        Raises ArgumentError as attention_with_cache() does. Returns None if every call must be
+        checked.
         """
         q, table, starts = tensors.q, tensors.page_table, tensors.cu_seqlens_q
         given = [tensor for tensor in tensors if tensor is not None]
@@ -109,8 +111,9 @@ class LayerLaunches:
         )
 
     def write(self, tensors: tuple[Any, ...], device: DeviceSpec) -> CachedCall | None:
-        """A call of write_slots(). It takes the addresses of k, v, k_cache, v_cache, slot_mapping
-        and, if any, the tensors of scales, in this order. As ``attention``."""
+        """Prepares a call of write_slots(), as ``attention`` does for attention_with_cache(). The
+        call takes the addresses of k, v, k_cache, v_cache, slot_mapping and, if any, the tensors of
+        scales, in this order."""
         k, _, k_cache, _, slots, *_ = tensors
         key = k.shape[1:], k_cache.shape, *((tensor.dtype, tensor.stride()) for tensor in tensors)
         checked = self._checked.get(key) if len(slots) else None

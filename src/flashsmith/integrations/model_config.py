@@ -18,7 +18,7 @@ from flashsmith.semantics.sizes import window_class
 
 # The names that model families use for the model's width; the first name present is used.
 _WIDTH = ("hidden_size", "n_embd", "d_model", "embed_dim", "dim")
-# In the config of a vision tower, hidden_size may be the language model's.
+# In the config of a vision tower, hidden_size may be the width of the language model.
 _WIDTH_OF_TOWERS = ("embed_dim", *_WIDTH)
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -48,7 +48,8 @@ class ModelAttention:
 
 @dataclass(frozen=True)
 class _Heads:
-    """The attention of some layers: query heads, KV heads, d, and the problem words of masks."""
+    """The attention that some layers share: numbers of query heads and KV heads, d, and the words
+    for the masks in a problem's text."""
 
     heads_q: int
     heads_k: int
@@ -60,7 +61,7 @@ class _Heads:
 
 
 def read_model(path: Path | str, *, gradients: bool = False) -> ModelAttention:
-    """Reads the problems of a model from its config.json or the folder that holds it.
+    """Reads a model's problems from its config.json; ``path`` is that file or its folder.
 
     The problems have packed sequences, because padded batches are computed as packed sequences.
     Models that generate also have problems with a KV cache, and ``gradients`` adds the problems of
@@ -93,8 +94,8 @@ def read_model(path: Path | str, *, gradients: bool = False) -> ModelAttention:
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The parts of a model that have attention layers, each with its role: 'encoder', 'decoder',
-    'causal', or 'all' if every query sees all keys."""
+    """Yields the parts of a model that have attention layers, each with its role: 'encoder',
+    'decoder', 'causal', or 'all' if every query sees all keys."""
     text = next((config[n] for n in ("text_config", "llm_config") if _is_part(config, n)), None)
     if config.get("is_encoder_decoder"):
         for name, role in (("encoder", "encoder"), ("decoder", "decoder")):
@@ -124,7 +125,8 @@ def _sees_all(config: Mapping[str, Any]) -> bool:
 
 
 def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Iterator[_Heads]:
-    """The attention of a part of a model; yields nothing if the part's config names no heads."""
+    """Yields the attention of one part of a model, or nothing if the part's config does not give a
+    number of heads."""
     names = {"encoder": _ENCODER_HEADS, "decoder": _DECODER_HEADS}.get(role, _HEADS)
     heads_q = _number(config, names)
     width = _number(config, _WIDTH_OF_TOWERS if role == "all" else _WIDTH)
@@ -162,19 +164,21 @@ def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Ite
 
 
 def _window_word(config: Mapping[str, Any]) -> str:
-    """The problem word of sliding-window layers; '' if there are none."""
+    """The word for the mask of the sliding-window layers, as in a problem's text; '' if there are
+    no such layers."""
     keys = _number(config, ("sliding_window",))
     types = config.get("layer_types")
     if keys is None or config.get("use_sliding_window") is False:
         return ""
-    # A window of n keys is a row's own key and n - 1 keys to the left.
+    # A window of n keys consists of the row's own key and the n - 1 keys to its left.
     return (
         f"window_{window_class(keys - 1, 0)}" if not types or "sliding_attention" in types else ""
     )
 
 
 def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """The value of the first named field that is a whole number above 0; None without one."""
+    """The value of the first of the named fields that holds a whole number above 0; None if no
+    field does."""
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -183,7 +187,8 @@ def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 
 def _dtype(config: Mapping[str, Any], notes: list[str]) -> str:
-    """The word for the dtype of a model, or bf16 with a note."""
+    """The word for a model's dtype. If the config does not give a supported dtype, it is bf16, and
+    a note says so."""
     text = config.get("text_config")
     of_text = text if isinstance(text, Mapping) else {}
     named = next(

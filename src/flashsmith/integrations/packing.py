@@ -1,4 +1,4 @@
-"""Packing of padded batches: which tokens are real."""
+"""Packs padded batches: finds the real tokens, and moves tensors between the two layouts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Packing:
     """The real tokens of a (batch, length) batch, in order, as packed sequences for attention().
 
     rows: two index tensors, the batch index and the position of each real token. cu_seqlens:
-    (sequences + 1), int32. longest: length of the longest sequence. unbroken: no sequence has
-    padding inside, so packing keeps the distances between real tokens. whole_lines: every batch row
-    is one sequence without padding.
+    (sequences + 1), int32. longest: length of the longest sequence. unbroken: whether no sequence
+    has padding between real tokens, so that packing keeps the distances between them. whole_lines:
+    whether every batch row is one sequence without padding.
     """
 
     rows: tuple[Any, ...]
@@ -26,7 +26,7 @@ class Packing:
     whole_lines: bool
 
     def pack(self, padded: Any) -> Any:
-        """(batch, length, ...) to (total, ...); one copy."""
+        """Packs a tensor (batch, length, ...) to (total, ...), with one copy."""
         if padded.requires_grad and torch.is_grad_enabled():
             return _Pack.apply(padded, self)
         return padded[self.rows]
@@ -38,7 +38,8 @@ class Packing:
         return padded
 
     def to_front(self, padded: Any) -> Any:
-        """(batch, length, ...) with each batch row's real tokens first, and zeros after them."""
+        """Moves each batch row's real tokens of a tensor (batch, length, ...) to the front of the
+        row, and fills the rest with zeros."""
         batch, position = self.rows
         slot = torch.arange(batch.numel(), device=batch.device) - self.cu_seqlens[batch]
         moved = torch.zeros_like(padded)
@@ -67,12 +68,12 @@ class _Pack(torch.autograd.Function):
         return ctx.packing.unpack(gradient, *ctx.shape), None
 
 
-# Every layer of a model gets the same mask object, so the packing is computed once per mask.
+# All layers of a model get the same mask object, so the packing is computed only once per mask.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def packing_of(mask: Any, last: int | None = None) -> Packing:
-    """The packing of a (batch, length) mask, or of its ``last`` columns.
+    """The packing that a (batch, length) mask describes, or that its ``last`` columns describe.
 
     A boolean mask is True at real tokens, and each batch row is a sequence. An integer mask has the
     sequence number of each token, ascending along a batch row, and no padding. The call

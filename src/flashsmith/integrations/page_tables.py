@@ -1,4 +1,4 @@
-"""Conversion of other libraries' page tables to the form that attention_with_cache() takes."""
+"""Converts the page tables of other libraries to the form that attention_with_cache() takes."""
 
 from __future__ import annotations
 

@@ -29,8 +29,9 @@ def attention_with_functions(
     keywords: Mapping[str, Any],
     attention: Callable[..., Any],
 ) -> Any:
-    """attention() with ``functions``, its keywords that define a program, while autograd is
-    enabled. ``attention`` computes calls whose functions are a causal mask or a window."""
+    """Computes attention() while autograd is enabled. ``functions`` are those of its keywords that
+    define a program. If the functions only express a causal mask or a window, ``attention``
+    computes the call."""
     program, causal, window = bound_functions(
         CallFunctions(**functions),
         (keywords.get("causal", False), keywords.get("window", (None, None))),
@@ -47,8 +48,8 @@ def attention_with_functions(
 
 
 def tensors_with_gradients(q: Any, k: Any, keywords: Mapping[str, Any]) -> list[Any]:
-    """The tensors that require grad among those that a call's functions read. ``keywords`` are
-    attention()'s."""
+    """Of the tensors that a call's functions read, the ones that require grad. ``keywords`` are the
+    keywords of attention()."""
     functions = {it: keywords[it] for it in CallFunctions._fields if keywords.get(it) is not None}
     sizes = sizes_of(q, k, keywords.get("cu_seqlens_q"))
     program, _, _ = bound_functions(CallFunctions(**functions), (False, (None, None)), sizes)
@@ -57,7 +58,7 @@ def tensors_with_gradients(q: Any, k: Any, keywords: Mapping[str, Any]) -> list[
 
 
 class AttentionOfProgram(torch.autograd.Function):
-    """The forward and backward pass of a call with a program.
+    """The autograd function of a call with a program.
 
     It maps a SavedCall, q, k, v, sinks, the two cu_seqlens and the tensors that the program reads
     to the output, its log-sum-exp, and the row maximum or None.

@@ -3,7 +3,7 @@
 A program is an op's text, and the tensors and numbers that its functions capture are arguments.
 ``flashsmith::attention_of_program`` returns the output, its log-sum-exp, and the row maximum, or an
 empty tensor. ``flashsmith::attention_of_program_backward`` returns the gradients of q, k, v and
-sinks, and of the captured tensors; those not needed are empty.
+sinks, and of the captured tensors; a gradient that is not needed is an empty tensor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flashsmith.tracing.binding import limited
 from flashsmith.tracing.graph_plans import program_of_text
 
 _PACKING = "Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
-# A program and its numbers in schema form.
+# The arguments that pass a program and its numbers, as declared in an op's schema.
 PROGRAM = "str program, SymInt[] ints, float[] floats"
 _SCHEMAS = {
     "attention_of_program": (
@@ -55,7 +55,7 @@ def _with_program(
     opts: OpOptions, q: Any, k: Any, cu_q: Any, reads: Any, program: str, ints: Any, floats: Any,
     positions: str,
 ) -> OpOptions:  # fmt: skip
-    """The options, with the program in the form that the kernels take for tensors of these
+    """The options with the program added, in the form that kernels require for tensors of these
     lengths."""
     bound = program_of_text(program, tuple(reads), tuple(ints), tuple(floats))
     sizes = sizes_of(q, k, cu_q)
@@ -113,7 +113,8 @@ def _run_backward(
 
 
 def _captured(saved: Saved, opts: OpOptions, reads: Any, needs: Any) -> list[Any]:
-    """The gradients of the captured tensors, empty where not needed."""
+    """The gradients of the captured tensors; an empty tensor stands for a gradient that is not
+    needed."""
     gradients = [
         torch.zeros_like(it) if need else it.new_empty((0,))
         for it, need in zip(reads, needs, strict=True)
@@ -121,7 +122,7 @@ def _captured(saved: Saved, opts: OpOptions, reads: Any, needs: Any) -> list[Any
     program = opts.options.program
     if program is None or not any(needs):
         return gradients
-    # Without a mask that became a window, the program may read fewer tensors.
+    # If the mask became a window, the program no longer contains it and may read fewer tensors.
     places = [next(i for i, it in enumerate(reads) if it is tensor) for tensor in program.tensors]
     wanted = [needs[place] for place in places]
     found = captured_gradients(saved, opts.options, program, wanted)

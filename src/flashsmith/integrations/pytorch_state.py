@@ -1,4 +1,4 @@
-"""The modes and devices of PyTorch with which every call falls back to PyTorch.
+"""Detects the modes of PyTorch, and the devices, for which every call falls back to PyTorch.
 
 sdpa() and the transformers integration share these checks. attention() has no fallback, because
 its callers choose flashsmith explicitly.
@@ -25,8 +25,8 @@ from flashsmith.runtime import query_gpu
 from flashsmith.runtime.arguments import OLDEST_ARCH
 from flashsmith.runtime.frameworks.torch import no_memory_of_its_own
 
-# This architecture and later ones have no measured table of winners, and their kernels use Ampere
-# instructions.
+# For this architecture and later ones there is no measured table of winners, and their kernels use
+# only Ampere instructions.
 FIRST_UNTUNED_ARCH = 100
 
 _TRANSFORM = Reason(
@@ -85,7 +85,8 @@ _emulation_enabled = assume_constant_result(env.emulation_enabled)
 
 
 def _autocast_dtype(device: str) -> Any:
-    """The dtype to which autocast casts tensors on a device type; None if it is not enabled."""
+    """The dtype to which autocast casts tensors on this device type; None if autocast is not
+    enabled."""
     # PyTorch raises an error for device types without autocast, such as meta.
     if device not in _WITH_AUTOCAST or not torch.is_autocast_enabled(device):
         return None
@@ -103,7 +104,7 @@ def check_emulate(emulate: Any) -> bool | None:
 
 
 def under_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors, cast to the dtype that autocast, if enabled, uses for PyTorch's own attention.
+    """The tensors, cast as autocast, if enabled, would cast the inputs of PyTorch's own attention.
 
     Arguments that are not tensors, and tensors on another device type, are returned unchanged.
     """
@@ -149,8 +150,9 @@ def is_cast(tensor: Any) -> bool:
 
 
 def why_not_now(tracing: bool) -> Reason | None:
-    """The reason why PyTorch's current state excludes the kernels, or None. Checked before any
-    tensor is read: see ``transform``. ``tracing``: the result of is_tracing()."""
+    """The reason why the kernels cannot run in PyTorch's current state, or None if they can.
+    Callers check this before they read any tensor: see ``transform``. ``tracing``: the result of
+    is_tracing()."""
     reason = transform(tracing)
     if reason is None and not torch._C._get_flash_sdp_enabled():
         return _SWITCHED_OFF
@@ -158,7 +160,8 @@ def why_not_now(tracing: bool) -> Reason | None:
 
 
 def transform(tracing: bool) -> Reason | None:
-    """The reason if PyTorch is in a mode in which tensors lack memory or plain sizes; else None."""
+    """The reason why the kernels cannot run in PyTorch's current mode, because tensors have no
+    memory or no plain sizes in it. None if there is no such mode."""
     if torch._C._are_functorch_transforms_active() and (tracing or not _is_one_grad()):
         return _TRANSFORM
     if tracing:
@@ -170,7 +173,7 @@ def transform(tracing: bool) -> Reason | None:
 
 @assume_constant_result
 def is_exporting_to_onnx() -> bool:
-    """Whether torch.onnx.export is running the caller.
+    """Whether the caller runs within torch.onnx.export.
 
     Python evaluates this function, because one of PyTorch's tracers would replace the call of
     is_in_onnx_export() by a constant.
@@ -180,7 +183,8 @@ def is_exporting_to_onnx() -> bool:
 
 
 def check_for_an_op(**tensors: Any) -> None:
-    """Raises ArgumentError, naming a tensor, if flashsmith's ops cannot be recorded for it."""
+    """Raises ArgumentError if a tracer cannot record flashsmith's ops for one of the tensors; the
+    error names that tensor."""
     for name, tensor in tensors.items():
         if (why := no_memory_of_its_own(type(tensor))) is not None:
             raise ArgumentError(f"{name}: {why}")
@@ -192,7 +196,8 @@ def check_for_an_op(**tensors: Any) -> None:
 
 
 def as_limit(length: Any) -> Any:
-    """max_seqlen for an op: the number, or None if it is a tensor or an array.
+    """Converts max_seqlen to an op's argument: a number is returned unchanged, a tensor or an array
+    becomes None.
 
     The value of a tensor is not known while tracing, so the op itself computes the longest length.
     That synchronizes with the GPU, as reading the tensor would.
@@ -207,7 +212,8 @@ def _is_one_grad() -> bool:
 
 
 def without_transforms(tensor: Any) -> Any:
-    """The tensor inside the wrappers of torch.func's transforms; a plain tensor unchanged."""
+    """The tensor without the wrappers that torch.func's transforms put around it; a plain tensor is
+    returned unchanged."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
@@ -242,7 +248,8 @@ def why_not_on(
 
 
 def needs_gradients(*tensors: Any) -> bool:
-    """Whether autograd will compute gradients of a tensor. None is ignored."""
+    """Whether autograd will compute a gradient for any of the arguments. Arguments that are None
+    are ignored."""
     return torch.is_grad_enabled() and any(it is not None and it.requires_grad for it in tensors)
 
 

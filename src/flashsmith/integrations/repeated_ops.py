@@ -1,4 +1,4 @@
-"""Kernels of PyTorch custom ops that first look up whether a call is repeated.
+"""Wraps the kernels of PyTorch custom ops so that a repeated call is looked up first.
 
 A compiled program calls the same ops at every step. Reading an op's arguments, finding its cached
 call and, with autograd's kernel, calling the op a second time take longer than the cached call.
@@ -16,18 +16,19 @@ from flashsmith.runtime import cached_calls
 from flashsmith.runtime.cached_calls import Invocation, Run, run_repeated
 
 Kernel = Callable[..., Any]
-# The call that an op makes, and, if the results are not the op's outputs yet, the function that
-# completes them: it takes the results and the op's first tensor.
+# The call that an op makes and, if its results are not yet the op's outputs, a function that turns
+# the results and the op's first tensor into the outputs.
 Asked = tuple[Invocation | None, Callable[[Any, Any], Any] | None]
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 
 
 def repeated_op(name: str, kernel: Kernel, asked: Callable[..., Asked]) -> Kernel:
-    """``kernel`` of an op, changed so that it runs only for calls that are not repeated.
+    """Returns a kernel that serves repeated calls from the cache, and runs ``kernel`` for all
+    others.
 
-    ``name`` is the kernel's own, and ``asked`` takes the op's arguments. Calls that may need
-    gradients are not repeated.
+    ``name`` identifies the kernel, and ``asked`` maps the op's arguments to the call that the op
+    makes. Calls that may need gradients are not repeated.
     """
 
     def run(*tensors: Any, **keywords: Any) -> Any:
@@ -50,7 +51,8 @@ def _remember(
     invocation: Invocation | None,
     completed: Callable[[Any, Any], Any] | None,
 ) -> None:
-    """Makes run_repeated serve calls of an op with such arguments."""
+    """Records a call of an op, so that run_repeated serves later calls with equivalent
+    arguments."""
     groups = cached_calls.repeated
     call = cached_calls.find(invocation)[1]
     if invocation is None or call is None:

@@ -121,7 +121,7 @@ def sdpa(
 
 
 class _SdpaCall(NamedTuple):
-    """The arguments of sdpa() that say what to compute, after autocast."""
+    """The arguments of sdpa() that define the result, as cast by autocast."""
 
     query: Any
     key: Any
@@ -136,9 +136,9 @@ class _SdpaCall(NamedTuple):
 def _by_kernel_or_reason(
     call: _SdpaCall, emulate: bool | None, bits: str | None, arguments: tuple[Any, ...] | None
 ) -> Any:
-    """The kernels' output, or why they cannot serve the call.
+    """The kernels' output, or the reason why the kernels cannot serve the call.
 
-    If ``arguments``, which are sdpa()'s, are given, the call is remembered under them.
+    If ``arguments``, the arguments of sdpa(), are given, the call is recorded under them.
     """
     if (reason := _why_not(call, emulate)) is not None:
         return reason
@@ -183,7 +183,7 @@ def _why_not(call: _SdpaCall, emulate: bool | None) -> Reason | None:
 
 
 def _check_fallback(reason: Reason, bits: str | None, *, strict: bool) -> None:
-    """Raises ArgumentError if strict or canonical bits forbid to leave the call to PyTorch."""
+    """Raises ArgumentError if ``strict`` or canonical bits forbid a fallback to PyTorch."""
     if strict:
         raise reason.error()
     if _resolved_bits(bits):
@@ -203,7 +203,8 @@ def tensor_facts(tensor: Any, tracing: bool) -> TensorFacts:
         return TensorFacts(shape, (), dtype, device, kind=f"tensor of layout {tensor.layout}")
     if tracing:
         return TensorFacts(shape, tensor.stride(), dtype, device)
-    # Only plain tensors have an address to check; tensors of other types may have no memory.
+    # The address is checked only for plain tensors, because tensors of other types may have no
+    # memory.
     if torch._C._are_functorch_transforms_active():
         tensor = without_transforms(tensor)
     plain = type(tensor) in _PLAIN_TYPES
@@ -224,7 +225,7 @@ def _why_not_mask(mask: Any, problem: SdpaProblem) -> Reason | None:
 
 
 def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
-    """attention()'s keywords for a mask tensor that is broadcast to the scores."""
+    """The keywords with which attention() applies a mask tensor that is broadcast to the scores."""
     if mask is None:
         return {}
     # The kernel broadcasts batch and heads.
@@ -233,7 +234,8 @@ def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
 
 
 def _added(mask: Any) -> Callable[..., Any]:
-    """score + mask, where masks may hold the lowest number of their dtype.
+    """A score function that adds a mask tensor, whose values may include the lowest number of its
+    dtype.
 
     All such scores become the same number: a row of only such scores is the mean of v, as in
     PyTorch. -inf stays, and hides the key.
@@ -255,7 +257,7 @@ _LOWEST = -1e6
 
 
 def _by_kernel(call: _SdpaCall, bits: str | None) -> tuple[Any, _Called]:
-    """The output, and the call of attention() that computed it."""
+    """Returns the output, and the arguments of the attention() call that computed it."""
     query, key, value = call.query, call.key, call.value
     missing = 4 - query.dim()
     for _ in range(missing):
@@ -284,10 +286,10 @@ def _by_kernel(call: _SdpaCall, bits: str | None) -> tuple[Any, _Called]:
 
 
 def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: Any) -> None:
-    """Makes run_repeated serve calls of sdpa() with such arguments.
+    """Records a call of sdpa(), so that run_repeated serves later calls with equivalent arguments.
 
-    ``tensors`` and ``keywords`` are attention()'s, which computed this call. Not remembered
-    are calls without a batch, and calls that depend on the environment.
+    ``tensors`` and ``keywords`` are the arguments of the attention() call that computed this one.
+    Calls without a batch and calls that depend on the environment are not recorded.
     """
     groups, given = cached_calls.repeated, arguments[:3]
     if not all(map(is_constant, arguments[3:])) or given[0].dim() != 4:
@@ -309,5 +311,5 @@ def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: An
 
 
 def _is_swapped(tensor: Any, view: Any) -> bool:
-    """Whether a view is the whole tensor with dimensions 1 and 2 swapped."""
+    """Whether ``view`` is the whole of ``tensor`` with dimensions 1 and 2 swapped."""
     return bool(view.shape == swapped_sizes(tensor.shape))

@@ -15,7 +15,7 @@ from flashsmith.semantics.signature import MAX_UNCAPPED_SCALE, MIN_SCALE
 
 DTYPES = ("float16", "bfloat16")
 MAX_D = max(supported_d_heads())
-# Wider heads have kernels on sm_90 only, in which v is as wide as q and k.
+# Only sm_90 has kernels for wider heads, and these kernels require v to be as wide as q and k.
 MAX_D_OF_ALL_GPUS = max(SUPPORTED_D_HEADS)
 _ALIGNMENT = ALIGNMENT_BYTES // 2  # elements
 _RANKS = (2, 3, 4)
@@ -62,7 +62,8 @@ def why_not(problem: SdpaProblem) -> Reason | None:
     )
 
 
-# The dtypes of mask tensors: True where a query sees the key, or a number added to the score.
+# The dtypes of mask tensors. A bool is True where the query sees the key; a number is added to the
+# score.
 MASK_DTYPES = ("bool", "float16", "bfloat16", "float32")
 
 
@@ -95,7 +96,8 @@ def why_not_mask(mask: TensorFacts, problem: SdpaProblem, *, needs_grad: bool) -
 def mask_arguments(
     is_causal: bool, length_q: int, length_k: int
 ) -> tuple[bool, tuple[int | None, int | None]]:
-    """The causal and window arguments of attention() that equal PyTorch's is_causal.
+    """The causal and window arguments with which attention() applies the same mask as PyTorch's
+    is_causal.
 
     PyTorch aligns the causal mask to the top left, attention() to the bottom right. For equal
     lengths, both alignments are the same. With more queries than keys, query i sees keys up to i if

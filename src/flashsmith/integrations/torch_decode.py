@@ -63,10 +63,10 @@ def decode_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
 def called_by_op(
     ops: tuple[Any, Any], asked: dict[str, Any], first: tuple[Any, ...], program: dict[str, Any]
 ) -> Any:
-    """A call of the first op, or of the second if the caches are appended to.
+    """Calls the first op, or the second if keys are appended to the caches.
 
-    ``first`` are the arguments before cache_lens: q, the caches, and what a program reads. The ops
-    take the keywords ``program`` as well.
+    ``first`` are the arguments that precede cache_lens: q, the caches, and the tensors that a
+    program reads. ``program`` are further keywords for the op.
     """
     q, k_cache, v_cache, *reads = first
     check_for_an_op(q=q, k_cache=k_cache, v_cache=v_cache)
@@ -87,8 +87,8 @@ def called_by_op(
 
 
 def scale_tensors(k_scale: Any, v_scale: Any, cache: Any) -> list[Any]:
-    """The scales of a cache as the tensors that ops take; the tensor of a number gives the same
-    bits as the number.
+    """Converts the scales of a cache to the tensors that ops require. A scale gives the same bits
+    as a number and as a tensor.
 
     Raises ArgumentError unless both are tensors, numbers or None.
     """
@@ -150,8 +150,8 @@ def call_by_name(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    """The outputs of ``op``, computed by attention_with_cache() from the tensors of its schema, in
-    its order, and its other arguments. The log-sum-exp is empty if it was not requested."""
+    """Computes the outputs of ``op`` with attention_with_cache(). ``tensors`` has the op's tensors
+    in the order of its schema. The log-sum-exp is empty if it was not requested."""
     named = dict(zip(names_of(op), tensors, strict=False))
     q, k_cache, v_cache = (named.pop(it, None) for it in ("q", "k_cache", "v_cache"))
     keywords |= named
@@ -171,8 +171,8 @@ def _fake(q: Any, _k: Any, v_cache: Any, *_: Any, return_lse: bool = False, **__
 
 
 def _autograd(name: str) -> Any:
-    """The op's autograd kernel. The op has no gradients, so a tensor that requires grad is an
-    error."""
+    """The op's autograd kernel, which raises an error if a tensor requires grad, because the op has
+    no gradients."""
 
     def called(*tensors: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():
@@ -189,7 +189,8 @@ def _autograd(name: str) -> Any:
 
 
 def _named(op: str, tensors: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """The tensors of an op, including the ones in its lists, with their names."""
+    """Yields the name and the value of each tensor argument of an op, including the tensors in
+    lists."""
     for name, given in zip(names_of(op), tensors, strict=False):
         for tensor in given if isinstance(given, list | tuple) else (given,):
             if tensor is not None:

@@ -56,13 +56,14 @@ from flashsmith.semantics.signature import (
 )
 
 OPS = getattr(torch.ops, OPERATORS)
-# The arguments of attention() in schema form: a pair becomes two arguments, a config its text.
-# Tensors come first, because PyTorch's autograd does not take tensors as keywords.
+# The arguments of attention() as an op's schema declares them: a pair becomes two arguments, and a
+# config becomes its text. Tensors come first, because PyTorch's autograd does not take tensors as
+# keywords.
 SHARED = ATTENTION.in_schema("causal window softcap scale max_seqlen_q max_seqlen_k config emulate")
 _PACKING = ATTENTION.in_schema("sinks cu_seqlens_q cu_seqlens_k")
 _ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {SHARED}, {ATTENTION.in_schema('bits')}"
-# Options of the backward pass that follows. Its kernel is found or built together with the forward
-# pass's kernel.
+# Options of the backward pass that follows. The kernel of the backward pass is found or built
+# together with that of the forward pass.
 FOLLOWING = (
     "bool with_backward=False, str? backward_config=None, bool deterministic=False, bool[] needs=[]"
 )
@@ -89,7 +90,7 @@ _prefers_repeatable = torch.are_deterministic_algorithms_enabled
 
 
 class OpOptions(NamedTuple):
-    """The arguments of attention() for both passes, without the tensors.
+    """The arguments of attention() that both passes need, except the tensors.
 
     ``options`` requests the log-sum-exp if gradients may follow.
     """
@@ -146,10 +147,10 @@ def call_options_backward(config: str | None = None, **options: Any) -> OpOption
 
 
 class SavedCall:
-    """The arguments of a forward pass, and the cached call that computes it, if there is one.
+    """The options of a forward pass, and the cached call that computes it, if there is one.
 
-    All calls that one cached call serves share its Pass. If ``swapped``, the tensors given and
-    returned are (batch, heads, length, d), as for sdpa().
+    Calls that are served by the same cached call share one SavedCall. If ``swapped``, inputs and
+    outputs are (batch, heads, length, d), as for sdpa().
     """
 
     __slots__ = ("call", "opts", "return_lse", "swapped")
@@ -160,14 +161,15 @@ class SavedCall:
         self.swapped = False
 
     def returned(self, o: Any, lse: Any, row_max: Any = None) -> Any:
-        """The results in the form that attention() returns them."""
+        """The results, in the form in which attention() returns them."""
         if self.return_lse:
             return (o, lse) if row_max is None else (o, lse, row_max)
         return o if row_max is None else (o, row_max)
 
 
 def _required(*tensors: Any) -> tuple[bool, ...]:
-    """Which tensors require a gradient; False for other objects, which the checks refuse later."""
+    """For each argument, whether it is a tensor that requires a gradient. Other objects give False;
+    the checks refuse them later."""
     return tuple(getattr(it, "requires_grad", False) for it in tensors)
 
 
@@ -230,7 +232,7 @@ def backward_directly(
     call = _backward_arguments(tensors, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients)
     found = run_backward(*call)
     if this is not None and not this.swapped and dlse is None and sinks is None:
-        # RepeatedAttention, which does the next lookup, saves a detached lse.
+        # RepeatedAttention will make the next lookup, and it saves a detached lse.
         _remember_gradients(this, needs, tensors, (*tensors[:5], lse.detach()))
     return found
 
@@ -238,8 +240,9 @@ def backward_directly(
 def _remember_gradients(
     this: SavedCall, needs: Any, tensors: tuple[Any, ...], like: tuple[Any, ...]
 ) -> None:
-    """Makes RepeatedAttention find the gradients of do, q, k, v, o and lse, which have just been
-    computed. ``like`` are these tensors as it will get them: swapped if the call is."""
+    """Records the backward call that has just computed gradients from do, q, k, v, o and lse, so
+    that RepeatedAttention finds it. ``like`` are these tensors as RepeatedAttention gets them: with
+    dimensions 1 and 2 swapped if the call is ``swapped``."""
     if this.call is None:
         return
     groups = cached_calls.repeated
@@ -255,7 +258,7 @@ def _is_plain(*tensors: Any) -> bool:
     """Whether nothing but autograd intercepts operations on the tensors."""
     if _dispatch_modes() or _transforms():
         return False
-    for tensor in tensors:  # takes half the time of all()
+    for tensor in tensors:  # a loop takes half the time of all()
         if getattr(type(tensor), "__torch_dispatch__", _NO_DISPATCH) is not _NO_DISPATCH:
             return False
     return True
@@ -288,8 +291,8 @@ def _no_second(*_: Any) -> NoReturn:
 class FlashsmithAttention(torch.autograd.Function):
     """The forward and backward pass as an autograd function.
 
-    It maps q, k, v, sinks, the two cu_seqlens and a Pass to the output, its log-sum-exp and the row
-    maximum. The row maximum is not differentiable, and None if it was not requested.
+    It maps q, k, v, sinks, the two cu_seqlens and a SavedCall to the output, its log-sum-exp and
+    the row maximum. The row maximum is not differentiable, and None if it was not requested.
     """
 
     jvp, vmap = staticmethod(no_jvp), staticmethod(refuse_vmap)
@@ -336,9 +339,10 @@ class FlashsmithAttention(torch.autograd.Function):
 
 
 class RepeatedAttention(torch.autograd.Function):
-    """FlashsmithAttention for a Pass whose call is cached and is intercepted only by autograd.
+    """FlashsmithAttention for a SavedCall that has a cached call, if nothing but autograd
+    intercepts operations.
 
-    It maps q, k, v and the Pass to what attention() or sdpa() returns. This saves host time:
+    It maps q, k, v and the SavedCall to what attention() or sdpa() returns. This saves host time:
     PyTorch calls one Python function instead of two. PyTorch usually also tracks one output instead
     of three, and four gradients instead of seven.
     """
@@ -365,8 +369,8 @@ class RepeatedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, do: Any, dlse: Any = None, *_: Any) -> Any:
         saved, this = ctx.saved_tensors, ctx.this
-        # The fourth entry is the Pass's, so it is False. Elsewhere the fourth entry is for sinks,
-        # which are None here.
+        # The fourth entry stands for the SavedCall, so it is False. Elsewhere the fourth entry
+        # stands for the sinks, which are None here.
         needs = ctx.needs_input_grad
         if (
             dlse is None
@@ -385,11 +389,11 @@ class RepeatedAttention(torch.autograd.Function):
 
 
 class _UnusableAddress(Exception):
-    """A swapped call whose addresses need the full checks, which sdpa() makes."""
+    """Raised for a swapped call whose addresses need the full checks of sdpa()."""
 
 
 def _swapped(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors; dimensions 1 and 2 of 4-dimensional ones are swapped, and None stays None."""
+    """The arguments, with dimensions 1 and 2 of every 4-D tensor swapped. None stays None."""
     return tuple(it.transpose(1, 2) if it is not None and it.dim() == 4 else it for it in tensors)
 
 
@@ -400,7 +404,8 @@ def _gradients_after(
     dlse: Any,
     needs: tuple[bool, bool, bool, bool],
 ) -> tuple[Any, Any, Any, Any]:
-    """dq, dk, dv and dsinks, None where not needed, from the tensors that a forward pass saved."""
+    """Computes dq, dk, dv and dsinks from the tensors that a forward pass saved; a gradient that is
+    not needed is None."""
     if do is None and dlse is None:
         return None, None, None, None
     q, k, v, o, lse = saved[:5]
@@ -516,7 +521,8 @@ def _run_with_statistics(*tensors: Any, **keywords: Any) -> Any:
 
 
 def _all_statistics(return_lse: bool, return_row_max: bool, results: Any, like: Any) -> Any:
-    """The op's outputs for the results of run_call; ``like`` is a tensor on their device."""
+    """Converts the results of run_call to the op's outputs. ``like`` is a tensor on the same
+    device."""
     output, *statistics = results if return_lse or return_row_max else (results,)
     values: Iterator[Any] = iter(statistics)
     lse = next(values) if return_lse else nothing_like(like)
@@ -529,8 +535,8 @@ def _run_backward(*tensors: Any, fp32_gradients: bool = False, **keywords: Any) 
 
 
 def _all_gradients(fp32_gradients: bool, found: Any, like: Any) -> Any:
-    """The op's outputs for the results of run_backward; ``like`` is a tensor of their device and
-    q's dtype."""
+    """Converts the results of run_backward to the op's outputs. ``like`` is a tensor on the same
+    device with q's dtype."""
     *gradients, dsinks = found
     dtype = torch.float32 if fp32_gradients else like.dtype
     return (
@@ -700,7 +706,7 @@ for _name, _kernel, _fake_kernel, _autograd_kernel, _asked in (
     torch.library.impl(_op, "default", repeated_op(_name, _kernel, _asked), lib=_library)
     torch.library.register_fake(_op, _fake_kernel, lib=_library)
     torch.library.register_vmap(_op, refuse_vmap, lib=_library)
-    # It needs its own name, because tensors have other dispatch keys there.
+    # The library needs its own name, because tensors have other dispatch keys there.
     _autograd_kernel = repeated_op(f"{_name}, autograd", _autograd_kernel, _asked)
     _library.impl(_name, _autograd_kernel, "Autograd")
 
@@ -744,7 +750,8 @@ def flop_backward(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any = None, *packing: Any,
     **options: Any,
 ) -> int:  # fmt: skip
-    """FLOP of the five GEMMs, or of the GEMMs that the needed gradients require."""
+    """FLOP of the backward pass: of all five GEMMs, or only of those that the requested gradients
+    need."""
     needed = gradients_word(*options["needs"][:3])
     columns = n_columns(needed, q.shape[-1], v.shape[-1])
     both = q.shape[-1] + v.shape[-1]
@@ -776,8 +783,9 @@ def differentiable_attention(
 def saved_call(
     q: Any, k: Any, v: Any, keywords: Mapping[str, Any], program: Any = None
 ) -> tuple[SavedCall, tuple[Any, ...], bool]:
-    """A call of attention() that may have gradients: the Pass that both passes share, its q, k, v,
-    sinks and two cu_seqlens, and whether PyTorch decides if its gradients must be repeatable.
+    """Prepares a call of attention() that may have gradients. Returns the SavedCall that both
+    passes share; the tensors q, k, v, sinks and the two cu_seqlens; and whether PyTorch's settings
+    decide if gradients must be repeatable.
 
     Raises ArgumentError for a call that cannot have gradients.
     """
@@ -796,7 +804,7 @@ def saved_call(
     repeatable = resolve_deterministic(deterministic, q, options.bits)
     follows_pytorch = deterministic is None and not resolve_bits(options.bits)
     return_lse = check_flag("return_lse", options.return_lse)
-    # Autograd saves the tensors, so the Pass need not save them.
+    # Autograd saves the tensors, so the SavedCall need not save them.
     bound |= {**dict.fromkeys(TENSORS), "return_lse": True}
     opts = OpOptions(
         ForwardOptions(*_in_order(bound)), config, backward_config, repeatable, emulate
@@ -809,13 +817,13 @@ _in_order = itemgetter(*ForwardOptions._fields)
 
 
 def _not_repeated(*_: Any) -> None:
-    """Remembers nothing, so that run_repeated does not serve the call."""
+    """Records nothing, so that run_repeated does not serve the call."""
 
 
 def _remember(
     this: SavedCall, follows_pytorch: bool, arguments: tuple[Any, ...], names: tuple[str, ...]
 ) -> None:
-    """Makes run_repeated serve calls with such arguments through this call's cached call."""
+    """Makes run_repeated serve calls with equivalent arguments, by the cached call of ``this``."""
     groups, tensors = cached_calls.repeated, arguments[:3]
     this.call = _cached_forward(tensors, this)
     if this.call is not None:
@@ -826,11 +834,11 @@ def _remember(
 def remember_swapped(
     arguments: tuple[Any, ...], names: Any, tensors: tuple[Any, ...], keywords: dict[str, Any]
 ) -> None:
-    """Makes run_repeated serve calls with such arguments, which begin with three tensors of (batch,
-    heads, length, d), and may have gradients.
+    """Makes run_repeated serve calls with equivalent arguments. The arguments begin with three
+    tensors (batch, heads, length, d), and such calls may have gradients.
 
-    ``tensors`` and ``keywords`` are attention()'s for this call, which it has just served; the
-    tensors are whole views of the arguments.
+    ``tensors`` and ``keywords`` are the arguments of the attention() call that has just served this
+    one. The tensors are views of all of the arguments' elements.
     """
     groups, given = cached_calls.repeated, arguments[:3]
     q, k, v = tensors
@@ -843,9 +851,9 @@ def remember_swapped(
 
 
 def _cached_forward(tensors: tuple[Any, ...], this: SavedCall) -> CachedCall | None:
-    """The cached call of a forward pass of q, k and v that has just run."""
+    """The cached call of the forward pass that has just run on q, k and v."""
     q, k, v = tensors
-    with torch.no_grad():  # as within an autograd function
+    with torch.no_grad():  # the mode within an autograd function
         signature = attention_call(*_forward_arguments(q, k, v, None, None, None, this.opts))
         return cached_calls.find(signature)[1]
 
@@ -867,7 +875,7 @@ def _run_of(this: SavedCall, follows_pytorch: bool) -> Callable[[tuple[Any, ...]
 
 
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
-    """The limits, with missing ones read from the GPU.
+    """The greatest lengths. Those that the caller did not give are read from the GPU.
 
     Reading limits synchronizes with the GPU, so it is done once for both passes. The limits are
     returned unchanged if the offsets are on the host or unusable (the checks report that later), or

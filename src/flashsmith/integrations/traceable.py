@@ -19,7 +19,8 @@ from flashsmith.runtime.cached_calls import run_repeated
 from flashsmith.runtime.option_values import in_dtype, is_16_bits, plain_options
 
 # The torch module, once the process has imported it. Calls read this variable instead of
-# sys.modules: Dynamo iterates over dictionaries that it reads, and another thread may be importing.
+# sys.modules, because Dynamo iterates over every dictionary that traced code reads, and another
+# thread may change sys.modules by an import.
 _torch: Any = sys.modules.get("torch")
 
 
@@ -36,7 +37,7 @@ def _find_torch() -> Any:
     return _torch
 
 
-# pytorch_state.is_direct, which imports torch, once a call needs it.
+# pytorch_state.is_direct. It is imported when a call first needs it, because that imports torch.
 _is_direct: Any = None
 
 
@@ -74,12 +75,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def without_torchscript(function: F) -> F:
-    """Marks the function so that torch.jit.script raises advice instead of compiling its source."""
+    """Marks the function so that torch.jit.script raises an error with advice instead of compiling
+    the function's source."""
     refusal = (
         f"flashsmith.{function.__name__}() launches its kernels from Python, which TorchScript "
         "cannot run; use torch.compile or torch.export, or call PyTorch's function there"
     )
-    # PyTorch marks its own functions that TorchScript does not support with this attribute.
+    # This attribute is how PyTorch marks its own functions that TorchScript does not support.
     setattr(function, "__script_unsupported", refusal)
     return function
 
@@ -116,7 +118,8 @@ def attention(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
     torch = _torch
     if torch is not None and isinstance(q, torch.Tensor):
         looked_at = torch._C._len_torch_dispatch_stack()
-        # Autograd handles torch.func's transforms and dual numbers, even if only to refuse them.
+        # Calls under torch.func's transforms or with dual numbers go to autograd, even if autograd
+        # only refuses them.
         transformed = (
             torch._C._are_functorch_transforms_active()
             or torch.autograd.forward_ad._current_level >= 0
@@ -189,7 +192,8 @@ def _attention_to_parts(
     """attention() with partial, seqused_k or k_begin; such calls cannot be traced and have no
     gradients.
 
-    Under torch.compile it is a graph break. With all three at their defaults it is attention().
+    Under torch.compile it is a graph break. If all three have their defaults, the call is an
+    ordinary call of attention().
     """
     if partial is False and seqused_k is None and k_begin is None:
         return attention(q, k, v, **keywords)
@@ -231,7 +235,7 @@ def _attention_to_parts(
 
 
 def _parts_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
-    """A part of attention with a score or mask function."""
+    """attention() to a part of the keys, with a score or mask function."""
     torch = _torch
     if torch is not None and isinstance(q, torch.Tensor) and torch.is_grad_enabled():
         from flashsmith.integrations.program_gradients import tensors_with_gradients
@@ -258,7 +262,7 @@ def merge_attention(outs: Any, lses: Any, sinks: Any = None, **keywords: Any) ->
     if sinks is not None and is_16_bits(sinks):
         sinks = in_dtype(sinks, "float32")
     if is_tracing():
-        # A graph break, as in _attention_to_parts().
+        # This is a graph break, as in _attention_to_parts().
         return _torch.compiler.disable(chooser.merge_attention)(outs, lses, sinks, **keywords)
     return chooser.merge_attention(outs, lses, sinks, **keywords)
 
@@ -278,7 +282,7 @@ def write_slots(
 
 
 def _traced_options(keywords: dict[str, Any]) -> dict[str, Any]:
-    """plain_options() for a traced call, whose tensors have no values yet."""
+    """plain_options() for a traced call, in which tensors do not have values yet."""
     for name in ("scale", "softcap", "window"):
         if isinstance(keywords.get(name), _torch.Tensor):
             raise ArgumentError(
@@ -306,17 +310,20 @@ def _requires_grad(q: Any, k: Any, v: Any, sinks: Any) -> bool:
         return False  # an argument is not a tensor: the checks raise the error
 
 
-# What run_repeated runs for a call, and the tensors that it gives to it.
+# The function that run_repeated calls for a repeated call, and the tensors that it passes to this
+# function.
 Repeated = tuple[cached_calls.Run, tuple[Any, ...]]
 
 
 def repeated_attention(*tensors: Any, **keywords: Any) -> Repeated | None:
-    """How run_repeated would serve a call of attention() with these arguments."""
+    """What run_repeated would run for a call of attention() with these arguments; None if it would
+    not serve the call."""
     return _repeated((*tensors, *keywords.values()), tuple(keywords))
 
 
 def repeated_backward(*tensors: Any, **keywords: Any) -> Repeated | None:
-    """How run_repeated would serve a call of backward() with these arguments."""
+    """What run_repeated would run for a call of backward() with these arguments; None if it would
+    not serve the call."""
     return _repeated((*tensors, *keywords.values()), _backward_names(keywords))
 
 
@@ -409,7 +416,8 @@ def _over_cache_with_functions(q: Any, k_cache: Any, v_cache: Any, keywords: dic
 
 
 def _cast_over(k_cache: Any, q: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """q, and the keywords with k and v, as autocast casts them to the cache's dtype."""
+    """Returns q and the keywords, with q, k and v cast to the cache's dtype if autocast casts to
+    it."""
     from flashsmith.integrations.pytorch_state import under_autocast_over
 
     q, *new = under_autocast_over(k_cache, q, keywords.get("k"), keywords.get("v"))

@@ -25,9 +25,10 @@ from flashsmith.semantics.signature import ATTENTION, BACKWARD, check_pair
 
 
 def short_form(config: KernelConfig | None) -> str | None:
-    """A config's short form, or None.
+    """The short form of a config; None for None.
 
-    Fields are passed one by one, since PyTorch 2.11 cannot make a dataclass a constant.
+    The fields are passed to _written() one by one, since PyTorch 2.11 cannot make a dataclass a
+    constant.
     """
     if config is None:
         return None
@@ -79,7 +80,8 @@ def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
 
 
 def of_op(asked: dict[str, Any], names: str) -> dict[str, Any]:
-    """The options in ``names`` and the options of all ops, in schema form."""
+    """The arguments of an op's schema for the options in ``names`` and for the options that all ops
+    have."""
     left, right = check_pair(asked["window"])
     limits = [name for name in ("max_seqlen_q", "max_seqlen_k") if name in asked]
     return {

@@ -48,7 +48,8 @@ def _call(function: Any, *arguments: Any) -> Any:
     return function(*arguments)
 
 
-# Calls a function outside of the graph. Tracers do not trace a call of torch.compiler.disable.
+# Calls a function outside of the graph. It is made here because tracers cannot trace a call of
+# torch.compiler.disable.
 outside = torch.compiler.disable(
     _call,
     reason="flashsmith: the compiler does not know what a function captures: the compiled code "
@@ -62,8 +63,9 @@ def attention_by_program(
 ) -> Any:
     """attention() with ``functions``, its keywords that define a program, as a call of an op.
 
-    None if the compiler cannot give Python the functions, or guard what they capture: functions
-    that the compiled code itself defines, or that capture NumPy's arrays.
+    Returns None if the compiler cannot pass the functions to Python, or cannot guard what they
+    capture. This applies to functions that the compiled code itself defines, or that capture NumPy
+    arrays.
 
     While tracing, raises ArgumentError and TraceError as attention() does, and ArgumentError for
     ``out`` with gradients. Other arguments are checked when the op runs.
@@ -115,7 +117,7 @@ def over_cache_by_program(
 
 
 def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
-    """The text and the numbers of a plan as an op takes them."""
+    """The text and the numbers of a plan, as arguments of an op."""
     text, _, ints, floats = plan
     return {
         "program": text,
@@ -133,11 +135,12 @@ def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
 
 
 def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
-    """The text and the paths of a plan. Its other paths are followed, so that the compiler guards
-    the objects at their ends. None if there is none."""
+    """The text of a plan, with the paths to tensors and numbers. All other paths of the plan are
+    followed here, so that the compiler guards the objects to which they lead. Returns None if there
+    is no plan."""
     if _is_made_here(roots):
         return None
-    # The compiler gives Python objects as arguments only, not within tuples.
+    # The compiler passes objects to Python only as arguments of their own, not within tuples.
     score_mod, bias, mask_mod, mask = [_described(it) for it in roots]
     plan = _plan(score_mod, bias, mask_mod, mask, _attributes(roots), block_sizes, positions)
     if plan is None:
@@ -154,7 +157,7 @@ _NEVER = object()
 
 
 def _sizes_of(q: Any, k: Any, cu_q: Any) -> ScoreSizes:
-    """The sizes of the scores; none are known for tensors that the op refuses."""
+    """The sizes of the scores. For tensors that the op will refuse, no sizes are known."""
     if cu_q is None and q.dim() == k.dim() == 4:
         return ScoreSizes(q.shape[0], q.shape[2], (q.shape[1], k.shape[1]))
     if cu_q is None or q.dim() != 3 or cu_q.dim() != 1:
@@ -198,7 +201,7 @@ def _roots_over_cache(
 
 
 def _lists_of(mask: BlockMask, kind: str) -> tuple[Any, ...]:
-    """A BlockMask with lists as a root."""
+    """The root for a BlockMask that has lists of blocks."""
     states = states_of_lists(
         *(mask.kv_num_blocks, mask.kv_indices),
         *(mask.full_kv_num_blocks, mask.full_kv_indices),
@@ -209,7 +212,7 @@ def _lists_of(mask: BlockMask, kind: str) -> tuple[Any, ...]:
 def _with_mask(
     functions: Mapping[str, Any], mask: Any, sizes: ScoreSizes
 ) -> tuple[Any, Any, Any, Any]:
-    """The roots of functions; ``mask`` is the mask among them."""
+    """The roots of a call's functions; ``mask`` is the root of the mask."""
     bias = functions.get("bias")
     for name, it in (("mask", mask), ("bias", bias)):
         if isinstance(it, torch.Tensor):
@@ -220,14 +223,15 @@ def _with_mask(
 
 
 def _plain(value: Any) -> Any:
-    """The parts of a value of flashsmith.masks or scores, so that one trace serves new values."""
+    """Replaces a value of flashsmith.masks or flashsmith.scores by its parts, so that one trace
+    also serves new values. Anything else is returned unchanged."""
     if type(value) in (MaskValue, ScoreValue):
         return PARTS, value.function, tuple([_plain(it) for it in value.parts])
     return value
 
 
 def _described(root: Any) -> Any:
-    """A root as constants: facts in place of tensors."""
+    """A root made of constants only: each tensor is replaced by its sizes and dtype."""
     if isinstance(root, torch.Tensor):
         return TENSOR, tuple([1 if size == 1 else 2 for size in root.shape]), root.dtype
     return tuple([_described(it) for it in root]) if type(root) is tuple else root
@@ -247,7 +251,7 @@ def _is_made_here(root: Any) -> bool:
 
 
 def _attributes(root: Any) -> tuple[int, ...]:
-    """How many attributes each callable object has."""
+    """For each root that is a callable object, the number of its attributes."""
     if type(root) is tuple:
         found: tuple[int, ...] = ()
         for it in root:
@@ -271,6 +275,6 @@ def _plan(
     """plan_of() as tuples; Python evaluates this function, tracers do not trace it."""
     roots = score_mod, bias, mask_mod, mask
     if _attributes(roots) != attributes:
-        return None  # an object that compiled code makes has none here
+        return None  # an object that the compiled code makes has no attributes here
     found = plan_of(roots, block_sizes, positions)
     return found if found is None else tuple(found)

@@ -84,7 +84,7 @@ class _Options:
 _options = _Options()
 
 # Keywords that a few models pass to their attention functions: block_indices selects the keys of
-# block-sparse attention, and sinks has a sink for every token.
+# block-sparse attention, and sinks has one sink per token.
 _UNSERVED = ("block_indices", "sinks")
 
 
@@ -143,9 +143,10 @@ def _keep_from_the_hub() -> None:
 
     load_unless_ours.loads_nothing_for = NAME  # type: ignore[attr-defined]
     modeling_utils.lazy_import_flash_attention = load_unless_ours
-    # Without this patch, generate() passes a mask of a static cache even if the mask hides nothing.
-    # The mask would have to be read at every step, which breaks the compiled graph. The same check
-    # in vision towers is not patched, so that the towers pass their images as packed sequences.
+    # Without this patch, generate() passes a mask for a static cache even if the mask hides
+    # nothing. The mask would have to be read at every step, which breaks the compiled graph. The
+    # same check is not patched in vision towers, so that these pass their images as packed
+    # sequences.
     for where in (generation_utils, masking_utils):
         asks = getattr(where, "is_flash_attention_requested", None)
         if asks is not None:
@@ -153,8 +154,8 @@ def _keep_from_the_hub() -> None:
 
 
 def _for_another(asks: Callable[..., bool]) -> Callable[..., bool]:
-    """transformers' check for flash attention, which returns False for configs that name
-    flashsmith."""
+    """Wraps the check of transformers for flash attention, so that it returns False for configs
+    that select flashsmith."""
 
     def asks_for_another(config: Any = None, *args: Any, **keywords: Any) -> bool:
         if getattr(config, "_attn_implementation", None) == NAME:
@@ -165,7 +166,8 @@ def _for_another(asks: Callable[..., bool]) -> Callable[..., bool]:
 
 
 class _Call(NamedTuple):
-    """One layer's attention. Tensors are (batch, heads, length, d), as transformers has them."""
+    """One call of a layer's attention. Tensors are (batch, heads, length, d), as in
+    transformers."""
 
     query: Any
     key: Any
@@ -184,7 +186,7 @@ class _Call(NamedTuple):
     pages: Pages | None = None
 
     def keywords(self) -> dict[str, Any]:
-        """attention()'s arguments for masks, scores and bits, and whether to emulate."""
+        """The keywords of attention() for masks, scores, bits and emulation."""
         limit = None if self.window is None else self.window - 1
         return {
             "causal": self.causal,
@@ -288,7 +290,8 @@ def _pages_and_rows(
 
 
 def _hidden(mask: Any, query: Any, key: Any, value: Any, sinks: Any) -> HiddenKeys:
-    """The keys that a mask hides, in a form that has gradients if the call needs them."""
+    """The keys that a mask hides. If the call needs gradients, they have a form for which
+    flashsmith computes gradients."""
     hidden = hidden_by(mask, query.shape[2])
     is_cache = hidden.filled is not None or hidden.dropped is not None
     if not is_cache or not needs_gradients(query, key, value, sinks):
@@ -310,7 +313,7 @@ def _causality(
 ) -> tuple[bool, int | None]:
     """Whether a layer's attention is causal, and its window.
 
-    If the mask determines both, the layer's declaration is ignored.
+    If the mask determines both, what the layer declares is ignored.
     """
     causal, window = _stated_or_masked(module, hidden, given, window, query, pages)
     if window is not None and hidden.causal is None and key.shape[2] != query.shape[2]:
@@ -404,7 +407,8 @@ def _has_holes(padding: Any) -> bool:
 
 
 def _refuse_or_note(call: _Call, reason: Reason) -> None:
-    """Raises ArgumentError if PyTorch must not or cannot take over; else records the fallback."""
+    """Raises ArgumentError if PyTorch must not or cannot compute the call; otherwise records the
+    fallback."""
     refuse_under_canonical(
         f"{reason}; and PyTorch's attention, which would take over, has other bits"
     )
@@ -445,7 +449,8 @@ def _by_kernel(call: _Call) -> Any:
     if real_k.whole_lines:
         return attention(q, k, v, **call.keywords())
     if call.causal or call.window is not None or call.padding.dtype is not torch.bool:
-        # The queries are the last tokens of the keys, so they share the keys' padding.
+        # The queries belong to the last tokens of the keys, so that the keys' padding applies to
+        # them too.
         real_q = packing_of(call.padding, last=q.shape[1])
         packed = _on_packed(call, real_q.pack(q), real_q, real_k.pack(k), real_k.pack(v), real_k)
         return real_q.unpack(packed, *q.shape[:2])
@@ -472,7 +477,7 @@ def _on_packed(call: _Call, q: Any, real_q: Packing, k: Any, v: Any, real_k: Pac
 
 
 def _on_rolled(call: _Call, q: Any, k: Any, v: Any) -> Any:
-    """Attention over a cache that has dropped keys behind the window."""
+    """Computes attention over a rolling cache, which has dropped the keys that left the window."""
     how = {"cache_lens": call.filled, "kv_offset": call.dropped, **call.keywords()}
     if call.padding is None:
         return attention_with_cache(q, k, v, **how)
@@ -527,7 +532,7 @@ def _by_pytorch(
     position_bias: Any,
     keywords: Mapping[str, Any],
 ) -> tuple[Any, None]:
-    """The result of PyTorch's attention for a call with these query, key and value."""
+    """Computes a call with PyTorch's attention; ``tensors`` are query, key and value."""
     mask = _as_pytorch_takes_it(call)
     found: tuple[Any, None] = sdpa_attention_forward(
         module,
@@ -543,9 +548,9 @@ def _by_pytorch(
 
 
 def _as_pytorch_takes_it(call: _Call) -> Any:
-    """The call's mask, causality and window as one (batch, 1, queries, keys) mask.
+    """Combines the call's mask, causality and window in one (batch, 1, queries, keys) mask.
 
-    None if no key is hidden, or if PyTorch's own causal flag hides the same keys.
+    Returns None if no key is hidden, or if PyTorch's causal flag hides the same keys.
     """
     if call.pattern is not None:
         return call.pattern

@@ -1,7 +1,7 @@
 """The ``bits`` option for transformers' models, and errors for calls without canonical bits.
 
-A row's canonical bits depend on where its sequence begins. A rolling cache drops the keys before a
-window, so it must be known how many it has dropped.
+The canonical bits of a row depend on where the row's sequence begins. A rolling cache drops the
+keys before a window, so the number of dropped keys must be known.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def ask_for_bits(bits: Any) -> None:
 
 
 def asked_bits() -> str | None:
-    """``bits`` for calls of attention(); None means the value of FLASHSMITH_BITS."""
+    """The argument ``bits`` for calls of attention(); None means that FLASHSMITH_BITS decides."""
     return _asked
 
 
 def wants_canonical() -> bool:
-    """Whether bits must be canonical, by ``bits`` or by the environment."""
+    """Whether bits must be canonical, because ``bits`` or the environment says so."""
     return bool(_resolved(_asked))
 
 
@@ -42,8 +42,8 @@ def refuse_under_canonical(why: str) -> None:
 
 
 def refuse_rolling(argument: str, facts: str) -> None:
-    """Raises ArgumentError if bits must be canonical, because the positions of keys in their
-    sequence are not known."""
+    """Raises ArgumentError if bits must be canonical. The caller does not know the positions of the
+    keys in their sequence, which canonical bits need."""
     refuse_under_canonical(
         f"{argument}: {facts}; canonical bits need each key's position in its sequence: generate "
         "with a cache that keeps all keys"

@@ -147,7 +147,7 @@ def _check_keywords(keywords: Mapping[str, Any]) -> None:
 
 
 def _may_be_compact(hidden: HiddenKeys, queries: int, *, may_skip: bool, passed_on: bool) -> bool:
-    """Whether a model takes a compact form of its mask.
+    """Whether a model works with a compact form of its mask.
 
     ``may_skip``: whether transformers allows the mask to be left out. ``passed_on``: whether the
     model passes masks on without reading them.
@@ -155,23 +155,24 @@ def _may_be_compact(hidden: HiddenKeys, queries: int, *, may_skip: bool, passed_
     if not hidden.causal:
         return may_skip and (passed_on or not hidden.window)
     # transformers always forbids skipping the mask for packed sequences and for decode steps with
-    # static caches. In these cases the flag does not mean that the model inspects its mask.
+    # static caches. In these cases ``may_skip`` is false although the model does not inspect its
+    # mask.
     forced = queries == 1 or _numbers_sequences(hidden.padding)
     return passed_on and (may_skip or forced)
 
 
 def _version(mask: Any) -> int | None:
-    """PyTorch's count of writes to a mask; None for inference tensors, which have no count."""
+    """PyTorch's counter of writes to a mask; None for inference tensors, which have no counter."""
     return None if mask.is_inference() else mask._version
 
 
-# Each mask's version, and what that version hides. A value must not reference its mask, or both
-# would stay in memory forever.
+# For each mask, its version and the keys that this version hides. An entry must not refer to its
+# mask, or both would stay in memory forever.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def hidden_by(mask: Any, queries: int) -> HiddenKeys:
-    """The keys that an attention mask hides from a number of queries.
+    """The keys that an attention mask hides; ``queries`` is the number of queries.
 
     Raises:
         ArgumentError: the model has changed the mask that flashsmith_mask() built.
@@ -188,8 +189,8 @@ def hidden_by(mask: Any, queries: int) -> HiddenKeys:
             return HiddenKeys(causal=False, window=0)
     if not _may_ask():
         return _hidden_by_values(mask, queries) or HiddenKeys(pattern=mask)
-    # Every layer gets the same mask, and so the same padding object, which is packing_of()'s cache
-    # key.
+    # Every layer gets the same mask and therefore the same padding object, by which packing_of()
+    # caches its results.
     version = _version(mask)
     if mask not in _known or _known[mask][0] != version:
         _known[mask] = version, _hidden_by_values(mask.detach(), queries)
@@ -205,14 +206,15 @@ def _counted(mask: Any) -> HiddenKeys:
 
 
 def _is_one_value(mask: Any) -> bool:
-    """Whether a mask is one expanded element, which must be True: no mask hides all keys."""
+    """Whether a mask is a single element that was expanded. That element must be True, because no
+    mask hides all keys."""
     sizes = zip(mask.shape, mask.stride(), strict=True)
     return all(stride == 0 for size, stride in sizes if size != 1)
 
 
 def selected_by(mask: Any, indices: Any, keys: int) -> Any:
-    """The mask of sparse attention: a (batch, 1, queries, keys) mask without the keys that are not
-    among the (batch, queries, n) indices.
+    """The mask of sparse attention: a (batch, 1, queries, keys) mask that also hides all keys that
+    are not among the (batch, queries, n) indices.
 
     Raises:
         ArgumentError: the mask or the indices have another shape.
@@ -242,8 +244,8 @@ def _hidden_by_values(mask: Any, queries: int) -> HiddenKeys | None:
     if mask.dtype is torch.int32:
         return _counted(mask)
     if mask.dtype is torch.bool and mask.shape[2] in (1, queries):
-        # With one query, a mask of this shape may be any mask. To serve it, its values must be
-        # read, and a tracer cannot read them.
+        # With one query, a mask of any kind may have this shape. Its values must be read to know
+        # the kind, and a tracer cannot read them.
         of_keys = mask.shape[1] == mask.shape[2] == 1 and (queries > 1 or _may_ask())
         return HiddenKeys(False, 0, mask[:, 0, 0]) if of_keys else None
     causal, window = _kind_of_form(mask)
@@ -266,7 +268,7 @@ def _form(hidden: HiddenKeys, batch_size: int, q_length: int, kv_length: int, de
 
 
 def _counts(hidden: HiddenKeys) -> Any:
-    """(batch, n) int32: the values of an int32 form."""
+    """The values of the int32 form, (batch, n) int32."""
     counts = [it[:, None] for it in (hidden.filled, hidden.dropped) if it is not None]
     if hidden.padding is not None:
         counts.append(hidden.padding.to(torch.int32))
@@ -316,14 +318,15 @@ def _hidden(
         real = real[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
     keys = None
     if causal:
-        # If only the filled keys are used, the last query is aligned to the last key, as in
+        # If only the filled keys count, the last query is aligned to the last key, as in
         # attention().
         last = int(q_offset) + q_length - kv_offset
         if last > kv_length:
             return None  # the last keys are missing
         if last < kv_length:
             keys, real = last, None if real is None else real[:, :last]
-    # Whether there is any padding must be read from the GPU, and a tracer cannot read it.
+    # The values on the GPU must be read to know whether there is any padding, and a tracer cannot
+    # read them.
     if real is None or (_may_ask() and bool(real.all())):
         return HiddenKeys(causal, window, keys=keys)
     return HiddenKeys(causal, window, real, keys)
@@ -382,7 +385,7 @@ def _closure(function: MaskFunction) -> dict[str, Any]:
 
 
 def _parts(function: MaskFunction) -> dict[str, MaskFunction]:
-    """The masks that and_masks() combined, by the names of the functions that made them."""
+    """The masks that and_masks() combined, keyed by the names of the functions that made them."""
     if is_tracing() or getattr(function, "__name__", "") != "and_mask":
         return {}
     joined = _closure(function).get("mask_functions", ())
@@ -390,9 +393,10 @@ def _parts(function: MaskFunction) -> dict[str, MaskFunction]:
 
 
 def _kind(function: MaskFunction) -> tuple[bool, int] | None:
-    """Whether a mask is causal or bidirectional, and its window, 0 for none.
+    """Whether a mask is causal (otherwise it is bidirectional), and its window, which is 0 if there
+    is none.
 
-    None for any other pattern.
+    Returns None for a mask of any other kind.
     """
     if function is causal_mask_function:
         return True, 0
@@ -418,8 +422,8 @@ def _sequence_numbers(function: MaskFunction) -> tuple[Any, tuple[bool, int]] | 
     if numbered is None or len(parts) != 1:
         return None
     ((name, within),) = parts.items()
-    # Newer versions count positions from each sequence's start, which does not change the mask
-    # within a sequence.
+    # In newer versions, positions count from the start of each sequence, which does not change the
+    # mask within a sequence.
     if name == "remap_positions_for_packed_sequence":
         within = _closure(within)["mask_function"]
     kind = _kind(within)

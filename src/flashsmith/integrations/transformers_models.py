@@ -13,7 +13,7 @@ from flashsmith.integrations.pytorch_state import assume_constant_result
 
 
 class Model(NamedTuple):
-    """The flags of the model classes that have one config class.
+    """Flags that hold for all model classes with the same config class.
 
     name: the name of the first class. calls_interface: the function that the config names computes
     attention, not the model's own code. passes_masks_on: the attention function receives the masks
@@ -36,7 +36,7 @@ def model_of(config: Any) -> Model | None:
 _found: dict[type, Model] = {}
 
 
-# A tracer records the result as a constant, and does not trace the search through modules.
+# A tracer records the result as a constant instead of tracing the search through modules.
 @assume_constant_result
 def _model_of(config_class: type) -> Model | None:
     if config_class not in _found:
@@ -63,8 +63,8 @@ def _find_model(config_class: type) -> Model | None:
     return Model(
         found[0].__name__,
         any(it._can_set_attn_implementation() for it in found),
-        # FlashAttention's masks are (batch, keys), so a class that supports it does not inspect
-        # them.
+        # The masks of FlashAttention are (batch, keys), so a class that supports FlashAttention
+        # does not inspect its masks.
         any(it._supports_flash_attn for it in found),
         any(it._supports_sdpa or it._supports_flash_attn for it in found),
         any(getattr(it, "__module__", "") == "transformers.masking_utils" for it in names.values()),

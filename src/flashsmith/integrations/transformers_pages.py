@@ -1,10 +1,11 @@
 """The paged cache of transformers' continuous batching, read and appended to in place.
 
-The caller of the cache's update() depends on the version. In transformers 5.23 it is the attention
-function, which gets the cache as an argument. From 5.24 on it is the model, and the attention
-function never gets the cache. Therefore the tensors that update() returns record where the pages
-are. To all other code they look like gathered tensors; the first operation on them gathers. Models
-need this, because they may share keys between layers, or change keys before the attention function.
+Which code calls update() of the cache depends on the version of transformers. In transformers 5.23
+it is the attention function, which gets the cache as an argument. From 5.24 on it is the model, and
+the attention function never gets the cache. Therefore the tensors that update() returns record
+where the pages are. To all other code they look like gathered tensors; the first operation on them
+gathers the keys and values. Models need this, because they may share keys between layers, or change
+keys before the attention function.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Pages(NamedTuple):
 class PendingAppend:
     """A layer's new keys and values, and the pages to which they are appended.
 
-    ``read`` gathers the keys and values that transformers would return; ``length`` is how many.
+    ``read`` gathers the keys and values that transformers would return; ``length`` is their number.
     """
 
     def __init__(
@@ -113,7 +114,8 @@ def unread_of(key: Any, value: Any) -> PendingAppend | None:
 def updated(
     module: Any, key: Any, value: Any, cache: Any, lengths: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Calls update() of the cache that was passed to the attention function; returns the result.
+    """Calls update() of the cache that was passed to the attention function, and returns the
+    result.
 
     update() writes the layer's offsets and longest length into ``lengths``.
     """
@@ -130,7 +132,8 @@ def updated(
 
 
 def leave_pages_unread() -> None:
-    """Patches transformers so that it gathers the keys of flashsmith's models only if it must."""
+    """Patches transformers so that, for models that use flashsmith, it gathers keys only if it
+    must."""
     update = getattr(PagedAttentionCache, "update", None)
     if update is None or getattr(update, "leaves_unread_for", None) == NAME:
         return  # before transformers 5.23, or already patched
@@ -150,7 +153,7 @@ def leave_pages_unread() -> None:
             if ours and not self.layer_to_allocator[layer_idx].supports_block_table:
                 refuse_rolling("cache", "keys of layers with a window are kept in a ring")
             return gather(kwargs=kwargs)
-        # A copy, because update() writes the layer's own lengths into it.
+        # The dict is copied, because update() writes the layer's lengths into it.
         gather = functools.partial(gather, kwargs=dict(kwargs))
         allocator = self.layer_to_allocator[layer_idx]
         rows = key_states[0, 0] if pages.starts_q is None else kwargs["read_index"][allocator.index]
@@ -165,7 +168,7 @@ def leave_pages_unread() -> None:
 def of_kind(layer: Any, lengths: Any) -> Any:
     """The lengths for the layer's type, if ``lengths`` is a dict by layer type.
 
-    update() selects them, but a layer that shares another layer's keys does not call it.
+    update() selects them too, but a layer that shares another layer's keys does not call update().
     """
     return lengths[layer.layer_type] if isinstance(lengths, dict) else lengths
 
@@ -192,7 +195,7 @@ def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> 
                 "load the model in one of them, or set max_blocks_per_request=0 in the "
                 "ContinuousBatchingConfig"
             )
-        # Sequences that only pad the batch have the length -1, so nothing is appended to them.
+        # Sequences that only pad the batch have the length -1, so that nothing is appended to them.
         lens = starts.diff().to(torch.int32) - 1
         table = tables[allocator.index].div(stride // page, rounding_mode="floor")
         return Pages(k_cache, v_cache, table, lens, None)

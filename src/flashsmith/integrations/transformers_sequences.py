@@ -1,5 +1,5 @@
-"""Packed sequences in transformers' models, given by cumulative lengths or by position ids that
-restart."""
+"""Finds packed sequences in the arguments of transformers' models: cumulative lengths, or position
+ids that restart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashsmith.integrations.traceable import is_tracing
 
 
 class Sequences(NamedTuple):
-    """Where packed sequences begin, (sequences + 1) int32, and upper bounds of their lengths."""
+    """The offsets of packed sequences, (sequences + 1) int32, and upper bounds of the lengths."""
 
     starts_q: Any
     starts_k: Any
@@ -78,7 +78,7 @@ def _longest(starts: Any, given: Any, tensor: Any) -> int:
 
 
 def sequences_by_position(position_ids: Any, query: Any, key: Any) -> Any:
-    """The (1, keys) sequence numbers that one batch row of position ids describes.
+    """The sequence numbers (1, keys) that a single batch row of position ids describes.
 
     None if the row is one sequence. As with FlashAttention in transformers, a sequence begins
     wherever the smallest position occurs, and rows with cached keys are not split. The row itself

@@ -1,7 +1,7 @@
-"""Calls of attention() and attention_with_cache() that a function with other arguments makes.
+"""Calls of attention() and attention_with_cache() by functions that have different arguments.
 
-Translating the arguments takes as long as the call. So a repeated call is looked up by the caller's
-own arguments, and runs the launch of the translated call.
+Translating the arguments takes as long as the call. So a repeated call is looked up by its original
+arguments, and runs the launch of the translated call.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ class Translated(NamedTuple):
 
 
 def run_translated(call: Translated) -> Any:
-    """The results of the call, followed by ``call.also``."""
+    """Makes the call, and returns its results followed by ``call.also``."""
     results = call.function(*call.tensors, **call.keywords)
     return (*results, *call.also) if call.also else results
 
 
 def remember_translated(arguments: tuple[Any, ...], names: Any, call: Translated) -> None:
-    """Makes run_repeated serve calls with such arguments, which ``call`` has just served.
+    """Makes run_repeated serve later calls with arguments equivalent to these, for which ``call``
+    was just made.
 
     ``names`` identifies the function and the meaning of its arguments. Only arguments that fully
     determine the translated call are remembered: its tensors, and constants.
@@ -51,7 +52,7 @@ def remember_translated(arguments: tuple[Any, ...], names: Any, call: Translated
 
 
 def _with(run: cached_calls.Run, also: tuple[Any, ...]) -> cached_calls.Run:
-    """``run``, followed by further results."""
+    """A function that returns the results of ``run`` followed by ``also``."""
 
     def run_and_add(given: tuple[Any, ...]) -> Any:
         results = run(given)

@@ -140,8 +140,8 @@ def attention(
             the sequences are packed or K and V of the whole batch have more than 512 MiB.
         causal, window, softcap, scale: as for attention(), applied to the whole sequences.
         sinks: (heads_q,) fp32, the same on every rank. A rank computes the part of their gradient
-            that comes from its rows, or with 'ulysses' from its heads. The gradient is the sum over
-            all ranks.
+            that comes from its rows, or with 'ulysses' from its heads. The sum over all ranks is
+            the gradient.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32, offsets of the whole packed sequences, the
             same on every rank. If they are on a GPU, the call waits once to read them.
         max_seqlen_q, max_seqlen_k: not needed; if given, they must not be less than the longest

@@ -1,4 +1,5 @@
-"""The schedule 'allgather': every rank gathers K and V of all ranks, in groups of heads."""
+"""The schedule 'allgather': every rank gathers the K and V of all ranks, one group of heads after
+another."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from flashsmith.parallel.layout import Span
 from flashsmith.parallel.rank_rows import by_owner, in_order, padded, side_by_side
 
 # K and V are gathered in groups of heads. While one group is computed, the next ones are gathered.
-# The message of a rank has at least this many bytes, because smaller ones do not use the full speed
-# of a link.
+# A rank's message has at least this many bytes, because smaller messages do not reach the full
+# bandwidth of a link.
 SMALLEST_MESSAGE = 8 << 20
 
 
@@ -37,9 +38,10 @@ def head_parts(kv: Any) -> list[Span]:
 
 
 def _gathered(call: GroupCall, k: Any, v: Any) -> Iterator[tuple[Span, Any]]:
-    """Yields groups of heads with their K and V side by side, from all ranks and in order.
+    """Yields each group of heads with the K and V of all rows, which lie side by side in one
+    tensor, in the order of the sequences.
 
-    The transfers of later groups have begun already.
+    When a group is yielded, the transfers of later groups have already begun.
     """
     dim = call.dim
     kv = padded(side_by_side(k, v), dim, call.k_layout.most_rows)

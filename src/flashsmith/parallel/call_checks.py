@@ -1,4 +1,4 @@
-"""Checks of the arguments of calls over a group, and of the facts that ranks have sent."""
+"""Checks the arguments of calls over a group, and the facts that ranks have sent about them."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def check_call(
             "softcap": softcap,
             "sinks": asked.sinks is not None,
             "requires_grad": needs,
-            # This is before ``deterministic``, which depends on ``bits``, so that an error names
-            # ``bits``.
+            # ``bits`` is checked before ``deterministic``, which depends on it, so that an error
+            # names ``bits``.
             "bits": bits or FREE,
             "deterministic": deterministic,
             **flags,

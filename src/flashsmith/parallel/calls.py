@@ -34,9 +34,9 @@ from flashsmith.semantics.signature import MaskLimits, check_mask
 
 
 def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
-    """parallel.attention() with its keywords in a CallOptions."""
+    """Does the work of parallel.attention(), whose keywords are in ``asked``."""
     group = Group(given)
-    # Ranks send the memory of a tensor, without the flag for lazy negation.
+    # Ranks send the memory of a tensor, which does not contain the flag for lazy negation.
     q, k, v = (it.resolve_neg() if isinstance(it, torch.Tensor) else it for it in (q, k, v))
     before, signature = _latest_like(group, q, k, v, asked), None
     if before is None:
@@ -46,8 +46,8 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
             _remember_latest(group, q, k, v, asked, before)
     said = None
     if before is not None and not (q.data_ptr() % 16 or is_capturing(q)):
-        # This rank has sent its message in an earlier call, and now only says that it makes the
-        # same call again. In the meantime it does the work that needs no other rank.
+        # This rank sent its message in an earlier call, and now only signals that it repeats that
+        # call. While it waits for the others, it does the work that needs no other rank.
         try:
             return _attend(group, q, k, v, asked, before, group.agree(before.message))
         except _RanksDisagree as others:
@@ -60,7 +60,7 @@ def attend(given: Any, q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
 
 
 class _RanksDisagree(Exception):
-    """Another rank has a new message, so the messages must be compared again."""
+    """Raised if another rank has a new message, so that all messages must be compared again."""
 
     def __init__(self, said: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -98,8 +98,8 @@ def _attend(
 
 
 class _Agreed(NamedTuple):
-    """A call on which all ranks have agreed, with this rank's message and the facts from all
-    ranks."""
+    """A call on which all ranks have agreed, together with this rank's message and the facts that
+    all ranks sent."""
 
     message: Message
     said: list[dict[str, Any]]
@@ -144,8 +144,8 @@ def _agree(
     return q, k, v, _Agreed(message, said, call, schedule_named(asked.schedule, call, heads_k))
 
 
-# By group: the last calls, by signature. If the signature of a call is known, the call is not
-# checked again.
+# For each group, the calls that were agreed on, keyed by signature. A call whose signature is known
+# is not checked again.
 _before: WeakKeyDictionary[Any, dict[Any, _Agreed]] = WeakKeyDictionary()
 _MOST_BEFORE = 256
 
@@ -165,7 +165,7 @@ class _Latest(NamedTuple):
 
     options: CallOptions
     state: tuple[bool, ...]
-    has_layout: Callable[..., bool]  # whether q, k and v have its layouts
+    has_layout: Callable[..., bool]  # whether q, k and v have the same layouts as in that call
     agreed: _Agreed
 
 
@@ -175,7 +175,8 @@ _latest: WeakKeyDictionary[Any, _Latest] = WeakKeyDictionary()
 
 
 def _latest_like(group: Group, q: Any, k: Any, v: Any, asked: CallOptions) -> _Agreed | None:
-    """The agreement of the ranks about the latest call, if this call has its signature."""
+    """The ranks' agreement about the latest call, if this call has the same signature; otherwise
+    None."""
     latest = _latest.get(group.handle)
     if (
         latest is None
@@ -193,15 +194,15 @@ def _remember_latest(
 ) -> None:
     framework, state = framework_of(torch.Tensor), _state(q, k, v)
     assert isinstance(framework, RepeatableFramework)
-    # Not remembered under autocast, which may change dtypes, or with sinks, whose properties may
-    # change.
+    # A call under autocast is not recorded, because autocast may change dtypes. Neither is a call
+    # with sinks, whose properties may change.
     if asked.sinks is None and not torch._C._is_any_autocast_enabled():
         has_layout = framework.layout_check((q, k, v))
         _latest[group.handle] = _Latest(asked, state, has_layout, agreed)
 
 
 def _state(q: Any, k: Any, v: Any) -> tuple[bool, ...]:
-    """The parts of a signature besides options and layouts."""
+    """The parts of a signature that are neither options nor layouts."""
     return (
         *(torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()),
         torch._C._is_any_autocast_enabled(),
@@ -262,7 +263,7 @@ class _Parallel(torch.autograd.Function):
     def backward(ctx: Any, do: Any, dlse: Any, _: Any) -> Any:
         call: GroupCall = ctx.call
         saved = ctx.saved_tensors
-        # All ranks must send the same messages, also if the loss of some rank does not depend on o.
+        # All ranks must send the same messages, even if the loss of one rank does not depend on o.
         if do is None:
             do = call.zeros(dlse, dtype=saved[0].dtype)
         if dlse is None and call.return_lse:
@@ -288,7 +289,7 @@ def _alone(q: Any, k: Any, v: Any, call: GroupCall, asked: CallOptions) -> Any:
 
 
 def limits_of(mask: MaskLimits) -> Limits:
-    """The limits of a mask as the (left, right) of a window; None stands for no limit."""
+    """The limits of a mask as (left, right), as for a window; None means no limit."""
     left, right = (None if limit >= UNLIMITED else limit for limit in mask[1:])
     return Limits(left, right)
 

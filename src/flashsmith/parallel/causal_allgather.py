@@ -1,9 +1,9 @@
-"""The schedule 'allgather' for a plain causal mask, where a chunk of queries sees all keys up to
-its own.
+"""The schedule 'allgather' for a plain causal mask, with which each chunk of queries sees its own
+chunk of keys and all earlier ones.
 
 For each of its two chunks of queries, a rank calls attention() once with all keys that the chunk
-sees, so that no parts have to be merged. The order of the keys does not matter, as long as the keys
-of the chunk itself are the last. K and V are gathered in this order:
+sees, so that no partial outputs have to be merged. The order of the keys does not matter, except
+that the chunk's own keys must be last. K and V are gathered in this order:
 
     later chunks by rank | earlier chunks by rank | this rank's own later chunk
 
@@ -43,8 +43,8 @@ from flashsmith.semantics.sizes import FREE
 
 
 def serves(call: GroupCall) -> bool:
-    """Whether this schedule serves the call: all chunks have the same length, and each sees all
-    keys up to its own."""
+    """Whether this schedule serves the call. It does if all chunks have the same length and the
+    mask is a plain causal mask."""
     (length, *more) = call.q_layout.lengths or (0,)
     return (
         call.limits == CAUSAL
@@ -64,8 +64,8 @@ def _nothing_to_wait_for() -> None: ...
 
 
 class _Keys(NamedTuple):
-    """The K and V that this rank's chunks see, with functions that wait until they have arrived,
-    and one that waits until this rank's own are sent."""
+    """The K and V that this rank's two chunks see, with functions that wait until these have
+    arrived, and a function that waits until this rank's own K and V are sent."""
 
     earlier: Sequence[Any]
     later: Sequence[Any]
@@ -109,10 +109,11 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
 
 
 def _peers(call: GroupCall, k: Any, v: Any) -> RankMemory | None:
-    """Slots for K and V and for their gradients; None if ranks cannot write to each other's
+    """The slots for K and V and for their gradients; None if the ranks cannot write to each other's
     memory."""
     ranks, chunk_bytes = call.group.size, (k.nbytes + v.nbytes) // 2
-    # K and V take 2P + 1 chunks. Gradients take two pairs from each other rank, in fp32.
+    # K and V take 2P + 1 chunks. For the gradients, each other rank sends two pairs of dk and dv,
+    # in fp32.
     nbytes = chunk_bytes * max(2 * ranks + 1, 4 * (ranks - 1))
     return call.group.peers(call.devices, k.device, nbytes)
 
@@ -131,10 +132,11 @@ def _prefixes(
 class _Places(NamedTuple):
     """Views of a slot with K and V, and the copies to make.
 
-    earlier, later: the K and V that the two chunks of this rank see. own: what this rank copies to
-    its own slot. sent: what it sends to others for their earlier chunk, and then for their later
-    chunk. come: from which ranks these come. A place is given with its tensor (0 for K, 1 for V),
-    and has the offset in it in place of an address.
+    earlier, later: the K and V that this rank's earlier and later chunk see. own: the copies to
+    this rank's own slot. sent: the copies to the other ranks, first for their earlier and then for
+    their later chunks. come: the ranks that send data to this rank, for each of its two chunks.
+    Each Place is paired with the tensor that it refers to (0 for K, 1 for V), and its ``address``
+    is an offset in this tensor.
     """
 
     earlier: list[Any]
@@ -162,7 +164,7 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
         chunk = k.shape[1] // 2
         own = k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)
         return _Keys(own, it.later, earlier, later, all_sent, (k, v))
-    # The other ranks copy theirs while the keys of others are on the way.
+    # The other ranks copy their own K and V while those of others are being transferred.
     earlier, later, all_sent = peers.send(slot, sent, it.come)
     peers.put(slot, at(it.own))
     return _Keys(it.earlier, it.later, earlier, later, all_sent, (k, v))
@@ -177,7 +179,8 @@ def _places_of_keys(
 ) -> _Places:
     batch, rows = shapes[0][:2]
     chunk, places = rows // 2, 2 * ranks + 1
-    # The bytes of a chunk of K and of V, and where the two begin.
+    # The bytes of one chunk of K and of V, and the offsets at which the two tensors begin in the
+    # slot.
     sizes = [chunk * heads * d * dtype.itemsize for _, _, heads, d in shapes]
     firsts = 0, batch * places * sizes[0]
     both = [
@@ -186,7 +189,7 @@ def _places_of_keys(
     ]
 
     def copies(half: int, place: int) -> list[tuple[int, Place]]:
-        """The copies of K and V from a chunk to a place."""
+        """The copies that move K and V of one chunk to the given place."""
         return [
             (
                 side,
@@ -199,12 +202,12 @@ def _places_of_keys(
             for side, size in enumerate(sizes)
         ]
 
-    # Each rank begins with the next rank, so that all links are used.
+    # Each rank sends to the next rank first, so that all links are busy.
     others = [(rank + step) % ranks for step in range(1, ranks)]
     own_earlier, own_later = copies(0, ranks + rank), copies(1, rank)
     own = own_earlier + copies(1, 2 * ranks)
     if batch == 1:
-        # Both chunks of a tensor in one copy.
+        # One copy moves both chunks of a tensor.
         own = [
             (side, it._replace(rows=RowShape(size, 2, size, (ranks - rank) * size)))
             for (side, it), size in zip(own_earlier, sizes, strict=True)
@@ -221,8 +224,8 @@ def _places_of_keys(
 
 
 def _gather_batch(group: Group, into: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
-    """Starts to gather one chunk from each rank to the tensors ``into``, whose rows are in the
-    order of ranks."""
+    """Starts to gather one chunk from each rank into the tensors ``into``, in which the chunks are
+    in the order of ranks. Returns a function that waits for them."""
     mine = [it.contiguous() for it in mine]
     found = [it.new_empty((group.size * it.shape[0], *it.shape[1:])) for it in mine]
     wait = group.all_gather_into(found, mine)
@@ -270,11 +273,11 @@ def _attend(
 
 
 class _Launch(NamedTuple):
-    """A kernel of an earlier call, which can be launched with addresses.
+    """A kernel of an earlier call, which can be launched again with other addresses.
 
-    groups: cached_calls.repeated, which is replaced where the choice of kernels may change. steps:
-    the bytes from the first to the second chunk of tensors with both. in_order: picks the addresses
-    that ``run`` takes.
+    groups: cached_calls.repeated at that time; another object there means that the choice of
+    kernels may have changed. steps: for each tensor that has both chunks, the bytes from the first
+    to the second. in_order: arranges addresses in the order that ``run`` takes.
     """
 
     groups: Any
@@ -287,11 +290,11 @@ class _Launch(NamedTuple):
 def _launched(
     call: GroupCall, key: Any, half: int, halved: Sequence[Any], whole: Sequence[Any]
 ) -> Any:
-    """Launches a kernel on one chunk of the tensors ``halved``, and on the tensors ``whole``, as
-    an earlier call did.
+    """Launches the kernel of an earlier call on one chunk (``half``) of each of the tensors
+    ``halved``, and on the tensors ``whole``.
 
-    Returns the results, with None for tensors that are given. None if there was no such call, or if
-    it has to be checked.
+    Returns the results, in which None stands for an output tensor that the caller passed. Returns
+    None if there was no such call, or if this call has to be checked.
     """
     launch: _Launch | None = call.launches.get(key) if call.launches else None
     if (
@@ -314,8 +317,8 @@ def _remember(
     halved: Sequence[Any],
     whole: Sequence[Any],
 ) -> None:
-    """Lets _launched() do what ``repeated`` does for ``whole`` and for ``chunks``, one of each of
-    ``halved``."""
+    """Records the launch of ``repeated`` for _launched(). It ran on the tensors ``whole``, and on
+    ``chunks``, which are one chunk of each of the tensors ``halved``."""
     framework = framework_of(torch.Tensor)
     if repeated is None or not isinstance(framework, RepeatableFramework):
         return
@@ -367,8 +370,8 @@ def backward(
     keys.wait_for_later()
     later = differentiate(1, keys.later)
     if needs_kv:
-        # dk and dv of what the later chunk sees, chunk by chunk: later chunks of the ranks after
-        # this one, the earlier chunks of all ranks, and the later chunk itself.
+        # dk and dv for the keys that the later chunk sees, in this order: the later chunks of the
+        # ranks after this one, the earlier chunks of all ranks, and the later chunk itself.
         gradients = _Chunks([it.contiguous() for it in later[1:3]], chunk)
         first, own = ranks - 1 - rank, 2 * ranks - 1 - rank
         # The earlier chunk sees no keys of the ranks after this one, so their gradients are
@@ -389,7 +392,8 @@ def backward(
     if needs_kv:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         dkv_earlier, dkv_later = zip(dk.chunk(2, 1), dv.chunk(2, 1), strict=True)
-        # Added in the order of ranks. The owner of a later chunk is the last rank that sees it.
+        # Gradients are added in the order of ranks. Of the ranks that see a later chunk, the owner
+        # is the last.
         before = come_from_before()
         _add_into(dkv_later, [*(its[0] for its in before.values()), gradients.at(own)])
         of_ranks = [its[1] for its in before.values()] + [gradients.at(first + rank)]
@@ -400,9 +404,10 @@ def backward(
 
 
 class _Saved(NamedTuple):
-    """What the gradients of both chunks of this rank's rows are computed from.
+    """The inputs from which the gradients of both chunks of this rank's rows are computed.
 
-    ``halved`` are do, q and o, whose rows are of the earlier chunk and then of the later one.
+    ``halved`` are do, q and o, in which the rows of the earlier chunk precede those of the later
+    one.
     """
 
     halved: tuple[Any, Any, Any]
@@ -413,7 +418,8 @@ class _Saved(NamedTuple):
 
 
 def _differentiate(call: GroupCall, of: _Saved, half: int, kv: Sequence[Any]) -> Gradients:
-    """The gradients of a chunk, 0 or 1, over the keys and values that it sees."""
+    """The gradients for one chunk of queries (``half`` 0 is the earlier one) and the keys and
+    values that it sees."""
     lse, dlse, needs_kv = of.lses[half], of.dlses[half], of.needs[1] or of.needs[2]
     key, whole = (half, of.needs, dlse is None), (*kv, lse, dlse, of.sinks)
     found = _launched(call, key, half, of.halved, whole)
@@ -439,7 +445,7 @@ def _differentiate(call: GroupCall, of: _Saved, half: int, kv: Sequence[Any]) ->
 
 
 class _Chunks(NamedTuple):
-    """Dense dk and dv, (batch, chunks * rows, heads, d); their d may differ."""
+    """Dense dk and dv, (batch, chunks * rows, heads, d). Their values of d may differ."""
 
     both: list[Any]
     rows: int
@@ -462,11 +468,12 @@ def _exchange(
     owners: Sequence[int],
     count: int,
 ) -> Callable[[], dict[int, list[_Pair]]]:
-    """Starts to send ``count`` chunks of the gradients to some ranks, and to receive as many from
-    each of the ranks ``owners``.
+    """Starts to send ``count`` chunks of the gradients to each rank in ``sent``, and to receive
+    ``count`` chunks from each of the ranks ``owners``.
 
-    What is sent must not be overwritten. The returned function waits for the received pairs of dk
-    and dv, by owner. All ranks must call this, even those that send nothing.
+    The chunks that are sent must not be overwritten. The returned function waits for the received
+    pairs of dk and dv, and returns them by owner. All ranks must call this, even those that send
+    nothing.
     """
     if peers is None:
         return _exchange_by_message(call.group, gradients, sent, owners, count)
@@ -474,7 +481,8 @@ def _exchange(
 
 
 def _pairs(flat: Any, shapes: Sequence[Sequence[int]]) -> list[_Pair]:
-    """The pairs in a tensor (pairs, elements), in which dv follows dk."""
+    """The pairs of dk and dv in a tensor (pairs, elements), in which the elements of dv follow
+    those of dk."""
     parts = flat.split([math.prod(it) for it in shapes], 1)
     both = (part.unflatten(1, it).unbind() for part, it in zip(parts, shapes, strict=True))
     return list(zip(*both, strict=True))
@@ -526,19 +534,19 @@ def _exchange_by_copy(
 
     slot = peers.begin()
     pairs = peers.view(slot, ("gradients", *shapes, count), make)
-    # The bytes of a chunk of each sequence, of dk and of dv.
+    # For dk and for dv, the bytes of one chunk of one sequence.
     sizes = [math.prod(shape[1:]) * dtype.itemsize for shape in shapes]
     batch, pair_bytes = shapes[0][0], shapes[0][0] * sum(sizes)
     of_both = [
         (it.data_ptr(), size, first, RowShape(size, batch, it.stride(0) * dtype.itemsize, size))
         for it, size, first in zip(gradients.both, sizes, (0, batch * sizes[0]), strict=True)
     ]
-    # Each rank begins with the next rank, so that all links are used.
+    # Each rank sends to the next rank first, so that all links are busy.
     mine = []
     for to in sorted(sent, key=lambda it: (it - rank) % ranks):
         first, chunks = count * index(to, rank), sent[to]
         if batch == 1 and len(chunks) == 2:
-            # Both chunks of a tensor in one copy.
+            # One copy moves both chunks of a tensor.
             apart = chunks[1] - chunks[0]
             places = [
                 Place(
@@ -566,7 +574,8 @@ def _exchange_by_copy(
 
 
 def _add_into(into: _Pair, pairs: Sequence[_Pair]) -> None:
-    """Writes the sum of pairs, in their order and rounded once; overwrites the first pair."""
+    """Writes the sum of the pairs to ``into``. They are added in their order, and the sum is
+    rounded once. The first pair is overwritten."""
     total, *others = pairs
     for pair in others[:-1]:
         torch._foreach_add_(total, pair)

@@ -31,19 +31,19 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _DEFAULT_TIMEOUT = default_pg_timeout.total_seconds()
 # The bytes of the message about a call that a rank sends to the others; texts are cut to fit.
 _MESSAGE = 4096
-# Agreements that are kept for each group.
+# The largest number of agreements that are kept for each group.
 _MOST_AGREEMENTS = 512
 _MOST_TEXT = 512
-# The number of transfers that a rank has made; it follows the rank's message.
+# The format of the number of transfers that a rank has made, which follows the rank's message.
 _COUNT = struct.Struct("<q")
-# By device type: the backends that can transfer its tensors.
+# For each device type, the backends that can transfer tensors on such devices.
 _CARRIERS = {"cpu": ("gloo", "mpi"), "cuda": ("nccl",)}
 _LARGEST = dist.AllreduceOptions()
 _LARGEST.reduceOp = dist.ReduceOp.MAX
 
 
 class Message:
-    """The message of a rank to the others: the facts of its call, or the reason why it refuses the
+    """A rank's message to the others: the facts about its call, or the reason why it refuses the
     arguments."""
 
     def __init__(self, facts: dict[str, Any], error: Exception | None = None) -> None:
@@ -139,7 +139,8 @@ class Group:
         return SharedWords.shared(self.rank, self.size, _seconds(self._of_host()), self.exchange)
 
     def _same_by_message(self, word: int) -> Callable[[], bool]:
-        # The maximum of all words, and the maximum of their complements, which gives the minimum.
+        # All-reduces the maximum of the words, and the maximum of their complements, which gives
+        # the minimum.
         largest = torch.tensor((word, ~word))
         work = self._of_host().allreduce([largest], _LARGEST)
 
@@ -163,8 +164,8 @@ class Group:
         return found.numpy().tobytes()
 
     def transfers(self) -> int:
-        """The number of transfers that this rank has made; equal on all ranks that made the same
-        calls."""
+        """The number of transfers that this rank has made. All ranks that made the same calls have
+        the same number."""
         shared = _peers.get(self.handle, {}).values()
         return _messages.get(self.handle, 0) + sum(it.number for it in shared if it is not None)
 
@@ -173,7 +174,7 @@ class Group:
         _messages[self.handle] = _messages.get(self.handle, 0) + 1
 
     def peers(self, devices: Hashable, device: Any, nbytes: int) -> RankMemory | None:
-        """Slots of at least ``nbytes`` bytes, into which ranks can copy each other's data.
+        """Returns slots of at least ``nbytes`` bytes, into which other ranks can copy data.
 
         ``devices`` are the devices of all ranks. Returns None if ranks cannot write to each other's
         memory, or if the slots would be too large.
@@ -195,8 +196,7 @@ class Group:
     # --- tensors ----------------------------------------------------------------------------------
 
     def all_gather(self, mine: Any) -> Transfer:
-        """Gathers the tensors of all ranks, which have the same shape, to one tensor (ranks,
-        ...)."""
+        """Gathers a tensor from each rank, all of the same shape, into one tensor (ranks, ...)."""
         found = mine.new_empty((self.size, *mine.shape))
         whole, part = _bytes(found), _bytes(mine)
 
@@ -208,10 +208,10 @@ class Group:
     def all_gather_into(self, found: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
         """Starts to gather several dense tensors in one message.
 
-        Each goes to one of ``found``, whose first dimension is longer by the factor of the number
-        of ranks. The transfer begins after the work that is already on the current stream. Returns
-        a function that makes the current stream wait for the transfer; if the tensors are on the
-        host, the host waits.
+        Each tensor is gathered into one of ``found``, whose first dimension is as many times longer
+        as there are ranks. The transfer begins after the work that is already on the current
+        stream. Returns a function that makes the current stream wait for the transfer; if the
+        tensors are on the host, the host waits.
         """
         self.count_message()
         with self.watch.waiting():
@@ -248,9 +248,9 @@ class Group:
     ) -> Callable[[], Any]:
         """Starts to send the parts of a (parts, ...) tensor to the ranks, in the order of ranks.
 
-        ``sent`` is the number of parts for each rank, ``come`` the number from each rank; the
-        default is one. As in all_gather_into(), the transfer begins after the work on the current
-        stream, and the returned function waits for it.
+        ``sent`` has the number of parts to send to each rank, ``come`` the number to receive from
+        each rank; the default is one each. As in all_gather_into(), the transfer begins after the
+        work on the current stream, and the returned function waits for it.
         """
         found, start = self._all_to_all(mine, sent, come)
         self.count_message()
@@ -283,7 +283,7 @@ class Group:
 
 
 class _SentFacts(NamedTuple):
-    """The facts that all ranks have sent, and a number for them that is the same on all ranks."""
+    """The facts that all ranks have sent, and a number that identifies these facts on all ranks."""
 
     word: int
     said: list[dict[str, Any]]
@@ -300,7 +300,7 @@ class RankAgreement:
         self._group, self._message = group, message
         self._known = _agreements.get(group.handle, {}).get(message.text)
         self._transfers = group.transfers() if group.size > 1 else 0
-        # 0 is the word of a rank that has a new message.
+        # A rank that has a new message sends the word 0.
         word = (self._known.word ^ self._transfers) or 1 if self._known else 0
         self._same = group.same(word) if group.size > 1 else None
 
@@ -339,7 +339,7 @@ class RankAgreement:
 
 
 def _check_transfers(counts: Sequence[int]) -> None:
-    """Raises GroupError unless all ranks have made as many transfers."""
+    """Raises GroupError unless all ranks have made the same number of transfers."""
     for rank, count in enumerate(counts):
         if count != counts[0]:
             raise GroupError(
@@ -354,8 +354,9 @@ class Transfer:
 
     On a GPU it has its own stream, so that kernels can run at the same time.
 
-    This stream waits for the work that is already on the current stream, or only for the event
-    ``free`` if it is given, for a tensor that was itself received by a transfer.
+    This stream waits for the work that is already on the current stream. If the event ``free`` is
+    given, it waits only for this event; that is for a tensor that was itself received by a
+    transfer.
     """
 
     def __init__(
@@ -407,17 +408,16 @@ def _event(device: Any) -> Any:
 
 
 def used_until_now(tensor: Any) -> Any:
-    """An event after all work on the current stream that may use the tensor.
+    """Returns an event that follows all work on the current stream that may use the tensor.
 
-    None on the host, where a kernel has finished when its call returns.
+    Returns None for a host tensor, because a kernel on the host has finished when its call returns.
     """
     return _event(tensor.device) if tensor.is_cuda else None
 
 
 def _bytes(tensor: Any) -> Any:
-    """The memory of a dense tensor as uint8, which all backends can transfer."""
-    # If a dimension has one element, a dense tensor may have any stride in it, but a view as bytes
-    # may not.
+    """A view of a dense tensor as uint8, a dtype that all backends can transfer."""
+    # A dense tensor may have any stride in a dimension of size 1, but a view as bytes may not.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
@@ -458,7 +458,7 @@ def _same_by_shared_words(shared_words: SharedWords, watch: Watch, word: int) ->
 def _watch(handle: Any, rank: int, size: int) -> Watch:
     """The Watch of this rank.
 
-    It has only a weak reference to the group, so that it does not keep it alive.
+    The Watch has only a weak reference to the group, so that it does not keep the group alive.
     """
     reference = weakref.ref(handle)
 
@@ -473,12 +473,12 @@ def _watch(handle: Any, rank: int, size: int) -> Watch:
 
 # By group: the gloo group that replaces it for host tensors, if it cannot transfer them.
 _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-# By group: its shared words; None if it is on several hosts.
+# For each group, the shared words; None if the ranks are on several hosts.
 _shared_words: WeakKeyDictionary[Any, SharedWords | None] = WeakKeyDictionary()
-# By group, then by the devices of all ranks: the rank memory; None if a rank cannot write to the
-# memory of another.
+# For each group and each tuple of the ranks' devices, the rank memory; None if some rank cannot
+# write to the memory of another.
 _peers: WeakKeyDictionary[Any, dict[Hashable, RankMemory | None]] = WeakKeyDictionary()
-# By group: how many transfers its backend has made.
+# For each group, the number of transfers by the group's backend.
 _messages: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 # By group: the rank of this process, the global ranks of all members, and the watch. Agreements are
 # by group and by the message of this rank.
@@ -487,7 +487,8 @@ _agreements: WeakKeyDictionary[Any, dict[bytes, _SentFacts]] = WeakKeyDictionary
 
 
 def _timeout(backend: Any) -> Any:
-    """The timeout of a backend; None, for PyTorch's default, if it has none."""
+    """The timeout of a backend. None if the backend has no timeout; PyTorch's default then
+    applies."""
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 

@@ -20,7 +20,7 @@ class GroupCall(NamedTuple):
     k_layout: Layout
     packed: bool
     limits: Limits
-    # softcap, scale and emulate, which both passes need.
+    # The options softcap, scale and emulate, which both passes need.
     options: dict[str, Any]
     config: Any
     backward_config: Any
@@ -31,12 +31,13 @@ class GroupCall(NamedTuple):
     return_row_max: bool
     shape: tuple[int, ...]  # The shape of this rank's q
     d_v: int  # The head dimension of v and o
-    # Returns when all ranks have agreed on the call. Before that, the forward pass sends nothing.
+    # A function that returns when all ranks have agreed on the call. The forward pass sends nothing
+    # before it has returned.
     confirm: Callable[[], None]
     devices: tuple[str, ...] = ()  # The devices of all ranks
     bits: str = ""  # 'canonical', or '' for free bits
-    # Launches of earlier calls like this one, by what they are for; None for a call that is not
-    # remembered.
+    # The launches of earlier calls with the same signature, keyed by their purpose; None if the
+    # call is not recorded.
     launches: dict[Any, Any] | None = None
 
     @property
@@ -55,7 +56,7 @@ class GroupCall(NamedTuple):
 
 
 class GroupResults(NamedTuple):
-    """This rank's shards of the results, and ``saved``, which are tensors for the backward pass.
+    """This rank's shards of the results, and ``saved``, the tensors that the backward pass needs.
 
     lse and row_max may be None if they were not requested. No later call uses the memory of these
     tensors again.

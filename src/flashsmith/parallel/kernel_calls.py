@@ -1,5 +1,5 @@
-"""The calls of attention() and backward() for some rows of queries and some rows of keys, of which
-the schedules consist."""
+"""The calls of attention() and backward() from which the schedules are composed, each for some rows
+of queries and some rows of keys."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ def kernel_calls(
     device: Any,
     bits: str = "",
 ) -> tuple[KernelCall, ...]:
-    """The kernel calls for the queries of ``rank`` and the keys of ``owner``; None stands for all
-    keys.
+    """The kernel calls for the queries of ``rank`` and the keys of ``owner``. If ``owner`` is None,
+    they are for all keys.
 
-    With canonical bits, masked keys are left out only in whole chunks, counted over all keys.
+    With canonical bits, masked keys are left out only in whole chunks, which are counted from the
+    first key of the sequence.
     """
     chunk = CHUNK if bits else 1
     k_runs = k_layout.whole() if owner is None else k_layout.runs(owner)
@@ -75,7 +76,8 @@ def _kernel_call(part: Sequence[ScoreBlock], packed: bool, device: Any) -> Kerne
 
 
 def run_forward(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-    """attention() for some rows. Returns o, lse, and row_max or None."""
+    """Calls attention() for some rows. Returns o, lse, and row_max, which is None if it was not
+    requested."""
     dim = call.dim
     found = traceable.attention(
         part.q.take(q, dim),
@@ -93,7 +95,7 @@ def run_forward(call: GroupCall, part: KernelCall, q: Any, k: Any, v: Any, **key
 
 
 class Differentiated(NamedTuple):
-    """The tensors of the queries that every kernel of a backward pass reads."""
+    """The tensors with one row per query that every kernel of a backward pass reads."""
 
     do: Any
     q: Any
@@ -110,7 +112,7 @@ class Differentiated(NamedTuple):
 def _backward(
     call: GroupCall, part: KernelCall, of: Differentiated, k: Any, v: Any, needs: Needs
 ) -> Any:
-    """flashsmith.backward() for some rows. Returns dq, dk and dv in fp32."""
+    """Calls flashsmith.backward() for some rows. Returns dq, dk and dv in fp32."""
     dim = call.dim
     do, q, o = (part.q.take(tensor, dim) for tensor in of[:3])
     lse = part.q.take(of.lse, -1).contiguous()
@@ -141,7 +143,7 @@ def add_gradients(
     dq: Any,
     dkv: Any,
 ) -> None:
-    """Adds the gradients for each part, in fp32, to dq and dkv."""
+    """Computes the gradients for each part in fp32, and adds them to dq and dkv."""
     for part in parts:
         found = _backward(call, part, of, *call.split(kv), needs)
         sums, rows = (dq, *call.split(dkv)), (part.q, part.k, part.k)
@@ -153,7 +155,7 @@ def add_gradients(
 def sink_gradients(call: GroupCall, of: Differentiated, k: Any, v: Any, sinks: Any) -> Any:
     """The part of the gradient of the sinks that comes from this rank's queries; no keys are needed
     for it."""
-    # Not views, whose strides kernels might refuse.
+    # These are copies, because kernels might refuse the strides of views.
     nothing_k, nothing_v = (
         it.new_empty((*it.shape[: call.dim], 0, *it.shape[call.dim + 1 :])) for it in (k, v)
     )
@@ -190,7 +192,7 @@ def heads_per_group(q: Any, k: Any) -> int:
 
 
 def empty_statistics(call: GroupCall, q: Any) -> Any:
-    """lse or row_max of rows that have no keys."""
+    """The lse or row_max for rows that see no keys."""
     shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     return q.new_full(shape, -torch.inf, dtype=torch.float32)
 

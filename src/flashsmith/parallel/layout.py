@@ -1,4 +1,4 @@
-"""The division of sequences among ranks, and the rectangles of scores that a rank computes.
+"""Divides sequences among ranks, and determines the rectangles of scores that a rank computes.
 
 For P ranks, a sequence is cut into 2P chunks, whose lengths differ by at most one. Rank r has the
 chunks r and 2P - 1 - r, so that all ranks have the same work under a causal mask. Everything here
@@ -58,11 +58,11 @@ class Layout:
             yield tuple(runs)
 
     def runs(self, rank: int) -> tuple[tuple[RowRun, ...], ...]:
-        """For each sequence, the parts that a rank has; none is empty."""
+        """For each sequence, the nonempty parts that a rank has."""
         return self._runs[rank]
 
     def whole(self) -> tuple[tuple[RowRun, ...], ...]:
-        """For each sequence, its parts in a tensor that has all sequences, in order."""
+        """For each sequence, its parts in order, as rows of a tensor that has all sequences."""
         return tuple(
             (RowRun(0, begin, length),) if length else ()
             for begin, length in zip(self.starts, self.lengths, strict=False)
@@ -91,8 +91,8 @@ class Layout:
         ]
 
     def places(self) -> list[tuple[int, Span]]:
-        """The parts of the tensor that has all sequences, in order: for each, the rank that has it,
-        and the span of that rank's rows."""
+        """Describes a tensor that has all sequences, part by part in order: for each part, the rank
+        that has it, and the span of that rank's rows."""
         found = []
         for rank in range(self.ranks):
             rows = [run for runs in self.runs(rank) for run in runs]
@@ -102,7 +102,7 @@ class Layout:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """The spans without empty ones; adjacent spans are merged."""
+    """The nonempty spans, of which adjacent ones are merged."""
     found: list[Span] = []
     for begin, end in spans:
         if begin == end:
@@ -126,8 +126,8 @@ class ScoreBlock(NamedTuple):
     """A rectangle of scores: rows of the query tensor, rows of the key tensor, and the window for
     attention().
 
-    attention() aligns masks to the bottom right of the rectangle. The window allows for this, so
-    that rows are masked by their positions in the sequence.
+    attention() aligns masks to the bottom right of the rectangle. The window is adjusted for this,
+    so that rows are masked by their positions in the sequence.
     """
 
     q: Span
@@ -142,7 +142,8 @@ def pieces(
     mask: Limits,
     chunk: int = 1,
 ) -> list[ScoreBlock]:
-    """The scores of some queries with the keys that they see, as few rectangles as possible.
+    """Covers the scores of some queries and the keys that they see by as few rectangles as
+    possible.
 
     Queries and keys are parts of one sequence.
 
@@ -173,8 +174,8 @@ def _piece(q: RowRun, k: RowRun, ahead: int, mask: Limits, chunk: int) -> ScoreB
         k = RowRun(k.position + unseen, k.row + unseen, keys)
         if keys <= 0:
             return None
-    # attention() puts the last query at the position of the last key. The queries would therefore
-    # have positions that are too small by this number.
+    # attention() places the last query at the position of the last key. Without a correction, the
+    # positions of the queries would be too small by this number.
     shift = (first + rows) - (k.position + keys)
     left = None if mask.left is None or mask.left - shift >= keys - 1 else mask.left - shift
     right = None if mask.right is None or mask.right + shift >= rows - 1 else mask.right + shift

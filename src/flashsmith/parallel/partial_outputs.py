@@ -1,4 +1,4 @@
-"""Partial outputs over different keys, and their merge."""
+"""Computes partial outputs over different keys, and merges them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from flashsmith.parallel.layout import Span
 from flashsmith.parallel.rank_rows import RankRows
 from flashsmith.semantics.sizes import FREE
 
-# This many partial outputs are merged into one, to limit memory. A partial output takes twice the
-# memory of q.
+# When there are this many partial outputs, they are merged into one to limit memory. A partial
+# output takes twice the memory of q.
 MOST_PARTS = 4
 
 
@@ -30,7 +30,7 @@ class PartialOutput(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """Rows that are in the same partial results, and their position in each of them."""
+    """Rows that occur in the same partial outputs, and their positions in each of these outputs."""
 
     rows: RankRows
     of_parts: tuple[tuple[int, RankRows], ...]
@@ -82,7 +82,7 @@ class MergedOutputs:
             self._parts = [PartialOutput(rows, *found)]
 
     def results(self, sinks: Any) -> tuple[Any, Any]:
-        """o, which is rounded once, and lse. The sinks are added here."""
+        """Returns o, which is rounded once, and lse. The sinks are added here."""
         return self._together(self._q.dtype, sinks)
 
     def _together(self, dtype: Any, sinks: Any) -> tuple[Any, Any]:

@@ -75,7 +75,7 @@ def problems(
 
 
 def _call(whole: Problem, ranks: int, rank: int, window: Any, *, gradients: bool) -> GroupCall:
-    """The GroupCall of a rank, with a group that only has a size and cannot communicate."""
+    """The GroupCall of a rank. The call's group has a size and a rank, but cannot communicate."""
     packed = whole.semantics.packed
     count = whole.batch if packed else 1
     layouts = [Layout((length,) * count, ranks) for length in (whole.seq_q, whole.seq_k)]
@@ -170,7 +170,7 @@ def _of_zigzag(whole: Problem, call: GroupCall, sinks: bool) -> Iterator[Problem
                 if heads[1] > heads[0]:
                     yield _backward(_of_part(whole, part, heads))
     packed, rows = whole.semantics.packed, call.q_layout.rows(rank)
-    # Intermediate results of merges are fp32, for which the fp16 kernels are used.
+    # Intermediate results of merges are fp32; the kernels that merge them are the fp16 ones.
     for dtype in (whole.dtype, *[DType.FP16] * (count >= MOST_PARTS)):
         batch = 1 if packed else whole.batch
         sizes = batch, rows, 1, whole.heads_q, whole.heads_q, whole.d_v

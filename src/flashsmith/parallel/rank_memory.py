@@ -1,4 +1,4 @@
-"""Memory of the ranks on one host, to which they copy each other's data.
+"""Memory through which the ranks on one host copy data to each other.
 
 GPUs copy it with copy engines, which use no SMs. The kernels of NCCL would take SMs from attention.
 A rank copies its data to a slot in the memory of another rank, and then writes a number to a word
@@ -45,7 +45,7 @@ FREE, HERE = 0, 1
 
 
 class HostSync(NamedTuple):
-    """How the hosts of the ranks synchronise."""
+    """The functions by which the ranks' host processes synchronise."""
 
     rank: int
     size: int
@@ -63,7 +63,8 @@ class RowShape(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Rows, and where they begin: an address in this rank's memory, and the offset in a slot."""
+    """Rows to copy: the address at which they begin in this rank's memory, the offset at which they
+    begin in a slot, and their shape."""
 
     address: int
     offset: int
@@ -71,14 +72,14 @@ class Place(NamedTuple):
 
 
 class Word(NamedTuple):
-    """One of the words of this rank and another one, and a value of it."""
+    """A word that this rank shares with rank ``rank``, and a value for the word."""
 
     rank: int
     kind: int
     value: int
 
 
-# The data that are sent to each of some ranks.
+# For each rank to which data are sent, the places of the data.
 Sent = Sequence[tuple[int, Sequence[Place]]]
 
 
@@ -180,14 +181,15 @@ class RankMemory:
     ) -> list[Callable[[], None]]:
         """Sends groups of data, one group after the other.
 
-        It must be called once for each transfer.
+        Must be called exactly once for each transfer.
 
-        ``sent`` has what this rank sends in each group, ``come`` the ranks from which each group
-        comes, and ``own`` what this rank then copies to its own slot. Returns for each group a
-        function that makes the current stream wait for it, and another one until everything is
-        sent. With ``own`` the last group is waited for until everything is copied. If ``kept`` has
-        the tensors that are sent, nothing waits for that: the allocator keeps their memory until
-        then, and they must not be overwritten.
+        ``sent`` lists what this rank sends in each group, ``come`` the ranks that send each group
+        to this rank, and ``own`` what this rank copies to its own slot after sending. Returns one
+        function for each group, which makes the current stream wait until the group has arrived,
+        and a last function, which makes it wait until everything is sent. With ``own``, the
+        function of the last group also waits for the copies to this rank's slot. If the tensors
+        that are sent are passed as ``kept``, the last function waits for nothing: the allocator
+        keeps their memory until everything is sent, and they must not be overwritten.
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
@@ -231,7 +233,8 @@ def _nothing_to_wait_for() -> None: ...
 
 
 def _tried(work: Callable[[], object]) -> bool:
-    """Whether an attempt returned something other than False, and without an error."""
+    """Calls ``work``; returns whether it raised no error and returned something other than
+    False."""
     try:
         return work() is not False
     except (FlashsmithError, RuntimeError, AttributeError):
@@ -253,12 +256,12 @@ class _IpcMemHandle(ctypes.Structure):
 
 
 _LAZY_PEER_ACCESS = 1
-# The bytes from one word to the next.
+# The distance in bytes from one word to the next.
 _WORD = 64
 
 
 class _Address:
-    """Memory that PyTorch can use as a tensor, by ``__cuda_array_interface__``."""
+    """Device memory that PyTorch can use as a tensor through ``__cuda_array_interface__``."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -270,7 +273,7 @@ class _Address:
 
 
 def _tensor_at(address: int, nbytes: int, device: Any) -> Any:
-    """The memory at an address of a GPU as a tensor of bytes."""
+    """A tensor of bytes over the memory at an address of a GPU."""
     found = torch.as_tensor(_Address(address, nbytes), device=device)
     if found.data_ptr() != address:
         raise RuntimeError("PyTorch has copied the memory")
@@ -278,7 +281,8 @@ def _tensor_at(address: int, nbytes: int, device: Any) -> Any:
 
 
 class GpuMemory:
-    """Memory of this rank's GPU and, by CUDA's IPC handles, of the GPUs of the other ranks.
+    """Memory of this rank's GPU, and memory of the other ranks' GPUs, which CUDA's IPC handles make
+    accessible.
 
     ``memory`` has ``nbytes`` bytes for slots. The words are behind them. ``main`` is the stream
     that was current when the last transfer began.
@@ -344,7 +348,7 @@ class GpuMemory:
         return bool((words.cpu() == 1).all() and (came == expected).all())
 
     def leave(self) -> None:
-        """Waits for the streams of this rank, and closes the memory of the others."""
+        """Waits for the streams of this rank, and closes the other ranks' memory."""
         torch.cuda.synchronize(self._device)
         with driver.current_gpu(self._ordinal):
             for rank, base in enumerate(self._bases):
@@ -367,7 +371,7 @@ class GpuMemory:
         self._side.wait_event(self._ready)
 
     def end_sending(self) -> Callable[[], None]:
-        """A function that makes the current stream wait until everything is sent."""
+        """Returns a function that makes the current stream wait until everything is sent."""
         self._sent.record(self._side)
         return functools.partial(self.main.wait_event, self._sent)
 
@@ -392,8 +396,8 @@ class GpuMemory:
             )
 
     def tell(self, words: Sequence[Word], awaited: Sequence[Word] = ()) -> None:
-        """Writes words of other ranks on the stream of transfers, which then waits for ``awaited``
-        of this rank."""
+        """Enqueues writes of words in other ranks' memory on the stream of transfers, which then
+        waits for the words ``awaited`` of this rank."""
         at = self._words + 2 * self._rank * _WORD
         written = [(self._bases[it.rank] + at + it.kind * _WORD, it.value) for it in words]
         driver.words(written, self._own(awaited), self._ordinal, self._side.cuda_stream)

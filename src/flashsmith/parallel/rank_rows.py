@@ -1,4 +1,4 @@
-"""Rows of ranks: taken from tensors, padded for messages, and joined in order."""
+"""Takes the rows of ranks from tensors, pads them for messages, and joins them in order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class RankRows:
 
 @functools.lru_cache(maxsize=64)
 def _order(layout: Layout, device: Any) -> Any:
-    """The indices that put the rows of gathered shards, each padded to the longest, in order."""
+    """The indices that select, in order, the rows of all sequences from gathered shards that are
+    padded to the length of the longest."""
     most = layout.most_rows
     parts = [
         torch.arange(rank * most + begin, rank * most + end)
@@ -67,7 +68,8 @@ def padded(tensor: Any, dim: int, rows: int) -> Any:
 
 
 def in_order(gathered: Any, layout: Layout, dim: int) -> Any:
-    """Joins (ranks, ...) shards, padded to the longest, to a tensor with all rows in order.
+    """Joins shards (ranks, ...), which are padded to the length of the longest, to a tensor with
+    all rows in order.
 
     ``dim`` is the dimension of rows, not counting the dimension of ranks.
     """
@@ -83,7 +85,7 @@ def in_order(gathered: Any, layout: Layout, dim: int) -> Any:
 
 
 def by_owner(whole: Any, layout: Layout, dim: int) -> Any:
-    """The reverse of in_order(): the rows of each rank, (ranks, ...), padded with zeros."""
+    """The inverse of in_order(): the rows of each rank, (ranks, ...), padded with zeros."""
     shards = [
         padded(shard_of(whole, layout, rank, dim), dim, layout.most_rows)
         for rank in range(layout.ranks)
@@ -98,6 +100,6 @@ def shard_of(whole: Any, layout: Layout, rank: int, dim: int) -> Any:
 
 
 def side_by_side(k: Any, v: Any) -> Any:
-    """K and V in one tensor for messages: the rows of each head one after the other, because they
-    may have different d."""
+    """K and V in one tensor for messages: in each row of each head, the elements of V follow those
+    of K. K and V may have different d."""
     return torch.cat([k, v], -1)

@@ -2,9 +2,9 @@
 
 They are 'zigzag', 'allgather' and 'ulysses'.
 
-A schedule is two functions, forward and backward. Tensors are the shards of one rank, (batch, rows,
-heads, d) or packed (rows, heads, d). All ranks send and receive the same amounts in the same order,
-even if they have nothing to compute.
+A schedule consists of two functions, forward and backward. Tensors are the shards of one rank,
+(batch, rows, heads, d) or packed (rows, heads, d). All ranks send and receive the same amounts in
+the same order, even a rank that has nothing to compute.
 """
 
 from __future__ import annotations

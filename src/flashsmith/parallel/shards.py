@@ -1,4 +1,4 @@
-"""How whole sequences are divided into shards, and how they are gathered again."""
+"""Divides whole sequences into shards, and gathers them again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def layout_of(length: Any, cu_seqlens: Any, ranks: int) -> Layout:
 
 
 def row_dim(tensor: Any, dim: Any, packed: bool) -> int:
-    """The dimension of rows as a number that is not negative."""
+    """The dimension of rows, counted from the front."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"tensor: got {type(tensor).__name__}; give a tensor of PyTorch")
     if dim is None:
@@ -53,7 +53,7 @@ def check_whole(tensor: Any, dim: int, layout: Layout) -> None:
 
 
 def unsharded(given: Any, tensor: Any, dim: Any, cu_seqlens: Any) -> Any:
-    """parallel.unshard()."""
+    """Does the work of parallel.unshard()."""
     group = Group(given)
     facts: dict[str, Any] = {"function": "unshard"}
     refused: Exception | None = None

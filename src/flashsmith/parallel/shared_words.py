@@ -1,7 +1,7 @@
 """Shared words: memory in which each rank of a group on one host writes a word that the others
 read.
 
-Here an exchange takes some microseconds; over a socket it takes hundreds of microseconds.
+An exchange through shared memory takes some microseconds; over a socket it takes hundreds.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# A folder whose files are in memory.
+# A folder whose files are kept in memory (tmpfs).
 _FOLDER = Path("/dev/shm")
 _PATH, _TOKEN = 240, 16
-# The id and the start time of a process, which identify it together.
+# The id and the start time of a process, which together identify it.
 _PROCESS = struct.Struct("<qq")
 # A word, the number of its exchange, and the xor of both, which reveals an entry that is only half
 # written.
@@ -115,7 +115,7 @@ class SharedWords:
                     )
 
     def lost(self) -> str:
-        """Which rank has ended, in words; '' if all are alive."""
+        """A text that says which rank has ended; '' if all are alive."""
         return next((f"rank {it} has ended" for it in self._others if not self._lives(it)), "")
 
     def _lose(self, why: str) -> None:
@@ -179,7 +179,7 @@ def _made(size: int) -> tuple[str, bytes, mmap.mmap | None]:
 
 
 def _found(path: str, token: bytes, size: int) -> mmap.mmap | None:
-    """The memory of the file that rank 0 has made; None if it is not on this host."""
+    """The memory of the file that rank 0 has made; None if that file is not on this host."""
     if path:
         with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
             memory = mmap.mmap(file.fileno(), _bytes_of(size))

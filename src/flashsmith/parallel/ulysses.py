@@ -37,18 +37,19 @@ def _to_rows(call: GroupCall, layout: Layout, *tensors: Any) -> list[Any]:
 
 
 def _joined_heads(tensors: Sequence[Any]) -> Any:
-    """Tensors (..., heads, d), whose heads and d may differ, in one with the elements of a row."""
+    """Joins tensors (..., heads, d), whose heads and d may differ, to one tensor whose last
+    dimension has all elements of a row."""
     return torch.cat([it.flatten(-2) for it in tensors], -1)
 
 
 def _split_heads(joined: Any, shapes: Sequence[Sequence[int]]) -> list[Any]:
-    """The reverse of _joined_heads(), for tensors with these (heads, d)."""
+    """The inverse of _joined_heads(), for tensors with these (heads, d)."""
     parts = joined.split([heads * d for heads, d in shapes], -1)
     return [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _as_tensor(statistics: Any) -> Any:
-    """lse or row_max in the layout of a tensor with d = 1."""
+    """Arranges lse or row_max like a tensor with d = 1."""
     return statistics.transpose(-1, -2).unsqueeze(-1)
 
 

@@ -1,12 +1,12 @@
 """The watch: ends the process of a rank that would otherwise wait forever for a lost rank.
 
 Where the host itself waits for others, it notices a lost rank: at the shared words, and in a call
-of the group's host backend. A GPU does not notice it. A kernel of NCCL, or a stream that waits for
-an event of another rank, waits forever. Then the host also waits forever in its next CUDA call. No
-exception can reach it, and results of incomplete transfers cannot be used. Only a
-thread that makes no CUDA call can still act. This thread knows which waits the host has started,
-and which of them have ended on the GPU. Another thread asks the GPU which waits have ended, because
-that call may not return either.
+of the group's host backend. A GPU does not notice a lost rank. A kernel of NCCL, or a stream that
+waits for an event of another rank, waits forever. Then the host also waits forever in its next CUDA
+call. No exception can reach it, and results of incomplete transfers cannot be used. Only a thread
+that makes no CUDA call can still act. This thread knows which waits the host has started, and which
+of them have ended on the GPU. Another thread asks the GPU which waits have ended, because that call
+may not return either.
 
 PyTorch's own watchdog is only for NCCL, and takes much longer than the timeout of the group.
 """
@@ -44,7 +44,7 @@ def lost_error(rank: int, size: int, why: object) -> GroupError:
 
 
 class Watch:
-    """The waits of one rank, and how long they may take.
+    """Watches the waits of one rank, and limits how long they may take.
 
     lost: a function that returns which rank has ended; '' if none is known to have ended. timeout:
     the timeout of the group in seconds.
@@ -96,11 +96,11 @@ class Watch:
             self._inside.discard(token)
 
     def mark(self, device: Any, stream: Any = None) -> None:
-        """Marks a stream of a device, which from now on waits for other ranks; None means the
-        current stream.
+        """Marks a stream of a device that from now on waits for other ranks. None means the current
+        stream.
 
-        The GPU reaches the mark when the work on the stream so far is complete. For the host this
-        does nothing, since the host waits itself.
+        The GPU reaches the mark when the work on the stream so far is complete. For the device
+        'cpu' this does nothing, since the host itself waits.
         """
         kind = MARKS.get(device.type)
         if kind is None:
@@ -118,12 +118,12 @@ class Watch:
         try:
             is_reached = self._marks.reached()
         except (FlashsmithError, RuntimeError):
-            is_reached = True  # A CUDA error, which other calls of this process will raise too
+            is_reached = True  # a CUDA error, which other calls in this process will raise too
         if is_reached:
             self._reached = marked
 
     def reason(self, seconds: float) -> str:
-        """Why this rank would wait forever; '' as long as it may still continue.
+        """The reason why this rank would wait forever; '' as long as it may still continue.
 
         ``seconds`` is the time since the last call. It makes no CUDA call.
         """
@@ -150,7 +150,8 @@ class Watch:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a GroupError was raised, after which some transfers may never complete."""
+        """Whether a GroupError was raised. After such an error, some transfers may never
+        complete."""
         return self._failed
 
     def end_process(self, why: str) -> None:
@@ -170,7 +171,7 @@ class Watch:
 
 
 class GpuMarks:
-    """An event for each stream of a GPU. A mark records its stream's event again."""
+    """Has one event for each stream of a GPU. A mark records the event of its stream again."""
 
     def __init__(self, device: Any) -> None:
         self._device, self._ordinal = device, device.index

@@ -24,9 +24,9 @@ from flashsmith.parallel.rank_rows import side_by_side
 class _Ring:
     """Iterates over the K and V of all ranks, beginning with this rank.
 
-    Their use overlaps with the transfer of the next K and V.
+    While the caller uses the K and V of one rank, those of the next rank are transferred.
 
-    ``confirm`` is called when the GPU has work on this rank's own K and V.
+    ``confirm`` is called after the caller has given the GPU its work on this rank's own K and V.
     """
 
     def __init__(self, call: GroupCall, kv: Any, confirm: Callable[[], None] | None = None) -> None:
@@ -71,8 +71,9 @@ def backward(
     of = Differentiated(do, q, o, lse, dlse)
     own = side_by_side(k, v)
     dq = torch.zeros_like(q, dtype=torch.float32)
-    # This rank's own keys are computed in two halves of the heads: one while the first other keys
-    # arrive, one while the last gradients return to their rank.
+    # The gradients for this rank's own keys are computed in two halves of the heads: one half while
+    # the first keys of another rank arrive, the other while the last gradients return to their
+    # rank.
     early, late = halves(int(k.shape[-2]))
     own_dkv = torch.zeros_like(own, dtype=torch.float32)
     coming: Transfer | None = None

@@ -1,4 +1,4 @@
-"""Bands: masks with which a row sees the keys from its index - left to its index + right."""
+"""Bands: masks with which the row of index i sees the keys from i - left to i + right."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple
 from flashsmith.semantics.program import K, Q
 from flashsmith.semantics.typed import BOOL, INT, Typed
 
-# Sums with larger constants may overflow an int32, and then their masks are no bands.
+# A sum with a larger constant may overflow an int32, so that a mask with this sum is not a band.
 _MOST = 2**28
 
 
 class _Linear(NamedTuple):
-    """A sum: the coefficients of symbols, by name, and a constant."""
+    """A linear sum: the coefficient of each symbol, keyed by the symbol's name, and a constant."""
 
     of: Mapping[str, int]
     constant: int
@@ -29,8 +29,8 @@ class _Linear(NamedTuple):
 
 
 class Band(NamedTuple):
-    """The limits of a band: the minimum of ``left`` and the minimum of ``right``, whose items are
-    sums of a call's numbers. An empty side has no limit."""
+    """The limits of a band: ``left`` and ``right`` have sums of a call's numbers, and the smallest
+    sum on a side is that side's limit. A side without sums has no limit."""
 
     left: tuple[_Linear, ...]
     right: tuple[_Linear, ...]
@@ -73,7 +73,7 @@ def band_of(mask: Typed) -> Band | None:
 
 
 def _add_comparison(it: Typed, left: list[_Linear], right: list[_Linear]) -> bool:
-    """Adds the limit that a comparison sets; returns whether it sets one."""
+    """Adds the limit that a comparison expresses; returns False if it expresses none."""
     low, high = it.arguments
     strict = int(it.function == "less")
     if low.function == "abs" and low.dtype == INT:
@@ -93,7 +93,8 @@ def _both_signs(it: Typed) -> list[_Linear | None]:
 
 
 def _side(low: _Linear | None, high: Typed, strict: int) -> tuple[str, _Linear] | None:
-    """The limit that low <= high, or low < high, sets."""
+    """The side and the limit that low <= high expresses, or low < high if ``strict`` is 1; None if
+    it expresses no limit."""
     own = _linear(high)
     if low is None or own is None:
         return None
@@ -108,7 +109,7 @@ def _side(low: _Linear | None, high: Typed, strict: int) -> tuple[str, _Linear] 
 
 
 def _linear(it: Typed) -> _Linear | None:
-    """A sum of int32 symbols and constants; None for other expressions."""
+    """The expression as a sum of int32 symbols and constants; None if it is not such a sum."""
     if it.dtype != INT:
         return None
     if it.function == "constant":

@@ -63,5 +63,5 @@ class CacheFormat(IntEnum):
 
 
 _NUMPY_NAMES = {CacheFormat.E4M3: "float8_e4m3fn", CacheFormat.E5M2: "float8_e5m2"}
-# The dtypes of keys and values in a cache, besides q's.
+# The dtypes that keys and values in a cache may have, apart from the dtype of q.
 DTYPES_OF_8BIT = tuple(_NUMPY_NAMES.values())

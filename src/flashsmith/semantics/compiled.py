@@ -85,7 +85,7 @@ class Semantics:
         return "+".join(self.words()) or _PLAIN
 
     def words(self) -> list[str]:
-        """The words for everything that differs from the plain case, in the order of the fields."""
+        """One word for each field that differs from its default, in the order of the fields."""
         mask = [self.mask] * self.key_mask.hides
         flags = [name for name in FLAGS if getattr(self, name)]
         return mask + flags + [str(self.program)] * bool(self.program)

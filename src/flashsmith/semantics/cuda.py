@@ -61,7 +61,7 @@ def _mask_functions(mask: Mask) -> str:
     """C++ functions for the first and last key that a row sees, and for the first and last row that
     see a key.
 
-    If the mask has no such end, the function returns an index beyond any sequence.
+    If the mask does not limit that end, the function returns an index outside of any sequence.
     """
     ends = (
         ("first_key", "position", mask.first, -UNLIMITED),
@@ -94,12 +94,12 @@ def _score_functions(score: Score) -> str:
     """The C++ functions that change a raw score and compute the derivative of the change.
 
     The change omits the score's factor, because the host multiplies log2(e) by it. The derivative
-    is with respect to the score, as a function of the changed score.
+    is with respect to the score, and is computed from the changed score.
     """
     if score.is_plain:
         change = "score"
     elif score.function is apply("tanh", ARGUMENT):
-        # The host folds scale, cap and the 2 log2(e) of e^2x into one argument.
+        # The host combines the scale, the cap and the 2 log2(e) of e^2x in one argument.
         change = "tanh_of_2log2e(__fmul_rn(score, argument))"
     else:
         raise ArgumentError(

@@ -43,7 +43,7 @@ def derivative(
 
 
 def _grouped(it: Typed, is_uniform: Callable[[Typed], bool]) -> Typed:
-    """(x * a) * b as x * (a * b), where a and b are uniform and x is not."""
+    """Rewrites (x * a) * b as x * (a * b) if a and b are uniform and x is not."""
     if it.function != "multiply":
         return it
     for one, last in (it.arguments, it.arguments[::-1]):
@@ -91,7 +91,8 @@ def _divide(it: Typed, x: tuple[Typed, ...], d: _Slopes) -> Typed | None:
 
 
 def _extreme(x: tuple[Typed, ...], d: _Slopes) -> Typed | None:
-    """The slope of an extreme: d[0] where x[0] < x[1], and the mean where they are equal."""
+    """The derivative of a minimum or maximum: d[0] where x[0] < x[1], and the mean of both where
+    they are equal."""
     both = _sum(d[0], d[1])
     half = None if both is None else both * 0.5
     return _where(x[0].equals(x[1]), half, _where(x[0] < x[1], d[0], d[1]))
@@ -132,7 +133,8 @@ _RULES: dict[str, _Rule] = {
 
 
 def power(base: Typed, exponent: float) -> Typed:
-    """The base to a constant power: products for small whole exponents, as PyTorch rounds them."""
+    """The base raised to a constant power. For small whole exponents it is a product, which is
+    rounded as in PyTorch."""
     if exponent == int(exponent) and abs(exponent) <= 16:
         found = _whole_power(base, abs(int(exponent)))
         return found if exponent >= 0 else 1.0 / cast(found, FLOAT)

@@ -1,4 +1,4 @@
-"""The number of query-key pairs that a head computes, from which FLOP are counted."""
+"""Counts the query-key pairs that a head computes, on which the number of FLOP is based."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from flashsmith.semantics.sizes import Sizes
 
 
 def twice_nominal_pairs(sizes: Sizes) -> int:
-    """Twice the query-key pairs of one head of one sequence, as publications count them.
+    """Twice the number of query-key pairs of one head of one sequence, counted as in publications.
 
     These are all seq_q * seq_k pairs, or half of them under a triangular mask (Mask.is_triangular).
     With a window they are the visible pairs.
@@ -17,7 +17,7 @@ def twice_nominal_pairs(sizes: Sizes) -> int:
 
 
 def visible_pairs(sizes: Sizes) -> int:
-    """The query-key pairs of one head of one sequence that the mask leaves visible."""
+    """The number of query-key pairs of one head of one sequence that the mask does not hide."""
     if not sizes.semantics.key_mask.hides:
         return sizes.seq_q * sizes.seq_k
     left = sizes.seq_k if sizes.window is None else sizes.window[0]
@@ -25,8 +25,9 @@ def visible_pairs(sizes: Sizes) -> int:
 
 
 def pairs_in_window(seq_q: int, seq_k: int, left: int) -> int:
-    """The pairs of one head if every query sees its own key and ``left`` keys before it."""
-    first = max(0, seq_k - seq_q)  # own key of the first query that has one
+    """The number of pairs of one head if every query sees its own key and the ``left`` keys before
+    it."""
+    first = max(0, seq_k - seq_q)  # the own key of the first query that has one
     queries = seq_k - first
     short = max(0, min(left, seq_k) - first)  # queries with fewer than ``left`` keys before theirs
     return short * (2 * first + short + 1) // 2 + (queries - short) * (left + 1)

@@ -34,13 +34,14 @@ class KeyRead:
 
 
 def key_reads(root: Typed | None) -> list[KeyRead]:
-    """All such reads of an expression, each once."""
+    """The key reads in an expression, without duplicates."""
     found = (_key_read(it) for it in ([] if root is None else root.reads()))
     return [it for it in found if it is not None]
 
 
 def with_symbols(root: Typed, reads: list[KeyRead]) -> tuple[Typed, dict[Typed, KeyRead]]:
-    """The expression with a symbol for each of these indices, and the meaning of each symbol."""
+    """Replaces the index of each key read by a symbol. Returns the new expression, and the key read
+    for which each symbol stands."""
     symbols = {typed_symbol(f"along{i}", INT): it for i, it in enumerate(reads)}
     others = {}
     for symbol, it in symbols.items():
@@ -62,12 +63,12 @@ def _key_read(it: Typed) -> KeyRead | None:
     return KeyRead(it, dim, index, unclamped)
 
 
-# Factors of q and k with which consecutive keys read consecutive elements.
+# The factors of q and k in an index with which consecutive keys read consecutive elements.
 _ALONG_KEYS = [(q, k) for q in (-1, 0, 1) for k in (-1, 1)]
 
 
 def _unclamped(it: Typed) -> Typed | None:
-    """A sum without its clamps; None for anything else."""
+    """A sum with its clamps removed; None if the expression is not a sum, clamped or not."""
     if factors_of_indices(it) is not None:
         return it
     if it.function in ("minimum", "maximum"):

@@ -13,10 +13,10 @@ from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.semantics.typed import INT, Typed, typed_symbol
 
-# POSITION is the index of a row's own key: row + seq_k - seq_q (bottom right). KEY is the index of
-# a key.
+# POSITION is the index of a row's own key, which is row + seq_k - seq_q (aligned to the bottom
+# right). KEY is the index of a key.
 POSITION, KEY = typed_symbol("position", INT), typed_symbol("key", INT)
-# Two numbers of a call with a window: how many keys before and after its own a row sees.
+# Two numbers of a call with a window: how many keys a row sees before and after its own key.
 LEFT, RIGHT = LIMITS = typed_symbol("left", INT), typed_symbol("right", INT)
 # A limit that no sequence reaches: csrc's kUnlimited.
 UNLIMITED = 2**30
@@ -161,7 +161,7 @@ WINDOW = Mask(
     first_row=KEY - RIGHT,
     last_row=KEY + LEFT,
 )
-# The built-in masks. Others are registered.
+# The built-in masks. Other masks must be registered.
 MASKS: tuple[Mask, ...] = (NONE, CAUSAL, WINDOW)
 _KNOWN: dict[str, Mask] = {str(mask): mask for mask in MASKS}
 

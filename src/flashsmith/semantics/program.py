@@ -20,10 +20,10 @@ B, H, Q, K, SEQ_Q, SEQ_K = INDICES = tuple(
 )
 _SYMBOLS = tuple(it.operands[0] for it in (SCORE, *INDICES))
 MOST_READS, MOST_NUMBERS, MOST_RANK = 8, 16, 4
-# A larger function would take minutes to compile, and its kernels would spill.
+# A function with more parts would take minutes to compile, and its kernels would spill registers.
 MOST_PARTS = 2000
 PREFIX = "program_"
-# The first line of the text of a program that is_exact.
+# The first line of a program's text if the program is exact (Program.is_exact).
 _EXACT = "exact\n"
 
 
@@ -82,12 +82,13 @@ class Program(str):
 
     @property
     def exact(self) -> Program:
-        """The program of the same functions that ``is_exact``."""
+        """The exact program with the same functions."""
         return self if self.is_exact else parse_program(_EXACT + self.text)
 
     @property
     def slope(self) -> Typed | None:
-        """The derivative of the score function with respect to the score; or its own slope."""
+        """The program's ``own_slope`` if it has one; otherwise the derivative of the score function
+        with respect to the score."""
         if self.own_slope is not None:
             return self.own_slope
         return None if self.score is None else derivative(self.score, SCORE, is_uniform)
@@ -132,7 +133,8 @@ class BoundProgram(NamedTuple):
 
 
 class Renamed(NamedTuple):
-    """A program, and the old names of its reads and numbers in the program's order."""
+    """A program, and the original names of its reads and numbers, in the order in which the program
+    has them."""
 
     program: Program
     reads: tuple[str, ...]

@@ -32,7 +32,7 @@ _ELEMENTS = {
     "float32": "float",
 }
 _INDEX_ARGUMENTS = "int b, int h, Place row, Place key, int seq_q, int seq_k"
-# Arguments that a function computes where it needs them.
+# Arguments that a generated function computes at the place where it needs them.
 _LOCALS = {
     "score": "const float score = {score};",
     "q": "const int q = row.base + row.column;",
@@ -86,8 +86,8 @@ def _defined(head: str, lines: list[str]) -> str:
 
 
 def _change(program: Program, along: list[KeyRead]) -> str:
-    """The score function. With key reads, it is a template; its parameter says what is known about
-    their indices."""
+    """The text of the score function. If there are key reads, the function is a template, whose
+    parameter says what is known about the indices of these reads."""
     if program.score is None or not along:
         return _function("float", "change", program, program.score, "raw * args.scale")
     root, symbols = with_symbols(program.score, along)
@@ -97,8 +97,8 @@ def _change(program: Program, along: list[KeyRead]) -> str:
 
 
 def _key_read_functions(program: Program, along: list[KeyRead]) -> str:
-    """The functions index0, index1, ... of key reads, and reach(), which says what is known about
-    these indices for the keys of one row."""
+    """The text of the functions index0, index1, ..., which compute the indices of key reads, and of
+    reach(), which says what is known about these indices for the keys of one row."""
     if not along:
         return ""
     text, known = "", []
@@ -159,7 +159,8 @@ class _Printer(CudaPrinter):
         return f"program::{it.function}({', '.join(parts)})"
 
     def _float(self, it: Typed, parts: list[str]) -> str | None:
-        """Operators of floats that have a quicker form than a function of their name."""
+        """The text of a float operator for which there is a quicker form than the function of the
+        operator's name; None for other operators."""
         if it.function == "tanh":
             product, factor = self._product(it.arguments[0], _TWICE_LOG2_E)
             return f"tanh_of_2log2e({self._times(product, factor)})"
@@ -173,15 +174,16 @@ class _Printer(CudaPrinter):
         return None
 
     def _factor_of(self, it: Typed) -> tuple[Typed, str] | None:
-        """The operand and the text of the factor of a product with, or a quotient by, a value that
-        is the same in the whole call."""
+        """For a product with, or a quotient by, a value that is the same in the whole call: the
+        other operand, and the text of the factor. None for anything else."""
         if it.function == "multiply":
             for one, other in (it.arguments, it.arguments[::-1]):
                 if is_uniform(other) and not is_uniform(one):
                     return one, self._texts[other]
         if it.function == "divide" and is_uniform(it.arguments[1]):
             one, other = it.arguments
-            # A division takes about ten instructions; the product has one rounding more.
+            # A division takes about ten instructions. The product with the inverse is quicker, but
+            # rounds once more.
             is_constant = other.function == "constant"
             return one, _reciprocal(
                 other
@@ -189,8 +191,8 @@ class _Printer(CudaPrinter):
         return None
 
     def _product(self, it: Typed, *more: Typed) -> tuple[str, str]:
-        """A value times constants, as a varying text and one factor that the compiler computes once
-        per thread."""
+        """The product of a value and constants: the text of the varying part, and the text of one
+        factor, which the compiler computes once per thread."""
         factors = [literal(factor) for factor in more]
         found = self._factor_of(it) if it.function in ("multiply", "divide") else None
         if found is not None:
@@ -238,8 +240,8 @@ class _Printer(CudaPrinter):
         return f"program::KeyIndex<{counts}, kReach>{{{index}, {{{base}, {_columns(factors)}}}}}"
 
     def _step(self, it: Typed) -> str | None:
-        """The product of a sum of q and k, as a float, with a value that does not depend on the
-        key: a product that many elements share, plus a product with a constant."""
+        """The text for a sum of q and k, as a float, times a value that does not depend on the key.
+        It is a product that many elements share, plus a product with a constant."""
         for one, other in (it.arguments, it.arguments[::-1]):
             if one.function == "cast" and K not in other.parts() and SCORE not in other.parts():
                 parts = self._parts_of_sum(one, one.arguments[0])
@@ -249,8 +251,8 @@ class _Printer(CudaPrinter):
         return None
 
     def _split_cast(self, it: Typed) -> str | None:
-        """A sum of q and k as a float: the value at the tile's own indices as a float, which many
-        elements share, plus the rest as a float, which the compiler knows."""
+        """The text for a sum of q and k as a float. It is the value at the tile's own indices,
+        which many elements share, plus the remainder, which is a constant for the compiler."""
         (inner,) = it.arguments
         is_abs = inner.function == "abs"
         parts = self._parts_of_sum(it, inner.arguments[0] if is_abs else inner)
@@ -260,7 +262,8 @@ class _Printer(CudaPrinter):
         return f"program::abs{text}" if is_abs else text
 
     def _parts_of_sum(self, it: Typed, inner: Typed) -> tuple[str, str] | None:
-        """The two floats whose sum is an int sum of q and k; None for other casts."""
+        """The texts of the two floats that add up to an int sum of q and k; None for other
+        casts."""
         if it.dtype != FLOAT or inner.dtype != INT:
             return None
         factors = factors_of_indices(inner)
@@ -310,7 +313,8 @@ _ROUNDED = {
 
 
 def _columns(factors: tuple[int, int]) -> str:
-    """The amount that the columns add to a sum with these factors of q and k."""
+    """The text of what the column offsets in the tile add to a sum with these factors of q and
+    k."""
     return " + ".join(
         f"({factor}) * {name}.column"
         for factor, name in zip(factors, ("row", "key"), strict=True)

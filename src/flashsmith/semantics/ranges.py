@@ -38,7 +38,7 @@ def is_not_negative(it: Typed) -> bool:
             is_not_negative(parts[2]) or _is_at_least(parts[0], parts[1], parts[2])
         )
     if it.function == "add":
-        # A sum of two indices is far below an int32's largest value.
+        # A sum of two indices is far below the largest int32.
         return all(part in INDICES or _is_small(part) for part in parts)
     return False
 
@@ -53,14 +53,15 @@ def _is_at_least(condition: Typed, bound: Typed, value: Typed) -> bool:
 
 
 def factors_of_indices(it: Typed) -> tuple[int, int] | None:
-    """The factors of q and k in a sum of q, k and ints that depend on neither; None for others."""
+    """The factors of q and k, if the expression is a sum of q, k and ints that depend on neither;
+    otherwise None."""
     q, k = factor_of(Q, it), factor_of(K, it)
     return None if q is None or k is None else (q, k)
 
 
 def factor_of(symbol: Typed, it: Typed) -> int | None:
-    """The factor of a symbol in a sum whose other terms are ints that do not depend on it; None for
-    other expressions."""
+    """The factor of a symbol, if the expression is a sum whose other terms are ints that do not
+    depend on the symbol; otherwise None."""
     if it is symbol:
         return 1
     if it.function in ("add", "subtract", "negative"):
@@ -92,7 +93,8 @@ def keys_alike(mask: Typed | None) -> int:
 
 
 def number_expressions(roots: Iterable[Typed], dtypes: Collection[str]) -> list[Typed]:
-    """The largest parts that depend on numbers alone, except numbers themselves, of these types."""
+    """The largest parts of these types that depend on nothing but numbers. Parts that are just a
+    number are left out."""
     found: dict[Typed, None] = {}
     for root in roots:
         for it in root.parts():

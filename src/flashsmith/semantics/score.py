@@ -1,4 +1,4 @@
-"""Scores, as values: how a scaled score changes before the softmax."""
+"""Scores, as values: each describes how a scaled score changes before the softmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashsmith.semantics.derivatives import derivative
 from flashsmith.semantics.program import SCORE
 from flashsmith.semantics.typed import FLOAT, Typed, apply, typed_constant, typed_symbol
 
-# A score divided by its factor.
+# The symbol for a score divided by the factor.
 ARGUMENT = typed_symbol("argument", FLOAT)
 
 
@@ -78,14 +78,16 @@ class Score:
 
     @cached_property
     def function_slope(self) -> Typed:
-        """The derivative as an expression of ARGUMENT: the factor and its inverse cancel."""
+        """The derivative of the value as an expression of ARGUMENT. The factor does not occur,
+        because it and its inverse cancel."""
         return derivative(self.function, ARGUMENT)
 
     def _at_score(self, function: Typed) -> Typed:
         return function.replace({ARGUMENT: SCORE / self.factor})
 
     def apply(self, scores: Any, numbers: Mapping[str, float], xp: Any) -> Any:
-        """The changed scores of an array, in its own type; ``xp`` is numpy or torch."""
+        """An array of scores after the change, in the array's own dtype. ``xp`` is numpy or
+        torch."""
         return self.value.evaluate({"score": scores, **numbers}, xp=xp, exact=False)
 
 

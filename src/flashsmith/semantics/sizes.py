@@ -17,12 +17,12 @@ SIZE = re.compile(r"(?:(b)(\d+)|([shd])(\d+)(?::(\d+))?)", re.ASCII)
 PAGE = re.compile(r"page(\d+)", re.ASCII)
 # The class of a window: how many keys a row sees, as a power of two.
 WINDOW_KEYS = re.compile(r"window_(\d+)", re.ASCII)
-# Smaller windows take as long as this one, because a tile has this number of keys.
+# Smaller windows take as long as this one, because a tile has this many keys.
 SMALLEST_WINDOW = 64
 # Words for problems that do not need all of dq, dk and dv.
 ONLY_DQ, NO_DQ = GRADIENT_WORDS = ("only_dq", "no_dq")
 
-# The word for problems whose rows are summed in one fixed order, so that every kernel gives the
+# The word for problems whose rows must be summed in one fixed order, so that all kernels give the
 # same bits.
 CANONICAL = "canonical"
 FREE = "free"
@@ -84,4 +84,5 @@ class Sizes(Protocol):
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """The limits of a window in measurements; None without one."""
+        """The limits of the window with which the problem is measured; None if there is no
+        window."""

@@ -45,7 +45,7 @@ READABLE = {
     "bfloat16": FLOAT,
     "float32": FLOAT,
 }
-# A longer formula would not help a reader.
+# A longer formula would not help the reader of a message.
 _MOST_PARTS = 200
 
 
@@ -239,7 +239,7 @@ _NODES_LOCK = Lock()
 
 
 def _node(function: str, operands: tuple[Any, ...], dtype: str) -> Typed:
-    """The one object for this expression."""
+    """Returns the unique object for this expression."""
     kinds = tuple(type(it) for it in operands)
     # 0.0 and -0.0 are equal but not the same, and so are True and 1.
     signs = tuple(math.copysign(1, it) if isinstance(it, float) else 1 for it in operands)
@@ -384,7 +384,7 @@ def apply(function: str, *operands: Typed | Value) -> Typed:
 
 
 def _order(it: Typed) -> tuple[bool, str]:
-    """The position of this operand in a commutative operator: constants come last."""
+    """The sort key of an operand of a commutative operator, by which constants come last."""
     return it.function == "constant", ""
 
 
@@ -412,12 +412,12 @@ def promoted(*operands: Typed | Value) -> tuple[Typed, ...]:
 
 
 def _category(dtype: str) -> int:
-    """The rank in DTYPES of the highest type of the same kind."""
+    """The index in DTYPES of the highest type of the same kind (bool, int or float)."""
     return DTYPES.index(LONG if dtype == INT else dtype)
 
 
 def all_parts(expressions: Iterable[Typed | None]) -> Iterator[Typed]:
-    """The parts of several expressions, each once."""
+    """Yields the parts of several expressions, without duplicates."""
     seen: set[Typed] = set()
     for expression in expressions:
         for it in expression.parts() if expression is not None else ():
@@ -430,7 +430,8 @@ def all_parts(expressions: Iterable[Typed | None]) -> Iterator[Typed]:
 
 
 def _simplified(function: str, given: tuple[Typed, ...]) -> Typed | None:
-    """A simpler expression that is equal for all values, NaN and infinities included, or None."""
+    """A simpler expression with the same value for all operands, including NaN and infinities; None
+    if none is known."""
     if all(it.function == "constant" for it in given):
         return _folded(function, given)
     first, last = given[0], given[-1]
@@ -466,7 +467,7 @@ def _folded(function: str, given: tuple[Typed, ...]) -> Typed:
 
 
 def _of_twins(function: str, it: Typed) -> Typed | None:
-    """The result for two equal operands."""
+    """The simplified result for two equal operands; None if there is none."""
     if function in ("and", "or", "minimum", "maximum"):
         return it
     if it.dtype == FLOAT:
@@ -481,7 +482,7 @@ def _of_twins(function: str, it: Typed) -> Typed | None:
 
 
 def _with_constant(function: str, it: Typed, last: Typed) -> Typed | None:
-    """The result for a constant second operand."""
+    """The simplified result for a constant second operand; None if there is none."""
     value, is_whole = last.operands[0], it.dtype in (INT, LONG)
     if it.dtype == BOOL:
         return _with_bool(function, it, value)
@@ -512,7 +513,8 @@ def _with_bool(function: str, it: Typed, value: bool) -> Typed | None:
 
 
 def _after_constant(function: str, first: Typed, last: Typed) -> Typed | None:
-    """The result for a constant first operand of an operator that is not commutative."""
+    """The simplified result for a constant first operand of an operator that is not commutative;
+    None if there is none."""
     if function == "subtract" and first.operands[0] == 0:
         return apply("negative", last)
     return None

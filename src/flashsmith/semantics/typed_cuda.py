@@ -8,7 +8,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.semantics.typed import BOOL, FLOAT, INT, LONG, Typed, all_parts
 
 TYPES = {BOOL: "bool", INT: "int", LONG: "int64_t", FLOAT: "float"}
-# Operators that C++ computes as PyTorch does, as long as no int overflows.
+# Operators for which C++ gives the same results as PyTorch, as long as no int overflows.
 ARITHMETIC = {"add": "+", "subtract": "-", "multiply": "*"}
 INFIX = {
     "less": "<",
@@ -52,7 +52,7 @@ class CudaPrinter:
         return lines, self._texts[root]
 
     def _is_name(self, it: Typed) -> bool:
-        """Whether the text is so short that a name for it would not help."""
+        """Whether the text of a part is so short that a variable for it would not help."""
         return it.function in ("constant", "symbol")
 
     def _text(self, it: Typed) -> str:
@@ -70,7 +70,7 @@ class CudaPrinter:
 
     def _constant(self, it: Typed) -> str:
         (value,) = it.operands
-        # Libraries' keys contain this text. They have always had '1' for 1.0.
+        # The keys of libraries contain this text, in which 1.0 has always been '1'.
         return str(int(value)) if it.dtype == FLOAT and value in (0, 1) else literal(it)
 
     def _operator(self, it: Typed, parts: list[str]) -> str:

@@ -74,7 +74,7 @@ def _erf(xp: Any, a: Any) -> Any:
     return xp.erf(a) if hasattr(xp, "erf") else xp.asarray(xp.vectorize(math.erf)(a), float)
 
 
-# Results of int32 operands that an int32 may not hold.
+# Operators whose result for int32 operands may not fit in an int32.
 MAY_OVERFLOW = ("add", "subtract", "multiply", "negative", "abs", "floor_divide", "left_shift")
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": lambda xp, a, b: a + b,

@@ -1,4 +1,4 @@
-"""The values of typed expressions, by NumPy or PyTorch."""
+"""Computes the values of typed expressions with NumPy or PyTorch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def evaluated(
     *,
     exact: bool,
 ) -> Any:
-    """The value of the last of these parts, each of which comes after its own parts.
+    """The value of the last of ``parts``. Each part must come after the parts of which it consists.
 
     Typed.evaluate() says what the arguments mean.
     """

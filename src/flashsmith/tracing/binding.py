@@ -69,14 +69,15 @@ def bind(
 
 
 class _Recent(NamedTuple):
-    """The result of a call with the same functions."""
+    """The result of an earlier call, and the functions to which it belongs."""
 
     given: tuple[weakref.ref[Any] | None, ...]
     watch: tuple[Watch, ...]
     found: BoundFunctions
 
     def still_holds(self, given: tuple[Any, ...]) -> bool:
-        """Whether these are the functions, and they still capture the same objects."""
+        """Whether ``given`` are the functions of this result, and still capture the same
+        objects."""
         for known, it in zip(self.given, given, strict=True):
             if (None if known is None else known()) is not it:
                 return False
@@ -90,9 +91,10 @@ _MOST_RECENT = 512
 def _remember(
     key: Any, given: tuple[Any, ...], watch: tuple[Watch, ...], found: BoundFunctions
 ) -> None:
-    """Keeps a result for as long as its functions exist."""
+    """Keeps a result for as long as the functions that it belongs to exist."""
 
-    # As a default: at the end of the process, modules lose their globals first.
+    # This is a default argument, because modules may lose their globals before this runs at the end
+    # of the process.
     def forget(_: Any, recent: dict[Any, _Recent] = _RECENT) -> None:
         recent.pop(key, None)
 
@@ -119,7 +121,8 @@ def _bound(
         return BoundFunctions(None), ()
     bound, watch = watched_trace(score, mask)
     if watch and sum(it is not None for it in masks) > 1:
-        # all_of() holds the functions, whose results are kept for as long as they exist.
+        # The function that all_of() returns refers to the masks, whose results are kept as long as
+        # they exist.
         watch = captures_of((score_mod, *masks)).watch
     return limited(_named(bound, bias, masks), lengths, positions, part), watch
 
@@ -156,12 +159,12 @@ def limited(
 
 
 def at_row(function: Function) -> Function:
-    """A mask of functions with positions='end' that is given the row, counted from the first query,
-    instead of q_idx."""
+    """Converts a mask function that takes the row, counted from the first query, to one that takes
+    q_idx under positions='end'."""
     return lambda b, h, q_idx, kv_idx: function(b, h, _row_of(q_idx), kv_idx)
 
 
-# The row of a query, given its position Q.
+# The row of a query whose position is Q.
 _ROW = Q - (SEQ_K - SEQ_Q)
 
 
@@ -175,7 +178,7 @@ def _placed_mask(mask: Any, positions: str) -> Function:
 
 
 def _plus(score_mod: Function | None, bias: Any, positions: str) -> Function:
-    """The score function that adds a bias to the result of another."""
+    """A score function that adds a bias to the result of ``score_mod``."""
     at = bias_table(bias)
     if positions == "end":
         at = at_row(at)
@@ -204,7 +207,7 @@ _BIASES = ("float16", "bfloat16", "float32")
 
 
 def _named(bound: BoundProgram, bias: Any, masks: tuple[Any, ...]) -> BoundProgram:
-    """The program with the caller's names of its tensors, where known."""
+    """The program with the names that the caller uses for its tensors, as far as they are known."""
     names = {id(it): "mask" for it in masks if is_array(it)} | {id(bias): "bias"}
     return bound._replace(names=tuple(names.get(id(it), "") for it in bound.tensors))
 
@@ -284,7 +287,7 @@ def _of_each(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
 
 
 def all_of(*functions: Function) -> Function:
-    """The mask of keys that all these masks show."""
+    """A mask function that shows the keys that all of the given functions show."""
 
     def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         seen = functions[0](b, h, q_idx, kv_idx)
@@ -350,7 +353,8 @@ def _both(program: Program) -> tuple[Any, Any]:
 def _rebound(
     bound: BoundProgram, score: Typed | None, mask: Typed | None, part: tuple[str, ...] = ()
 ) -> BoundProgram:
-    """Another program of some of the same tensors and numbers, and of a part's vectors."""
+    """A program of other expressions over some of the tensors and numbers of ``bound``, and over
+    the vectors of a part of the keys."""
     program, reads, numbers = program_of(score, mask)
     old = bound.program
     given = zip(bound.tensors, bound.names, strict=True)

@@ -1,7 +1,8 @@
-"""FlexAttention's BlockMask as a mask: its lists of blocks, and its function in partial blocks.
+"""Converts a BlockMask of FlexAttention to a mask function, which combines the lists of blocks with
+the function for partial blocks.
 
 Most BlockMasks of models are causal or a window, and their lists add nothing to their function.
-Such a BlockMask is its function alone, which the faster kernels without lists compute.
+Such a BlockMask is replaced by its function, for which the faster kernels without lists serve.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from flashsmith.tracing.binding import at_row, bind, table_function
 from flashsmith.tracing.captures import Constant
 
 _ABSENT, _PARTIAL, _FULL = range(3)
-# Without lists, create_block_mask has one block size, far longer than any sequence.
+# The block size that create_block_mask uses for a mask without lists, which is far longer than any
+# sequence.
 _ONE_BLOCK = 1 << 28
 
 
 def is_block_mask(value: Any) -> bool:
-    """Whether it is PyTorch's BlockMask."""
+    """Whether the value is a BlockMask of PyTorch."""
     module = sys.modules.get("torch.nn.attention.flex_attention")
     return module is not None and isinstance(value, module.BlockMask)
 
@@ -97,7 +99,7 @@ def rows_are_of_the_call(
 
 
 def has_no_lists(rows: int, columns: int) -> bool:
-    """Whether these are the block sizes of a BlockMask that is a function alone."""
+    """Whether these are the block sizes of a BlockMask without lists of blocks."""
     return min(rows, columns) >= _ONE_BLOCK
 
 
@@ -187,7 +189,8 @@ def _has_values(states: Any) -> bool:
 
 
 def _window(mask_mod: Callable[..., Any], lengths: tuple[int, ...]) -> _Window | None:
-    """The window that equals a function for these lengths; None if there is none."""
+    """The window that hides the same keys as a function for these lengths; None if there is
+    none."""
     bound = bind(None, (mask_mod,), (lengths[0], lengths[1]))
     return (bound.left, bound.right) if bound.program is None else None
 
@@ -225,7 +228,7 @@ def states_of_lists(counts: Any, indices: Any, full_counts: Any, full_indices: A
 
     columns = indices.shape[-1]
     place = torch.arange(columns, device=indices.device)
-    # One more column receives the entries after the counts.
+    # An additional column receives the entries after the counts.
     states = torch.zeros(
         (*indices.shape[:-1], columns + 1), dtype=torch.uint8, device=indices.device
     )

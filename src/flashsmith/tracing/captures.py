@@ -1,4 +1,4 @@
-"""The captures of functions: the numbers and tensors in their cells, globals, defaults and
+"""Finds the captures of functions: the numbers and tensors in cells, globals, defaults and
 attributes.
 
 Captures are found without calling the function. Their structure is a key: functions that differ
@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Deeper or longer structures are opaque: their functions are traced in every call.
+# Structures that are deeper or longer are opaque, and functions that capture them are traced in
+# every call.
 _DEEPEST, _LONGEST = 12, 256
 _CONSTANTS = (
     type(None),
@@ -75,7 +76,7 @@ class _Shape(NamedTuple):
 
 
 def is_unchanged(watch: tuple[Watch, ...]) -> bool:
-    """Whether everything that was captured is still the same object."""
+    """Whether all captured objects are still the same."""
     for current, before in watch:
         now = current()
         if len(now) != len(before):
@@ -143,7 +144,8 @@ class _Scan:
 
 
 def rebuilt(value: Any, replacements: Iterator[Any]) -> Any:
-    """The value with its leaves replaced, in their order; functions are copies with new cells."""
+    """A copy of the value in which the leaves are replaced, in order. Functions are copied with new
+    cells."""
     return _rebuilt(value, replacements, {}, 0)
 
 
@@ -157,7 +159,7 @@ def _rebuilt(value: Any, replacements: Iterator[Any], done: dict[int, Any], dept
     shape = _shape_of(value) if depth < _DEEPEST else None
     if shape is None:
         return value
-    done[id(value)] = value  # for a function that captures itself
+    done[id(value)] = value  # a function may capture itself
     children = [_rebuilt(child, replacements, done, depth + 1) for child in shape.children]
     is_same = all(new is old for new, old in zip(children, shape.children, strict=True))
     done[id(value)] = value if is_same else shape.build(children)
@@ -165,7 +167,7 @@ def _rebuilt(value: Any, replacements: Iterator[Any], done: dict[int, Any], dept
 
 
 def leaf_of(value: Any) -> Leaf | None:
-    """The value as a leaf, or None."""
+    """The Leaf for a value; None if the value is not a leaf."""
     kind = type(value)
     if kind is int or kind is float:
         return Leaf("float", value) if kind is float else _int_leaf(value)
@@ -179,25 +181,26 @@ def leaf_of(value: Any) -> Leaf | None:
 
 
 def _int_leaf(value: int) -> Leaf | None:
-    # Larger ints are constants: a call's numbers are int32.
+    # Larger ints are constants, because the numbers of a call are int32.
     return Leaf("int", value) if -(2**31) <= value < 2**31 else None
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is PyTorch's tensor."""
+    """Whether the value is a tensor of PyTorch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array of PyTorch, NumPy or JAX."""
+    """Whether the value is an array of PyTorch, NumPy or JAX."""
     if isinstance(value, np.ndarray) or is_tensor(value):
         return True
     return type(value).__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(value, "dtype")
 
 
 def is_traced_by_jax(value: Any) -> bool:
-    """Whether it is an array of a transformation of JAX, which may have no value."""
+    """Whether the value is an array that a transformation of JAX traces, which may have no
+    value."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
 
@@ -206,13 +209,14 @@ def _array_key(value: Any) -> tuple[Any, ...]:
     rank = len(value.shape)
     if rank:
         return type(value), str(value.dtype), rank
-    # A tensor that requires grad is read; others on the host are numbers.
+    # A tensor that requires grad is read by kernels. Other tensors on the host are numbers of the
+    # call.
     needs_grad = bool(getattr(value, "requires_grad", False))
     return type(value), str(value.dtype), str(getattr(value, "device", "")), needs_grad
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether it is an immutable object of a framework, such as a dtype or a function."""
+    """Whether the value is an immutable object of a framework, such as a dtype or a function."""
     kind = type(value)
     if kind.__module__.partition(".")[0] in _FRAMEWORKS and kind.__name__ in (
         *("dtype", "device", "layout", "builtin_function_or_method", "method_descriptor"),
@@ -273,7 +277,8 @@ def _dict_of(names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
 
 
 def _instance_shape(value: Any) -> _Shape | None:
-    """An object of a plain class, such as a callable with numbers and tensors as attributes."""
+    """The shape of an object of a plain class, such as a callable whose attributes are numbers and
+    tensors; None for other objects."""
     kind = type(value)
     own = getattr(value, "__dict__", None)
     if type(own) is not dict or kind.__module__.partition(".")[0] in (*_FRAMEWORKS, "jaxlib"):
@@ -308,7 +313,8 @@ def _function_shape(function: FunctionType) -> _Shape | None:
     closure, scope_now = function.__closure__ or (), function.__globals__
 
     def current() -> list[Any]:
-        # It must not refer to the function, whose results are kept for as long as it exists.
+        # The reader must not refer to the function, because results are kept as long as the
+        # function exists.
         held = [*defaults, *only.values(), *(cell.cell_contents for cell in closure)]
         return held + [scope_now.get(name) for name in names]
 

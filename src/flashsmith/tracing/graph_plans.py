@@ -1,5 +1,5 @@
-"""Programs of functions for PyTorch's compiler, which makes the tensors and numbers that functions
-capture inputs of its graph.
+"""Plans by which PyTorch's compiler makes the tensors and numbers that functions capture inputs of
+its graph.
 
 A plan is made once, while the compiler traces a call. It has the program as text, and for each
 captured value a path from the functions to it. The compiler follows these paths, and so guards the
@@ -47,7 +47,7 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
     """The plan for functions, in which TENSORs stand for tensors. ``block_sizes`` belong to the
     BlockMask that is the last root.
 
-    None if the functions capture something that no path reaches.
+    Returns None if the functions capture something to which no path leads.
 
     Raises ArgumentError and TraceError as bind() does.
     """
@@ -81,7 +81,7 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
 
 
 def _with_placeholders(root: Root) -> Any:
-    """A root with tensors without memory in place of TENSORs."""
+    """A copy of a root, with tensors that have no memory in place of TENSORs."""
     if type(root) is not tuple:
         return root
     if root and root[0] is TENSOR:
@@ -121,7 +121,8 @@ def _parsed(text: str) -> tuple[Program, tuple[str, ...], tuple[Typed, ...]]:
 def program_of_text(
     text: str, reads: tuple[Any, ...], ints: tuple[int, ...], floats: tuple[float, ...]
 ) -> BoundProgram:
-    """The program of a GraphPlan's text with the values that its paths led to.
+    """The program of a GraphPlan's text, with the values that were found at the ends of the plan's
+    paths.
 
     Raises ArgumentError for any other text.
     """

@@ -1,5 +1,5 @@
-"""Functions of attention to a part of the keys: kernels count keys from the part's first one,
-functions from the first one of the sequence."""
+"""Adapts functions to attention to a part of the keys, where kernels count keys from the part's
+first key, and functions from the sequence's first key."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class PartKeys(NamedTuple):
 
     @property
     def has_range(self) -> bool:
-        """Whether the number of keys is known to kernels only."""
+        """Whether only the kernels know the number of keys, because it is in a tensor."""
         return self.seqused_k is not None or self.k_begin is not None
 
     @property
     def vectors(self) -> dict[str, Any]:
-        """The vectors that first_key() reads; none if parts begin where their sequences do."""
+        """The vectors that first_key() reads, by name. There are none if every part begins with its
+        sequence."""
         if self.k_begin is None:
             return {}
         named = {"k_begin": self.k_begin, "cu_seqlens_k": self.cu_seqlens_k}

@@ -22,9 +22,10 @@ _ARGUMENTS = {
 
 
 class NeedsValue(BaseException):
-    """A function needs the value of captured numbers, for example to choose a branch.
+    """Raised if a function needs the value of captured numbers, for example to choose a branch.
 
-    It is not an Exception, so that the function does not handle it.
+    This class is not a subclass of Exception, so that 'except Exception' in the function does not
+    catch it.
     """
 
     def __init__(self, names: frozenset[str]) -> None:
@@ -69,7 +70,7 @@ def check_arguments(name: str, function: Callable[..., Any]) -> None:
 
 
 def raised(name: str, error: Exception) -> TraceError:
-    """The error for a function that raised one of its own."""
+    """The TraceError for a function that raised an error itself."""
     where = [
         _line(frame.f_code.co_filename, number)
         for frame, number in walk_tb(error.__traceback__)

@@ -62,7 +62,7 @@ class Symbol:
         self._value(f"int() of '{self.expression}'", "write x.int()")
 
     def item(self) -> NoReturn:
-        """A symbol has no value."""
+        """Raises an error, because a symbol has no value."""
         self._value(f"item() of '{self.expression}'", "leave it out: the result stays a tensor")
 
     def __iter__(self) -> NoReturn:
@@ -180,7 +180,7 @@ def _add_operators() -> None:
         setattr(Symbol, f"__{name}__", forward(name))
     for python, name in (("neg", "neg"), ("abs", "abs"), ("invert", "bitwise_not")):
         setattr(Symbol, f"__{python}__", forward(name))
-    # Python removes it from a class that defines __eq__.
+    # Python removes __hash__ from a class that defines __eq__.
     type.__setattr__(Symbol, "__hash__", object.__hash__)
 
 

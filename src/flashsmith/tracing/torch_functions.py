@@ -76,7 +76,7 @@ def _tensor_where(x: Value, condition: Value, other: Value) -> Typed:
 
 def _clamp(x: Value, min: Value | None = None, max: Value | None = None) -> Typed:
     found = as_typed(x)
-    # As a choice, and not as a minimum and a maximum: the derivative is 1 at the ends.
+    # This is a choice instead of a minimum and a maximum, so that the derivative is 1 at the ends.
     if min is not None:
         found = choose(apply("less", found, min), min, found)
     if max is not None:
@@ -317,7 +317,7 @@ FUNCTIONS: dict[str, Callable[..., Typed]] = {
     "new_zeros": _new(0),
     "new_ones": _new(1),
     "new_full": lambda x, size, fill_value, *, dtype=None, **_: _filled(x, fill_value, dtype),
-    # attn-gym's approximate tanh and the name of its op.
+    # The approximate tanh of attn-gym, and the name of its op.
     "tanh_approx": _unary("tanh"),
     "approx::tanh": _unary("tanh"),
 }

@@ -60,7 +60,7 @@ _DUNDER = {
 _DTYPES = {"int": INT, "float": FLOAT}
 _REVERSED = {"rtruediv": "div", "rfloordiv": "floor_divide", "rmod": "remainder", "rpow": "pow"}
 _MOST_TRACES = 1024
-# For how many sets of captured values of one trace the numbers are kept.
+# The number of sets of captured values for which a trace keeps the computed numbers.
 _MOST_VALUES = 256
 
 
@@ -174,7 +174,8 @@ def watched_trace(score_mod: Function | None, mask_mod: Function | None) -> Trac
 
 
 def _watch_of(captures: Captures) -> tuple[Watch, ...]:
-    """The objects to watch; () if a captured tensor is a number, which may change in place."""
+    """The objects to watch. It is () if a captured tensor is used as a number, because such a
+    tensor may change in place."""
     is_number = any(it.kind == "array" and not it.value.shape for it in captures.leaves)
     return () if is_number else captures.watch
 
@@ -205,7 +206,7 @@ def traced(
         except TraceError:
             raise
         except Exception as error:
-            # The function may do with a number what a symbol does not support.
+            # The function may use a number in a way that a symbol does not support.
             if numbers <= frozen:
                 raise raised(run.running, error) from error
             frozen = numbers
@@ -220,7 +221,7 @@ class Tracing:
         self, leaves: tuple[Leaf, ...], frozen: frozenset[int], *, reads_scalars: bool = False
     ) -> None:
         self.is_reusable = True
-        self.running = "a function"  # the name of the argument whose function runs
+        self.running = "a function"  # the name of the argument whose function is running
         self._reads_scalars = reads_scalars
         self._leaves = leaves
         self._frozen = frozen
@@ -281,7 +282,7 @@ class Tracing:
         return range(len(self._leaves)), self._leaves
 
     def _replacement(self, i: int, leaf: Leaf) -> Any:
-        """The replacement of a leaf in a rebuilt function."""
+        """The object that replaces leaf ``i`` in a rebuilt function."""
         if leaf.kind == "array":
             return leaf.value if is_tensor(leaf.value) else self._captured(leaf.value)
         if i in self._frozen:
@@ -310,8 +311,8 @@ class Tracing:
             ) from None
 
     def numbers_of(self, expression: Typed) -> frozenset[str]:
-        """The captured numbers of an expression that has nothing but captured numbers and
-        constants; otherwise none."""
+        """The names of the captured numbers in an expression that consists only of captured numbers
+        and constants; the empty set for other expressions."""
         names = expression.symbols()
         known = all(isinstance(self._sources.get(it), _At) for it in names)
         if not known or expression.reads():
@@ -353,13 +354,14 @@ class Tracing:
             name = f"t{len(self._names)}"
             self._names[id(tensor)] = name
             self._sources[name] = tensor if place is None else _At(place)
-            self._sources[f"{name} itself"] = tensor  # keeps its id
+            self._sources[f"{name} itself"] = tensor  # keeps the id unique
         return self._names[id(tensor)]
 
     # --- operations ---
 
     def read(self, tensor: Any, indices: tuple[Any, ...]) -> Any:
-        """The element of a tensor, or the tensor with further indices."""
+        """The element of a tensor at these indices; if there are too few indices, the tensor with
+        these indices added."""
         with _without_torch_mode():
             return self._read(tensor, indices)
 
@@ -394,7 +396,8 @@ class Tracing:
         raise TypeError(type(value).__name__)
 
     def call(self, name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-        """A function of PyTorch, NumPy or Python's operators, by PyTorch's name."""
+        """Calls a function of PyTorch or NumPy, or a Python operator, by the name that PyTorch
+        gives it."""
         with _without_torch_mode():
             return self._call(name, args, keywords)
 
@@ -449,7 +452,7 @@ class Tracing:
             raise NeedsValue(frozenset(names))
 
     def call_torch(self, function: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-        """A function of PyTorch, of which at least one argument is a symbol."""
+        """Calls a function of PyTorch that has a symbol among its arguments."""
         name = _torch_name(function)
         if name == "getitem" and not isinstance(args[0], Symbol):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -481,13 +484,13 @@ def _has_symbol(values: Any) -> bool:
 
 
 def _without_torch_mode() -> contextlib.AbstractContextManager[Any]:
-    """Inside this context, the trace uses tensors itself, not for the function."""
+    """A context in which the trace itself uses tensors, so that these operations are not traced."""
     torch = sys.modules.get("torch")
     return contextlib.nullcontext() if torch is None else torch._C.DisableTorchFunction()
 
 
 def _torch_mode(trace: Tracing) -> contextlib.AbstractContextManager[Any]:
-    """Passes PyTorch's functions of symbols to the trace.
+    """A context that passes calls of PyTorch's functions on symbols to the trace.
 
     A tensor indexed by a symbol, tensor[index], arrives here too: without a mode, PyTorch asks the
     tensor's class only.

@@ -85,15 +85,16 @@ class AccessHistory:
         self._by_cta = shared_by_ctas
         writes = {"thread": (_INTEGER, NO_ACTOR), "clock": (_INTEGER, 0), "site": (_INTEGER, 0)}
         self._writes = Shadow(banks, size, {**writes, "atomic": (np.dtype(bool), False)})
-        # Words that the launch has written (or read) by accesses that are not strong or cover only
-        # part of a word.
+        # The words that the launch has accessed by writes (or reads) that are not strong or that
+        # cover only part of a word.
         self._weakly_written, self._weakly_read = (
             np.zeros(-(-size // 4) if shared_by_ctas else 0, np.bool_) for _ in range(2)
         )
         # Allocated at the first read, because outputs are the largest memories and are rarely read.
         self._reads: Shadow | None = None
         self._engine_reads: EngineReads | None = None
-        # Whether engines have written; from then on a cell's last writer may belong to another CTA.
+        # Whether any engine has written. After that, the last writer of a cell may belong to
+        # another CTA.
         self._engines_write = False
 
     def locate(
@@ -112,8 +113,8 @@ class AccessHistory:
         return self._writes.address(cell)
 
     def footprint(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Four masks of words: written by the launch, read after the last write, ever weakly
-        written, ever weakly read.
+        """Four masks of words: those that the launch has written, those read after their last
+        write, those ever written weakly, and those ever read weakly.
 
         An access is weak here unless it is strong and covers whole words.
         """
@@ -192,7 +193,8 @@ class AccessHistory:
         several = (before != ctas) & (before != NO_ACTOR)
         far = np.flatnonzero(several & (before != _SEVERAL))
         if order.reaches_others and far.size:
-            # The record of a reader in another CTA is dropped if this reader is ordered after it.
+            # If this reader is ordered after a recorded reader of another CTA, that record is
+            # dropped.
             readers = before[far, None] * self._threads + self._tids(
                 threads[far] % self._threads // 32
             )
@@ -200,8 +202,8 @@ class AccessHistory:
             lanes = self._reads["lanes"].ravel()[slots[far]]
             known = order.ordered_after(threads[far][:, None], readers, clocks[:, None])
             several[far] = (_select(lanes) & ~known).any(axis=1)
-        # The readers of one event may come from several CTAs, but only one of these CTAs was
-        # stored.
+        # The readers of one event may belong to several CTAs, but only one of these CTAs was
+        # recorded.
         owner[slots[several | (owner[slots] != ctas)]] = _SEVERAL
         return before == ctas
 
@@ -233,7 +235,7 @@ class AccessHistory:
     def _unfenced(self, touched: Touched, party: Party, order: HappensBefore) -> Iterator[Conflict]:
         cells, threads = touched.cells, party.threads[touched.rows]
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
-        # Unordered accesses were reported above, and atomics need not be ordered after each other.
+        # Unordered accesses were reported above, and atomics need no order among each other.
         columns = order.column(threads, writers)
         own = (writers >= 0) & (columns >= 0)
         own &= ~(self._writes["atomic"][cells] & party.atomic)
@@ -252,8 +254,8 @@ class AccessHistory:
     def _far_unfenced(
         self, touched: Touched, party: Party, order: HappensBefore, columns: np.ndarray
     ) -> Iterator[Conflict]:
-        """Finds writes by threads of other clusters that are ordered but not followed by a proxy
-        fence."""
+        """Finds earlier writes by threads of other clusters after which the access is ordered, but
+        without a proxy fence in between."""
         cells, threads = touched.cells, party.threads[touched.rows]
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
         far = (writers >= 0) & (columns < 0) & ~(self._writes["atomic"][cells] & party.atomic)
@@ -265,7 +267,8 @@ class AccessHistory:
             yield Conflict("PROXY", cells[bad], touched.rows[bad], writers[bad], sites)
 
     def retire_engines(self, order: HappensBefore) -> None:
-        """After a wave, replaces the engines by threads of their CTAs as the writers of cells.
+        """After a wave, replaces each engine that is recorded as the writer of a cell by a thread
+        of the engine's CTA.
 
         This is needed because the next wave uses the same numbers for its engines.
         """
@@ -344,8 +347,8 @@ class AccessHistory:
             yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
 
     def _tids(self, warps: np.ndarray) -> np.ndarray:
-        """The numbers of a warp's 32 lanes within the CTA, on a new last axis; ``warps`` are
-        numbered within the cluster."""
+        """For each warp, the numbers of its 32 lanes within the CTA, on a new last axis. ``warps``
+        are numbers within the cluster."""
         lanes = 32 * (warps % self._cta_warps)[:, None] + LANES
         return np.minimum(lanes, self._threads - 1)
 
@@ -383,7 +386,7 @@ class AccessHistory:
     def _after_engine_reads(
         self, touched: Touched, party: Party, order: HappensBefore
     ) -> Iterator[Conflict]:
-        """Finds threads that overwrite cells before an engine is known to have read them."""
+        """Finds writes by threads to cells that an engine may not have read yet."""
         if self._engine_reads is None:
             return
         index, columns, clocks, sites = self._engine_reads.of(touched.cells)
@@ -399,7 +402,7 @@ class AccessHistory:
     def _engines(
         self, cells: np.ndarray, columns: np.ndarray, threads: np.ndarray, order: HappensBefore
     ) -> np.ndarray:
-        """The engines (as actors) that the columns of the engine reads stand for.
+        """The engines, as actors, for which the columns of EngineReads stand.
 
         A cell's bank is the CTA that owns the memory.
         """
@@ -483,8 +486,8 @@ class AccessHistory:
 
 
 def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The index at which each run of equal neighbours begins, and for every element the number of
-    its run.
+    """Finds runs of equal neighbours. Returns the index at which each run begins, and for every
+    element the number of the run that contains it.
 
     The cells of a 16-byte access usually have the same history, so checking a run's first cell is
     enough.

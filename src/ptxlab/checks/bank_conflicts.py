@@ -25,7 +25,8 @@ class Wavefronts:
 
     @property
     def factor(self) -> float:
-        """actual / ideal: 1.0 without conflicts, and also without any access."""
+        """The ratio actual / ideal, which is 1.0 if there were no conflicts or no accesses at
+        all."""
         return self.actual / self.ideal if self.ideal else 1.0
 
 
@@ -56,7 +57,7 @@ class BankConflicts(Observer):
         self._warps_per_cta = -(-launch.threads_per_cta // 32)
 
     def factors(self) -> dict[str, float]:
-        """Conflict factor of each kind of access that occurred."""
+        """The conflict factor of each kind of access that occurred."""
         return {kind: counted.factor for kind, counted in sorted(self.by_kind.items())}
 
     def memory(self, event: MemoryAccess) -> None:
@@ -76,7 +77,7 @@ class BankConflicts(Observer):
             counted.actual += actual
 
     def _wavefronts(self, event: MemoryAccess, bytes_per_lane: int) -> tuple[int, int]:
-        """The number of phases, and of wavefronts over all of them.
+        """The number of phases, and the number of wavefronts in all phases together.
 
         A lane's access of 8 or 16 bytes uses a whole group of banks. It is counted as one unit of
         this size, which lies in one of the 128 / size groups of banks.

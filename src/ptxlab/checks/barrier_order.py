@@ -19,8 +19,8 @@ from ptxlab.interface import (
 
 @dataclass
 class _Handover:
-    """The clocks that threads published at a barrier: in the current phase, and in all completed
-    phases."""
+    """The clocks that threads have published at a barrier, in the current phase and in all
+    completed phases."""
 
     current: Clocks | None = None
     completed: Clocks | None = None
@@ -39,7 +39,8 @@ class _Handover:
 class _Init:
     """The initialisation of an mbarrier.
 
-    ``seen`` are the threads that know of it only through fence.mbarrier_init.
+    ``seen`` are the threads that are ordered after the initialisation only through
+    fence.mbarrier_init.
     """
 
     thread: int
@@ -117,8 +118,8 @@ class BarrierOrder:
                 handover.completed = replace(done, known=known)
 
     def fence(self, event: ProxyFence) -> None:
-        """From now on a relaxed arrival of these threads publishes their mbarrier initialisations
-        too."""
+        """Records that, from now on, a relaxed arrival of these threads also publishes their
+        initialisations of mbarriers."""
         if "mbarrier_init" not in event.site.mnemonic:
             return
         threads = set(event.threads.tolist())

@@ -41,13 +41,13 @@ class Check(Observer):
         """Stores the launch's shape; subclasses extend it."""
         self._threads_per_cta = launch.threads_per_cta
         self._arrays = launch.memory.ranges()
-        self._places = {}  # another kernel has different lines
+        self._places = {}  # the lines of another kernel are different
 
     def report(
         self, kind: str, site: Site, message: str, threads: np.ndarray, address: int
     ) -> None:
-        """Adds a finding with ``len(threads)`` occurrences; if it exists already, only its count
-        grows."""
+        """Adds a finding with ``len(threads)`` occurrences. If this finding exists already, only
+        its count grows."""
         count = int(threads.size)
         place = self._places.setdefault((kind, site.ptx_line), len(self.findings))
         if place < len(self.findings):
@@ -105,6 +105,6 @@ class Rules(Check):
 
 
 def _instruction(site: Site) -> str:
-    # Most instructions of a kernel come from one-line functions, so the caller's name is more
+    # Most instructions of a kernel come from one-line functions, so the line of the caller is more
     # useful.
     return f"{site.mnemonic} called from {site.caller}" if site.caller else site.mnemonic

@@ -17,7 +17,7 @@ class EngineReads:
 
     A cell has one column for each engine that can read it: the column is given by the engine's
     kind, its number, and the distance from the CTA that owns the memory to the engine's CTA. The
-    distance is 0 except for copies between CTAs.
+    distance is 0 except if the engine copies between CTAs.
     """
 
     def __init__(self, banks: int, size: int, granule: int) -> None:

@@ -38,19 +38,19 @@ import numpy as np
 from ptxlab.interface import Clusters, Engine
 
 LANES = np.arange(32, dtype=np.int64)
-#: Engines are actors with negative numbers, below the values that stand for 'none' and 'several' in
-#: an access history.
+#: Engines are actors with negative numbers, which lie below the values that mean 'none' and
+#: 'several' in an access history.
 _FIRST_ENGINE = -16
 _ENGINES = 4096
 _MORE_ENGINES = 32
 _ALWAYS = np.iinfo(np.int32).max
 
 
-#: The order of a thread after other clusters: the cluster's number -> (ordered clocks, fenced
-#: clocks), each with one clock per column. It is immutable once made.
+#: How a thread is ordered after other clusters. Maps a cluster's number to (ordered clocks, fenced
+#: clocks), each with one clock per column. It never changes after it is made.
 Far = dict[int, tuple[np.ndarray, np.ndarray]]
-#: Key of the previous launch, used instead of a cluster's number. A thread is ordered after all of
-#: that launch or after none of it.
+#: The key that stands for the previous launch in place of a cluster's number. A thread is ordered
+#: after all of that launch or after nothing in it.
 _LAUNCH_BEFORE = -1
 
 
@@ -123,8 +123,8 @@ class HappensBefore:
         self._floor = np.zeros(cta_count, np.int64)
         self._known: np.ndarray | None = None
         self._fenced: np.ndarray | None = None
-        # By (barrier, CTA): the threads that arrived at a barrier without waiting, and their
-        # clocks.
+        # For each (barrier, CTA), the threads that arrived without waiting, and the clocks that
+        # they published.
         self._handed: dict[tuple[int, int], tuple[list[np.ndarray], Clocks]] = {}
         ctas = np.arange(first_cta, first_cta + cta_count)
         clusters = clusters or Clusters((first_cta + cta_count, 1, 1), (1, 1, 1))
@@ -133,7 +133,8 @@ class HappensBefore:
         self._rank = np.asarray(clusters.rank(ctas))
         numbers, self._cluster = np.unique(clusters.number(ctas), return_inverse=True)
         self._clusters, self._numbers = numbers.size, numbers
-        # The CTA at each (cluster, rank); it maps positions in the matrices back to threads.
+        # The CTA at each (cluster, rank), by which positions in the matrices are mapped back to
+        # threads.
         self._members = np.zeros((self._clusters, self.cluster_size), np.int64)
         self._members[self._cluster, self._rank] = ctas
         self._slots: dict[tuple[int, Engine], int] = {}
@@ -257,8 +258,8 @@ class HappensBefore:
     def fenced_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """For each thread, whether the work of its actor, from another cluster, is fenced up to the
-        given clock."""
+        """For each thread and its actor, which belongs to another cluster: whether the actor's work
+        up to the given clock is fenced for the thread."""
         return self._far_after(np.zeros(threads.shape, bool), threads, actors, clocks, 1)
 
     def _far_after(
@@ -269,7 +270,9 @@ class HappensBefore:
         clocks: np.ndarray,
         which: int,
     ) -> np.ndarray:
-        """``result``, with True added where a thread is ordered after other clusters' actors."""
+        """A copy of ``result`` that is also True wherever a thread is ordered after its actor in
+        another cluster, or the actor's work is fenced. ``which`` selects ordered (0) or fenced (1)
+        clocks."""
         threads, actors, clocks = (
             np.broadcast_to(x, result.shape) for x in (threads, actors, clocks)
         )
@@ -292,7 +295,7 @@ class HappensBefore:
         return result
 
     def _far_columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(number of the cluster, column) of actors, which may belong to other waves."""
+        """For each actor, which may belong to another wave, its (cluster number, column)."""
         ctas = np.maximum(actors, 0) // self._threads
         numbers = np.asarray(self._grouping.number(ctas))
         columns = self._grouping.rank(ctas) * self._threads + actors % self._threads
@@ -306,8 +309,8 @@ class HappensBefore:
     def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Two arrays of clocks, with one entry per column.
 
-        All given threads, which are of one CTA, are ordered after the actor up to the first clock;
-        the actor's work is fenced for them up to the second.
+        The given threads belong to one CTA. All of them are ordered after a column's actor up to
+        the first clock, and the actor's work is fenced for all of them up to the second.
         """
         ctas, tids = self.cta(threads), threads % self._threads
         cluster, rows = self._place(threads)
@@ -330,15 +333,15 @@ class HappensBefore:
     # Events
 
     def arrive(self, threads: np.ndarray, barrier: int, clock: int) -> None:
-        """Threads arrive at their CTAs' barrier without waiting (bar.arrive)."""
+        """Records that threads arrive at the barrier of their CTA without waiting (bar.arrive)."""
         for cta, members in self._by_cta(threads):
             arrived, given = self._handed.get((barrier, cta), ([], None))
             given = self._published(cta, members, clock).joined(given)
             self._handed[barrier, cta] = [*arrived, members], given
 
     def release(self, threads: np.ndarray, barrier: int, clock: int) -> None:
-        """A CTA barrier opens for ``threads``, which have all arrived; they may be of several
-        CTAs."""
+        """Records that a CTA barrier opens for ``threads``. All have arrived; they may belong to
+        several CTAs."""
         for cta, members in self._by_cta(threads):
             handed = self._handed.pop((barrier, cta), None)
             if handed is None and members.size == self._threads:
@@ -441,8 +444,8 @@ class HappensBefore:
         return self._merged[numbers]
 
     def _learn(self, cta: int, members: np.ndarray, numbers: frozenset[int]) -> None:
-        """Adds the sets ``numbers`` to the sets by which threads of a CTA are ordered after other
-        clusters."""
+        """Orders threads of a CTA also after the clocks in the sets ``numbers``, which describe
+        other clusters."""
         if not numbers:
             return
         places = self._places(cta, members)
@@ -459,7 +462,7 @@ class HappensBefore:
         rows[own, column] = np.maximum(rows[own, column], clock)
 
     def note_engine(self, known: np.ndarray, engine: Engine, clock: int) -> np.ndarray:
-        """The clocks ``known``, with an engine's work up to a clock added."""
+        """A copy of the clocks ``known`` that also contains an engine's work up to a clock."""
         actor = np.array([self.actor(engine)])
         width = self._matrix().shape[2]
         if known.size < width:
@@ -498,7 +501,7 @@ class HappensBefore:
             yield int(cta), tids[ctas == cta]
 
     def _matrix(self) -> np.ndarray:
-        """The clocks that go beyond the floors: [cluster, thread, actor]."""
+        """The clocks that are not covered by the floors, indexed by [cluster, thread, actor]."""
         engines = int(self._slot_counts.max())
         columns = self._width + -(-engines // _MORE_ENGINES) * _MORE_ENGINES
         if self._known is None:
@@ -520,7 +523,7 @@ class HappensBefore:
         own = self._own(cta, members)
         given = self._rows(cta)[own].max(axis=0)
         if self.cluster_size > 1:
-            # Another CTA does not share this CTA's floor.
+            # The floor of this CTA does not hold for threads of another CTA.
             first = int(self._rank[cta]) * self._threads
             part = given[first : first + self._threads]
             np.maximum(part, self._floor[cta], out=part)

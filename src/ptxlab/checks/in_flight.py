@@ -35,7 +35,7 @@ class InFlight(Check):
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """No copy of the new CTAs is in flight."""
+        """Begins new CTAs, which have no copy in flight."""
         self._first_cta = first_cta
         self._shadow = Shadow(
             cta_count,

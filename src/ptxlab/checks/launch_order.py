@@ -36,8 +36,8 @@ class Footprint:
     def met_by(self, event: MemoryAccess, by_word: bool) -> np.ndarray:
         """Marks the rows of an event whose accesses conflict with this footprint.
 
-        ``by_word``: whether the event's accesses are strong and cover whole words. Such accesses do
-        not conflict with each other if the other launch directly precedes.
+        ``by_word``: whether the event's accesses are strong and cover whole words. They do not
+        conflict with accesses of the same kind by the launch directly before this one.
         """
         written, read = self.written, self.read
         if by_word and self.direct:
@@ -58,7 +58,7 @@ class Footprint:
 class LaunchOrder:
     """The earlier launches that a programmatic launch may overlap.
 
-    They go back to the last launch that did not overlap any earlier launch.
+    The list reaches back to the last launch that did not overlap any earlier launch.
     """
 
     def __init__(self) -> None:

@@ -36,8 +36,8 @@ def is_sum(event: MemoryAccess) -> bool:
 
 @dataclass(slots=True)
 class _Word:
-    """The last write to a word: the clocks that a thread acquires by reading it, and the
-    instruction that wrote it if it did not release."""
+    """The state of a word after the last write to it: the clocks that a thread acquires by reading
+    the word, and the instruction of that write if the write did not release."""
 
     released: Far
     unreleased: Site | None = None
@@ -74,8 +74,9 @@ class MemoryOrder:
         """Begins a wave with new threads. Words keep the clocks that were released to them."""
         self._order = order
         self._threads: dict[int, _Thread] = {}
-        # For each CTA: the thread and the instruction of its last read of a released word that it
-        # has not acquired; and the last write without a release whose value it read.
+        # For each CTA: the thread and the instruction of the last read of a released word that was
+        # not followed by an acquire; and the last write without a release whose value the CTA has
+        # read.
         self._unacquired: dict[int, tuple[int, Site]] = {}
         self._unreleased: dict[int, Site] = {}
 
@@ -139,8 +140,8 @@ class MemoryOrder:
                 del self._words[address]
 
     def fence(self, event: MemoryFence) -> None:
-        """A fence: its threads acquire the releases that they have read, and their later writes
-        release."""
+        """Records a fence: its threads acquire the releases that they have read, and their later
+        writes release."""
         if event.scope not in _WIDE:
             return
         assert self._order is not None
@@ -155,7 +156,8 @@ class MemoryOrder:
                 del self._unacquired[cta]
 
     def missing(self, cta: int) -> str:
-        """A hint why a CTA is not ordered after another CTA; empty if unknown."""
+        """A text that suggests why a CTA is not ordered after another CTA; empty if no reason is
+        known."""
         if cta in self._unacquired:
             site = self._unacquired[cta][1]
             return f": {site} reads a released word, but neither .acquire nor a fence follows"

@@ -92,9 +92,9 @@ class Races(Check):
         self._launch_order = LaunchOrder()
         self._global: dict[int, AccessHistory] = {}
         self._entry, self._waited = "", False
-        #: CTAs that have a thread ordered after the previous launch; and whether any thread allowed
-        #: the next launch to begin without being ordered after the previous one. A CTA that exits
-        #: allows the next launch as well.
+        #: The CTAs in which some thread is ordered after the previous launch; and whether any
+        #: thread allowed the next launch to begin although it was not ordered after the previous
+        #: launch. A CTA also allows the next launch when it exits.
         self._have_waited, self._allowed_early = np.zeros(0, np.bool_), False
 
     def begin(self, launch: Launch) -> None:
@@ -123,8 +123,8 @@ class Races(Check):
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """Begins new CTAs: their shared memory has no history, and their threads are not
-        ordered."""
+        """Begins new CTAs, whose shared memory has no history and whose threads are not ordered
+        after anything."""
         self._check_remote()
         for history in self._global.values():
             history.retire_engines(self._order)
@@ -178,7 +178,7 @@ class Races(Check):
         touched = self._shared.locate(ctas, event.addresses, event.sizes)
         party = self._party(event.threads, event.clock, event.issued)
         for _ in self._shared.record_write(touched, party):
-            # Two copies to one cell were already reported when the second was issued.
+            # If two copies write one cell, that was already reported when the second was issued.
             pass
 
     def mbarrier(self, event: MbarrierEvent) -> None:
@@ -253,7 +253,7 @@ class Races(Check):
         self._sites[event.site.index] = event.site
         cta = event.cta - self._first_cta
         own = event.cta == int(event.threads[0]) // self._threads_per_cta
-        # A copy to another CTA may still be reading its source when the source's CTA exits.
+        # A copy to another CTA may still read its source when the CTA that owns the source exits.
         if not own or event.engine.cta != event.cta:
             actor = self._order.actor(event.engine)
             self._remote.append(
@@ -296,7 +296,8 @@ class Races(Check):
             self._remote.append(_Remote(site, thread, thread, int(ctas[place]), clock))
 
     def _check_remote(self) -> None:
-        """Checks that no CTA could have exited before another CTA's last use of its memory.
+        """Checks for every CTA that it cannot have exited before another CTA's last use of its
+        shared memory.
 
         Some thread of the owning CTA must be ordered after this use.
         """
@@ -392,7 +393,7 @@ class Races(Check):
 
 @dataclass(frozen=True)
 class _Remote:
-    """One use of another CTA's shared memory by ``actor``, a thread or an engine."""
+    """A use of another CTA's shared memory by ``actor``, which is a thread or an engine."""
 
     site: Site
     thread: int

@@ -27,9 +27,9 @@ class Shadow:
     """Named arrays with one entry per cell, over ``banks`` memories of ``size`` bytes each (for
     example one per CTA).
 
-    At first a cell is a 4-byte word. After the first access that covers only part of a word, a cell
-    is a byte. This distinguishes the bytes of a word, and costs nothing in launches that access
-    only whole words.
+    Initially, a cell is a 4-byte word. From the first access that covers only part of a word on, a
+    cell is a byte. This distinguishes the bytes of a word, and costs nothing in launches that
+    access only whole words.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class Uninitialised(Check):
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """All shared memory of new CTAs counts as unwritten."""
+        """Begins new CTAs, whose shared memory counts as unwritten."""
         self._first_cta = first_cta
         self._shadow = Shadow(cta_count, self._shared_bytes, {"written": (np.dtype(bool), False)})
 

@@ -25,15 +25,15 @@ Released = Callable[[Site, int, int, np.ndarray], None]
 
 @dataclass(eq=False)
 class Barrier:
-    """One barrier number, with the barriers of this number in all CTAs of a wave."""
+    """The barriers with one number in all CTAs of a wave."""
 
     number: int
     arrived: np.ndarray
     expected: np.ndarray
     generations: np.ndarray
-    #: For bar.red, per CTA: ``votes`` counts the yes votes since the barrier last opened.
-    #: ``counted`` are the yes votes at that opening, and ``took_part`` the threads that took part
-    #: in it.
+    #: For bar.red, one entry per CTA: ``votes`` is the number of yes votes since the barrier last
+    #: opened, ``counted`` the number of yes votes at that opening, and ``took_part`` the number of
+    #: threads that took part in it.
     votes: np.ndarray
     counted: np.ndarray
     took_part: np.ndarray
@@ -49,8 +49,8 @@ class Barrier:
 class _Target:
     """The threads of a group (``positions``; None: all) that wait at one barrier.
 
-    For each CTA, ``generations`` is the number of the barrier's opening at which its threads may
-    continue.
+    For each CTA, ``generations`` is how often the barrier must have opened before the CTA's threads
+    may continue.
     """
 
     barrier: Barrier
@@ -89,7 +89,7 @@ class BarrierWait(Wait):
         return BarrierWait(group, self.site, targets)
 
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Does nothing, because observers were already notified when the barrier opened."""
+        """Does nothing, because the observers were already notified when the barrier opened."""
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
         """For each barrier, how many of the expected threads have arrived."""
@@ -228,7 +228,7 @@ class NamedBarriers:
 
 
 def _numbers(number: Any) -> list[tuple[int, np.ndarray | None]]:
-    """The barrier numbers that occur, each with the positions of the threads that name it."""
+    """Returns each barrier number that occurs, with the positions of the threads that name it."""
     if np.ndim(number) == 0:
         return [(int(number), None)]
     distinct = np.unique(number)

@@ -34,12 +34,13 @@ from ptxlab.machine.random_schedule import RandomSchedule
 from ptxlab.machine.tensor_maps import TensorMap
 
 _TENSOR_ALIGNMENT = 128
-#: A random schedule writes this fraction of the stores when they read shared memory, not later.
+#: In a random schedule, this fraction of the stores write global memory as soon as they have read
+#: shared memory.
 _WRITTEN_EARLY = 0.5
 
 
 class Body(Protocol):
-    """The data of a copy: its bytes outside shared memory, and its 16-byte pieces in shared
+    """The data of a copy: the bytes outside shared memory, and their 16-byte pieces in shared
     memory."""
 
     @property
@@ -93,7 +94,7 @@ class Words:
         return np.array([address], np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
-        """None: registers have no row in global memory."""
+        """Returns no rows, because registers are not in global memory."""
         return np.zeros(0, np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
@@ -122,7 +123,7 @@ class OtherShared:
         return np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
-        """None: shared memory has no row in global memory."""
+        """Returns no rows, because shared memory is not in global memory."""
         return np.zeros(0, np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
@@ -179,9 +180,9 @@ class BulkCopies:
         self.loads: deque[list[_Load]] = deque()
         #: The loads that a hesitant schedule delays as long as anything else can run.
         self.held: list[_Load] | None = None
-        #: By thread of the wave: ``open`` has the stores that are not committed, ``groups`` the
-        #: committed groups that may not have read shared memory, oldest first, and ``read`` older
-        #: groups that have read it.
+        #: For each thread of the wave: ``open`` has the stores that are not committed; ``groups``
+        #: has, oldest first, the committed groups that may not have read shared memory yet; and
+        #: ``read`` has older groups that have read it.
         self.open: dict[int, list[_Store]] = {}
         self.groups: dict[int, list[list[_Store]]] = {}
         self.read: dict[int, list[list[_Store]]] = {}
@@ -273,7 +274,8 @@ class BulkCopies:
         barrier: Any,
         mask: Any,
     ) -> None:
-        """cp.async.bulk from the shared memory of a CTA into another CTA's in its cluster."""
+        """cp.async.bulk from the shared memory of a CTA into that of another CTA in the same
+        cluster."""
         shared, pitch = self.wave.shared, self.geometry.shared_pitch
         for position in group.active(mask).tolist():
             where, bytes_ = _of(source, position), _of(size, position)
@@ -297,7 +299,7 @@ class BulkCopies:
     def _notify_source(
         self, group: Group, site: Site, position: int, load: _Load, source: int
     ) -> None:
-        """Notifies observers that a copy between shared memories reads its source, until the copy
+        """Notifies observers that a copy between shared memories may read its source until the copy
         arrives."""
         if not self.wave.observers:
             return
@@ -478,8 +480,8 @@ class BulkCopies:
                 self.loads.rotate(-1)
             if self.loads[0] is self.held:
                 self.held = None
-            # Loads arrive one by one, because a thread that waits for a phase is not ordered after
-            # copies that arrive later.
+            # Loads arrive one by one: a thread that waits for a phase is not ordered after copies
+            # that arrive after the end of the phase.
             while self.loads[0]:
                 self._arrive(self.loads[0].pop(0))
             self.loads.popleft()

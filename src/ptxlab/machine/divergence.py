@@ -30,10 +30,10 @@ Values = tuple[Any, ...]
 class Part:
     """Some of the threads of a forked group; ``positions`` are their indices in the group.
 
-    Until the part has run, ``values`` are its registers that are live at its start. When it is
-    ``finished``, they are its registers that are live at the join. If ``runs`` is false, the part
-    has nothing to execute before the join: it is finished from the start, with its values from
-    before the fork.
+    Until the part has run, ``values`` has the registers that are live at the part's start. When the
+    part is ``finished``, ``values`` has the registers that are live at the join. If ``runs`` is
+    false, the part has nothing to execute before the join: it is finished from the start, with its
+    values from before the fork.
     """
 
     group: Group
@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(eq=False)
 class Fork:
-    """A group that is split into parts. They join at the beginning of node ``stop``."""
+    """A group that is split into parts, which join again at the beginning of node ``stop``."""
 
     group: Group
     stop: int
@@ -114,7 +114,7 @@ class Fork:
     # Release of threads from the join
 
     def free(self) -> np.ndarray:
-        """The threads at the join whose whole warp has reached it."""
+        """The mask of the threads at the join whose whole warp has reached the join."""
         at_join = np.zeros(self.group.n, np.bool_)
         for part in self.parts:
             at_join[part.positions] = part.finished

@@ -15,8 +15,8 @@ WARP = 32
 WARPGROUP = 4 * WARP
 u4 = np.uint32
 
-#: An address in the shared memory of another CTA of the cluster has that CTA's rank + 1 above this
-#: bit.
+#: In an address of another CTA's shared memory in the cluster, the bits from this one upwards hold
+#: the rank of that CTA plus 1.
 RANK_SHIFT = 24
 
 
@@ -30,8 +30,8 @@ class Geometry:
     first_cta: int
     ctas: int
     dynamic_shared: int
-    #: Distance in bytes between the shared memories of consecutive CTAs, or between the local
-    #: memories of threads; the wave sets it.
+    #: The distance in bytes between the shared memories of consecutive CTAs, and between the local
+    #: memories of consecutive threads. The wave sets both.
     shared_pitch: int = 0
     local_pitch: int = 0
     threads_per_cta: int = field(init=False)

@@ -27,7 +27,7 @@ class AsyncCopy:
     """A cp.async in flight: words of 16, 8 or 4 bytes and the cells of shared memory that they go
     to.
 
-    ``whole`` is the copy of which this is a part; None for a whole copy.
+    ``whole`` is the copy of which this is a part, or None if this is a whole copy.
     """
 
     issued: Site
@@ -74,7 +74,7 @@ def _reunited(parts: list[AsyncCopy]) -> AsyncCopy:
     threads = np.concatenate([part.threads for part in parts])
     if threads.size == whole.threads.size:
         return whole
-    # Some parts have landed in the meantime. The others remain, in the order of the whole copy.
+    # Some parts have landed since the fork. The others remain, in the order of the whole copy.
     return whole._at(np.flatnonzero(np.isin(whole.threads, threads)))
 
 
@@ -94,15 +94,16 @@ class Group:
         self.cta = index // grid.threads_per_cta
         self.shared_base = self.cta * grid.shared_pitch
         self.local_base = index * grid.local_pitch
-        #: cp.async: committed groups that were not waited for, oldest first, and copies that are
-        #: not committed.
+        #: The copies of cp.async: committed groups that were not waited for, oldest first, and the
+        #: copies that are not committed yet.
         self.committed: list[list[AsyncCopy]] = []
         self.open: list[AsyncCopy] = []
-        #: wgmma: the same for products: uncommitted ones, and committed groups that were not waited
-        #: for.
+        #: The products of wgmma: those that are not committed yet, and committed groups that were
+        #: not waited for.
         self.pending_wgmma: list[PendingWgmma] = []
         self.wgmma_groups: list[list[PendingWgmma]] = []
-        #: By index of the load: the words that a polling loop has read in this iteration.
+        #: For each load of a polling loop, by the load's index, the words that it has read in this
+        #: iteration.
         self.polls: dict[int, Poll] = {}
         self._special: dict[str, Any] = {}
         self._shuffles: dict[tuple[str, int, int], tuple[np.ndarray, np.ndarray]] = {}
@@ -142,8 +143,8 @@ class Group:
     # Forks and joins
 
     def split(self, mask: np.ndarray) -> tuple[Group, Group]:
-        """Two groups, of the threads inside and outside ``mask``, each with its copies and
-        polls."""
+        """Splits the group into the threads inside and those outside ``mask``. Each of the two
+        groups keeps the copies and polls of its threads."""
         parts = []
         for chosen in (mask, ~mask):
             part = Group(self.geometry, self.index[chosen])
@@ -161,8 +162,8 @@ class Group:
     def absorb(self, parts: list[Group]) -> None:
         """Takes over the copies and polls of parts that join.
 
-        A wait counts groups from the newest one, so lists of different lengths are aligned at their
-        ends.
+        A wait counts committed groups from the newest one, so lists of different lengths are
+        aligned at their ends.
         """
         depth = max(len(part.committed) for part in parts)
         self.committed = [[] for _ in range(depth)]

@@ -57,8 +57,8 @@ class MbarrierWait(Wait):
         granted: Callable[[MbarrierWait, np.ndarray], None],
     ) -> None:
         super().__init__(group, site)
-        #: (barrier, positions of threads, for each of these threads the number of phases that must
-        #: be complete)
+        #: Tuples of an mbarrier, the positions of the threads that wait at it, and for each of
+        #: these threads the number of phases that must be complete.
         self.targets, self.granted = targets, granted
 
     def passed(self) -> np.ndarray:
@@ -253,8 +253,8 @@ class Mbarriers:
             barrier.pending -= now
             counts = counts - now
             if (counts > 0)[barrier.pending == 0].any():
-                # PTX does not define which arrivals end the phase and which count for the next
-                # phase.
+                # PTX does not define which of these arrivals end the phase and which count for the
+                # next phase.
                 self._misuse(
                     "mbarrier-over-arrival", site, group, positions, barrier,
                     "gets more arrivals at once than its phase still waits for",
@@ -310,8 +310,8 @@ class Mbarriers:
         return barrier
 
     def _owners(self, group: Group, positions: np.ndarray, address: int) -> tuple[int, np.ndarray]:
-        """The address within the owning CTA, and for each thread the owning CTA within the wave,
-        for a shared::cluster address."""
+        """Resolves a shared::cluster address: returns the address within the owning CTA, and for
+        each thread the number of the owning CTA within the wave."""
         return self.geometry.owners(group.cta[positions], address)
 
     def _check_address(self, site: Site, group: Group, positions: np.ndarray, address: int) -> None:

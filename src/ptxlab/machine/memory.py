@@ -167,7 +167,7 @@ class GlobalMemory(GlobalMemoryView):
     def _parts(
         self, addresses: np.ndarray, size: int, *, write: bool
     ) -> list[tuple[_HostRange, np.ndarray]]:
-        """Groups accesses by the range that contains them. Each access must be in a range."""
+        """Groups accesses by the range that contains them. Every access must lie in some range."""
         rest, parts = np.ones(addresses.shape, np.bool_), []
         for known in self._ranges:
             public = known.public

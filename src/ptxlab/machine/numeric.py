@@ -108,8 +108,8 @@ def fp8_pair_to_halves(codes: Any, name: str) -> Any:
 
 
 def float_to_fp8(value: Any, name: str) -> Any:
-    """Codes (uint8) of float32, round to nearest even. Larger values and infinities become the
-    largest finite value, NaN becomes 0x7F."""
+    """The codes (uint8) of float32 values, rounded to nearest even. Values beyond the range, and
+    infinities, become the largest finite value; NaN becomes 0x7F."""
     table = FP8_TABLES[name][:128]
     finite = table[np.isfinite(table)].astype(f8)
     size = np.minimum(np.abs(value).astype(f8), finite[-1])
@@ -280,7 +280,7 @@ def subtract_with_borrow(a: Any, b: Any, borrow: Any) -> tuple[Any, Any]:
 def dot_product(
     a: Any, b: Any, c: Any, a_signed: bool, b_signed: bool, width: int, begin: int
 ) -> Any:
-    """c plus the products of the parts of a (``width`` bits each) with the bytes of b from bit
+    """c plus the sum of products of parts of a, of ``width`` bits each, and the bytes of b from bit
     ``begin`` on."""
     for k in range(32 // width):
         x = _part(a, width * k, width, a_signed)

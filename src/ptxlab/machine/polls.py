@@ -1,4 +1,4 @@
-"""Polls: the words that a polling loop has read, and whether they have changed since."""
+"""Polls: the words that a polling loop has read, and whether these words have changed since."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Poll:
         size: int,
         count: int,
     ) -> Poll:
-        """A poll of the elements that a load returned, which are ``size * count`` bytes per
-        thread."""
+        """Makes the poll for the elements that a load returned, which are ``size * count`` bytes
+        per thread."""
         return Poll(site, positions, addresses, _words(read, size, count), size, count)
 
     def part(self, mask: np.ndarray) -> Poll:

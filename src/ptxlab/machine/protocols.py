@@ -19,7 +19,7 @@ from ptxlab.machine.tensor_cores import TensorCore
 
 
 class Reports(Protocol):
-    """Gives the CTAs and observers of the wave, and reports misuse."""
+    """Gives access to the CTAs and observers of the wave, and reports misuse."""
 
     geometry: Geometry
     observers: Sequence[Observer]
@@ -38,7 +38,7 @@ class Reports(Protocol):
 
 
 class Notifier(Protocol):
-    """The scheduler, for the parts that do not run groups."""
+    """The scheduler, as used by parts of the wave that do not run groups."""
 
     random: RandomSchedule | None
 
@@ -47,7 +47,7 @@ class Notifier(Protocol):
 
 
 class Wakes(Reports, Protocol):
-    """Reports, with the scheduler that can wake waiting groups."""
+    """The protocol Reports, with the scheduler that can wake waiting groups."""
 
     @property
     def scheduler(self) -> Notifier:
@@ -55,19 +55,20 @@ class Wakes(Reports, Protocol):
 
 
 class HoldsShared(Wakes, Protocol):
-    """Wakes, with the shared memories of the CTAs."""
+    """The protocol Wakes, with the shared memories of the CTAs."""
 
     shared: BankedMemory
 
 
 class RunsWgmma(HoldsShared, Protocol):
-    """HoldsShared, with the tensor cores that define the rounding (None: float32 sums)."""
+    """The protocol HoldsShared, with the tensor cores whose rounding is emulated (None: float32
+    sums)."""
 
     tensor_core: TensorCore | None
 
 
 class HoldsMemories(HoldsShared, Protocol):
-    """HoldsShared, with global memory and the address of the kernel's arguments."""
+    """The protocol HoldsShared, with global memory and the address of the kernel's arguments."""
 
     memory: GlobalMemory
     masks_bad_access: bool

@@ -13,9 +13,9 @@ class RandomSchedule(Random):
     """The random choices of a schedule. They depend only on the schedule's number, the seed.
 
     Odd numbers give hesitant schedules: groups are also interrupted before waits, and one copy at a
-    time is delayed as long as anything else can run. This finds mistakes that show only after a
-    stall at exactly this point, or after many groups overtake one. Other mistakes show only in
-    schedules that are not hesitant.
+    time is delayed as long as anything else can run. This finds mistakes that appear only after a
+    stall at exactly such a point, or after many groups have overtaken one. Other mistakes appear
+    only in schedules that are not hesitant.
     """
 
     def __init__(self, number: int) -> None:

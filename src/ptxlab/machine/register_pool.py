@@ -15,10 +15,10 @@ _LEAST, _MOST, _STEP = 24, 256, 8
 
 
 class RegisterPool:
-    """Registers per warp of every CTA of a wave.
+    """The number of registers that the warps of each CTA of a wave hold.
 
     The compiler gives a kernel with setmaxnreg as many registers as its launch bounds allow.
-    Registers for an increase must come from warps that gave registers back.
+    Additional registers must come from warps that have given registers back.
     """
 
     def __init__(self, wave: Reports) -> None:

@@ -42,9 +42,9 @@ class _Task:
 _PATIENCE = 16
 
 
-#: In each step, a random schedule lets an event happen early with the probability 1 / _SURPRISE.
+#: In each step of a random schedule, an event happens early with the probability 1 / _SURPRISE.
 _SURPRISE = 6
-#: A random schedule chooses another laggard after one of these numbers of steps.
+#: After one of these numbers of steps, a random schedule chooses another laggard.
 _LAGS = (20, 60, 200)
 
 
@@ -56,8 +56,8 @@ class Scheduler:
     """Runs the groups of a wave cooperatively.
 
     ``start`` creates the coroutine of a group from (group, node, stop, live registers). ``deliver``
-    lets one asynchronous transfer arrive and returns whether there was one. If it gets a random
-    generator, it picks any transfer, otherwise the oldest.
+    lets one asynchronous transfer arrive and returns whether there was one. With a random generator
+    as argument, it picks a random transfer, otherwise the oldest.
 
     A coroutine yields one of four requests. A Fork: the coroutine continues after the parts of the
     fork have run. A Wait: it continues when the wait has ended. A Split: two other coroutines
@@ -82,8 +82,8 @@ class Scheduler:
         self.waiting: list[_Task] = []
         self.ready: deque[tuple[_Task, Any]] = deque()
         self.fruitless = 0
-        #: The number of events so far that could end a wait, and whether any of them has not been
-        #: processed.
+        #: The number of events so far that could end a wait, and whether some of these events have
+        #: not been processed yet.
         self.news_count = 0
         self.news = False
         #: The laggard of a random schedule, and for how many more steps it stays the laggard.
@@ -217,14 +217,16 @@ class Scheduler:
     # When no group can run
 
     def _unstick(self) -> bool:
-        """Lets an asynchronous transfer arrive, or releases threads that wait at a join."""
+        """Makes progress when no group can run: lets an asynchronous transfer arrive, continues
+        part of a group, releases threads that wait at a join, or lets a wait give up."""
         if self.deliver(None):
             self._wake()
             return True
         return self._pass_partly() or self._give_up_a_join() or self._refuse()
 
     def _random_event(self, random: RandomSchedule) -> None:
-        """Lets an event happen early, with a small probability."""
+        """With a small probability each, lets a transfer arrive, part of a group continue, or a
+        wait give up early."""
         if random.randrange(_SURPRISE) == 0:
             self.deliver(random)
         if random.randrange(_SURPRISE) == 0:
@@ -240,7 +242,8 @@ class Scheduler:
         self.ready.append((task, message))
 
     def _pass_partly(self) -> bool:
-        """Splits a group if some of its threads may continue and others must wait."""
+        """Lets those threads of a waiting group continue that may do so; if others must wait, the
+        group is split."""
         for task in self.waiting:
             wait = task.wait
             if wait is not None:
@@ -253,7 +256,7 @@ class Scheduler:
         return False
 
     def _refuse(self) -> bool:
-        """Lets a wait that may give up return false; the same wait is refused again only after
+        """Makes a wait that may give up return false. The same wait is refused again only after
         another event."""
         for task in self.waiting:
             if task.wait is not None and task.wait.refusable and task.refused != self.news_count:
@@ -263,7 +266,7 @@ class Scheduler:
         return False
 
     def _give_up_a_join(self) -> bool:
-        """Releases the warps that wait at a join for warps that cannot continue."""
+        """Releases warps from a join at which they wait for other warps that cannot continue."""
         for task in [*self.waiting, *(task for task, _ in self.ready)]:
             above = task.parent
             while above is not None:

@@ -62,15 +62,15 @@ OPERAND_TYPES = {
 _LEAST_EXPONENT, _MANTISSA_BITS, _FIELD = -126, 23, 255
 _LEAST_NORMAL, _LEAST_SUBNORMAL = 2.0**-126, 2.0**-149
 _NAN = u4(0x7FFFFFFF).view(f4)
-#: A float64 has this many mantissa bits more than a float32.
+#: The number of mantissa bits that a float64 has in addition to those of a float32.
 _BITS_TOO_MANY = 29
 
-#: Accumulators that are computed together. They are so few that the products of a step fit in the
-#: L2 cache.
+#: The number of accumulators that are computed together. It is so small that the products of a step
+#: fit in the L2 cache.
 _BLOCK = 8192
 
-#: If the exponents of the factors are within these bounds, products are exact in float32, also when
-#: scaled.
+#: If the sum of the factors' exponents is within these bounds, a product is exact in float32, even
+#: after scaling.
 _LOWEST_IN_FLOAT32, _HIGHEST_IN_FLOAT32 = -100, 125
 
 
@@ -110,7 +110,7 @@ class TensorCore:
         return sums
 
 
-#: For Ampere and Ada; for Hopper and Blackwell.
+#: The tensor cores of Ampere and Ada, and those of Hopper and Blackwell.
 _AMPERE, _HOPPER = TensorCore(16, 24, -132), TensorCore(32, 25, -133)
 #: The known tensor cores, by compute capability.
 TENSOR_CORES = {
@@ -120,7 +120,7 @@ TENSOR_CORES = {
 
 
 class _Scratch:
-    """Memory for the products of a step and the truncated products.
+    """Memory for the products of a step, as float32 and truncated to integers.
 
     It is allocated once, because memory allocated for each step would be returned to the system
     each time.
@@ -139,16 +139,16 @@ class _Scratch:
 
 
 class _Factors:
-    """One operand of a block of accumulators, a or b."""
+    """One operand (a or b) of a block of accumulators."""
 
     def __init__(self, given: np.ndarray, kind: OperandType) -> None:
         self.given = given
-        #: The given values, with 0 instead of infinities and NaN.
+        #: The given values, with 0 in place of infinities and NaN.
         self.values, self.all_finite = _finite(np.ascontiguousarray(given))
         self.zeros = self.values == 0
         self.exponents = _exponents(self.values, kind.least_exponent)
         counted = np.where(self.zeros, 0, self.exponents)
-        #: Here a zero counts as 1.
+        #: The lowest and the highest exponent, where a zero counts as having the exponent 0.
         self.lowest, self.highest = int(counted.min()), int(counted.max())
 
     @cached_property
@@ -232,8 +232,8 @@ class _Block:
         # If all products are zero, the scale may be too large for float32.
         products *= np.minimum(scale, 2.0**127).astype(f4)
         np.copyto(integers, products, casting="unsafe")
-        # These are 16 terms of at most 2**27 minus the last of its 22 bits, so the sum does not
-        # overflow.
+        # There are 16 terms. Each is at most 2**27 minus the last of its 22 bits, so the sum fits
+        # in an int32.
         return np.add.reduce(integers, axis=0, dtype=i4)
 
 

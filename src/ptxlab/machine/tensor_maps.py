@@ -24,7 +24,7 @@ class ElementType(Protocol):
 
 
 class TensorMapSpec(Protocol):
-    """The description of a tensor map, before it is encoded.
+    """The parameters of a tensor map that has not been encoded yet.
 
     Dimensions are listed from the innermost, which has stride 1.
 
@@ -68,8 +68,8 @@ class TensorMap:
     """A tensor map whose description has been checked, with the memory that it describes.
 
     The map may describe more than the registered memory, since only elements inside boxes are
-    accessed. But its first address must be in registered memory: a GPU faults otherwise, even if no
-    box contains that address. Addresses wrap at 2^64.
+    accessed. But the map's first address must be in registered memory: otherwise a GPU faults, even
+    if no box contains that address. Addresses wrap at 2^64.
     """
 
     def __init__(self, spec: TensorMapSpec, memory: GlobalMemory) -> None:
@@ -171,8 +171,8 @@ def _slices(begins: Sequence[int], counts: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _check(spec: TensorMapSpec) -> None:
-    """Raises ArgumentError for a description that cuTensorMapEncodeTiled rejects or that is not
-    emulated."""
+    """Raises ArgumentError for parameters that cuTensorMapEncodeTiled rejects or that the emulator
+    does not support."""
     rank, inner = len(spec.sizes), spec.box[0] * spec.element_type.element_size
     strides = getattr(spec, "element_strides", ()) or (1,) * rank
     wrong = ""

@@ -1,4 +1,4 @@
-"""The interface of waits, by which the scheduler knows when a group may continue."""
+"""The interface of waits, from which the scheduler knows when a group may continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ptxlab.machine.group import Group
 
 
 class Refused:
-    """Sent to a coroutine when the instruction at which it waits gives up: try_wait then returns
+    """The message to a coroutine whose waiting instruction gives up: try_wait then returns
     false."""
 
     def __repr__(self) -> str:

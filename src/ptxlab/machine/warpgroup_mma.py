@@ -1,9 +1,9 @@
 """wgmma: matrix products that run asynchronously to the threads.
 
-From the issue to the wait, accumulator registers hold ``InFlight`` objects. An access in this time
-is reported, and reads NaN. Operands in shared memory are read at the wait, the latest time at which
-hardware may read them. A random schedule sometimes reads them at the issue. Consecutive wgmma with
-the same accumulator registers are computed as one matrix product.
+From the issue to the wait, accumulator registers hold ``InFlight`` objects. An access to them
+during this time is reported, and a read returns NaN. Operands in shared memory are read at the
+wait, the latest time at which hardware may read them. A random schedule sometimes reads them at the
+issue. Consecutive wgmma with the same accumulator registers are computed as one matrix product.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Form:
     kind: OperandType
     negate_a: bool
     negate_b: bool
-    #: Whether the operands are K-major; if A is in registers, its value has no meaning.
+    #: Whether the operands are K-major. The value for A is meaningless if A is in registers.
     k_major_a: bool
     k_major_b: bool
     #: The registers of A; empty if A is in shared memory.
@@ -109,7 +109,8 @@ class Wgmma:
             f"accumulator {row} of the wgmma at {self.site} {how} before a wait_group covers it",
         )
 
-    # Units are whole warpgroups if the group contains whole warpgroups, and single warps otherwise
+    # Units are whole warpgroups if the group consists of whole warpgroups, and single warps
+    # otherwise
 
     @property
     def unit(self) -> int:
@@ -192,14 +193,15 @@ class Wgmma:
         return self.form.kind.floats(pieces.view(u2))
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """The values of A and B that the first call read."""
+        """The values of A and B. The first call reads them, and later calls return the same
+        values."""
         if self.operands is None:
             self.operands = self.a_matrix(), self.b_matrix()
         return self.operands
 
     def evaluate(self) -> np.ndarray:
-        """The accumulators in float32 (register, thread); reads the operands if they have not been
-        read yet."""
+        """Computes the accumulators in float32 (register, thread). Operands that have not been read
+        yet are read now."""
         if self.result is None:
             chain = self._chain()
             pairs = [one.read() for one in chain]
@@ -223,7 +225,8 @@ class Wgmma:
         return _to_registers(core.multiply_add(a, b, c, self.form.kind, _DEPTH), n)
 
     def _chain(self) -> list[Wgmma]:
-        """This wgmma and the earlier ones of its chain that are not evaluated yet, oldest first."""
+        """The chain of unevaluated wgmma, oldest first, that ends with this one and in which each
+        adds to the accumulators of the previous one."""
         chain = [self]
         while True:
             before = chain[0].addend
@@ -237,7 +240,7 @@ class Wgmma:
             chain.insert(0, before)
 
     def _before(self) -> np.ndarray | None:
-        """The accumulators before the chain, (register, thread); None for zero."""
+        """The accumulators to which this wgmma adds, (register, thread); None if they are zero."""
         if self.addend is None:
             return None
         if isinstance(self.addend, Wgmma):
@@ -324,8 +327,8 @@ class WgmmaPipe:
             self._notify(group, product)
         random = self.wave.scheduler.random
         if random is not None and random.random() < 0.5:
-            # The operands are read now but multiplied later, so that the order of sums is the same
-            # in every schedule.
+            # The operands are read now but multiplied later, so that every schedule sums in the
+            # same order.
             product.read()
         return tuple([InFlight(product, row) for row in range(len(registers))])
 

@@ -41,8 +41,8 @@ from ptxlab.machine.wave_memory import WaveMemory
 
 u4 = np.uint32
 
-#: After this many backward jumps a group lets others run. Otherwise a spin loop would starve the
-#: groups for which it waits.
+#: After this many backward jumps a group lets others run. Otherwise a group in a spin loop would
+#: starve the groups for which it waits.
 _TURN = 64
 
 
@@ -67,9 +67,9 @@ class Wave(WaveMemory):
         self.registers = RegisterPool(self)
         #: The tensor cores whose rounding mma and wgmma follow; None: float32 sums in any order.
         self.tensor_core: TensorCore | None = None
-        #: CTAs of the launch that start after this wave.
+        #: The number of CTAs of the launch that start after this wave.
         self.ctas_to_come = 0
-        #: Backward jumps that are left before the launch counts as an endless loop.
+        #: The number of backward jumps that remain before the launch counts as an endless loop.
         self.loops_left = 0
         #: How often each node was entered by warps, and by threads; all waves of a launch share the
         #: counts.
@@ -225,7 +225,8 @@ class Wave(WaveMemory):
         return select(predicate, value, self.or_poison(old, value.dtype))
 
     def or_poison(self, value: Any, held: Any) -> Any:
-        """``value``; if it is undefined, all ones of the type ``held`` (false for a predicate)."""
+        """``value`` if it is defined; otherwise all ones of the type ``held``, or false for a
+        predicate."""
         if value is not UNDEFINED:
             return value
         kind = np.dtype(np.bool_ if held == "b1" else held)
@@ -392,7 +393,7 @@ class Wave(WaveMemory):
 
 
 def taken(predicate: Any) -> int:
-    """Which threads take a branch: 1 for all, 0 for none, -1 for some."""
+    """Returns 1 if all threads take a branch, 0 if none does, and -1 if some do."""
     if predicate.ndim == 0:
         return 1 if predicate else 0
     count = np.count_nonzero(predicate)
@@ -410,7 +411,7 @@ def _uniform(value: Any, what: str) -> int:
 
 
 def _by_value(value: Any, index: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """The distinct values, each with the threads of the wave that have it."""
+    """Returns each distinct value with the threads of the wave that have this value."""
     if np.ndim(value) == 0:
         return [(int(value), index)]
     return [(int(one), index[value == one]) for one in np.unique(value)]

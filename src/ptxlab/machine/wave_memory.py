@@ -63,8 +63,8 @@ class WaveMemory:
         # Decides the order in which atomics to one address are executed; None: in the order of
         # threads.
         self.random: RandomSchedule | None = None
-        # The seed of that order. It is drawn when observers are notified of an atomic, which is
-        # before it is executed.
+        # The seed of that order. It is drawn when the observers are notified of an atomic, which is
+        # before the atomic is executed.
         self._drawn: int | None = None
 
     # Observation
@@ -187,7 +187,7 @@ class WaveMemory:
         if space == "generic":
             space, addresses = self.resolve(addresses)
         if space == "global":
-            # If the address is uniform, the value of the last thread stays in the cell.
+            # If the address is uniform, the cell keeps the value of the last thread.
             if np.ndim(addresses) == 0 and np.ndim(values):
                 values = values[-1]
             self.memory.store(addresses, size, values)
@@ -236,7 +236,8 @@ class WaveMemory:
     ) -> list[np.ndarray]:
         """atom.add of fp32 vectors; returns the old elements.
 
-        Each element is atomic but not the whole vector, so each element has its own order of sums.
+        The addition is atomic for each element, not for the whole vector, so each element has its
+        own order of sums.
         """
         # This checks the bounds and the alignment of the whole vector.
         self.load(group, space, addresses, 4 * len(values), mask)

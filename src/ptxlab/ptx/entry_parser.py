@@ -71,7 +71,7 @@ _STATEMENT = re.compile(
     r"|(?P<end>\Z))"
 )
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
-#: The deepest chain of inlined functions that is accepted. A longer chain means that a function is
+#: The largest depth of inlined functions that is accepted. A larger depth means that a function is
 #: inlined into itself.
 _DEEPEST_INLINING = 32
 _REGISTERS = re.compile(r"\.reg\s*(?:\.v\d\s+)?\.(\w+)\s+(.*)", re.S)
@@ -86,7 +86,8 @@ class _Scope:
         self.number, self.parent = number, parent
         self.registers: dict[str, str] = {}
         self.labels: dict[str, str] = {}
-        #: The variables of a call. Every call uses the same names for its parameters.
+        #: The variables that pass the parameters of a call. Every call declares them under the same
+        #: names.
         self.variables: dict[str, str] = {}
         self.cache: dict[str, Operand] = {}
 

@@ -28,12 +28,12 @@ from ptxlab.ptx.syntax import (
     Vector,
 )
 
-#: Opcode of the second half of a bar.red. It is not counted as an instruction.
+#: The opcode of the second half of a bar.red, which does not count as an instruction.
 BARRIER_RESULT = "barrier_result"
 
 
 def lowered(module: ParsedModule, entry: Entry) -> Entry:
-    """The entry without calls and bar.red; ``entry`` itself if it has none.
+    """The entry with calls and bar.red replaced; ``entry`` itself if it contains neither.
 
     Raises EmulatorError for a recursive function.
     """
@@ -63,7 +63,7 @@ def _reduces(instruction: Instruction) -> bool:
 
 @dataclass(frozen=True)
 class _Names:
-    """The names in one copy of a function's body.
+    """Maps the names in a function's body to the names in one copy of the body.
 
     ``symbols`` maps the function's parameters to variables of the caller.
     """

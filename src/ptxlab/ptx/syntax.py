@@ -19,7 +19,8 @@ TYPE_SIZES = {
 }  # fmt: skip
 
 
-#: The carry of extended-precision arithmetic, a predicate register that is not declared.
+#: The name of the carry of extended-precision arithmetic, which is an undeclared predicate
+#: register.
 CARRY = "%carry"
 #: A register name that ends in a number. ``.reg .b32 %r<9>`` declares the names with its prefix.
 NUMBERED = re.compile(r"(.*?[A-Za-z_$%])\d+$")

@@ -1,4 +1,4 @@
-"""The emitter writes generated code: registers, constants, operands, results, variables, lines."""
+"""The emitter, which writes generated code and names its registers, constants and variables."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ class Emitter:
         self.temporaries = 0
         self.sites = tuple(Site.of(instruction) for instruction in entry.instructions)
         self.instruction: Instruction | None = None
-        #: For each address register of the current node: the variable that holds its checked rows.
+        #: For each address register of the current node, the variable that holds the rows whose
+        #: bounds were checked.
         self.shared_rows: dict[str, str] = {}
         #: The variable to which the current barrier assigns its Wait.
         self.barrier_result = ""
@@ -163,8 +164,7 @@ class Emitter:
         return self._reinterpret(poison, held, DTYPES[kind])
 
     def is_written(self, operand: Operand) -> bool:
-        """Whether the operand surely has a value here, as all operands except some registers
-        have."""
+        """Whether the operand is certain to have a value here. Only registers may lack one."""
         return not isinstance(operand, Register) or operand.name not in self.unwritten
 
     def use_float(self, operand: Operand, kind: str) -> str:
@@ -334,15 +334,15 @@ class Emitter:
         self.windows = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
-#: Opcodes that only move bits. Their types do not show whether a value is a float.
+#: Opcodes that only move bits, so that their types do not show whether a value is a float.
 _NEUTRAL = frozenset(["mov", "ld", "ldu", "selp", "shfl"])
 
 
 def _float_registers(flow: Flow) -> frozenset[str]:
-    """The registers that are written only by float instructions of the register's width.
+    """The registers that only float instructions of the register's width write.
 
-    Newer compilers declare all registers as bits. If these registers are held as floats, generated
-    code need not reinterpret them.
+    Newer compilers declare all registers as bits. If generated code holds these registers as
+    floats, it need not reinterpret them.
     """
     floats: set[str] = set()
     others: set[str] = set()

@@ -158,7 +158,7 @@ class Flow:
 
 
 def analyse(entry: Entry) -> Flow:
-    """Nodes, liveness and immediate post-dominators of an entry."""
+    """Determines the nodes, the live registers and the immediate post-dominators of an entry."""
     flow = Flow(_nodes(entry))
     for node in flow.nodes:
         for step in node.steps:
@@ -181,8 +181,8 @@ _STRONG_LOADS = frozenset(["volatile", "relaxed", "acquire"])
 
 
 def _spins(flow: Flow, last: int, first: int) -> frozenset[int]:
-    """The nodes of the loop from ``first`` to ``last`` if the loop only polls memory, otherwise
-    none.
+    """The nodes of the loop from ``first`` to ``last`` if the loop only polls memory; otherwise the
+    empty set.
 
     A polling loop only reads with .volatile, .relaxed or .acquire, and passes no register value
     from one iteration to the next. It therefore repeats until one of the words that
@@ -219,7 +219,8 @@ def _reads_strongly(instruction: Instruction) -> bool:
 def _nodes(entry: Entry) -> list[Node]:
     """The basic blocks, split after every barrier so that a thread can resume there.
 
-    An instruction that may give up has its own node, which threads that keep waiting run again.
+    An instruction that may give up has its own node, which is run again by threads that keep
+    waiting.
     """
     pieces: list[list[list[Step]]] = []
     for block in entry.blocks:

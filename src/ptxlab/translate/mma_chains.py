@@ -19,13 +19,13 @@ from ptxlab.translate.flow import Step
 
 Words = tuple[str, ...]
 _HALVES = {"m16n8k16": 2, "m16n8k8": 1}
-#: 8-column chunks of A, by operand type and shape.
+#: The number of 8-column chunks of A, for each operand type and shape.
 _CHUNKS = {"f16": _HALVES, "bf16": _HALVES, "tf32": {"m16n8k8": 2, "m16n8k4": 1}}
 
 
 @dataclass(eq=False)
 class _Chain:
-    """mma instructions that follow each other along k: operand expressions, first addend, result
+    """A chain of mma instructions along k: the operand expressions, the first addend and the result
     registers."""
 
     instruction: Instruction
@@ -164,8 +164,8 @@ class MmaChains:
     # Output
 
     def _products(self) -> list[list[list[_Chain]]]:
-        """The chains as rectangles of m x n: a row has the same A operands, a column the same B
-        operands."""
+        """Arranges the chains in rectangles of m x n, in which each row has the same A operands and
+        each column the same B operands."""
         rows: dict[tuple[tuple[str, int], tuple[Words, ...]], list[_Chain]] = {}
         for chain in self.chains:
             rows.setdefault((chain.flavour, tuple(chain.a)), []).append(chain)

@@ -35,7 +35,7 @@ def bulk(t: Emitter, i: Instruction) -> None:
 
 
 def _reduce(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
-    """Adds fp32 numbers from shared memory, the only reduction that is supported."""
+    """Adds fp32 numbers from shared memory to global memory. No other reduction is supported."""
     operands = list(i.operands)
     dimensions, modifiers = _dimensions(t, i, modifiers)
     if _HINT in modifiers:

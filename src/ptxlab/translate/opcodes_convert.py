@@ -44,7 +44,8 @@ def _unpack(t: Emitter, vector: Vector, value: str, kind: str) -> None:
 def _pack(t: Emitter, vector: Vector, kind: str) -> str:
     """The value of a vector of registers; some of them, but not all, may be unwritten.
 
-    Compilers pack a register that nothing writes with another one, and use only the other's half.
+    Compilers pack a register that is never written together with one that is, and use only the half
+    of the latter.
     """
     piece, width = _piece(t, vector, kind)
     held = DTYPES[unsigned(kind)]

@@ -110,7 +110,8 @@ def see(
 
 
 def kept(t: Emitter, address: str) -> str:
-    """The address; held in a variable if the generated code uses it twice."""
+    """The expression for an address. If the generated code uses it twice, it is first assigned to a
+    variable."""
     if not t.observed and not t.polls:
         return address
     name = t.temporary()

@@ -1,4 +1,4 @@
-"""wgmma: its matrix products, groups and fences."""
+"""wgmma: matrix products, groups and fences."""
 
 from __future__ import annotations
 

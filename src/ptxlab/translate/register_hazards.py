@@ -20,14 +20,16 @@ _NEVER_FENCED = "no fence"
 
 @dataclass
 class Hazards:
-    """The registers with possible hazards, by index of the instruction."""
+    """The registers with possible hazards, keyed by the index of the instruction."""
 
-    #: For wait_group: registers that may be in flight before it and are read later.
+    #: For wait_group: the registers that may be in flight before the instruction and are read after
+    #: it.
     waits: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: For wgmma: its registers that were accessed since the last fence, or "no fence".
+    #: For wgmma: those of its registers that were accessed since the last fence, or "no fence" if
+    #: there was none.
     unfenced: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: For any instruction: registers that it writes while they may be in flight as accumulators or
-    #: in A.
+    #: For any instruction: the registers that it writes although they may be in flight as
+    #: accumulators or in A.
     overwrites: dict[int, tuple[str, ...]] = field(default_factory=dict)
     fragments: dict[int, tuple[str, ...]] = field(default_factory=dict)
 

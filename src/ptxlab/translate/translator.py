@@ -47,7 +47,7 @@ HANDLERS: dict[str, Handler] = {
 
 @dataclass(eq=False)
 class Translated:
-    """The generated code of one entry, and the facts about it that a launch needs."""
+    """The generated code of one entry, and the properties of the entry that a launch needs."""
 
     entry: Entry
     function: Callable[..., Any]
@@ -60,7 +60,7 @@ class Translated:
     dynamic_shared_offset: int
     local_bytes: int
     module_symbols: tuple[str, ...]
-    #: Whether the entry has no instruction of a whole warpgroup.
+    #: Whether the entry contains no instruction that a whole warpgroup executes.
     warps_are_free: bool
     #: Whether threads wait for others through global memory.
     spins: bool
@@ -129,8 +129,8 @@ class Translator(Emitter):
     def _emit_entry_points(self) -> None:
         """Emits the code that unpacks live registers wherever a coroutine may start.
 
-        That is after a fork, after a barrier that opened for some of the threads, and at a join
-        from which threads were released.
+        These places are after a fork, after a barrier that opened only for some of the threads, and
+        at a join from which threads were released.
         """
         starts = {node.ipdom for node in self.flow.nodes if len(node.successors) > 1}
         for node in self.flow.nodes:
@@ -339,7 +339,7 @@ def _count_mnemonics(node: Node) -> dict[str, int]:
     return counts
 
 
-#: A translation takes about 3 MiB.
+#: The number of cached translations, each of which takes about 3 MiB.
 _CACHED_TRANSLATIONS = 32
 _translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, ParsedModule]] = (
     OrderedDict()

@@ -27,9 +27,10 @@ from flashsmith.semantics.cache_format import CacheFormat
 
 _MODEL_DTYPES = (torch.float16, torch.bfloat16)
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
-# The engine's names of caches with elements in _EIGHT_BITS and without scales of blocks.
+# The names by which the engine calls caches whose elements are in _EIGHT_BITS and that have no
+# scales per block.
 _NAMES_OF_8_BITS = ("auto", "fp8_e4m3", "fp8_e5m2")
-# Algorithms of speculative decoding whose drafts are chains with speculative_eagle_topk 1.
+# The algorithms of speculative decoding whose drafts are chains if speculative_eagle_topk is 1.
 _CHAINS = ("EAGLE", "EAGLE3", "STANDALONE")
 
 
@@ -96,8 +97,8 @@ class FlashsmithBackend(AttentionBackend):
         self._graphs = GraphSteps(self.tables, max_bs, max_num_tokens, self.drafts)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Fills the tensors that a captured graph reads. Raises NotImplementedError for graphs of
-        any step other than decode and verification."""
+        """Fills the tensors that a captured graph reads. Raises NotImplementedError unless the
+        graph is of a decode step or a verification step."""
         mode = forward_batch.forward_mode
         if not (mode.is_decode_or_idle() or mode.is_target_verify()):
             raise NotImplementedError(
@@ -123,8 +124,8 @@ class FlashsmithBackend(AttentionBackend):
         save_kv_cache: bool = True,
         **options: Any,
     ) -> torch.Tensor:
-        """Attention of a step's queries, (tokens, heads * d) like its result. Keys and values, if
-        any, are written first."""
+        """Computes attention for a step's queries; q and the result are (tokens, heads * d). If
+        keys and values are given, they are first written to the cache."""
         sinks = options.pop("sinks", None)
         given = sorted(name for name, it in options.items() if it is not None and it is not False)
         if given:
@@ -163,7 +164,7 @@ class FlashsmithBackend(AttentionBackend):
         )
         return output.view(-1, attention.heads * attention.d)
 
-    # A decode extends each request by one token.
+    # A decode step is an extension of each request by one token.
     forward_decode = forward_extend
 
     def _write(
@@ -189,8 +190,8 @@ class FlashsmithBackend(AttentionBackend):
         flashsmith.write_slots(k, v, *self._caches(layer), slots, **self._scales(layer))
 
     def _scales(self, layer: RadixAttention) -> dict[str, Any]:
-        """The factors of the elements of the layer's cache: numbers or tensors of one number, from
-        the checkpoint; None is 1."""
+        """The scales of the layer's cached keys and values, from the checkpoint. Each is a number
+        or a tensor with one number; None means 1."""
         if not self.cache_format.is_8bit:
             return {}
         return {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
@@ -201,8 +202,8 @@ class FlashsmithBackend(AttentionBackend):
         return self._pages(keys), self._pages(values)
 
     def _pages(self, buffer: torch.Tensor) -> torch.Tensor:
-        """A view (pages, tokens of a page, heads, d) of a pool's buffer (slots, heads, d), or of a
-        buffer in which heads come before the tokens of a page."""
+        """A view (pages, tokens of a page, heads, d) of a pool's buffer. The buffer is (slots,
+        heads, d), or has the heads before the tokens of a page."""
         if buffer.dim() == 4:
             return buffer.transpose(1, 2)
         pages = buffer.shape[0] // self.page
@@ -210,8 +211,8 @@ class FlashsmithBackend(AttentionBackend):
 
 
 def _refuse_unserved(model_runner: Any, topk: int) -> None:
-    """Raises NotImplementedError for a server that cannot be served, naming why. ``topk``: the
-    branches of a draft."""
+    """Raises NotImplementedError, with the reason, if flashsmith does not support the server's
+    settings. ``topk``: the number of branches of a draft at each token."""
     config, pool = model_runner.model_config, model_runner.token_to_kv_pool
     parallel, algorithm = get_parallel(), model_runner.spec_algorithm
     is_speculative = not algorithm.is_none()

@@ -13,15 +13,15 @@ from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.signature import check_mask
 
 _LARGEST_HEAD, _HEAD_STEP = 512, 8
-# Rows of 8-bit floats are copied by 16 bytes.
+# Kernels copy rows of 8-bit floats in units of 16 bytes.
 _HEAD_STEP_OF_8_BITS = 16
 Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's attention. ``window``: the number of keys before its own that a query sees; None:
-    all."""
+    """One layer's attention. ``window``: how many keys before its own key a query sees; None if it
+    sees all of them."""
 
     heads: int
     d: int
@@ -47,7 +47,7 @@ class LayerAttention:
         """The attention of ``layer`` over pages of ``page`` tokens, with room for ``keys`` keys a
         request."""
         causal = layer.attn_type == AttentionType.DECODER
-        # The engine counts the keys before the query's own, and -1 is no window.
+        # The engine's number does not count the query's own key, and -1 means no window.
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
         softcap = float(layer.logit_cap or 0.0)
         problem = cache_problem(

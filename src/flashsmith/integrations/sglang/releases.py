@@ -13,7 +13,8 @@ _OLDEST, _NEWEST = (0, 5, 16), (0, 5, 23)
 
 
 def register_backend() -> str:
-    """Registers the backend, once per process. Returns why it did not, or ''.
+    """Registers the backend, once per process. Returns '', or the reason why it could not register
+    it.
 
     An entry in the deterministic choices lets `--enable-deterministic-inference` name it; an entry
     in the third list keeps the radix cache in that mode.
@@ -69,7 +70,7 @@ def is_deterministic(model_runner: Any) -> bool:
     """Whether the server was started with --enable-deterministic-inference."""
     try:
         from sglang.srt.runtime_context import get_exec
-    except ImportError:  # before the settings were grouped
+    except ImportError:  # releases in which the settings are not grouped yet
         return bool(model_runner.server_args.enable_deterministic_inference)
     return bool(get_exec().deterministic.enable_deterministic_inference)
 
@@ -81,7 +82,7 @@ def cache_name(model_runner: Any) -> str:
 
 
 def most_tokens(model_runner: Any) -> int:
-    """How many tokens of one request a step can have."""
+    """The largest number of tokens of one request in a step."""
     try:
         from sglang.srt.runtime_context import get_schedule
     except ImportError:
@@ -93,8 +94,8 @@ def most_tokens(model_runner: Any) -> int:
 
 
 def draft_settings(model_runner: Any) -> tuple[int, int]:
-    """For speculative decoding: the branches of a draft at each token, and the tokens of a
-    draft."""
+    """The settings of speculative decoding: how many branches a draft has at each token, and how
+    many tokens a draft has."""
     try:
         from sglang.srt.runtime_context import get_spec
     except ImportError:
@@ -108,10 +109,10 @@ def draft_settings(model_runner: Any) -> tuple[int, int]:
 
 
 def window_slots(model_runner: Any, forward_batch: Any) -> Any:
-    """The slots of the step's tokens in the pool of layers with a window."""
+    """The slots of the step's tokens in the pool that serves layers with a window."""
     try:
         from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind
-    except ImportError:  # before steps had a plan of their slots
+    except ImportError:  # releases in which steps have no plan of their slots yet
         pool = model_runner.token_to_kv_pool
         return pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
     translator = model_runner.kv_index_translator
@@ -119,8 +120,8 @@ def window_slots(model_runner: Any, forward_batch: Any) -> Any:
 
 
 def write_location(forward_batch: Any, window: Any) -> Any:
-    """The arguments of the pools' set_kv_buffer: the step's slots, and its slots in the windows'
-    pool."""
+    """The location argument for set_kv_buffer of the pools: the step's slots, with its slots in the
+    pool of layers with a window."""
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
     if hasattr(KVWriteLoc, "for_batch"):
@@ -129,7 +130,7 @@ def write_location(forward_batch: Any, window: Any) -> Any:
 
 
 def written_slots(location: Any, in_window_pool: bool) -> Any:
-    """The slots that a location names in the pool of layers with a window, or in the other."""
+    """The slots of a location, in the pool of layers with a window or in the other pool."""
     if in_window_pool:
         return location.swa_loc
     return location.loc if location.full_loc is None else location.full_loc

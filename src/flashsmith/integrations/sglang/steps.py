@@ -1,4 +1,4 @@
-"""A step's lengths and page tables, made on the device from the engine's tensors."""
+"""A step's lengths and page tables, which are computed on the device from the engine's tensors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from flashsmith.integrations.sglang.releases import window_slots
 class Step:
     """The tensors and numbers that all layers of a step share.
 
-    rows: query tokens of the step; queries may have more, which are padding. longest: an upper
-    bound on the tokens of one request. starts: (requests + 1,) int32. lens: (requests,) int32, keys
-    of each request, this step's included. table: (requests, most pages) int32. window_table and
-    window_slots: the table and the written slots of layers with a window, if these have their own
-    pool.
+    rows: the number of query tokens in the step; further rows of the query tensor are padding.
+    longest: an upper bound on the tokens of one request. starts: (requests + 1,) int32. lens:
+    (requests,) int32, how many keys each request has, including those of this step. table:
+    (requests, most pages) int32. window_table and window_slots: the table and the written slots of
+    layers with a window, if these have their own pool.
     """
 
     rows: int
@@ -35,7 +35,8 @@ class Step:
 
 
 class PageTables:
-    """Page tables from the engine's table of token slots, (requests of the pool, tokens)."""
+    """Computes page tables from the engine's table of token slots, (requests of the pool,
+    tokens)."""
 
     def __init__(self, model_runner: Any, page: int) -> None:
         from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
@@ -44,13 +45,13 @@ class PageTables:
         self.slots: torch.Tensor = model_runner.req_to_token_pool.req_to_token
         self.most_pages = -(-self.slots.shape[1] // page)
         pool = model_runner.token_to_kv_pool
-        # Layers with a window may have their own pool, which has its own slots.
+        # Layers with a window may have a separate pool with a separate numbering of slots.
         self.window_pool = pool if isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0 else None
 
     def pages_for(self, forward_batch: Any, more: int = 0) -> int:
-        """How many pages the longest request needs with ``more`` tokens, rounded up to a power of
-        two, so that steps of many lengths have tables of few sizes. All pages if the host does not
-        know the lengths."""
+        """How many pages the longest request needs after ``more`` tokens are added. The number is
+        rounded up to a power of two, so that tables have only a few sizes. If the host does not
+        know the lengths, it is the largest possible number."""
         lens = forward_batch.seq_lens_cpu
         if lens is None or not len(lens):
             return self.most_pages
@@ -61,7 +62,7 @@ class PageTables:
         self, requests: torch.Tensor, pages: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The first ``pages`` columns of the page tables (requests, pages) of both pools.
-        ``requests`` are rows of the table of slots."""
+        ``requests`` are indices of rows in the table of slots."""
         first = self.slots[:, : pages * self.page : self.page].index_select(0, requests)
         window = None
         if self.window_pool is not None:
@@ -74,8 +75,9 @@ class PageTables:
 
 
 def drafted(forward_batch: Any, drafts: int) -> int:
-    """How many tokens of each request a step verifies, which its lengths do not count yet; 0 if it
-    verifies none. ``drafts``: the tokens of a draft, a chain.
+    """How many drafted tokens of each request a step verifies, or 0 if it verifies none. The step's
+    lengths do not include these tokens yet. ``drafts``: the number of tokens in a draft, which is a
+    chain.
 
     Raises NotImplementedError for drafts of several lengths.
     """
@@ -90,8 +92,8 @@ def drafted(forward_batch: Any, drafts: int) -> int:
 
 
 class GraphSteps:
-    """Steps of captured graphs of decode and of verification, whose tensors keep their
-    addresses."""
+    """Makes the steps of captured graphs, for decode and for verification. All steps use the same
+    tensors, whose addresses do not change."""
 
     def __init__(
         self, tables: PageTables, most_requests: int, most_tokens: int, drafts: int
@@ -113,8 +115,8 @@ class GraphSteps:
         self._window_slots = zeros(most_tokens, dtype=torch.int64) if has_window else None
 
     def step(self, model_runner: Any, forward_batch: Any, in_capture: bool) -> Step:
-        """Fills the tensors for a batch of one token or one draft for each request, padding
-        included."""
+        """Fills the tensors for a batch in which each request, also one that is padding, has one
+        token or one draft."""
         requests, more = forward_batch.batch_size, drafted(forward_batch, self._drafts)
         rows = requests * max(1, more)
         self._lens[:requests].copy_(forward_batch.seq_lens)
@@ -143,8 +145,8 @@ class GraphSteps:
 
 
 def eager_step(tables: PageTables, model_runner: Any, forward_batch: Any, drafts: int) -> Step:
-    """The step of a batch outside graphs: prefills, chunks of them, decodes or a mix, or the
-    verification of drafts of ``drafts`` tokens."""
+    """The step of a batch that is not in a captured graph. It consists of prefills, chunks of
+    prefills, decodes or a mix of these, or it verifies drafts of ``drafts`` tokens."""
     lens, more = forward_batch.seq_lens, drafted(forward_batch, drafts)
     requests = lens.shape[0]
     table, window_table = tables.gather(

@@ -101,10 +101,12 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
 
     @classmethod
     def validate_configuration(cls, **asked: Any) -> list[str]:
-        """The engine's own reasons, or one about layers that attend to a step's own keys: those of
-        encoders, and all if the cache is distributed over ranks."""
+        """The reasons why a configuration is not supported. If the engine has none, there may be
+        one about attention to a step's own keys, which encoders need, and all layers if the cache
+        is distributed over ranks."""
         reasons: list[str] = super().validate_configuration(**asked)
-        # Older releases do not say that it is distributed: there a layer's kernels() refuses.
+        # Older releases do not say here that the cache is distributed. With these, the kernels() of
+        # a layer refuses.
         over_ranks, d = asked.get("use_dcp", False), asked["head_size"]
         if reasons or not (asked["attn_type"] in ENCODERS or over_ranks):
             return reasons
@@ -118,7 +120,8 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
 
     @classmethod
     def _device_of(cls, capability: Any) -> DeviceSpec | None:
-        """A GPU of this capability; None if it is unknown or has no kernels."""
+        """The spec of a GPU of this capability; None if the capability is unknown or has no
+        kernels."""
         if capability is None or not cls.supports_compute_capability(capability):
             return None
         return device_spec(10 * capability.major + capability.minor)
@@ -149,7 +152,8 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
             impl.attention, impl.writes = alike.attention, alike.writes
         ranks, rank = ranks_of_cache(kv_cache_spec)
         self._local_keys = LocalKeys(vllm_config, ranks, rank, device) if ranks > 1 else None
-        # A draft model's steps may be replayed with other lengths, and LocalKeys counts at build().
+        # The steps of a draft model may be replayed with other lengths than those that LocalKeys
+        # counted in build().
         self.supports_draft_decode_metadata_update = ranks == 1
         page = kv_cache_spec.block_size
         keys = -(-model.max_model_len // page) * page
@@ -190,7 +194,7 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
         return metadata.with_block_table(blk_table, slot_mapping)
 
     def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
-        """Does nothing: all fields that change are the engine's own tensors."""
+        """Does nothing, because all fields that change are tensors of the engine."""
 
     def use_cascade_attention(self, *_: Any, **__: Any) -> bool:
         return False

@@ -15,12 +15,13 @@ _EIGHT_BITS = {
     "fp8_e5m2": torch.float8_e5m2,
 }
 SERVED_CACHES = ["auto", *_SIXTEEN_BITS, *_EIGHT_BITS]
-# Rows of 8-bit floats are copied by 16 bytes.
+# Kernels copy rows of 8-bit floats in units of 16 bytes.
 _HEAD_STEP = 16
 
 
 def unserved_cache(head_size: int, dtype: Any, kv_cache_dtype: str | None) -> str | None:
-    """Why queries of ``dtype`` cannot attend to such a cache; None if they can."""
+    """Why queries of ``dtype`` cannot attend to a cache of this head size and element type; None if
+    they can."""
     name = kv_cache_dtype or "auto"
     if name in _EIGHT_BITS:
         if head_size % _HEAD_STEP:
@@ -35,12 +36,12 @@ def unserved_cache(head_size: int, dtype: Any, kv_cache_dtype: str | None) -> st
 
 
 def format_of(kv_cache_dtype: str) -> CacheFormat:
-    """The format of such a cache."""
+    """The CacheFormat of a cache of this element type."""
     eight_bits = _EIGHT_BITS.get(kv_cache_dtype)
     return CacheFormat.of_dtype(str(eight_bits).removeprefix("torch."))
 
 
 def in_own_dtype(kv_cache: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """The cache with elements of its own dtype: the engine stores 8-bit floats as bytes."""
+    """The cache as a tensor of its real dtype; the engine stores 8-bit floats as bytes."""
     eight_bits = _EIGHT_BITS.get(kv_cache_dtype)
     return kv_cache if eight_bits is None else kv_cache.view(eight_bits)

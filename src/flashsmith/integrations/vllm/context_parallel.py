@@ -1,9 +1,10 @@
 """Attention over a cache whose keys are distributed over ranks (decode context parallelism).
 
-A rank's cache has every N-th run of a request's keys, and its layers have a part of the query
-heads. Each rank attends with the query heads of all ranks to its own part of the keys from before
-the step. The engine's collective merges the parts, and returns each rank its own heads. They are
-then merged with attention to the step's own keys, which every rank has.
+The cache of a rank has every N-th run of a request's keys, and the layers of a rank have a part of
+the query heads. Each rank attends with the query heads of all ranks to its own part of the keys
+from before the step. The engine's collective merges these parts, and returns to each rank the
+outputs for the rank's own heads. These outputs are then merged with attention to the step's own
+keys, which every rank has.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from flashsmith.integrations.vllm.metadata import StepMetadata
 
 
 class LocalKeys:
-    """How many keys from before a step are in this rank's cache."""
+    """Counts the keys from before a step that are in this rank's cache."""
 
     def __init__(self, config: Any, size: int, rank: int, device: torch.device) -> None:
         self._size, self._rank = size, rank
@@ -31,8 +32,8 @@ class LocalKeys:
         self._counts = torch.zeros(requests, dtype=torch.int32, device=device)
 
     def count(self, step: CommonAttentionMetadata) -> torch.Tensor | None:
-        """The keys of each request, (requests,) int32. None if no request has any on any rank: all
-        ranks must decide the same, because they wait for each other."""
+        """The number of such keys of each request, (requests,) int32; None if no request has any on
+        any rank. All ranks must make this decision alike, because they wait for each other."""
         before, requests = step.seq_lens_cpu_upper_bound, step.num_reqs
         if before is not None:
             starts = step.query_start_loc_cpu[: requests + 1]
@@ -54,8 +55,8 @@ def attend_across_ranks(
     output: torch.Tensor,
     step: StepMetadata,
 ) -> None:
-    """Attention of a step's queries (tokens, heads, d) to the keys of all ranks, for the layer of a
-    FlashsmithImpl."""
+    """Computes attention of a step's queries (tokens, heads, d) to the keys of all ranks. ``impl``
+    is the FlashsmithImpl of the layer."""
     if step.local_keys is None:
         impl.attend_directly(query, key, value, output, step)
         return
@@ -82,7 +83,7 @@ def attend_across_ranks(
     before, before_lse = impl.combine(
         before, before_lse.transpose(0, 1), get_dcp_group(), return_lse=True
     )
-    # The sinks join the softmax here, once.
+    # Only this part of the attention includes the sinks, so that they count once.
     own, own_lse = impl.attend_directly(query, key, value, None, step, return_lse=True)
     parts = [before, own], [before_lse.transpose(0, 1).contiguous(), own_lse]
     merged, _ = flashsmith.merge_attention(*parts)

@@ -1,4 +1,5 @@
-"""FlashsmithImpl: one layer's attention, and the writes of new keys and values to its cache."""
+"""FlashsmithImpl computes one layer's attention, and writes new keys and values to the layer's
+cache."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def unserved_over_ranks(head_size: int, kv_cache_dtype: str | None, has_window: 
 
 
 class FlashsmithImpl(AttentionImpl[StepMetadata]):
-    """One layer. With VLLM_BATCH_INVARIANT=1 its bits are canonical (docs/bits.md).
+    """The attention of one layer. With VLLM_BATCH_INVARIANT=1 the bits are canonical
+    (docs/bits.md).
 
     Raises NotImplementedError for features that the backend's declarations cannot exclude, such as
     ALiBi.
@@ -58,7 +60,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
 
     # Decode context parallelism requires the LSE, in base e.
     can_return_lse_for_decode = True
-    # Queries have 16 bits over caches of 8-bit floats, too.
+    # Queries have 16 bits even if the cache has 8-bit floats.
     supports_quant_query_input = False
     supports_dcp = True
 
@@ -88,7 +90,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         self.cache_format = format_of(kv_cache_dtype)
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.softcap = float(logits_soft_cap or 0.0)
-        # A window of w tokens counts the query's own.
+        # The engine's window of w tokens includes the query's own token.
         self.window = None if sliding_window is None else sliding_window - 1
         self.sinks = sinks
         canonical = bool(vllm.envs.VLLM_BATCH_INVARIANT)
@@ -101,7 +103,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The properties that layers must share to use the same launches, apart from the tensors'
+        """Layers with equal ``kind`` can use the same launches if their tensors also have the same
         layouts."""
         return (
             *(self.num_heads, self.num_kv_heads, self.head_size, self.scale, self.softcap),
@@ -164,7 +166,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of a step's queries (tokens, heads, d), written to ``output``.
+        """Computes attention for a step's queries (tokens, heads, d), and writes the result to
+        ``output``.
 
         Raises NotImplementedError for fused quantisation of the output and for causality by
         request, which the engine does not use with this backend.
@@ -205,7 +208,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         output: torch.Tensor,
         scales: tuple[torch.Tensor, ...],
     ) -> None:
-        """The calls whose arguments are checked."""
+        """Computes a step by public calls, which check their arguments."""
         rows = attn_metadata.num_actual_tokens
         query, output_rows = query[:rows], output[:rows]
         if self.attn_type in ENCODERS:
@@ -229,7 +232,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         step: StepMetadata,
         scales: tuple[torch.Tensor, ...],
     ) -> tuple[DecodeTensors, DecodeOptions]:
-        """A step's call of ``attention_with_cache``."""
+        """The tensors and options of a step's call of ``attention_with_cache``."""
         if not isinstance(step.causal, bool):
             raise NotImplementedError("flashsmith: causality by request is not served")
         k_cache, v_cache = self.caches(kv_cache)
@@ -256,7 +259,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     def _find_attention(
         self, layout: tuple[torch.Tensor, ...], step: StepMetadata
     ) -> Launch | None:
-        """The step's launch, or None if its calls must be checked."""
+        """The step's launch, or None if the calls of the step must be checked."""
         if self.attn_type in ENCODERS or step.is_distributed:
             return None
         query, output, kv_cache, *_ = layout
@@ -289,8 +292,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         *,
         return_lse: bool = False,
     ) -> Any:
-        """Attention to the step's own keys, for an encoder, or for a decoder that merges it with
-        attention to earlier keys. Returns as ``flashsmith.attention`` does."""
+        """Computes attention to the step's own keys: for an encoder, or for a decoder that merges
+        the result with attention to earlier keys. Returns what ``flashsmith.attention`` returns."""
         causal = self.attn_type not in ENCODERS and bool(step.causal)
         starts, longest = step.query_start_loc, step.max_query_len
         kernels = self._direct.get(causal) or self.direct_kernels(query.dtype, query.device, causal)
@@ -338,9 +341,9 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     ) -> list[LayerKernels]:
         """The layer's kernels for steps over pages of this size, with room for ``keys`` keys.
 
-        Raises NotImplementedError for an encoder whose d no kernel has on this GPU. Also raised for
-        a cache that is distributed over ``ranks`` if it has 8-bit floats, a window, or a d for
-        which some kernel is missing.
+        Raises NotImplementedError for an encoder if no kernel on this GPU serves its d. For a cache
+        that is distributed over ``ranks``, it is also raised if there are 8-bit floats, a window,
+        or a d for which some kernel is missing.
         """
         if self.attn_type in ENCODERS:
             self._check_direct(device, "choose another backend")
@@ -358,8 +361,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         ]
 
     def _check_direct(self, device: torch.device, advice: str) -> None:
-        """Raises NotImplementedError if no kernel of attention to a step's own keys has the layer's
-        d on this GPU."""
+        """Raises NotImplementedError if, on this GPU, no kernel for attention to a step's own keys
+        serves the layer's d."""
         gpu, canonical = device_of(device.type, device.index or 0), self.bits != "free"
         reason = unserved_head(self.head_size, gpu, canonical=canonical, operation=DEFAULT)
         if reason:

@@ -1,7 +1,7 @@
 """The backend FLASHSMITH_MLA, for models with multi-head latent attention: vLLM 0.32 and later.
 
-Decoding runs on ``flashsmith.attention_with_cache`` over the engine's latent cache. Prompts take
-the engine's own path, which computes with heads that are not absorbed.
+Decoding runs on ``flashsmith.attention_with_cache`` over the engine's latent cache. Prompts are
+computed by the engine's own code, with the projections not absorbed into the queries.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class FlashsmithLatentBackend(MLACommonBackend):
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = [
         *("auto", "float16", "bfloat16"),
-        # The engine's prompts read caches of 8-bit floats as e4m3, whatever their name is.
+        # For prompts, the engine reads every cache of 8-bit floats as e4m3, whatever the name of
+        # the cache's type says.
         *("fp8", "fp8_e4m3"),
     ]
 
@@ -121,17 +122,17 @@ class FlashsmithLatentBuilder(MLACommonMetadataBuilder[MLACommonMetadata[LatentD
             seq_lens=seq_lens_device,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
             query_start_loc=query_start_loc_device,
-            # Requests with more tokens are prompts to the engine. A graph may be replayed with
-            # requests of up to as many tokens.
+            # The engine treats requests with more tokens as prompts. A graph may be replayed with
+            # requests of up to this number of tokens.
             most_queries=self.reorder_batch_threshold,
         )
 
 
 class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
-    """A layer: absorbed queries over latent rows.
+    """One layer, in which absorbed queries attend to latent rows.
 
-    With decode context parallelism, a rank has some keys of a request and the queries of all heads.
-    The engine merges the outputs of all ranks by their LSE.
+    With decode context parallelism, a rank has some of a request's keys, and the queries of all
+    heads. The engine merges the outputs of all ranks, weighted by the LSE.
     """
 
     can_return_lse_for_decode = True
@@ -193,7 +194,7 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
             cu_seqlens_q=step.query_start_loc,
             max_seqlen_q=step.most_queries,
             scale=self.scale,
-            # The engine divides whole rows by it when it writes them.
+            # The engine divides whole rows by this scale when it writes them.
             k_scale=layer._k_scale if self.cache_format else None,
             return_lse=self.need_to_return_lse_for_decode,
             config=kernels.config_for(requests, step.most_queries),

@@ -11,11 +11,12 @@ import torch
 class StepMetadata:
     """A step's tensors, all of them the engine's.
 
-    num_actual_tokens: rows of the step; queries may have more, which are padding. max_query_len: an
-    upper bound on the rows of one request. query_start_loc: (requests + 1,). seq_lens: (requests,),
-    keys of each request, this step's included. block_table: (requests, most blocks). causal:
-    whether a query sees no later key. With decode context parallelism, is_distributed is true, and
-    local_keys (requests,) are the keys from before the step in this rank's cache.
+    num_actual_tokens: the number of rows in the step; further rows of the query tensor are padding.
+    max_query_len: an upper bound on the rows of one request. query_start_loc: (requests + 1,).
+    seq_lens: (requests,), keys of each request, this step's included. block_table: (requests, most
+    blocks). causal: whether a query sees no later key. With decode context parallelism,
+    is_distributed is true, and local_keys (requests,) are the keys from before the step in this
+    rank's cache.
     """
 
     num_actual_tokens: int
@@ -29,9 +30,9 @@ class StepMetadata:
     is_distributed: bool = False
 
     def __post_init__(self) -> None:
-        # The properties that select a launch, apart from the tensors' layouts.
+        # The properties of a step that select a launch, together with the tensors' layouts.
         self.sizes = self.num_actual_tokens, self.max_query_len, self.causal
 
     def with_block_table(self, block_table: torch.Tensor, slots: torch.Tensor) -> StepMetadata:
-        """This step for layers with another cache."""
+        """A copy of this step for layers that use another cache."""
         return replace(self, block_table=block_table, slot_mapping=slots)

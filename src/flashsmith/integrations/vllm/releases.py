@@ -13,7 +13,8 @@ _OLDEST, _NEWEST = (0, 26), (0, 33)
 
 
 def register_backend() -> str:
-    """Registers the backends, once per process. Returns why it did not, or ''.
+    """Registers the backends, once per process. Returns '', or the reason why it could not register
+    them.
 
     Releases before 0.32 take no new names: there the backend is CUSTOM, unless another package has
     taken that name, and no backend serves latent attention.
@@ -111,7 +112,8 @@ class CacheLayouts:
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """The order of those dimensions in memory. With layers, these come first in the shape."""
+        """The order in memory of the dimensions of get_kv_cache_shape(). If the dimension of layers
+        is included, it comes first in the shape."""
         from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
         tokens_first = get_kv_cache_layout() == "NHD"
