@@ -142,7 +142,7 @@ def broken_rules(cfg: KernelConfig, device: DeviceSpec | None = None) -> list[Br
 
 
 def rule_bitmask(cfg: KernelConfig, device: DeviceSpec | None = None) -> int:
-    """The rules that `cfg` breaks, as a bit mask in which bit i stands for rule i; 0 means that
+    """The rules that `cfg` breaks, as bits: bit i stands for rule i, and 0 means that
     `cfg` is legal."""
     device = device or default_device(cfg.OLDEST_ARCH)
     return sum(

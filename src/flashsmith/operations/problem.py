@@ -217,7 +217,7 @@ class Problem:
 
     @property
     def softcap(self) -> float:
-        """The softcap in measurements; 0 if the problem has no softcap."""
+        """The softcap in measurements; 0 for a problem without one."""
         return self.numbers.get("softcap", 0.0)
 
     @property
