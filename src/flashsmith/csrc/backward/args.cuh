@@ -9,7 +9,7 @@
 
 namespace flashsmith {
 
-// Statistics are padded to whole blocks of this many rows. Every query tile size divides it.
+// Row statistics are padded to whole blocks of this many rows, a multiple of every query tile size.
 constexpr int kStatisticsRows = 128;
 
 // Everything that the kernels of one backward pass need. It is their only parameter, passed by
@@ -56,8 +56,8 @@ struct BackwardKernelArgs {
     int32_t window_left, window_right;
     int32_t grads_fp32;  // whether dq, dk and dv are fp32
 
-    // These two factors are not adjacent: nvcc would load adjacent ones as a pair, and leave half
-    // of it undefined where only one is needed.
+    // These two factors are kept apart: if they were adjacent, nvcc would load both as a pair, and
+    // half of the pair would be undefined where only one factor is needed.
     float scale_log2;  // turns a score into base-2 logits: scale * log2(e), or softcap * log2(e)
                        // with a softcap
     float scale;
@@ -75,12 +75,12 @@ constexpr int pair_width(const Config& config) {
 template <class Kernel>
 constexpr int kPairWidth = pair_width(Kernel::CFG);
 
-// The arguments of kernels of a program.
+// The arguments of kernels that run a caller's program.
 struct BackwardProgramArgs : BackwardKernelArgs {
     ProgramArgs program;
 };
 
-// Whether backward_prepare_kernel takes these arguments, to evaluate the program's mask.
+// Whether backward_prepare_kernel takes BackwardProgramArgs; it then evaluates the program's mask.
 constexpr bool prepare_takes_program(const Semantics& semantics) {
     return semantics.program_masks;
 }

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     constexpr int kColumns = kPairWidth<Kernel> > 0 ? kPairWidth<Kernel> : Kernel::d_head;
     constexpr int kLanes = kColumns <= 64 ? 8 : kColumns <= 128 ? 16 : 32;
     const int n_blocks = (args.seq_q + kStatisticsRows - 1) / kStatisticsRows;
-    // The data that the next kernel reads first are processed last, so that they are in the L2.
+    // The data that the next kernel reads first are processed last, so that they are still in L2.
     const uint32_t number = gridDim.x - 1 - block_index();
     const uint32_t sequence = number / n_blocks;
     const int block = number % n_blocks;
@@ -109,7 +109,8 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
 #pragma unroll
         for (int lanes = kLanes / 2; lanes > 0; lanes /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-        // With sinks, lse does not show it. A row whose o is not 0 surely sees a key.
+        // With sinks, lse does not show whether the row sees a key. A row whose o is not 0
+        // certainly does.
         bool sees = true;
         if constexpr (SEMANTICS.program_masks) {
             const uint32_t of_row = (kLanes == 32 ? ~0u : (1u << kLanes % 32) - 1)

@@ -64,7 +64,7 @@ FS_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 
 // ---- numbered barriers --------------------------------------------------------------------------
 
-// `threads` counts the threads that wait and the threads that only arrive.
+// `threads` counts both the threads that wait and the threads that only arrive.
 FS_DEVICE void named_barrier_wait(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -105,8 +105,8 @@ FS_DEVICE void copy_shared(uint32_t there, uint32_t smem, uint32_t bytes, uint32
 FS_DEVICE void fence_for_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Whether this is the one lane of a warp that acts for all. This instruction shows the compiler
-// that one lane is active, so that it needs no loop over lanes around bulk copies.
+// Whether this is the one lane that is elected to act for its warp. This instruction shows the
+// compiler that one lane is active, so that it needs no loop over lanes around bulk copies.
 FS_DEVICE bool elect_lane() {
     uint32_t is_elected;
     asm volatile(

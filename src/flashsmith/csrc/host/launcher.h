@@ -14,7 +14,8 @@ namespace flashsmith {
 
 // A plan that is ready to be launched on one GPU. It can be launched any number of times, for calls
 // whose tensors differ only in their addresses. Several threads may use it. During a call, the GPU
-// is the current device. They throw std::runtime_error with CUDA's message if a launch is refused.
+// is the current device. The functions throw std::runtime_error with CUDA's message if a launch is
+// refused.
 class PreparedPlan {
   public:
     // `kernels` are the config's, by their role. The plan must have been checked with them.

@@ -6,10 +6,10 @@
 
 namespace flashsmith {
 
-// The layout of the sums of dq: the tiles of the warps' accumulators follow each other. From sm_90
-// on, one instruction adds all four elements of a lane. They are adjacent, and a warp adds 512
-// contiguous bytes at once. Before sm_90, the first elements of all lanes are followed by the
-// second ones, and so on: 128 contiguous bytes at once.
+// The layout of the sums of dq: the tiles of the warps' accumulators are stored one after another.
+// From sm_90 on, one instruction adds all four elements of a lane. They are adjacent, and a warp
+// adds 512 contiguous bytes at once. Before sm_90, the first elements of all lanes are followed by
+// the second ones, and so on: 128 contiguous bytes at once.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool kAddsVectors = true;
 #else

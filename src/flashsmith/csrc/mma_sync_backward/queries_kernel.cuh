@@ -228,7 +228,7 @@ struct QueriesBlock {
     // ---- the epilogue ----
 
     FS_DEVICE void store() {
-        // If a key is NaN, the sums of rows that see no key are 0 times NaN.
+        // If a key is NaN, the sums of rows that see no key are 0 times NaN, so they are replaced.
         if constexpr (Kernel::masked)
 #pragma unroll
             for (int n = 0; n < kColumnTiles; ++n)

@@ -22,8 +22,8 @@ static_assert(sizeof(HopperProgramArgs) ==
               (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *
                   alignof(TensorMap));
 
-// The stride from batch to batch in rows, if the tensor is viewed as one sequence of rows. Strides
-// allow that, for example, if k and v are views of one tensor.
+// The stride from batch to batch in rows, when the tensor is viewed as one sequence of rows.
+// Strides allow this view, for example, if k and v are views of one tensor.
 int64_t rows_of_batches(const char* name, const Strides& strides, const ForwardProblem& p) {
     if (p.packed || p.batch <= 1) return 0;
     if (p.seq_k <= 1) return 1;
@@ -34,7 +34,7 @@ int64_t rows_of_batches(const char* name, const Strides& strides, const ForwardP
     return strides.batch / strides.seq;
 }
 
-// Maps keys of which only some count, with all batches one after another.
+// Describes a tensor of keys of which only some count, with all batches one after another.
 CopiedTensor as_one_sequence(CopiedTensor tensor, const ForwardProblem& p) {
     const int64_t step = rows_of_batches(tensor.name, tensor.strides, p);
     if (p.seq_k <= 1) tensor.strides.seq = tensor.strides.batch;
@@ -85,7 +85,7 @@ Reciprocal divide_by(int64_t divisor) {
     return {static_cast<uint32_t>(divisor), multiplier, shift};
 }
 
-// Query heads per group: the heads of at most section_mib of K and V. Groups are as even as
+// Query heads per group: as many as use at most section_mib of K and V. Groups are as even as
 // possible: if the last group had few heads, most SMs would be idle during its longest tiles.
 int64_t heads_per_group(const WgmmaForwardKernelConfig& config, const ForwardProblem& p) {
     const int64_t columns = config.d_head + config.d_head_v();
