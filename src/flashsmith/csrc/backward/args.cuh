@@ -24,9 +24,9 @@ struct BackwardKernelArgs {
     const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed sequences; null unless packed
     const int32_t* cu_seqlens_k;
 
-    // Workspaces. The statistics of each row: log2(e) lse, and D = rowsum(do o) - dlse. log2(e) lse
-    // is infinite and D is 0 for rows past the last one. log2(e) lse is also infinite if lse is
-    // -inf, or if a program's mask hides all keys.
+    // Workspaces. The statistics of each row: log2(e) lse, and D = rowsum(do o) - dlse. Past the
+    // last row, log2(e) lse is infinite and D is 0. log2(e) lse is also infinite if lse is -inf, or
+    // if a program's mask hides all keys of the row.
     float *lse_log2, *D;
     float* dq_sums;  // dq / scale in fp32, in the layout of the warps' accumulators; null unless
                      // atomics

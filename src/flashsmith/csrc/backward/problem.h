@@ -177,7 +177,7 @@ inline void pass_program_to_prepare(Launch& launch, const ProgramArgs& program,
     add_program_addresses(launch.addresses, first_read, kAfterProblem);
 }
 
-// A kernel that writes lists of blocks, and the number of its warps.
+// A kernel that writes lists of blocks, and how many warps it needs.
 struct ListKernel {
     size_t kernel;
     int64_t warps;

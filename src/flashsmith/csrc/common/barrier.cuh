@@ -19,7 +19,7 @@ FS_DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Arrives and waits for all arrivals, like a numbered barrier, but threads may call it from
-// different instructions.
+// different places in the code.
 FS_DEVICE void mbarrier_arrive_and_wait(uint32_t barrier) {
     uint64_t phase;
     uint32_t done;

@@ -169,11 +169,11 @@ ffi::Any plan(Arguments& args) {
 }
 
 // Takes the arguments of plan(), the ordinal of the GPU, and whether launches are timed. Returns a
-// function, and the bytes of workspaces that a call of the function may provide.
+// function, and the size in bytes of the workspaces that a caller of this function may provide.
 //
-// The function takes the handle of a stream, the addresses of the tensors (0 for those not given),
-// and the address of the workspaces. Zeros at the end may be left out. It launches the plan on
-// these tensors. If launches are timed, it waits and returns milliseconds.
+// The function takes the handle of a stream, the addresses of the tensors (0 for tensors that are
+// not given), and the address of the workspaces. Zeros at the end may be left out. It launches the
+// plan on these tensors. If launches are timed, it waits for them and returns milliseconds.
 ffi::Any prepare(Arguments& args) {
     PlannedCall call = plan_call(args);
     const int ordinal = args.small_integer();

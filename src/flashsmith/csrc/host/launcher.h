@@ -24,10 +24,10 @@ class PreparedPlan {
     // The bytes of workspaces that a call provides or allocates; 0 if it needs none.
     size_t block_bytes() const { return needs_block_ ? layout_.block_bytes : 0; }
 
-    // `block` is at least block_bytes() bytes, aligned to 256. It belongs to the call until
-    // everything that is enqueued here has finished. If it is 0, memory is allocated in stream
-    // order. Also throws std::invalid_argument if a tensor is missing, or is given to kernels that
-    // do not take it.
+    // `block` is the address of at least block_bytes() bytes, aligned to 256. They belong to the
+    // call until everything that is enqueued here has finished. If `block` is 0, memory is
+    // allocated in stream order. Also throws std::invalid_argument if a tensor is missing, or is
+    // given to kernels that do not take it.
     void launch(Tensors tensors, uintptr_t block, void* stream) const;
     // Launches like launch(), between two events. Waits for both and returns milliseconds.
     float launch_timed(Tensors tensors, uintptr_t block, void* stream) const;

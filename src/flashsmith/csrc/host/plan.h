@@ -135,8 +135,8 @@ struct Presence {
     std::string otherwise;
 };
 
-// The launches of a plan run in order. Each sees what earlier ones have written. A launch with an
-// empty grid is skipped, for example if a problem has no rows.
+// The launches of a plan run in order, so that each can read what earlier launches have written. A
+// launch with an empty grid is skipped, for example if a problem has no rows.
 struct Plan {
     std::vector<Launch> launches;
     std::vector<Workspace> workspaces;

@@ -221,8 +221,8 @@ void* slot_of_graph(Slots& slots, cudaGraph_t graph, const Branch& branch = {}) 
     return slot;
 }
 
-// The capture to which launches on a stream belong. Without a graph, there is none, and launches
-// run at once.
+// The capture to which launches on a stream belong. If there is no graph, there is no capture
+// either, and launches run immediately.
 struct Capture {
     unsigned long long id = 0;
     cudaGraph_t graph = nullptr;

@@ -334,7 +334,7 @@ struct ForwardBlock {
             for (int m = 0; m < N::m_tiles; ++m)
                 pack_fragment<value_t>(P.fragments[k][m], S[m][2 * k], S[m][2 * k + 1]);
     }
-    // Whether some row of this warp sees a key of the block.
+    // Whether any row of this warp sees a key of the block.
     FS_DEVICE bool sees(int block) const {
         if constexpr (Kernel::has_lists) return true;
         const TileCoord<Kernel> at(args);
@@ -425,7 +425,7 @@ struct ForwardBlock {
             }
     }
 
-    // K/V blocks visible to some row of the Q block.
+    // K/V blocks visible to any row of the Q block.
     FS_DEVICE BlockRange visible_blocks() const {
         if constexpr (Kernel::has_lists) return {0, list[0], 0, 0};
         const TileCoord<Kernel> at(args);
@@ -476,7 +476,8 @@ __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas_per_sm)
     ForwardBlock<Kernel>(args, shared_address(shared_memory), at).run();
 }
 
-// Write the lists of K/V blocks before the main kernel: see common/block_lists.cuh.
+// These kernels write the lists of K/V blocks, and run before the main kernel: see
+// common/block_lists.cuh.
 template <class Kernel>
 __global__ void __launch_bounds__(kListThreads)
     flash_list_blocks_kernel(const typename Kernel::Args args) {

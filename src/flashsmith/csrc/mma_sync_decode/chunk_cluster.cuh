@@ -632,7 +632,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 
     // ---- warps that copy V ----
 
-    // Each group of warps has a stage, and waits for its copies before it starts others.
+    // Each group of warps has its own stage, and waits for its earlier copies before it starts new
+    // ones.
     FS_DEVICE void copy_values() const {
         if constexpr (kKeysFirst) {
             named_barrier_wait(kKeysBarrier, kKeysThreads);  // copies of the first keys have begun

@@ -305,7 +305,7 @@ struct DecodeKernelArgs {
     // none.
     const int32_t* kv_offset;
 
-    // Read only by append: the queries that it rotates, and the workspace for them.
+    // Used only by append: the queries that it rotates, and the workspace for the rotated queries.
     const void* q_source;
     void* q_rotated;
 };

@@ -241,7 +241,7 @@ struct Consumer {
 
     // ---- short blocks ----
 
-    // Steps of 16 keys in the warpgroup's last block that contain a key visible to some row.
+    // How many steps of 16 keys in the warpgroup's last block contain a key visible to any row.
     FS_DEVICE int steps_of_last_block(int block) const {
         if constexpr (!Kernel::has_short_blocks) return Kernel::PV_steps;
         const int end = token_of<Kernel>(args, tile.first_row + kWarpgroupRows);
@@ -546,7 +546,7 @@ struct Consumer {
                            tile.head * problem.lse_head_stride + tile.q_first;
                 });
     }
-    // Whether this tile's rows are merged with other parts' rows.
+    // Whether this tile is a part, whose rows are merged with the rows of other parts.
     FS_DEVICE bool is_part() const {
         if constexpr (Kernel::splits_keys)
             return tile.part_row != kNoPart;

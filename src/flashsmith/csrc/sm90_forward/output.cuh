@@ -25,7 +25,8 @@ struct OutputStore {
     static constexpr bool kSeparate = Kernel::CFG.separate_O;
     static constexpr int kNoBarrier = 0;
     static constexpr int kTiles = Kernel::O_columns / 8;
-    // With d_head 72 and 80, zeros fill the last panel of a separate O tile, which holds nothing.
+    // With d_head 72 and 80, zeros are written to the columns of a separate O tile's last panel
+    // that O does not have, because nothing else is stored there.
     static constexpr int kWrittenTiles = kSeparate ? Kernel::V_panels * Panel::kChunks : kTiles;
 
     const HopperForwardKernelArgs& args;

@@ -110,7 +110,7 @@ struct StaticHopperKernelConfig {
     static constexpr int broadcast_barriers = broadcast_offset + 16;
     // The entry of the list for the block in each K stage.
     static constexpr int entry_offset = broadcast_barriers + 16;
-    // The barriers of the messages to a partner. The messages follow the page.
+    // The barriers of the messages to a partner. The messages themselves are stored after the page.
     static constexpr int message_barriers = (entry_offset + 4 * CFG.kv_stages + 15) / 16 * 16;
     static constexpr int message_offset = barrier_offset + CFG.kBarrierPage;
     static_assert(message_barriers + (halves_O ? 16 : 0) <= message_offset);

@@ -112,7 +112,8 @@ int64_t short_tiles(const WgmmaForwardKernelConfig& config, int64_t seq_q) {
     return rest == config.n_warpgroups - 1 ? 1 : 2;
 }
 
-// Sets the last heads, whose short tiles come at the end: as many as a third of the SMs.
+// Chooses the last heads, whose short tiles come at the end: a third as many heads as tiles run at
+// once.
 void set_last_heads(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfig& config,
                     const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
     const int64_t of_head = args.tiles_per_head.divisor, all_heads = p.batch * p.heads_q;
@@ -124,8 +125,8 @@ void set_last_heads(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfi
     args.first_short_tile = static_cast<int32_t>(args.first_of_last_heads + heads * longs);
 }
 
-// A tile is computed by one cluster, and `at_once` tiles run at a time. Returns the number of tiles
-// that are computed in parts of their keys.
+// Sets the tiles, each of which one cluster computes. `at_once` tiles run at the same time. Returns
+// the number of tiles that are computed in parts of their keys.
 int64_t set_tiles(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfig& config,
                   const ForwardProblem& problem, const Semantics& semantics, int64_t at_once) {
     const ForwardProblem p = in_rows(problem, config.pack_gqa);

@@ -230,7 +230,7 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
         return [first](int, int n, int e) { return program::Place{first, 8 * n + e % 2}; };
     }
 
-    // dS = P (dP - D), rounded. Where masked, P and dP are undefined and may be NaN.
+    // dS = P (dP - D), rounded. Masked elements of P and dP are undefined and may be NaN.
     FS_DEVICE void compute_dS() {
 #pragma unroll
         for (int n = 0; n < Kernel::B_c / 8; ++n)
