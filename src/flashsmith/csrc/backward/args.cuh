@@ -9,7 +9,7 @@
 
 namespace flashsmith {
 
-// Statistics are padded to whole blocks of this many rows. Every query tile size divides it.
+// Row statistics are padded to whole blocks of this many rows, a multiple of every query tile size.
 constexpr int kStatisticsRows = 128;
 
 // Everything that the kernels of one backward pass need. It is their only parameter, passed by
@@ -24,9 +24,9 @@ struct BackwardKernelArgs {
     const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed sequences; null unless packed
     const int32_t* cu_seqlens_k;
 
-    // Workspaces. The statistics of each row: log2(e) lse, and D = rowsum(do o) - dlse. log2(e) lse
-    // is infinite and D is 0 for rows past the last one. log2(e) lse is also infinite if lse is
-    // -inf, or if a program's mask hides all keys.
+    // Workspaces. The statistics of each row: log2(e) lse, and D = rowsum(do o) - dlse. Past the
+    // last row, log2(e) lse is infinite and D is 0. log2(e) lse is also infinite if lse is -inf, or
+    // if a program's mask hides all keys of the row.
     float *lse_log2, *D;
     float* dq_sums;  // dq / scale in fp32, in the layout of the warps' accumulators; null unless
                      // atomics
@@ -56,8 +56,8 @@ struct BackwardKernelArgs {
     int32_t window_left, window_right;
     int32_t grads_fp32;  // whether dq, dk and dv are fp32
 
-    // These two factors are not adjacent: nvcc would load adjacent ones as a pair, and leave half
-    // of it undefined where only one is needed.
+    // These two factors are kept apart: if they were adjacent, nvcc would load both as a pair, and
+    // half of the pair would be undefined where only one factor is needed.
     float scale_log2;  // turns a score into base-2 logits: scale * log2(e), or softcap * log2(e)
                        // with a softcap
     float scale;
@@ -75,12 +75,12 @@ constexpr int pair_width(const Config& config) {
 template <class Kernel>
 constexpr int kPairWidth = pair_width(Kernel::CFG);
 
-// The arguments of kernels of a program.
+// The arguments of kernels that run a caller's program.
 struct BackwardProgramArgs : BackwardKernelArgs {
     ProgramArgs program;
 };
 
-// Whether backward_prepare_kernel takes these arguments, to evaluate the program's mask.
+// Whether backward_prepare_kernel takes BackwardProgramArgs; it then evaluates the program's mask.
 constexpr bool prepare_takes_program(const Semantics& semantics) {
     return semantics.program_masks;
 }

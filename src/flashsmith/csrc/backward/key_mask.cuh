@@ -25,15 +25,15 @@ struct BackwardKeyMask {
         return visible_range<SEMANTICS>(*this, row + seq_k - seq_q, seq_k);
     }
 
-    // The first row that sees a key, after which all rows see it; seq_q if none does.
+    // The first row that sees any key, or seq_q if no row does. All later rows see a key, too.
     FS_DEVICE int first_attending_row() const {
         if (seq_k == 0) return seq_q;
         if constexpr (!kHidesKeys<SEMANTICS>) return 0;
         return min(seq_q, max(0, seq_q - seq_k + Mask::first_row(0, window_left, window_right)));
     }
 
-    // The blocks of B_r queries that see any of `keys` keys, beginning with first_key. In the
-    // blocks of the full range, every query sees all of these keys.
+    // The blocks of B_r queries that see any of the `keys` keys from first_key on. In the blocks of
+    // the full range, every query sees all of these keys.
     FS_DEVICE BlockRange query_blocks(int first_key, int keys, int B_r) const {
         const int n_blocks = (seq_q + B_r - 1) / B_r;
         if constexpr (!kMasked) return {0, n_blocks, 0, n_blocks};
@@ -52,7 +52,7 @@ struct BackwardKeyMask {
             full_end =
                 min(full_end, Mask::last_row(first_key, window_left, window_right) + shift + 1);
         }
-        // Keys that do not exist must be masked in every block.
+        // Keys past the end must be masked in every query block, so no block is full.
         if (first_key + keys > seq_k) full_end = 0;
         if (begin >= end) return {0, 0, 0, 0};
         return {

@@ -1,5 +1,5 @@
-// The kernels that write the lists of blocks before the kernels that visit them: see
-// common/block_lists.cuh.
+// The kernels that write the lists of blocks. They run before the kernels that visit those blocks:
+// see common/block_lists.cuh.
 #pragma once
 
 #include "backward/key_mask.cuh"
@@ -7,7 +7,7 @@
 
 namespace flashsmith {
 
-// The blocks of queries that tiles of keys visit.
+// Lists the blocks of queries that each tile of keys visits.
 template <class Kernel>
 __global__ void __launch_bounds__(kListThreads)
     backward_list_queries_kernel(const BackwardProgramArgs args) {
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kListThreads)
     query_lists<Kernel>(args, args.program).template compact<Kernel::key_groups>();
 }
 
-// The blocks of keys that tiles of queries visit.
+// Lists the blocks of keys that each tile of queries visits.
 template <class Kernel>
 __global__ void __launch_bounds__(kListThreads)
     backward_list_keys_kernel(const BackwardProgramArgs args) {

@@ -1,5 +1,5 @@
-// The lists of a backward pass, and the steps of a tile of keys that visits the blocks of queries
-// of lists: see common/block_lists.cuh.
+// The lists of a backward pass, and the steps of a tile of keys whose lists name the blocks of
+// queries to visit: see common/block_lists.cuh.
 #pragma once
 
 #include "backward/args.cuh"
@@ -11,7 +11,7 @@ FS_DEVICE uint32_t tiles_of(int rows, int tile) {
     return static_cast<uint32_t>((rows + tile - 1) / tile);
 }
 
-// The blocks of B_r queries that tiles of B_c keys visit.
+// The lists of the blocks of B_r queries that each tile of B_c keys visits.
 template <class Kernel>
 FS_DEVICE BlockLists<Kernel::SEMANTICS, BackwardKernelArgs> query_lists(
     const BackwardKernelArgs& p, const ProgramArgs& program) {
@@ -19,7 +19,7 @@ FS_DEVICE BlockLists<Kernel::SEMANTICS, BackwardKernelArgs> query_lists(
             static_cast<int>(tiles_of(p.seq_q, Kernel::B_r))};
 }
 
-// The blocks of step_keys keys that tiles of dq_rows queries visit.
+// The lists of the blocks of step_keys keys that each tile of dq_rows queries visits.
 template <class Kernel>
 FS_DEVICE BlockLists<Kernel::SEMANTICS, BackwardKernelArgs> key_lists(const BackwardKernelArgs& p,
                                                                       const ProgramArgs& program) {
@@ -45,7 +45,7 @@ struct ListedStep {
         store_shared_4B(smem, static_cast<uint32_t>(entry.bits));
         store_shared_4B(smem + 4, static_cast<uint32_t>(head));
     }
-    // One lane reads, and may then release the stage.
+    // Only one lane reads the step, so that it may release the stage afterwards.
     FS_DEVICE static ListedStep load(uint32_t smem, int lane) {
         uint32_t bits = 0, head = 0;
         if (lane == 0) {
@@ -57,8 +57,8 @@ struct ListedStep {
     }
 };
 
-// The steps of a tile of keys, which must exist: one head after the other. `Tile` has the lists:
-// list_of(head), the number of heads n_heads(), and whether lists are read from their ends,
+// The steps of an existing tile of keys, one head after the other. `Tile` provides the lists,
+// list_of(head), the number of heads, n_heads(), and whether lists are read from the end,
 // backwards().
 template <Semantics SEMANTICS, class Tile>
 struct ListedQueries {

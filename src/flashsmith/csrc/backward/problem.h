@@ -177,15 +177,16 @@ inline void pass_program_to_prepare(Launch& launch, const ProgramArgs& program,
     add_program_addresses(launch.addresses, first_read, kAfterProblem);
 }
 
-// A kernel that writes lists of blocks, and the number of its warps.
+// A kernel that writes lists of blocks, and how many warps it needs.
 struct ListKernel {
     size_t kernel;
     int64_t warps;
 };
 
-// Adds the launches that write lists of blocks, before the launch that visits them, which is the
-// plan's last one so far; and the lists' workspace of `ints` int32. `offset` is the offset of
-// ProgramArgs in the arguments of that launch. The kernels take BackwardProgramArgs.
+// Adds the launches that write lists of blocks before the launch that visits these blocks, which
+// must be the plan's last launch so far. Also adds the lists' workspace of `ints` int32. `offset`
+// is the offset of ProgramArgs in the arguments of the visiting launch. The kernels take
+// BackwardProgramArgs.
 inline void add_lists(Plan& plan, const BackwardKernelArgs& args, const ProgramArgs& program,
                       std::initializer_list<ListKernel> kernels, int64_t ints, size_t offset) {
     Launch main = std::move(plan.launches.back());
@@ -219,8 +220,8 @@ inline void add_lists(Plan& plan, const BackwardKernelArgs& args, const ProgramA
     plan.launches.push_back(std::move(main));
 }
 
-// Checks that a call gives the same gradients, sinks and sequence offsets as the call that was
-// planned.
+// Checks that a call passes the same optional tensors (gradients, sinks and sequence offsets) as
+// the call that was planned.
 inline std::vector<Presence> backward_presence(Tensors tensors, const Semantics& semantics) {
     std::vector<Presence> presence;
     for (const BackwardTensor tensor : {dq, dk, dv, dsinks})

@@ -7,7 +7,7 @@
 
 namespace flashsmith {
 
-// The program's arguments of a launch, as a base class that is empty without a program.
+// The program's arguments in a launch, as a base class that is empty if there is no program.
 template <bool kHasProgram>
 struct ProgramOfLaunch {
     const ProgramArgs& program_args;
@@ -28,9 +28,9 @@ struct BackwardProgram {
     const ProgramArgs& args;
     int batch, head, seq_q, seq_k;
 
-    // Returns the new score. The old score, raw or the tanh of a softcap, is replaced by the slope
-    // of the whole change, unless the program's own slope is 1. Without a score function the old
-    // score is returned and not replaced.
+    // Returns the new score. `score`, which holds the old one (raw, or the tanh of a softcap), is
+    // replaced with the slope of the whole change, unless the program's own slope is 1. Without a
+    // score function, the old score is returned and `score` stays unchanged.
     FS_DEVICE float change(float& score, program::Place q, program::Place k) const {
         if constexpr (!SEMANTICS.program_scores) return score;
         const float raw = score;
@@ -42,15 +42,15 @@ struct BackwardProgram {
         return changed;
     }
 
-    // P times the slope that change() left. Where P is 0, a slope may be infinite or NaN.
+    // P times the slope that change() stored. Where P is 0, the slope may be infinite or NaN.
     FS_DEVICE static float gradient(float p, float slope) {
         if constexpr (!kSlopeIsOne<SEMANTICS>) return p == 0.0f ? 0.0f : p * slope;
         return times_slope<SEMANTICS>(p, slope);
     }
 
-    // Zeroes elements of keys that the program hides. The mask is evaluated in a loop that yields
-    // bits, because unrolled code would hold everything that it reads in registers, besides the
-    // scores.
+    // Zeroes elements whose keys the program hides. The mask is evaluated in a loop that collects
+    // bits, because unrolled code would hold everything that the mask reads in registers, in
+    // addition to the scores.
     template <int kMTiles, int kNTiles, class Query, class Key>
     FS_DEVICE void hide(float (&x)[kMTiles][kNTiles][4], const Query& query, const Key& key) const {
         if constexpr (SEMANTICS.program_masks) {

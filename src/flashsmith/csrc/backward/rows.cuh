@@ -6,7 +6,7 @@
 
 namespace flashsmith {
 
-// The call's widths: of q and k, and of v and o.
+// The call's widths: one for q and k, one for v and o.
 template <class Kernel>
 FS_DEVICE int d_of_qk(const BackwardKernelArgs& args) {
     return kPairWidth<Kernel> > 0 ? args.widths.qk : args.d;

@@ -31,7 +31,8 @@ FS_DEVICE float dot(uint32_t d_o, uint32_t o, float sum) {
     return y.y == 0.0f ? sum : fmaf(x.y, y.y, sum);
 }
 
-// Whether one of the lanes `first` + i kLanes finds a key that the row sees.
+// Whether the row sees any of the keys that this lane checks, which are every kLanes-th key from
+// number `first` of the row's range on.
 template <Semantics SEMANTICS, int kLanes>
 FS_DEVICE bool sees_a_key(const BackwardProgramArgs& args, const ProgramSequence& of, int head,
                           int row, int first) {
@@ -42,10 +43,10 @@ FS_DEVICE bool sees_a_key(const BackwardProgramArgs& args, const ProgramSequence
     return false;
 }
 
-// Computes D and log2(e) lse; a CTA has kStatisticsRows rows of one head. For rows past the last
-// one it writes values that make their contribution 0: P is exp2(-inf), and dS is P times 0 - 0.
-// For rows that see no key because of a program's mask, log2(e) lse is infinite even if there
-// are sinks. It also sets the sums of dq, if any, to zero.
+// Computes D and log2(e) lse. Each CTA handles kStatisticsRows rows of one head. Rows past the last
+// one get values with which they contribute 0: P is exp2(-inf), and dS is P times 0 - 0. For rows
+// that see no key because of a program's mask, log2(e) lse is infinite even if there are sinks. The
+// kernel also sets the sums of dq, if any, to zero.
 template <class Kernel>
 __global__ void __launch_bounds__(kRowsKernelThreads)
     backward_prepare_kernel(const typename Kernel::PrepareArgs args) {
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     constexpr int kColumns = kPairWidth<Kernel> > 0 ? kPairWidth<Kernel> : Kernel::d_head;
     constexpr int kLanes = kColumns <= 64 ? 8 : kColumns <= 128 ? 16 : 32;
     const int n_blocks = (args.seq_q + kStatisticsRows - 1) / kStatisticsRows;
-    // The data that the next kernel reads first are processed last, so that they are in the L2.
+    // The data that the next kernel reads first are processed last, so that they are still in L2.
     const uint32_t number = gridDim.x - 1 - block_index();
     const uint32_t sequence = number / n_blocks;
     const int block = number % n_blocks;
@@ -109,7 +110,8 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
 #pragma unroll
         for (int lanes = kLanes / 2; lanes > 0; lanes /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-        // With sinks, lse does not show it. A row whose o is not 0 surely sees a key.
+        // With sinks, lse does not show whether the row sees a key. A row whose o is not 0
+        // certainly does.
         bool sees = true;
         if constexpr (SEMANTICS.program_masks) {
             const uint32_t of_row = (kLanes == 32 ? ~0u : (1u << kLanes % 32) - 1)
@@ -171,8 +173,8 @@ __global__ void __launch_bounds__(kRowsKernelThreads)
     if (thread == 0) args.dsinks[head] = sums[0];
 }
 
-// Sets the gradients of packed rows that belong to no sequence, or are past the maximum length, to
-// zero. A warp has one row of dq, or of dk and dv.
+// Zeroes the gradients of packed rows that belong to no sequence or lie past the maximum length.
+// Each warp handles one row of dq, or of dk and dv.
 template <class Kernel>
 __global__ void __launch_bounds__(kRowsKernelThreads)
     backward_gaps_kernel(const BackwardKernelArgs args) {

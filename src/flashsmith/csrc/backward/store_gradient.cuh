@@ -24,10 +24,10 @@ FS_DEVICE void transpose_4x4(uint32_t (&x)[4]) {
     }
 }
 
-// `gradient` is the address of the first row and column of this warp. From there on, only `rows`
-// rows and `columns` columns exist. Pairs of lanes exchange halves of two neighbouring 16x8
-// tiles, so that four lanes write 32 bytes of a row, which is a whole sector. With kWide the
-// four lanes transpose four tiles, and write 64 bytes of a row.
+// `gradient` is the address of this warp's first row and column. Only the first `rows` rows and
+// `columns` columns from there exist. Pairs of lanes exchange halves of two neighbouring 16x8
+// tiles, so that four lanes write 32 bytes of a row, which is a whole sector. With kWide the four
+// lanes transpose four tiles, and write 64 bytes of a row.
 template <typename value_t, bool kWide = false, int kTiles>
 FS_DEVICE void store_gradient(void* gradient, int64_t seq_stride, int rows, int columns,
                               bool is_fp32, const float (&acc)[1][kTiles][4], float scale) {
@@ -36,7 +36,7 @@ FS_DEVICE void store_gradient(void* gradient, int64_t seq_stride, int rows, int 
     for (int r = 0; r < 2; ++r) {
         const int row = lane / 4 + 8 * r;
         const bool exists = row < rows;
-        // 0 for tiles after the last one, whose columns do not exist.
+        // 0 for tiles past the last one, whose columns do not exist.
         const auto packed = [&](int n) {
             return n < kTiles ? pack_16bit<value_t>(acc[0][n % kTiles][2 * r] * scale,
                                                     acc[0][n % kTiles][2 * r + 1] * scale)

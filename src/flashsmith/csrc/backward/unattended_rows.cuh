@@ -23,7 +23,7 @@ struct UnattendedRows {
             if (row < count && is_infinite(row)) return true;
         return row < limited;
     }
-    // Whether there are such rows; the same in all lanes of all warps.
+    // Whether the block has such rows. The result is the same in all lanes of all warps.
     FS_DEVICE bool any(int lane) const {
         bool found = limited > 0;
         if constexpr (kHasProgram<SEMANTICS>) {
@@ -34,7 +34,7 @@ struct UnattendedRows {
         }
         return found;
     }
-    // All rows from here on see a key.
+    // All rows from this index on see a key.
     FS_DEVICE int end() const { return kHasProgram<SEMANTICS> ? min(count, B_r) : limited; }
 
   private:

@@ -19,7 +19,7 @@ FS_DEVICE void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Arrives and waits for all arrivals, like a numbered barrier, but threads may call it from
-// different instructions.
+// different places in the code.
 FS_DEVICE void mbarrier_arrive_and_wait(uint32_t barrier) {
     uint64_t phase;
     uint32_t done;
@@ -64,7 +64,7 @@ FS_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 
 // ---- numbered barriers --------------------------------------------------------------------------
 
-// `threads` counts the threads that wait and the threads that only arrive.
+// `threads` counts both the threads that wait and the threads that only arrive.
 FS_DEVICE void named_barrier_wait(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -105,8 +105,8 @@ FS_DEVICE void copy_shared(uint32_t there, uint32_t smem, uint32_t bytes, uint32
 FS_DEVICE void fence_for_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Whether this is the one lane of a warp that acts for all. This instruction shows the compiler
-// that one lane is active, so that it needs no loop over lanes around bulk copies.
+// Whether this is the one lane that is elected to act for its warp. This instruction shows the
+// compiler that one lane is active, so that it needs no loop over lanes around bulk copies.
 FS_DEVICE bool elect_lane() {
     uint32_t is_elected;
     asm volatile(

@@ -11,9 +11,9 @@
 
 namespace flashsmith {
 
-// An entry: a block, and for each group two bits, 0 if no row sees a key. kPartial: the mask
-// function hides some. kWithinLimits: only causal and window limits and the ends of sequences hide
-// some.
+// An entry: the index of a block, and two bits for each group. The bits are 0 if no row of the
+// group sees a key of the block. kPartial: the mask function hides some keys. kWithinLimits: only
+// causal and window limits and the ends of sequences hide some.
 struct BlockEntry {
     int32_t bits;
 
@@ -23,25 +23,25 @@ struct BlockEntry {
     FS_DEVICE int block() const { return bits >> kBlockShift; }
     // Whether nothing is hidden in a group's part of the block. `shift` is twice the group's index.
     FS_DEVICE bool is_full(int shift) const { return (bits >> shift & kAny) == kFull; }
-    // Whether the mask function hides something in it; everything, if only other groups see the
-    // block.
+    // Whether the group must evaluate the mask function, because the function hides some keys of
+    // its part, or all of them if only other groups see the block.
     FS_DEVICE bool needs_function(int shift) const { return (bits >> shift & kWithinLimits) == 0; }
 
-    // The bits of all groups where no block is full, because some rows do not exist.
+    // The bits of all groups for a block in which some rows do not exist: no group counts as full.
     FS_DEVICE static uint32_t not_full(uint32_t bits) { return bits & ~(bits >> 1 & 0x55555555u); }
 };
 
-// The ints before a list's entries: the number of entries, and for each group the first entry that
-// it sees, and one past the last.
+// The ints before a list's entries: the number of entries, and for each group the index of the
+// first entry that it sees and one past the index of the last.
 constexpr int kMostListGroups = (kBlockListHeader - 1) / 2;
 
-// The number of a warp of the kernels that write lists, which have kListThreads threads per CTA.
+// The index of this warp in a kernel that writes lists, whose CTAs have kListThreads threads.
 FS_DEVICE int64_t warp_of_lists() {
     return int64_t{block_index()} * (kListThreads / kWarpSize) + thread_index() / kWarpSize;
 }
 
-// Compacts a list: turns one word of bits per block, zero for a block that no group sees, into
-// entries and a header. A whole warp calls it.
+// Compacts a list: turns words, one per block, which hold the block's bits or zero if no group sees
+// it, into entries and a header. A whole warp calls it.
 template <int kGroups>
 FS_DEVICE void compact_list(int32_t* list, int n_blocks) {
     static_assert(kGroups <= kMostListGroups);
@@ -81,8 +81,8 @@ FS_DEVICE void compact_list(int32_t* list, int n_blocks) {
     }
 }
 
-// The lists of a call in its workspace. Masks that depend neither on the sequence nor on the head
-// have one set of lists for all, unless sequences have their own lengths: packed ones, and parts.
+// The lists of a call in its workspace. A mask that depends on neither the sequence nor the head
+// needs only one set of lists, unless sequences may differ in length (packed and partial kernels).
 template <Semantics SEMANTICS, class Problem = ForwardKernelArgs>
 struct BlockLists {
     static constexpr bool kByBatch = kListsByBatch<SEMANTICS>;
@@ -120,9 +120,9 @@ struct BlockLists {
         return found;
     }
 
-    // The kernels that write lists. Each warp of the first one enters the bits of one block in the
-    // list of one tile, and each warp of the second one compacts a list. `bits_of(tile, block)`
-    // returns zero for a block that no group sees.
+    // The kernels that write lists. Each warp of the first kernel writes the bits of one block to
+    // the list of one tile, and each warp of the second kernel compacts one list. `bits_of(tile,
+    // block)` returns zero for a block that no group sees.
     template <class BitsOf>
     FS_DEVICE void enter_bits(const BitsOf& bits_of) const {
         const int64_t warp = warp_of_lists();
@@ -140,7 +140,7 @@ struct BlockLists {
 };
 
 // The bits of a group in a BlockEntry, for the existing rows [first_row, row_end) and kKeys keys; a
-// warp computes them. Keys beyond the sequence count as unseen.
+// whole warp computes them. Keys past the end of the sequence count as hidden.
 template <Semantics SEMANTICS, int kKeys, class Problem>
 FS_DEVICE uint32_t visibility(const Problem& problem, const ProgramArgs& program,
                               const ProgramSequence& of, int head, int first_row, int row_end,
@@ -160,8 +160,8 @@ FS_DEVICE uint32_t visibility(const Problem& problem, const ProgramArgs& program
             for (int n = 0; n < kKeysOfLane; ++n) {
                 const int column = lane + n * kWarpSize, k = first_key + column;
                 if (kKeys % kWarpSize != 0 && column >= kKeys) continue;
-                // Evaluated for all keys, so that loads that depend only on the key can be hoisted
-                // out of the loop over rows.
+                // The mask is evaluated for all keys, so that loads that depend only on the key can
+                // be hoisted out of the loop over rows.
                 const bool is_shown =
                     ProgramOf<SEMANTICS>::sees(program, of.batch, head, q, k, of.seq_q, of.seq_k);
                 const bool is_within = range.contains(k);
@@ -177,7 +177,7 @@ FS_DEVICE uint32_t visibility(const Problem& problem, const ProgramArgs& program
 }
 
 // The bits of a block of kKeys keys in the list of the rows [first_row, row_end), in groups of
-// kGroupRows. `range` has the blocks that the rows see by causal and window limits.
+// kGroupRows. `range` holds the blocks that these rows see within the causal and window limits.
 template <Semantics SEMANTICS, int kGroups, int kGroupRows, int kKeys, class Problem>
 FS_DEVICE uint32_t bits_of_keys(const Problem& problem, const ProgramArgs& program,
                                 const ProgramSequence& of, int head, int first_row, int row_end,

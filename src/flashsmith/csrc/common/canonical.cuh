@@ -43,7 +43,7 @@ struct StateMerge {
         row.offset = none_next ? row.offset : none ? next.offset : offset;
         row.sum = sum;
     }
-    // As two numbers, of which a negative one says that its state has no key; and back.
+    // Converts to and from two numbers, where a negative number marks a state without keys.
     FS_DEVICE explicit StateMerge(const float (&weights)[2])
         : weight(weights[0]),
           weight_next(weights[1]),
@@ -136,7 +136,7 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
     }
     FS_DEVICE bool raise_to(const float (&maxima)[kMTiles][2], float (&factors)[kMTiles][2]) {
         bool grows = false;
-        // Branch-free: otherwise the probabilities, which need the maxima, would wait for the
+        // Branch-free: with a branch, the probabilities, which need the maxima, would wait for the
         // factors.
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m)
@@ -233,7 +233,7 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
 
     // ---- the rows' end ----
 
-    // Like Base::finalize(), for rows whose chunks are merged.
+    // Like Base::finalize(), but for rows whose chunks have all been merged.
     FS_DEVICE void finalize(float (&factors)[kMTiles][2], const float* sink) {
         finalize(factors, sink, [](int, int) { return 0; });
     }

@@ -4,7 +4,7 @@
 
 namespace flashsmith {
 
-// Version of the order that kernels with the knob `canonical` implement.
+// The version of the canonical order that kernels with the knob `canonical` implement.
 constexpr int kCanonicalVersion = 1;
 
 // Keys per tile, for the call's d, the architecture (90 for 9.0) and the d of v (0: the same as d).

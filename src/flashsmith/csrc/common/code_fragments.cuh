@@ -1,10 +1,10 @@
 // Operands of MMAs from keys and values that are stored as 8-bit floats, one byte each.
 //
-// Every code is exact in fp16 and in bf16, so a product has the bits that it has with a 16-bit
-// cache. Keys are read pair by pair: ldmatrix would hand a lane four neighbouring elements, which
-// belong to two lanes. Values are read with ldmatrix, which transposes pairs of columns: one tile
-// of the product gets the even columns of 16, the other tile the odd columns. restore_columns()
-// restores the order.
+// Every code is exact in fp16 and in bf16, so a product is bitwise the same as with a 16-bit cache.
+// Keys are read pair by pair, because ldmatrix would give a lane four neighbouring elements, which
+// belong to two lanes. Values are read with ldmatrix, which transposes pairs of columns: of every
+// 16 columns, one tile of the product gets the even ones and the other tile the odd ones.
+// restore_columns() restores the order.
 #pragma once
 
 #include "common/accumulators.cuh"
@@ -35,8 +35,9 @@ FS_DEVICE float2 floats_of_halves(uint32_t halves) {
     return x;
 }
 
-// Two e4m3 codes before sm_89, which has no instruction for them. fp16 has one more bit of exponent
-// and another bias. A NaN, which has the largest exponent and fraction, would be 480.
+// Converts two e4m3 codes before sm_89, which has an instruction for this. fp16 has one more
+// exponent bit and a different bias. A NaN, which has the largest exponent and fraction, would be
+// 480.
 FS_DEVICE float2 floats_of_e4m3(uint32_t two_codes) {
     const uint32_t x = __byte_perm(two_codes, 0, 0x1404);
     const float2 y = floats_of_halves((x & 0x80008000u) | (x & 0x7f007f00u) >> 1);

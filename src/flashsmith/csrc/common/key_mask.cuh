@@ -7,14 +7,15 @@
 
 namespace flashsmith {
 
-// Rows of one sequence of the batch: the first row (in a packed tensor) and their number.
+// Rows of one sequence of the batch: the index of the first row (in a packed tensor) and the number
+// of rows.
 struct SequenceRows {
     int64_t first;
     int count;
 };
 
-// The host never reads the contents of cu_seqlens. They are clamped here, so that no value leads
-// outside the tensors or beyond the grid.
+// The host never reads the contents of cu_seqlens. They are clamped here, so that no value can
+// address memory outside the tensors or work beyond the grid.
 template <bool kPacked>
 FS_DEVICE SequenceRows sequence_rows(const int32_t* cu_seqlens, int batch, int max_count,
                                      int total) {
@@ -70,9 +71,9 @@ FS_DEVICE KeyRange visible_range(const Window& window, int position, int seq_k) 
     return keys;
 }
 
-// Sets the elements of a query-by-key tile whose key is not visible to their row to `hidden`: -inf
-// for scores, 0 for gradients. `seen(m, r)` is the range visible to a row of the lane, `first_key`
-// the key of the tile's first column.
+// Writes `hidden` (-inf for scores, 0 for gradients) to the elements of a query-by-key tile whose
+// key is not visible to their row. `seen(m, r)` is the range of keys visible to a row of the lane,
+// and `first_key` is the key of the tile's first column.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Seen>
 FS_DEVICE void mask_keys(float (&x)[kMTiles][kNTiles][4], const int& lane, int first_key,
                          const Seen& seen, float hidden) {
@@ -93,9 +94,9 @@ FS_DEVICE void mask_keys(float (&x)[kMTiles][kNTiles][4], const int& lane, int f
         }
 }
 
-// Sets the elements of a key-by-query tile whose key is not visible to their query to `hidden`.
-// `seen(n, i)` is the range visible to the lane's i-th query in tile column n, `first_key` the
-// lane's first key.
+// Writes `hidden` to the elements of a key-by-query tile whose key is not visible to their query.
+// `seen(n, i)` is the range of keys visible to the lane's i-th query in tile column n, and
+// `first_key` is the lane's first key.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Seen>
 FS_DEVICE void mask_queries(float (&x)[kMTiles][kNTiles][4], int first_key, const Seen& seen,
                             float hidden) {
@@ -129,7 +130,7 @@ struct KeyMask {
         return visible_range<SEMANTICS>(args, row + seq_k - seq_q, seq_k);
     }
 
-    // The blocks for the existing rows among first_row .. first_row + rows - 1.
+    // The blocks that the existing rows among first_row .. first_row + rows - 1 visit.
     FS_DEVICE BlockRange blocks(int first_row, int rows, int B_c) const {
         if constexpr (!kMasked) return {0, args.n_KV_blocks, 0, args.n_KV_blocks};
         const int last_row = min(first_row + rows, seq_q) - 1;

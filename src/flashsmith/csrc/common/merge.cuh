@@ -28,8 +28,8 @@ struct MergedRow {
         for (int i = 0; i < kColumns; ++i) o[i] = fmaf(part[i], weight, o[i] * kept);
     }
 
-    // Normalises o and returns the row's log-sum-exp. A `sink` (natural, as in memory) joins the
-    // sum. Without a key, o is 0 and the LSE is -inf or the sink.
+    // Normalises o and returns the row's log-sum-exp. A `sink` (a natural logarithm, as in memory)
+    // joins the sum. For a row without a key, o is 0 and the LSE is -inf or the sink.
     FS_DEVICE float finish(const float* sink) {
         float base = max, kept = 1.0f;
         if (sink != nullptr && *sink != -INFINITY) {

@@ -5,7 +5,7 @@
 
 namespace flashsmith {
 
-// Makes the compiler compute all values that depend on the result where they are used. Otherwise a
+// Makes the compiler compute values that depend on the result at their point of use. Otherwise a
 // main loop would compute the descriptors of all GEMMs ahead, which takes more registers than a
 // thread has.
 FS_DEVICE uint32_t opaque(uint32_t x) {

@@ -84,7 +84,8 @@ struct LongIndex {
 // keys read the same element, because their indices are clamped to one end.
 constexpr int kAnywhere = 0, kInside = 1, kBeyond = 2;
 
-// Such an index. The index is base + column of `unclamped` where it is inside, else `value`.
+// An index that increases with the keys. It is base + column of `unclamped` if it is inside the
+// tensor, otherwise `value`.
 template <bool kCounts, int kReach>
 struct KeyIndex {
     static constexpr bool kIsNarrow = true, kIsInside = kReach == kInside;
@@ -107,7 +108,7 @@ template <int kDim>
 FS_DEVICE int reach(const ProgramRead& from, int first, int last, int unclamped_first,
                     int unclamped_last) {
     const int end = from.sizes[kDim] - 1;
-    // Without short circuits, which would branch.
+    // Without short-circuit operators, which would branch.
     const bool counts = min(first, last) >= 0;
     const bool follows = (first == unclamped_first) & (last == unclamped_last);
     const bool is_inside = counts & (max(first, last) <= end) & (from.strides[kDim] == 1);
@@ -135,7 +136,8 @@ FS_DEVICE Element load(const void* address) {
 template <typename T, typename Element, typename... Index>
 FS_DEVICE T read(const ProgramRead& from, Index... index) {
     const char* address = static_cast<const char*>(from.address);
-    // The dimensions that the key does not index come first: they are the same for many elements.
+    // The dimensions that the key does not index come first: many elements share their part of the
+    // address.
     const auto add = [&]<typename One>(int dim, One one, bool narrow) {
         if (One::kIsNarrow != narrow) return;
         if constexpr (requires { requires One::kIsInside; }) {

@@ -10,11 +10,12 @@ namespace flashsmith {
 
 struct Program;  // only libraries of programs define it
 
-// Program as a name that depends on the semantics: kernels without a program never look into it.
+// `Program` as a name that depends on the semantics, so that kernels without a program do not need
+// its definition.
 template <Semantics SEMANTICS>
 using ProgramOf = std::conditional_t<kHasProgram<SEMANTICS>, Program, void>;
 
-// Whether new scores increase with the old ones, as with a bias.
+// Whether the derivative of the new score with respect to the old one is 1, as with a bias.
 template <Semantics SEMANTICS, bool kHasScore = SEMANTICS.program_scores>
 inline constexpr bool kSlopeIsOne = true;
 template <Semantics SEMANTICS>
@@ -25,8 +26,8 @@ struct ProgramSequence {
     int batch, seq_q, seq_k;
 };
 
-// The scores of a tile, with the facts about this lane's scores that a program needs. `row(m, r)`
-// is a row of the lane within its sequence, as an int or a Place, `head(m, r)` its query head,
+// The scores of a tile, and the coordinates of this lane's scores, which a program needs. `row(m,
+// r)` is a row of the lane within its sequence, as an int or a Place, `head(m, r)` its query head,
 // `first_column` the key of the lane's first column. If rows are Places of one base, the compiler
 // computes a function of key - row once for each diagonal of the lane's elements.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Row, class Head>
@@ -66,7 +67,7 @@ struct ProgramTileScores {
         change_by([&](const auto&... at) { return Program::template change<kReach>(args, at...); });
     }
 
-    // What is known about the tensors' indices in this lane's elements.
+    // What is known about the tensor indices of all elements of this lane, as bits.
     FS_DEVICE int reach() const {
         int found = program::kInside | program::kBeyond;
 #pragma unroll
@@ -105,9 +106,9 @@ FS_DEVICE void change_by_program(float (&scores)[kMTiles][kNTiles][4], const Pro
     }
 }
 
-// Sets the scores of keys that the program hides to -inf. They are selected: a hidden score may be
-// NaN. The mask is evaluated in a loop that yields bits, because unrolled code would hold
-// everything that it reads in registers, besides the scores.
+// Sets the scores of keys that the program hides to -inf, by selection, because a hidden score may
+// be NaN. The mask is evaluated in a loop that collects bits, because unrolled code would hold
+// everything that the mask reads in registers, in addition to the scores.
 template <Semantics SEMANTICS, int kMTiles, int kNTiles, class Row, class Head>
 FS_DEVICE void hide_by_program(float (&scores)[kMTiles][kNTiles][4], const ProgramArgs& args,
                                const ProgramSequence& of, int lane, const Row& row,

@@ -21,8 +21,8 @@ FS_DEVICE uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Reads the special register at every call. The compiler may keep threadIdx and blockIdx in a
-// register throughout.
+// Reads the special register at every call, whereas the compiler may keep threadIdx and blockIdx in
+// a register throughout.
 FS_DEVICE int thread_index() {
     int x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));

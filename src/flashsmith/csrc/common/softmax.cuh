@@ -155,10 +155,11 @@ struct OnlineSoftmax {
     }
 
     // Writes the log-sum-exp and, with kMaxima, the maximum that finalize() left, if they are
-    // requested. With kRowsEnd, only rows below `row_end` are written. `row(m, r)` is the index
-    // of a row. `offset()` is the position of row 0, or `offset(i)` that of row i. Functions and
+    // requested. With kRowsEnd, only rows below `row_end` are written. `row(m, r)` is the index of
+    // a row. `offset()` is the position of row 0, or `offset(i)` that of row i. Functions and
     // references are evaluated where they are used: kernels then compile to the same code as if
-    // this body were inlined by hand. Values computed by the caller would compile differently.
+    // this body were inlined by hand. If callers passed computed values, the compiler would
+    // generate different code.
     template <bool kRowsEnd, bool kMaxima, class Row, class Offset>
     FS_DEVICE void store_statistics(const ForwardKernelArgs& args, const int& lane, const Row& row,
                                     const int& row_end, const Offset& offset) const {

@@ -30,7 +30,8 @@ FS_DEVICE float2* part_statistics(const ForwardKernelArgs& args) {
     return reinterpret_cast<float2*>(args.parts + args.part_rows * d_v);
 }
 
-// The begin of a head's rows in lse and row_max; when packed, of the rows of all its sequences.
+// The index in lse and row_max at which the rows of a head begin; when packed, the rows of all
+// sequences of a head.
 template <Semantics SEMANTICS>
 FS_DEVICE int64_t first_statistic(const ForwardKernelArgs& args, int batch, int head) {
     if constexpr (SEMANTICS.packed) return int64_t{head} * args.total_q;

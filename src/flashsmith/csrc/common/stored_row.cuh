@@ -25,7 +25,7 @@ struct CodeFormat {
     static constexpr int kFractionBits = kIsE4M3 ? 3 : 2, kBias = kIsE4M3 ? 7 : 15;
     static constexpr float kLargest = kIsE4M3 ? 448.0f : 57344.0f;
     static constexpr float kSmallestNormal = kIsE4M3 ? 0x1p-6f : 0x1p-14f;
-    // At this number, adjacent fp32 numbers are as far apart as subnormal codes.
+    // Adjacent fp32 numbers of this magnitude are as far apart as subnormal codes.
     static constexpr float kSubnormalUnits = kIsE4M3 ? 0x1p14f : 0x1p7f;
 };
 

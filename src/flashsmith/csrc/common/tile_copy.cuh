@@ -5,8 +5,8 @@
 
 namespace flashsmith {
 
-// The part of a tile that exists in global memory: rows below `rows`, and chunks below `chunks` in
-// each. The rest is zero-filled in shared memory and not written to global memory.
+// The part of a tile that lies within global memory: the first `rows` rows, and the first `chunks`
+// chunks of each row. The rest is zero-filled in shared memory and not written to global memory.
 struct TileExtent {
     int rows, chunks;
 };
@@ -20,9 +20,9 @@ FS_DEVICE int64_t next_row(int64_t step, int, int rows) {
     return rows * step;
 }
 
-// Row offsets if the rows of a tile are a group's heads, token after token (pack_gqa). Row 0 is the
-// sequence's row `first`; offsets are relative to the group's first head in the sequence's first
-// token.
+// The row offsets of a tile whose rows are the heads of a group, token after token (pack_gqa). Row
+// 0 is the sequence's row `first`; offsets are relative to the group's first head in the sequence's
+// first token.
 struct GroupRows {
     int first, group;
     int64_t token_step, head_step;
@@ -48,8 +48,8 @@ struct PanelCopy {
     static_assert(kThreads % Panel::kChunks == 0, "a pass of all threads covers whole rows");
     static constexpr int kRowStep = kThreads / Panel::kChunks;
     static constexpr int kPasses = (kRows + kRowStep - 1) / kRowStep;
-    // Number of ordinary loads in flight: four, or the number of a row's panels if it is larger.
-    // The loads of a whole tile (up to 64 registers) would spill.
+    // Number of ordinary loads in flight: four, or one for each panel of a row if there are more
+    // panels. The loads of a whole tile (up to 64 registers) would spill.
     static constexpr int kBatchPasses = kPanels >= 4 ? 1 : 4 / kPanels;
 
     int first_row, row, chunk;
@@ -59,7 +59,8 @@ struct PanelCopy {
           row(first_row + thread / Panel::kChunks),
           chunk(thread % Panel::kChunks) {}
 
-    // Whether this thread has chunks in a pass. It has none only if the passes overshoot the rows.
+    // Whether this thread copies chunks in a pass. It copies none only where the passes extend past
+    // the last row.
     FS_DEVICE bool active(int pass) const {
         return pass < kPasses &&
                (kPasses * kRowStep == kRows || row - first_row + pass * kRowStep < kRows);
@@ -69,7 +70,7 @@ struct PanelCopy {
                                 kFirstChunk + 8 * panel + chunk < extent.chunks);
     }
     FS_DEVICE uint32_t target(uint32_t tile, int pass, int panel) const {
-        // Steps of whole swizzle periods need only one address and immediates.
+        // If passes are whole swizzle periods apart, one address and immediate offsets are enough.
         const uint32_t offset = kRowStep % 8 == 0
                                     ? Panel::offset(row, chunk) + pass * kRowStep * Panel::kRowBytes
                                     : Panel::offset(row + pass * kRowStep, chunk);

@@ -10,23 +10,25 @@ namespace flashsmith {
 // PyTorch's ScalarType codes.
 enum class DType : int { FP16 = 5, BF16 = 15 };
 
-// The elements of a KV cache: in q's dtype, without or with scales, or 8-bit floats with scales.
+// The format of a KV cache's elements: either q's dtype, with or without scales, or 8-bit floats,
+// always with scales.
 enum class CacheFormat : int { plain = 0, scaled = 1, e4m3 = 2, e5m2 = 3 };
 
 constexpr bool is_8bit(CacheFormat format) {
     return format == CacheFormat::e4m3 || format == CacheFormat::e5m2;
 }
 
-// The factors of a cache's keys and values.
+// The factors by which a cache's stored keys and values are multiplied.
 struct CacheScales {
     const float *k, *v;      // on the device: one number, or one for each K/V head; may be null
     int32_t k_step, v_step;  // stride from one head's number to the next, in elements: 0 or 1
     float k_value, v_value;  // used where `k` or `v` is null
 };
 
-// The part of a library's semantics that is fixed at compile time. Zero is the plain case.
+// The part of a library's semantics that is fixed at compile time. If all fields are 0, attention
+// has no mask and no other changes.
 struct Semantics {
-    // A query's first and last visible key never decrease from query to query (struct Mask of the
+    // From query to query, neither the first nor the last visible key decreases (struct Mask of the
     // library's semantics.cuh). hides_earlier: later queries lose keys that earlier ones see.
     // hides_later: later queries see additional keys. takes_limits: a call passes window_left and
     // window_right.
@@ -35,19 +37,19 @@ struct Semantics {
     bool packed;   // sequences of different lengths are concatenated; cu_seqlens has their offsets
     bool uneven;   // lengths need not be multiples of the tile sizes, and d need not equal d_head
     bool partial;  // over some of the keys only: o is fp32, a merge adds sinks; implies uneven
-    // struct Program of semantics.cuh, a function of the caller's: it changes scores after struct
-    // Score, or hides keys in addition to struct Mask, or both. Whether it hides a key may depend
-    // on the batch or on the query head. Implies uneven.
+    // What struct Program of semantics.cuh, which comes from the caller's functions, does: change
+    // scores after struct Score, hide keys in addition to struct Mask, or both. Whether it hides a
+    // key may depend on the batch or on the query head. Implies uneven.
     bool program_scores, program_masks, mask_by_batch, mask_by_head;
 
     constexpr auto operator<=>(const Semantics&) const = default;
     // Whether a kernel may encounter a partly masked tile.
     constexpr bool masked() const { return hides_keys() || uneven; }
     constexpr bool hides_keys() const { return hides_earlier || hides_later; }
-    // Whether the mask of a program may show other blocks in another sequence of the batch.
+    // Whether a program's mask may show different blocks in different sequences of the batch.
     constexpr bool lists_by_batch() const { return mask_by_batch || packed || partial; }
     constexpr bool has_program() const { return program_scores || program_masks; }
-    // Whether later queries see all keys that earlier ones see, and more.
+    // Whether each query sees all keys that earlier queries see, and possibly more.
     constexpr bool is_triangular() const { return hides_later && !hides_earlier; }
 };
 
@@ -63,7 +65,7 @@ inline constexpr bool kHasProgram = SEMANTICS.has_program();
 template <Semantics SEMANTICS>
 inline constexpr bool kListsByBatch = SEMANTICS.lists_by_batch();
 
-// Means that this side of a window has no limit. It exceeds any sequence length.
+// The value of a window limit that means no limit. It exceeds any sequence length.
 constexpr int32_t kUnlimited = 1 << 30;
 
 // The output of cuTensorMapEncodeTiled.

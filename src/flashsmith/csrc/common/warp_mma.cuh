@@ -1,7 +1,7 @@
 // A warp's matrix products with operands in registers or in one of four shared-memory layouts.
 // Warps that share a product's columns interleave them in groups of 16: warp i of n has columns 16
-// (i + n t). Each lane then needs one base address and constant offsets. If the warps have an odd
-// number of tiles of 8 columns each, the last ones are neighbours.
+// (i + n t). Each lane then needs one base address and constant offsets. If each warp has an odd
+// number of 8-column tiles, the last tiles of the warps are neighbours.
 #pragma once
 
 #include "common/accumulators.cuh"
@@ -9,13 +9,13 @@
 
 namespace flashsmith {
 
-// The tiles of 8 columns that each of `turns` warps has. With 72 columns and two warps, one of them
-// has a last tile beyond the columns.
+// The number of 8-column tiles that each of `turns` warps has. With 72 columns and two warps, the
+// last tile of one warp lies beyond the columns.
 constexpr int tiles_each(int columns, int turns) {
     return (columns / 8 + turns - 1) / turns;
 }
-// How many tiles the n-th of a warp's kTiles tiles is behind the warp's first one, unless it is the
-// last one of an odd number: then behind the one with the index `turn`.
+// The distance in tiles from a warp's first tile to the n-th of its kTiles tiles. For the last one
+// of an odd number of tiles, it is the distance from the tile with the index `turn`.
 template <int kTurns>
 FS_DEVICE constexpr int tile_step(int n) {
     return n / 2 * 2 * kTurns + n % 2;
@@ -78,7 +78,7 @@ struct RowsB {
     FS_DEVICE RowsB(uint32_t tile, int lane, int first_row = 0, int first_chunk = 0)
         : cursor(tile, first_row + lane % 8 + lane / 16 * 8, first_chunk + lane / 8 % 2) {}
 
-    // Loads two tiles of 8 columns of the product, starting at column 16 * pair.
+    // Loads the operands of two 8-column tiles of the product, which start at column 16 * pair.
     FS_DEVICE void load(uint32_t (&two_tiles)[4], int step, int pair) const {
         ldmatrix_x4(two_tiles, cursor.at(16 * pair, 2 * step));
     }
@@ -96,7 +96,7 @@ struct ColumnsB {
     FS_DEVICE void load(uint32_t (&two_tiles)[4], int step, int pair) const {
         ldmatrix_x4_transposed(two_tiles, cursor.at(16 * step, 2 * kTurns * pair));
     }
-    // The last one of an odd number of tiles, after `pairs` pairs.
+    // Loads the operand of the last one of an odd number of tiles, after `pairs` pairs.
     FS_DEVICE void load_single(uint32_t (&tile)[2], int step, int pairs) const {
         ldmatrix_x2_transposed(tile, single.at(16 * step, 2 * kTurns * pairs));
     }
@@ -131,7 +131,7 @@ FS_DEVICE void multiply(float (&acc)[kMTiles][kNTiles][4], const A& a, const B& 
     }
 }
 
-// Rounds accumulators to the A operand that they form.
+// Rounds accumulators and packs them as an A operand.
 template <typename value_t, int kMTiles, int kNTiles>
 FS_DEVICE void round_to(InRegisters<kMTiles, kNTiles / 2>& a,
                         const float (&acc)[kMTiles][kNTiles][4]) {

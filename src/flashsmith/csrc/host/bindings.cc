@@ -41,7 +41,7 @@ class Arguments {
         return value.cast<Int>();
     }
     uintptr_t address() { return static_cast<uintptr_t>(integer()); }
-    // 0 if there are no more arguments.
+    // The next address, or 0 if no arguments are left.
     uintptr_t address_if_given() { return used_ == count_ ? 0 : address(); }
     void end() const {
         if (used_ != count_) throw std::invalid_argument("more arguments than the call takes");
@@ -99,8 +99,8 @@ ffi::Array<Int> to_ints(const Range& values) {
     return ffi::Array<Int>(ints.begin(), ints.end());
 }
 
-// Describes a tensor map. It begins at the address of a tensor, or at a byte offset in a workspace,
-// which is given by its index.
+// Describes a tensor map. Its data begin at the address of a tensor, or at a byte offset in the
+// workspace with the given index.
 ffi::Array<ffi::Any> describe(const TensorMapSpec& map, Tensors tensors) {
     const Place& place = map.place;
     const Int at = place.is_workspace ? place.byte_offset : Buffers{tensors, {}}.address(place);
@@ -169,11 +169,11 @@ ffi::Any plan(Arguments& args) {
 }
 
 // Takes the arguments of plan(), the ordinal of the GPU, and whether launches are timed. Returns a
-// function, and the bytes of workspaces that a call of the function may provide.
+// function, and the size in bytes of the workspaces that a caller of this function may provide.
 //
-// The function takes the handle of a stream, the addresses of the tensors (0 for those not given),
-// and the address of the workspaces. Zeros at the end may be left out. It launches the plan on
-// these tensors. If launches are timed, it waits and returns milliseconds.
+// The function takes the handle of a stream, the addresses of the tensors (0 for tensors that are
+// not given), and the address of the workspaces. Zeros at the end may be left out. It launches the
+// plan on these tensors. If launches are timed, it waits for them and returns milliseconds.
 ffi::Any prepare(Arguments& args) {
     PlannedCall call = plan_call(args);
     const int ordinal = args.small_integer();

@@ -4,8 +4,8 @@
 
 namespace flashsmith {
 
-// The function `name` of the driver, in the form that CUDA `version` (12000 for 12.0) introduced.
-// Null if there is no driver, or if it is too old.
+// The function `name` of the driver, in the version that CUDA `version` (12000 for 12.0)
+// introduced. Null if there is no driver, or if the driver is too old.
 void* driver_function(const char* name, unsigned version);
 
 // Whether this thread has a CUDA context. If it has none, calls of the runtime make the device's

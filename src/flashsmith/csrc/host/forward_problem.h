@@ -54,10 +54,10 @@ int tokens_of(int B_r, const ForwardProblem& problem, bool pack_gqa);
 // How many tiles of `tile` rows there are.
 int32_t tiles_of(int64_t rows, int tile);
 
-// The number of a call's tiles that are computed in `parts` parts of their keys, if `at_once` tiles
-// run at the same time. These are the tiles of the last round, if it would leave SMs idle. In a
-// causal call, all tiles are split if the longest one takes longer than an SM's share of the work.
-// The result depends on the lengths of the call (if packed, on the longest sequence), never on the
+// The number of a call's tiles whose keys are split into `parts` parts, if `at_once` tiles run at
+// the same time. These are the tiles of the last round, if it would leave SMs idle. In a causal
+// call, all tiles are split if the longest one takes longer than an SM's share of the work. The
+// result depends on the lengths of the call (if packed, on the longest sequence), never on the
 // lengths of single sequences.
 int64_t tiles_to_split(const ForwardProblem& problem, const Semantics& semantics, int parts,
                        int B_r, int B_c, int64_t tiles, int64_t at_once);
@@ -67,7 +67,8 @@ int64_t tiles_to_split(const ForwardProblem& problem, const Semantics& semantics
 void set_parts(ForwardKernelArgs& args, int64_t split, int parts, int B_r);
 void add_merge(Plan& plan, size_t problem_offset, int64_t split, int parts, int B_r, int d_v);
 
-// Where addresses must be written in arguments that contain ForwardKernelArgs at `problem_offset`.
+// Where addresses must be written in kernel arguments that contain ForwardKernelArgs at the offset
+// `problem_offset`.
 std::vector<AddressPatch> forward_addresses(const Semantics& semantics, size_t problem_offset = 0);
 
 // Which tensors must be given, and which must not. Only packed calls have sequence offsets. Partial

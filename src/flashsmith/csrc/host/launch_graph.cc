@@ -15,13 +15,13 @@
 namespace flashsmith {
 namespace {
 
-// For one kernel, a graph takes 1.3 us of host time (2.1 us with new arguments) instead of 3.2 us,
-// but 0.2 us more on the GPU.
+// Launching a single kernel as a graph takes 1.3 us of host time (2.1 us with new arguments)
+// instead of 3.2 us, but 0.2 us more on the GPU.
 constexpr size_t kLeastSteps = 2;
 // Making a graph takes 50 us, which is too long for calls that are made once or twice.
 constexpr int kCallsBefore = 2;
-// For each library. Together they take 28 MiB of the GPU's memory. A program whose lengths never
-// repeat must not fill that memory.
+// The most graphs of one library, which together take 28 MiB of the GPU's memory. A program whose
+// lengths never repeat must not fill that memory.
 constexpr int kMostGraphs = 256;
 std::atomic<int> n_graphs = 0;
 

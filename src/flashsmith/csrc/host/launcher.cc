@@ -62,7 +62,7 @@ std::deque<Step> steps_of(std::vector<Launch>& launches, const std::vector<const
 }
 
 // For each device, the shared memory that kernels may have at a launch. A kernel has one limit for
-// all plans, so a plan that needs little must not lower it for others that are still being
+// all plans, so a plan that needs little must not lower the limit while others are still being
 // launched.
 class SmemLimits {
   public:

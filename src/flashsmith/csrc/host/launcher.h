@@ -14,7 +14,8 @@ namespace flashsmith {
 
 // A plan that is ready to be launched on one GPU. It can be launched any number of times, for calls
 // whose tensors differ only in their addresses. Several threads may use it. During a call, the GPU
-// is the current device. They throw std::runtime_error with CUDA's message if a launch is refused.
+// is the current device. The functions throw std::runtime_error with CUDA's message if a launch is
+// refused.
 class PreparedPlan {
   public:
     // `kernels` are the config's, by their role. The plan must have been checked with them.
@@ -23,10 +24,10 @@ class PreparedPlan {
     // The bytes of workspaces that a call provides or allocates; 0 if it needs none.
     size_t block_bytes() const { return needs_block_ ? layout_.block_bytes : 0; }
 
-    // `block` is at least block_bytes() bytes, aligned to 256. It belongs to the call until
-    // everything that is enqueued here has finished. If it is 0, memory is allocated in stream
-    // order. Also throws std::invalid_argument if a tensor is missing, or is given to kernels that
-    // do not take it.
+    // `block` is the address of at least block_bytes() bytes, aligned to 256. They belong to the
+    // call until everything that is enqueued here has finished. If `block` is 0, memory is
+    // allocated in stream order. Also throws std::invalid_argument if a tensor is missing, or is
+    // given to kernels that do not take it.
     void launch(Tensors tensors, uintptr_t block, void* stream) const;
     // Launches like launch(), between two events. Waits for both and returns milliseconds.
     float launch_timed(Tensors tensors, uintptr_t block, void* stream) const;

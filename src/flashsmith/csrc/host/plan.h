@@ -12,8 +12,8 @@
 
 namespace flashsmith {
 
-// All properties of a device on which a plan may depend. The caller gives it;
-// no code here asks a device.
+// All properties of a device on which a plan may depend. The caller provides them; no code here
+// queries a device.
 struct DeviceSpec {
     int arch;  // 80 for sm_80
     int sm_count;
@@ -116,8 +116,8 @@ struct Launch {
                                           // later
     std::vector<AddressPatch> addresses;
     std::vector<TensorMapSpec> tensor_maps;  // empty for kernels without TMA
-    // Whether this launch may begin before the one before it is finished (programmatic dependent
-    // launch, for compute capability 9.0 and later). If so, its kernel executes
+    // Whether this launch may begin before the preceding launch has finished (programmatic
+    // dependent launch, for compute capability 9.0 and later). If so, its kernel executes
     // griddepcontrol.wait.
     bool programmatic = false;
 
@@ -127,15 +127,16 @@ struct Launch {
     void write_addresses(const Buffers& buffers, uint8_t* arguments) const;
 };
 
-// A tensor that all calls of a plan must give, or must not give, and the error if it is otherwise.
+// A tensor that all calls of a plan must pass, or must not pass, and the error message for other
+// calls.
 struct Presence {
     size_t tensor;
     bool is_given;
     std::string otherwise;
 };
 
-// The launches of a plan run in order. Each sees what earlier ones have written. A launch with an
-// empty grid is skipped, for example if a problem has no rows.
+// The launches of a plan run in order, so that each can read what earlier launches have written. A
+// launch with an empty grid is skipped, for example if a problem has no rows.
 struct Plan {
     std::vector<Launch> launches;
     std::vector<Workspace> workspaces;

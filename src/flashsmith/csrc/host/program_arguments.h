@@ -15,8 +15,8 @@ namespace flashsmith {
 // and the sizes and strides of each, then the count of numbers and each of them.
 ProgramArgs read_program(NumberReader& numbers);
 
-// Scores of such kernels are in natural units when they enter the softmax. `scale` turns a raw
-// score, or the tanh of a softcap, into natural units.
+// For kernels with a program, whose scores are in natural units when they enter the softmax.
+// `scale` turns a raw score, or the tanh of a softcap, into natural units.
 void scale_for_program(ForwardKernelArgs& args, ProgramArgs& program, const Semantics& semantics,
                        float scale);
 
@@ -25,8 +25,8 @@ void scale_for_program(ForwardKernelArgs& args, ProgramArgs& program, const Sema
 // arguments.
 void add_program_addresses(std::vector<AddressPatch>& patches, size_t first_tensor, size_t offset);
 
-// The number of a call's lists of blocks: one for each tile of a head, of all sequences and heads
-// that the mask distinguishes.
+// The number of a call's lists of blocks: one for each tile of a head, times the sequences and
+// heads between which the mask distinguishes.
 int64_t number_of_lists(const Semantics& semantics, int64_t batch, int64_t heads_q,
                         int64_t tiles_per_head);
 

@@ -45,7 +45,7 @@ std::string joined(const Extents& extents) {
     return text;
 }
 
-// Describes what the driver has refused, in a form that can be compared with its rules.
+// Describes a tensor map that the driver has refused, in terms of the driver's rules.
 std::string description(const TensorMapSpec& spec, uintptr_t data) {
     std::ostringstream text;
     text << spec.name << " at 0x" << std::hex << data << std::dec << ", " << joined(spec.sizes)

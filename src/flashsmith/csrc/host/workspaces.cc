@@ -60,8 +60,8 @@ class Slots {
         return chunk_ + kind_.bytes * used_++;
     }
 
-    // The slot of a stream, which is given by its id: unlike a handle, no later stream has the same
-    // id. Null if there are too many streams.
+    // The slot of the stream with this id. Unlike a handle, an id is never used again for a later
+    // stream. Null if too many streams have slots.
     void* of_stream(unsigned long long id) {
         {
             const std::lock_guard lock(owners_mutex_);
@@ -221,8 +221,8 @@ void* slot_of_graph(Slots& slots, cudaGraph_t graph, const Branch& branch = {}) 
     return slot;
 }
 
-// The capture to which launches on a stream belong. Without a graph, there is none, and launches
-// run at once.
+// The capture to which launches on a stream belong. If there is no graph, there is no capture
+// either, and launches run immediately.
 struct Capture {
     unsigned long long id = 0;
     cudaGraph_t graph = nullptr;

@@ -6,7 +6,7 @@
 
 namespace flashsmith {
 
-// Appends new rows to the cache, divided by its scale; a warp copies one. Nothing is written
+// Appends new rows, divided by the cache's scale. Each warp copies one row. Nothing is written
 // outside the cache.
 template <class Kernel>
 __global__ void __launch_bounds__(kMlaAppendThreads)

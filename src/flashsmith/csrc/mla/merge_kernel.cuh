@@ -7,7 +7,7 @@
 
 namespace flashsmith {
 
-// Merges the parts of the tiles that were split; a warp has one row.
+// Merges the parts of the tiles that were split. Each warp merges one row.
 template <class Kernel>
 __global__ void __launch_bounds__(kMlaMergeThreads)
     mla_merge_kernel(const typename Kernel::Args args) {

@@ -93,8 +93,8 @@ inline ForwardProblem as_forward(const MlaProblem& p, bool packed) {
     return forward;
 }
 
-// Checks that kernels of d_head and d_v with tiles of `B_r` rows can compute the problem. Throws
-// std::invalid_argument.
+// Checks that kernels with these d_head and d_v, and with tiles of `B_r` rows, can compute the
+// problem. Throws std::invalid_argument.
 inline void check_mla(const MlaProblem& p, int d_head, int d_v, int B_r,
                       const Semantics& semantics) {
     check_problem(as_forward(p, semantics.packed), semantics, d_head, B_r);
@@ -118,14 +118,15 @@ inline void check_no_scale(const MlaProblem& p, Tensors tensors) {
             "k_scale: the config's kernels have no scale; use one with cache_scaled");
 }
 
-// The way in which a family splits the keys of tiles. `at_once`: the CTAs that run at the same
-// time. `cta_keys`: the fixed cost of a CTA (start, end, and merging its rows), in keys that take
-// as long.
+// How a family splits the keys of tiles. `at_once`: how many CTAs run at the same time. `cta_keys`:
+// the fixed cost of a CTA (start, end, and merging its rows), as the number of keys that take the
+// same time.
 struct MlaSplit {
     int B_c, min_keys, most_parts;
     int64_t at_once, cta_keys;
 
-    // The time of a call in which each tile has up to `parts` parts, in keys of one CTA.
+    // The time of a call in which each tile has up to `parts` parts, in units of a CTA's time for
+    // one key.
     int64_t time_of(int64_t tiles, int64_t parts, int64_t keys) const {
         const int64_t rounds = (tiles * parts + at_once - 1) / at_once;
         return rounds * ((keys + parts - 1) / parts + cta_keys);
@@ -135,7 +136,8 @@ struct MlaSplit {
     // parts as the config and its keys allow. A free split has the number of parts that is fastest
     // if all sequences have as many keys as fit.
     int64_t parts(const MlaProblem& p, int64_t tiles) const {
-        // Counted like the parts of a tile, so that no length has fewer parts in a small cache.
+        // Rounded up to whole blocks, like the keys of a tile, so that no length has fewer parts in
+        // a small cache.
         const int64_t keys = int64_t{tiles_of(p.capacity, B_c)} * B_c;
         const int64_t possible = std::clamp<int64_t>(keys / min_keys, 1, most_parts);
         if (!p.free_split) return possible;

@@ -10,8 +10,8 @@ FS_DEVICE float row_scale(const MlaScaledArgs& args) {
     return scale_of_head(args.row_scale.on_device, 0, args.row_scale.value, 0);
 }
 
-// The factor of the scores in base 2. A scale that is a number is already multiplied in by the
-// host.
+// The factor that turns scores into base-2 logits. If the scale is a number, the host has already
+// multiplied it in.
 FS_DEVICE float score_factor(const MlaKernelArgs& args) {
     return args.scale_log2;
 }

@@ -1,6 +1,6 @@
-// A tile: rows of one sequence, which are its query heads, token after token, and the part of the
-// keys that a CTA computes for them. A Kernel has B_r rows of a tile, B_c keys of a block, and the
-// number of blocks that parts keep together.
+// A tile: rows of one sequence (its query heads, token after token), and the part of the keys that
+// a CTA computes for them. `Kernel` defines B_r, the rows of a tile; B_c, the keys of a block; and
+// the number of blocks that parts keep together.
 #pragma once
 
 #include "common/key_mask.cuh"
@@ -25,7 +25,7 @@ struct MlaTile {
             sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
         q_first = static_cast<int>(q.first);
         q_count = q.count;
-        // No length leads outside the cache.
+        // Lengths are clamped, so that none can address keys outside the cache.
         const int appended = args.new_rows == nullptr ? 0 : q_count;
         const int before = min(max(args.cache_lens[batch], 0), args.capacity);
         k_count = min(before + appended, args.capacity);

@@ -11,7 +11,7 @@
 namespace flashsmith {
 
 // Identifies one kernel of the mma.sync family. Fields, order and meaning match the Python class; a
-// K-tile is 8 columns. New knobs go at the end, and their zero means the previous behaviour.
+// K-tile is 8 columns. New knobs go at the end, and a knob of 0 keeps the previous behaviour.
 struct FlashForwardKernelConfig {
     DType dtype;
     int d_head;
@@ -63,7 +63,7 @@ struct FlashForwardKernelConfig {
     }
 };
 
-// The arguments of kernels of a program.
+// The arguments of kernels that run a caller's program.
 struct ForwardProgramArgs : ForwardKernelArgs {
     ProgramArgs program;
 };

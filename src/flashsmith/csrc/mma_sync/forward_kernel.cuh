@@ -11,9 +11,9 @@ namespace flashsmith {
 // The part of the problem that a thread works on.
 //
 // Batch and heads share the one grid dimension that is not limited to 65,535. The Q blocks of a
-// head run concurrently, so that its K and V are read from DRAM only once. Special registers are
-// read again for each instance: values kept over the loop would cost registers, and kernels with 32
-// rows per warp have none to spare.
+// head run concurrently, so that its K and V are read from DRAM only once. Each instance reads the
+// special registers again, because values kept over the loop would cost registers, and kernels with
+// 32 rows per warp have none to spare.
 template <class Kernel>
 struct TileCoord {
     int warp, lane, Q_block, batch;
@@ -83,7 +83,7 @@ FS_DEVICE int d_of_v(const ForwardKernelArgs& args) {
     return Kernel::CFG.d_v > 0 ? args.widths.v : args.d;
 }
 
-// The lists of a call's Q blocks.
+// The lists of K/V blocks that a call's Q blocks visit.
 template <class Kernel>
 FS_DEVICE BlockLists<Kernel::SEMANTICS> block_lists(const typename Kernel::Args& args) {
     return {args, args.program.lists, static_cast<uint32_t>(args.n_Q_blocks), args.n_KV_blocks};
@@ -228,7 +228,8 @@ struct ForwardBlock {
             store_O(at);
     }
 
-    // S = Q K^T with the K tile at `stage`, its distance in bytes from the first tile.
+    // S = Q K^T with the K tile at `stage`, which is the tile's distance in bytes from the first K
+    // tile.
     FS_DEVICE void QK_gemm(typename Kernel::S_accum_t& S, uint32_t stage = 0) {
         zero(S);
         K.loader.stage = stage;
@@ -267,7 +268,7 @@ struct ForwardBlock {
             softmax.template update<kFirst>(S, O);
     }
 
-    // Calls a function with the facts about this lane's scores that a program needs.
+    // Calls `function` with the coordinates of this lane's scores, which a program needs.
     template <class Function>
     FS_DEVICE void with_coordinates(const Function& function) const {
         const TileCoord<Kernel> at(args);
@@ -317,7 +318,7 @@ struct ForwardBlock {
                 save_4(m, n, O[m][n][0], O[m][n][1], O[m][n][2], O[m][n][3]);
         }
     }
-    // The address where this thread saves the n-th four floats of its m-th rows.
+    // The address where this thread saves the n-th group of four floats of its m-th rows.
     FS_DEVICE uint32_t state(int m, int n) const {
         return smem + Kernel::state_offset +
                ((m * (N::PV_n_tiles + 1) + n) * Kernel::n_threads + thread_index()) * 16;
@@ -333,7 +334,7 @@ struct ForwardBlock {
             for (int m = 0; m < N::m_tiles; ++m)
                 pack_fragment<value_t>(P.fragments[k][m], S[m][2 * k], S[m][2 * k + 1]);
     }
-    // Whether some row of this warp sees a key of the block.
+    // Whether any row of this warp sees a key of the block.
     FS_DEVICE bool sees(int block) const {
         if constexpr (Kernel::has_lists) return true;
         const TileCoord<Kernel> at(args);
@@ -424,7 +425,7 @@ struct ForwardBlock {
             }
     }
 
-    // K/V blocks visible to some row of the Q block.
+    // K/V blocks visible to any row of the Q block.
     FS_DEVICE BlockRange visible_blocks() const {
         if constexpr (Kernel::has_lists) return {0, list[0], 0, 0};
         const TileCoord<Kernel> at(args);
@@ -475,7 +476,8 @@ __global__ void __launch_bounds__(Kernel::n_threads, Kernel::min_ctas_per_sm)
     ForwardBlock<Kernel>(args, shared_address(shared_memory), at).run();
 }
 
-// Write the lists of K/V blocks before the main kernel: see common/block_lists.cuh.
+// These kernels write the lists of K/V blocks, and run before the main kernel: see
+// common/block_lists.cuh.
 template <class Kernel>
 __global__ void __launch_bounds__(kListThreads)
     flash_list_blocks_kernel(const typename Kernel::Args args) {

@@ -21,8 +21,8 @@ struct StageOffset {
 };
 
 // One K and one V tile, with two barriers per block. With eager loads, each copy is issued as soon
-// as its tile is free and overlaps the other GEMM. Otherwise a copy is issued where its data are
-// needed and waited for at once.
+// as its tile is free, so that it overlaps the other tile's GEMM. Otherwise a copy is issued where
+// its data are needed and waited for immediately.
 template <class Kernel>
 struct SingleStageLoop {
     template <class Block, class Range>
@@ -124,7 +124,7 @@ struct MultiStageLoop {
 template <class Kernel>
 struct CanonicalLoop {
     using Stage = StageOffset<Kernel::kv_tiles, Kernel::stage_bytes>;
-    // Without a ring, a pair is waited for at once.
+    // Without a ring, a pair is waited for immediately.
     static constexpr int kAhead = Kernel::kv_tiles - 1;
     static constexpr int kChunkBlocks = kCanonicalChunk / Kernel::B_c;
 
@@ -140,7 +140,7 @@ struct CanonicalLoop {
             b.Q.load(0);
         }
         const int second_chunk = (blocks.begin / kChunkBlocks + 1) * kChunkBlocks;
-        // With lists blocks are positions, and a chunk has any number of them.
+        // With lists, block numbers are positions in a list, and a chunk has any number of them.
         [[maybe_unused]] int chunk = chunk_of(b, blocks.begin);
         [[maybe_unused]] bool merges = false;
         for (int block = blocks.begin; block < blocks.end; ++block) {

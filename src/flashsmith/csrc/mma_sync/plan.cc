@@ -12,7 +12,7 @@
 namespace flashsmith {
 namespace {
 
-// Query heads per group: the heads of at most l2_group_mib of K and V, but at least the heads of
+// Query heads per group: as many as use at most l2_group_mib of K and V, but at least the heads of
 // one K/V head. 1 if the config does not group heads.
 int32_t heads_per_group(const FlashForwardKernelConfig& config, const ForwardProblem& p) {
     if (config.l2_group_mib == 0) return 1;

@@ -1,5 +1,5 @@
-// Turns a config and its semantics into types and constants: everything a kernel knows at compile
-// time.
+// Derives types and constants from a config and its semantics: everything about a kernel that is
+// fixed at compile time.
 #pragma once
 
 #include <type_traits>
@@ -24,7 +24,7 @@ struct ForwardKernelTileShapes {
     static constexpr int rows_per_warp = CFG.B_r / CFG.n_warps;
     static constexpr int m_tiles = rows_per_warp / 16;
     static constexpr int QK_n_tiles = CFG.B_c / 8;
-    static constexpr int QK_k_steps = (CFG.d_head + 15) / 16;  // with 72, 8 columns are zeros
+    static constexpr int QK_k_steps = (CFG.d_head + 15) / 16;  // 72 is padded with 8 zero columns
     static constexpr int PV_n_tiles = CFG.d_head_v() / 8;
     static constexpr int PV_k_steps = CFG.B_c / 16;
 };
@@ -35,7 +35,7 @@ struct StaticForwardKernelConfig {
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
     static constexpr bool has_program = SEMANTICS.has_program();
-    // Whether Q blocks visit the K/V blocks of lists, not of a range.
+    // Whether each Q block visits the K/V blocks of a list instead of a range.
     static constexpr bool has_lists = SEMANTICS.program_masks;
     using Args = std::conditional_t<has_program, ForwardProgramArgs, ForwardKernelArgs>;
 

@@ -6,10 +6,10 @@
 
 namespace flashsmith {
 
-// The layout of the sums of dq: the tiles of the warps' accumulators follow each other. From sm_90
-// on, one instruction adds all four elements of a lane. They are adjacent, and a warp adds 512
-// contiguous bytes at once. Before sm_90, the first elements of all lanes are followed by the
-// second ones, and so on: 128 contiguous bytes at once.
+// The layout of the sums of dq: the tiles of the warps' accumulators are stored one after another.
+// From sm_90 on, one instruction adds all four elements of a lane. They are adjacent, and a warp
+// adds 512 contiguous bytes at once. Before sm_90, the first elements of all lanes are followed by
+// the second ones, and so on: 128 contiguous bytes at once.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool kAddsVectors = true;
 #else
@@ -48,10 +48,10 @@ FS_DEVICE float* first_dq_sums(const BackwardKernelArgs& args, int64_t statistic
            warp * Kernel::dq_elements * kWarpSize + lane * kLaneSums;
 }
 
-// Multiplies a warp's part of a gradient by the scale and stores it: 16-bit elements go to `tile`
-// in shared memory, which then has the whole tile; fp32 elements go to global memory. In tile (m,
-// n), lane l has the columns 2 (l % 4) + {0, 1} of the rows l / 4 and l / 4 + 8. If warps share
-// rows, their columns alternate.
+// Multiplies a warp's part of a gradient by the scale and stores it. 16-bit elements go to shared
+// memory, where `tile` collects the whole tile; fp32 elements go to global memory. In tile (m, n),
+// lane l has the columns 2 (l % 4) + {0, 1} of the rows l / 4 and l / 4 + 8. If warps share rows,
+// their columns alternate.
 template <class Layout, typename value_t, int kTurns, int kMTiles, int kNTiles>
 FS_DEVICE void stage_gradient(uint32_t tile, const float (&acc)[kMTiles][kNTiles][4], float scale,
                               int first_row, int turn, int lane) {

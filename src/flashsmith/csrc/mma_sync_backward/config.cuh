@@ -16,8 +16,8 @@ enum class DqMode : int {
     atomics = 1,      // by fp32 atomics in a workspace, in any order
 };
 
-// The fields, their order and their meaning match the Python class. A new knob is added at
-// the end; if it is 0, nothing may change.
+// The fields, their order and their meaning match the Python class. A new knob is added at the end,
+// and a knob of 0 must change nothing.
 struct FlashBackwardKernelConfig {
     DType dtype;
     int d_head;
@@ -35,7 +35,7 @@ struct FlashBackwardKernelConfig {
     constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
     // Columns in shared memory of a row of K and of V together, as many as of Q and do.
     constexpr int columns() const { return tile_columns(d_head) + tile_columns(d_head_v()); }
-    // Columns of the sums of dq: whole steps of 16. Those of 72 have 80.
+    // Columns of the sums of dq: d_head rounded up to a multiple of 16, which is 80 for 72.
     constexpr int dq_sum_columns() const { return (d_head + 15) / 16 * 16; }
     // Query rows per CTA of the kernel that computes only dq: 16 per warp.
     constexpr int dq_rows() const { return 16 * n_warps; }

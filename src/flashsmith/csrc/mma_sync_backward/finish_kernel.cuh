@@ -48,7 +48,8 @@ __global__ void __launch_bounds__(Kernel::n_threads)
             load_tile(tile_sums, sums);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                // If a key is NaN, the sums of rows that see no key are 0 times NaN.
+                // If a key is NaN, the sums of rows that see no key are 0 times NaN, so they are
+                // replaced.
                 dq[0][n][e] =
                     is_hidden[e / 2] || row + lane / 4 + e / 2 * 8 < unseeing ? 0.0f : tile_sums[e];
         }

@@ -48,8 +48,8 @@ struct KeysBlock {
           k(k),
           key_mask(args, q.count, k.count) {}
 
-    // The first row of a warp in S^T, dk and dv; and its index among the warps that have the same
-    // rows.
+    // The warp's first row in S^T, dk and dv, and the warp's index among the warps that have the
+    // same rows.
     FS_DEVICE int warp_key() const { return warp / Kernel::column_warps * Kernel::keys_per_warp; }
     FS_DEVICE int turn() const { return warp % Kernel::column_warps; }
     FS_DEVICE int warp_query() const { return turn() * Kernel::queries_per_warp; }
@@ -80,7 +80,7 @@ struct KeysBlock {
         }
     };
 
-    // Those of lists.
+    // The steps of the blocks in lists.
     struct ListsOfKeys {
         const KeysBlock& of;
 
@@ -155,8 +155,8 @@ struct KeysBlock {
             __syncthreads();  // the step's tiles have arrived, and the previous step's are free
             const bool needs_mask = steps.needs_mask(now);
             if (needs_mask || SEMANTICS.program_scores) zero_unattended_rows(now);
-            // dq is added a step late. At the barrier above, all warps have stored their dS of the
-            // previous step, so no other barrier is needed.
+            // A step's dq is added one step later. At the barrier above, all warps have stored
+            // their dS of the previous step, so no other barrier is needed.
             if (wants_dq && before.head >= 0) add_dq(before);
             step<kAll>(now, next, next.head < end_head, needs_mask);
             if constexpr (Kernel::stages == 1) {
@@ -300,7 +300,7 @@ struct KeysBlock {
         zero(S);
         multiply<value_t, Kernel::d_steps>(S, K_rows(),
                                            RowsB<Layout>(Q_tile(at.stage()), lane, warp_query()));
-        // Its addresses are computed while the tensor cores are busy.
+        // The next step's addresses are computed while the tensor cores are busy.
         if constexpr (Kernel::stages > 1) {
             if (has_next) start_queries(next);
             cp_async_commit();
@@ -478,7 +478,7 @@ struct KeysBlock {
             for (int m = 0; m < Kernel::dq_passes; ++m) add_dq_rows<1>(at, m);
         }
     }
-    // kTiles of the warp's groups of 16 rows, from group `first` on.
+    // Adds the products for kTiles of the warp's groups of 16 rows, from group `first` on.
     template <int kTiles>
     FS_DEVICE void add_dq_rows(const Step& at, int first) const {
         float dq[kTiles][Kernel::dq_column_tiles][4] = {};
@@ -549,8 +549,9 @@ struct KeysBlock {
     }
 };
 
-// This many last CTAs of a causal launch are sorted together, the longest first. That is about
-// twice what a GPU with 130 SMs holds, so that the first of them are finished when the last begin.
+// The number of CTAs at the end of a causal launch that are sorted together, the longest first. It
+// is about twice what a GPU with 130 SMs holds, so that the first of these CTAs are finished when
+// the last begin.
 constexpr uint32_t kLastCtas = 256;
 
 // The main kernel of all configs.

@@ -74,13 +74,13 @@ Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& number
     pass_program_to_prepare(plan.launches.back(), program, semantics);
     if (p.packed)
         add(gaps, blocks_of(p.total_q + p.total_k, kRowsThreads / kWarpSize), kRowsThreads, 0);
-    // The kernel added last computes scores.
+    // Passes the program to the kernel added last, which computes scores.
     const auto pass_program = [&] {
         if (!semantics.has_program()) return;
         plan.launches.back().argument_bytes = {argument, argument + sizeof all};
         add_program_addresses(plan.launches.back().addresses, first_read, kAfterProblem);
     };
-    // Adds the lists of that kernel.
+    // Adds the lists of the blocks that the kernel added last visits.
     const auto visit_lists = [&](Kernel list, int64_t rows, int64_t tile, int64_t others,
                                  int64_t block) {
         if (!semantics.program_masks) return;

@@ -6,7 +6,7 @@
 
 namespace flashsmith {
 
-// Plans one backward pass: prepare, the requested ones of dk, dv and dq, and dsinks. A
+// Plans one backward pass: prepare, those of dk, dv and dq that are requested, and dsinks. A
 // gradient whose address is 0 is not computed. Throws std::invalid_argument if the semantics do not
 // match the problem, or if the device cannot hold the kernels.
 Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,

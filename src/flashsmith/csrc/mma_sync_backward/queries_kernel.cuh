@@ -1,6 +1,6 @@
 // The kernel whose CTAs keep a block of queries. A CTA iterates over the keys that the queries see.
-// It computes dq, which is summed in fp32 registers and rounded once. S and dP are computed again
-// for this, which takes two GEMMs, but neither fp32 sums in memory nor an order of CTAs.
+// It computes dq, which is summed in fp32 registers and rounded once. For this, S and dP are
+// computed again, which costs two GEMMs but needs neither fp32 sums in memory nor an order of CTAs.
 #pragma once
 
 #include "backward/listed_steps.cuh"
@@ -228,7 +228,7 @@ struct QueriesBlock {
     // ---- the epilogue ----
 
     FS_DEVICE void store() {
-        // If a key is NaN, the sums of rows that see no key are 0 times NaN.
+        // If a key is NaN, the sums of rows that see no key are 0 times NaN, so they are replaced.
         if constexpr (Kernel::masked)
 #pragma unroll
             for (int n = 0; n < kColumnTiles; ++n)

@@ -1,5 +1,5 @@
-// Turns a config and its semantics into types and constants, which is everything that kernels know
-// at compile time.
+// Derives types and constants from a config and its semantics: everything about the kernels that is
+// fixed at compile time.
 #pragma once
 
 #include <type_traits>
@@ -30,7 +30,8 @@ struct StaticBackwardKernelConfig {
     static constexpr int element_bytes = CFG.element_bytes();
 
     static constexpr bool has_program = SEMANTICS.has_program();
-    // Whether CTAs visit the blocks of lists, not of a range. A list has the bits of a whole CTA.
+    // Whether CTAs visit the blocks of a list instead of a range. A list has one group: the whole
+    // CTA.
     static constexpr bool has_lists = SEMANTICS.program_masks;
     static constexpr int key_groups = 1, query_groups = 1;
     // Whether more than the exponential lies between the scores and P.
@@ -64,7 +65,7 @@ struct StaticBackwardKernelConfig {
     static constexpr int query_tiles = queries_per_warp / 8;
     static constexpr int column_tiles = tiles_each(d_head, column_warps);
     static constexpr int column_tiles_v = tiles_each(d_v, column_warps);
-    static constexpr int d_steps = (d_head + 15) / 16;  // with 72, 8 columns are zeros
+    static constexpr int d_steps = (d_head + 15) / 16;  // 72 is padded with 8 zero columns
     static constexpr int d_v_steps = (d_v + 15) / 16;
     static constexpr int query_steps = B_r / 16;
     static constexpr int key_steps = B_c / 16;
@@ -95,7 +96,8 @@ struct StaticBackwardKernelConfig {
     static constexpr int dq_sum_columns = CFG.dq_sum_columns();
     static constexpr int dq_column_tiles = dq_sum_columns / dq_column_warps / 8;
     static constexpr int dq_elements = dq_row_tiles * dq_column_tiles * 4;  // per lane
-    // All rows of wide tiles would not fit next to dk and dv, so their groups come one by one.
+    // All rows of wide tiles would not fit next to dk and dv, so their groups are computed one at a
+    // time.
     static constexpr int dq_passes = d_head > 256 ? dq_row_tiles : 1;
     static_assert(dq_passes == 1 || B_r <= 64, "a pass begins within a panel of dS");
 

@@ -12,7 +12,7 @@ template <class Kernel>
 struct Append {
     using value_t = typename Kernel::value_t;
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
-    // The target of a row of q, and of a row of the cache.
+    // The types of the rows that this kernel writes: rows of q, and rows of the cache.
     using Row = StoredRow<value_t, CacheFormat::plain>;
     using CacheRow = StoredRow<value_t, Kernel::cache>;
 
@@ -57,7 +57,8 @@ struct Append {
         }
     }
 
-    // The row of cos and sin, clamped for any length. Dropped keys count.
+    // The row of cos and sin, clamped whatever the length is. Keys that the cache has dropped count
+    // as positions.
     FS_DEVICE int position(int batch, int length, int query) const {
         const int first =
             min(min(max(length, 0), args.capacity) + dropped_keys(args, batch), args.positions - 1);

@@ -7,7 +7,7 @@
 
 namespace flashsmith {
 
-// Arguments of kernels that have scales.
+// The scales in the arguments of kernels that have them.
 FS_DEVICE const CacheScales& scales_of(const DecodeKernelArgs& args) {
     return static_cast<const DecodeCacheArgs&>(args).scales;
 }
@@ -21,8 +21,8 @@ FS_DEVICE float v_scale(const DecodeKernelArgs& args, int head_k) {
     return scale_of_head(scales.v, scales.v_step, scales.v_value, head_k);
 }
 
-// Multiplies a factor of scores by the keys' scale. If the scale is a number, the host has already
-// done so.
+// Multiplies the factor of the scores by the keys' scale. If the scale is a number, the host has
+// already done so.
 FS_DEVICE float scaled_by_k(const DecodeKernelArgs& args, float factor, int head_k) {
     const CacheScales& scales = scales_of(args);
     return scales.k == nullptr ? factor : __fmul_rn(factor, k_scale(args, head_k));
@@ -44,7 +44,7 @@ FS_DEVICE auto row_end(const DecodeKernelArgs& args, const RowState& row, int he
         return end;
 }
 
-// An element of o in the canonical order.
+// An element of o, computed in the canonical order.
 template <class Kernel>
 FS_DEVICE float canonical_element(const DecodeKernelArgs& args, float sum, float factor,
                                   int head_k) {

@@ -43,7 +43,8 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
 
     using Base::Base;
 
-    // Stores where the CTA's next search begins at `address` in shared memory.
+    // Stores the position where the CTA's next search begins. `address` is its address in shared
+    // memory.
     FS_DEVICE void run(Copies copies, WorkCursor cursor, uint32_t address) const {
         const int first_step = copies.first_step, steps = copies.steps;
         NextRows next_rows = copies.next_rows;

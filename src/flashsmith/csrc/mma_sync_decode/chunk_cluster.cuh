@@ -100,7 +100,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
           first_step(begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0),
           steps(end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0) {}
 
-    // Before any CTA sends. The cluster must synchronise after it.
+    // Must run before any CTA sends, and the cluster must synchronise after it.
     FS_DEVICE static void init_barriers(uint32_t smem) {
         for (int i = 0; i < 2; ++i) {
             mbarrier_init(scores_full(smem, i), 1);
@@ -241,7 +241,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     FS_DEVICE bool is_visible(int key) const { return begin <= key && key < end; }
 
     // The offset in elements of a key's row of the cache from the head's first row. An invalid page
-    // number leads to some page of the cache.
+    // index still refers to some page of the cache.
     FS_DEVICE int64_t row_offset(int key, const DecodeStrides& strides) const {
         if constexpr (!kPaged) return key * strides.row;
         const int there = min(max(key, begin), end - 1);  // some key that has a page
@@ -291,8 +291,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
             start_panels<false>(step + rank, stage);
         if constexpr (Layout::kHasNarrowPanel) start_panels<true>(step + rank, stage);
     }
-    // The panels of 64 columns of keys that all have a visible row, in a dense cache: with the
-    // fewest instructions, which delay a call's first scores.
+    // Copies the 64-column panels of keys of a dense cache, each of which some row sees. It uses
+    // the fewest instructions, because they delay the call's first scores.
     FS_DEVICE void start_visible_panels(int first, int stage) const {
         using Panel = typename Layout::template Panel<false>;
         constexpr int kRowsAtOnce = kWarpSize / 8;
@@ -323,7 +323,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         constexpr int kFirst = kNarrow ? 64 * Layout::kWidePanels : 0;  // column
         constexpr int kRowStep = 8;  // the swizzle of a row repeats
         const uint32_t target = K_tile(stage) + (kNarrow ? Layout::kNarrowOffset : 0);
-        // Lanes have neighbouring chunks of a row; with fewer chunks, several groups of rows.
+        // Neighbouring lanes have neighbouring chunks of a row. If a row has fewer chunks than a
+        // warp has lanes, the warp copies several rows at once.
         constexpr int kRowsAtOnce = kWarpSize / Panel::kChunks;
         const int chunk = lane % Panel::kChunks;
 #pragma unroll
@@ -423,7 +424,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     }
 
     FS_DEVICE bool has_two_buffers() const { return rows <= Places::kBufferedRows; }
-    // A round's scores of a tile in this CTA, and their bytes.
+    // The size in bytes of a tile's scores, and the address of its scores for a round in this CTA.
     FS_DEVICE int tile_bytes() const { return rows * Places::row_bytes; }
     FS_DEVICE uint32_t scores_of(int tile, int buffer) const {
         return smem + Places::scores_offset + (buffer * kCtas + tile) * tile_bytes();
@@ -491,7 +492,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                 mbarrier_arrive_remote(cluster_address(scores_free(smem, buffer), lane));
             step += tiles;
         }
-        // Shared memory must exist until no CTA copies from it, and all arrivals have come.
+        // This CTA's shared memory must exist until no CTA copies from it any more and all arrivals
+        // have come.
         if (probability_warp() == 0)
             for (int i = max(round - (has_two ? 2 : 1), 0); i < round; ++i)
                 wait_for_free(i, has_two);
@@ -630,7 +632,8 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
 
     // ---- warps that copy V ----
 
-    // Each group of warps has a stage, and waits for its copies before it starts others.
+    // Each group of warps has its own stage, and waits for its earlier copies before it starts new
+    // ones.
     FS_DEVICE void copy_values() const {
         if constexpr (kKeysFirst) {
             named_barrier_wait(kKeysBarrier, kKeysThreads);  // copies of the first keys have begun
@@ -889,7 +892,8 @@ FS_DEVICE void compute_chunks_in_cluster(const DecodeKernelArgs& args, uint32_t 
             if (lengths.are_guessed) wait_for_launch_before();
             allow_next_launch();
         }
-        // A load that is issued after the copies takes as long as they do.
+        // A load that is issued after the copies takes as long as they do, so the length is loaded
+        // first.
         if constexpr (Kernel::keys_first)
             if (lengths.are_guessed) true_length = load_global_4B(own_length);
         if (found) cluster.start();

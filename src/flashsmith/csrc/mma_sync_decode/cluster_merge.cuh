@@ -25,7 +25,7 @@ struct ClusterMerge {
           rank(cluster_rank()),
           groups(((rows * kColumns / kGroup - 1) >> levels) + 1) {}
 
-    // The barrier lies after the states of a run's subtrees.
+    // The address of the barrier, which lies after the states of a run's subtrees.
     FS_DEVICE static uint32_t barrier_of(const DecodeKernelArgs& args, uint32_t smem) {
         return smem + Kernel::saved_states_offset + args.kept_levels * args.kept_level_bytes;
     }
@@ -59,7 +59,7 @@ struct ClusterMerge {
         store_remote_16B(there, remote_barrier, state.bits_of_sums());
         store_remote_16B(there + 16, remote_barrier, {statistics.x, statistics.y, 0, 0});
     }
-    // Several pushes to one group: the group's first address is computed only once.
+    // For several pushes to one group, whose first address is computed only once.
     struct Group {
         uint32_t address, barrier;
     };

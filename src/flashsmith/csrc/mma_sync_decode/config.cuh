@@ -12,7 +12,7 @@
 
 namespace flashsmith {
 
-// Fields, order and meaning match the Python class. New knobs go at the end, and their zero means
+// Fields, order and meaning match the Python class. New knobs go at the end, and a knob of 0 keeps
 // the previous behaviour.
 struct FlashDecodeKernelConfig {
     DType dtype;
@@ -50,12 +50,12 @@ struct FlashDecodeKernelConfig {
     constexpr int key_bytes() const { return row_bytes(d_head); }
     constexpr int value_bytes() const { return row_bytes(d_head_v()); }
     constexpr int pair_bytes() const { return key_bytes() + value_bytes(); }
-    // Whether each warp has its own columns of o, and all keys of a stage: a row's sums do not fit
-    // in the registers of a warp.
+    // Whether each warp has its own columns of o, and all keys of a stage, because a row's sums do
+    // not fit in the registers of a single warp.
     constexpr bool own_columns() const { return d_head > 256; }
     constexpr bool shares_stages() const { return own_rows || own_columns(); }
-    // Rows of a warp's sums, of 16, for which its stage has room when warps merge their states. The
-    // others have memory of their own.
+    // How many of the 16 rows of a warp's sums fit in its stage when warps merge their states. The
+    // other rows have separate memory.
     constexpr int rows_in_stage() const {
         return own_columns() || 16 * d_head_v() * 4 <= keys_per_warp() * pair_bytes() ? 16 : 8;
     }
@@ -68,7 +68,8 @@ struct FlashDecodeKernelConfig {
     constexpr int column_warps() const {
         return chunk_cluster > 0 ? d_head / (8 * chunk_cluster) : 0;
     }
-    // Warps that copy values for them: the same number for each stage, in all four if possible.
+    // Warps that copy V for the column warps: the same number for each stage, and four in all if
+    // possible.
     constexpr int value_warps() const {
         return chunk_cluster > 0 ? stages * (stages < 4 ? 4 / stages : 1) : 0;
     }
@@ -77,8 +78,8 @@ struct FlashDecodeKernelConfig {
         const int more = probability_warps() + column_warps() + value_warps();
         return 32 * (n_warps + (chunk_cluster > 0 ? more + 1 : 0));
     }
-    // Keys of a stage that one warp copies. Unless each warp has its own rows or columns, the warp
-    // also multiplies them alone.
+    // Keys of a stage that one warp copies. Unless each warp has its own rows or columns, only this
+    // warp computes with these keys.
     constexpr int keys_per_warp() const { return B_c / n_warps; }
     // Whether a warp keeps its queries' fragments in registers next to its sums. Larger fragments
     // do not fit into 255 registers.
@@ -134,11 +135,11 @@ struct FlashDecodeKernelConfig {
                2 * (keys * 16 + chunk_cluster * 192) + 64 * stages * column_warps() +
                16 * (1 + cluster_waves() + stages);
     }
-    // The most rows with which the scores of two rounds fit. If a round has more keys,
-    // the stages leave no room for eight rows.
+    // The most rows for which the scores of two rounds fit. If a round has more keys, the stages
+    // leave no room for eight rows.
     constexpr int cluster_buffered_rows() const { return chunk_cluster * B_c <= 512 ? 8 : 4; }
-    // Whether a run may be a whole sequence that is known without a search. With d_head 128 and two
-    // stages, three CTAs per SM have no registers for that.
+    // Whether a run may be a whole sequence, which a CTA finds without a search. With d_head 128
+    // and two stages, three CTAs per SM have no registers for that.
     constexpr bool has_whole_runs() const { return stages > 2 || d_head <= 64; }
     // Whether the decode kernel, when launched early, works before the preceding launch is over.
     // Its CTAs then prefetch keys, and find their runs from guessed lengths.
@@ -160,8 +161,8 @@ struct FlashDecodeKernelConfig {
     constexpr int chunk_smem_bytes() const {
         return chunk_rows * d_head * element_bytes() + stages * B_c * pair_bytes();
     }
-    // Sequences with more rows per K/V head than this, which is half a tile, use that kernel. Only
-    // a sequence's own queries decide it.
+    // Sequences with more rows per K/V head than this, which is half a tile, use that kernel. The
+    // choice depends only on a sequence's own queries.
     constexpr int most_rows_without_chunks() const { return chunk_rows / 2; }
 };
 
@@ -300,10 +301,11 @@ struct DecodeKernelArgs {
     int32_t most_rows;
     int64_t chunk_states, chunk_head_rows, chunk_batch_rows, chunk_query_rows;
 
-    // Keys of each sequence that its cache has dropped before its first one; null: none.
+    // The number of keys of each sequence that its cache has dropped before its first one; null:
+    // none.
     const int32_t* kv_offset;
 
-    // Read only by append: the queries that it rotates, and the workspace for them.
+    // Used only by append: the queries that it rotates, and the workspace for the rotated queries.
     const void* q_source;
     void* q_rotated;
 };
@@ -324,12 +326,13 @@ constexpr int kMergeThreads = 128, kAppendThreads = 128;
 // larger because each such part writes the sums of many rows.
 constexpr int kChunkMinKeysFactor = 8;
 
-// The arguments of kernels of a program. Kernels that compute no scores read only the first part.
+// The arguments of kernels that run a caller's program. Kernels that compute no scores read only
+// the first part.
 struct DecodeProgramArgs : DecodeKernelArgs {
     ProgramArgs program;
 };
 
-// The arguments of kernels whose cache has scales, and of those that have a program, too.
+// The arguments of kernels whose cache has scales, and of kernels that also run a program.
 struct DecodeCacheArgs : DecodeKernelArgs {
     CacheScales scales;
 };

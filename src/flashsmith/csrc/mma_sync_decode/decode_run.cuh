@@ -43,7 +43,8 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
 
     using Base::Base;
 
-    // A operand of the scores: in registers, or read again in each step if there is no room.
+    // The A operand of the scores: kept in registers, or read again in each step if there is no
+    // room.
     struct RegisterQueries : InRegisters<Kernel::row_tiles, Kernel::d_steps> {
         FS_DEVICE RegisterQueries(uint32_t tile, int lane, int row) {
             const RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> rows(tile, lane, row);
@@ -60,7 +61,8 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
 
     // ---- the algorithm ----
 
-    // Stores where the CTA's next search begins at `address` in shared memory.
+    // Stores the position where the CTA's next search begins. `address` is its address in shared
+    // memory.
     FS_DEVICE void run(Copies copies, WorkCursor cursor, uint32_t address) const {
         const int first_step = copies.first_step, steps = copies.steps;
         NextRows next_rows = copies.next_rows;
@@ -208,7 +210,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
         if (thread_index() == 0)
             RunInfo::save(smem + Kernel::target_offset, item, args.heads_per_group);
         __syncthreads();
-        // Every arriver must also wait, or racecheck never terminates.
+        // Every thread that arrives must also wait; otherwise racecheck never terminates.
         cluster_wait();
     }
     FS_DEVICE void merge_in_cluster() const {

@@ -68,7 +68,7 @@ struct RowMerge {
     // instructions.
     FS_DEVICE void run(bool alone, bool waits, bool warms_up = false) const {
         const int warp = alone ? 0 : thread_index() / kWarpSize, lane = lane_index();
-        // A subtree has a power of two of leaves.
+        // The number of leaves of a subtree is a power of two.
         int leaves = 1;
         while (leaves * (alone ? 1 : kWarps) < s.runs) leaves *= 2;
         const int begin = warp * leaves, end = min(begin + leaves, s.runs);
@@ -91,7 +91,7 @@ struct RowMerge {
         }
     }
 
-    // Merges a group of columns, of which `first` is the first.
+    // Merges a group of columns that begins with column `first`.
     FS_DEVICE void merge_columns(int first, const Leaves& own, int begin, int end, bool alone,
                                  bool warms_up) const {
         const int warp = alone ? 0 : thread_index() / kWarpSize, lane = lane_index();
@@ -229,9 +229,9 @@ struct RowMerge {
         for (int c = 0; c < kColumnSteps; ++c) merged[c] = states[0][c];
     }
 
-    // Merges `count` leaves, at most four, as soon as all of their words have arrived.
-    // It then resets the words to zero for the next call. All CTAs of the decode kernel that sends
-    // them have already begun.
+    // Merges `count` leaves, at most four, as soon as all of their words have arrived, and resets
+    // the words to zero for the next call. All CTAs of the decode kernel that sends them have
+    // already begun.
     FS_DEVICE void take_arriving(States& merged, int first, int count, int first_column,
                                  int lane) const {
         static_assert(kMostArrivingParts <= kWarps * kAhead / 2);
@@ -337,7 +337,8 @@ struct RowMerge {
 template <class Kernel>
 struct MergedRows {
     static constexpr bool kHasWholeRuns = false;
-    // Whether one warp merges a row alone, because all loads of its leaves are issued at once.
+    // Whether a sequence has few enough runs for one warp to merge a row alone, with the loads of
+    // all leaves issued at once.
     FS_DEVICE static bool are_alone(const DecodeSequence& s) {
         return s.runs <= RowMerge<Kernel>::kAhead;
     }
@@ -358,14 +359,14 @@ FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
     const int sequence_head = args.by_merged_rows.divide(block_index());
     const int row = static_cast<int>(block_index()) - sequence_head * args.merged_rows;
     const int batch = args.by_heads_k.divide(sequence_head);
-    // The next launch prefetches its keys meanwhile. Before its own wait it may read only data that
-    // may be stale.
+    // The next launch prefetches its keys meanwhile. Before its own wait it may read only data for
+    // which an older value is acceptable.
     allow_next_launch();
     const DecodeSequence s = sequence_of<Kernel>(args, batch, share_of_cta<Kernel>(args));
     const Merge merge{args, batch, sequence_head - batch * args.heads_k, row, s, shared};
-    // Instructions that an SM has not fetched yet take longer than everything else here. If the SM
-    // has room for this CTA next to the decode kernel's, the CTA fetches them while that kernel
-    // runs.
+    // Fetching instructions that the SM does not have yet takes longer than everything else here.
+    // If the SM has room for this CTA next to the decode kernel's, the CTA fetches them while that
+    // kernel runs.
 #pragma unroll 1
     for (int pass = args.warms_up != 0 ? 0 : 1; pass < 2; ++pass) {
         merge.run(false, pass == 1, pass == 0);
@@ -388,7 +389,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     merge_one_row<Kernel, true>(args);
 }
 
-// CTAs that search for rows. If there are many rows, a CTA for each would cost more. These CTAs
+// CTAs that search for rows. If there are many rows, one CTA per row would cost more. These CTAs
 // begin while the decode kernel runs, and have found their rows when it is over.
 template <class Kernel>
 __global__ void __launch_bounds__(kMergeThreads)

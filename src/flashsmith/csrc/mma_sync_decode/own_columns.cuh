@@ -1,5 +1,5 @@
-// Heads so wide that the sums of a tile do not fit in the registers of a warp: all warps have all
-// keys of a stage, and each has every n_warps-th 16 columns of o.
+// Heads so wide that the sums of a tile do not fit in the registers of a warp: every warp has all
+// keys of a stage, and every n_warps-th group of 16 columns of o.
 //
 // A warp computes the scores of half of a step's keys over half of the columns of q and k. All
 // warps add these shares in the same order and compute all probabilities, so all have the same
@@ -71,7 +71,8 @@ struct OwnColumns : PartMerge<Kernel, kPaged> {
 
     // ---- the end of a part ----
 
-    // Collects the warps' columns in a stage, and merges the part's state with earlier ones.
+    // Collects the warps' columns in a stage, and merges the part's state with the states of
+    // earlier parts.
     FS_DEVICE void merge_columns(int parts_left, int stage, const Softmax& softmax,
                                  const Sums& o) const {
         constexpr int kColumns = Kernel::d_v / 4;

@@ -1,6 +1,6 @@
 // The end of a part if each warp has 16 rows of the tile over all keys of its run. Nothing moves
 // between warps. A thread has two rows' sums in every fourth pair of columns. It merges a part's
-// sums with the sums of subtrees that the part completes, and writes a run's sums.
+// sums with the sums of the subtrees that this part completes, and writes a run's sums.
 #pragma once
 
 #include "mma_sync_decode/cluster_merge.cuh"
@@ -22,8 +22,9 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
 
     using Base::Base;
 
-    // Returns whether this was the run's last part. The tree is that of PartMerge::finish_part(). A
-    // thread saves its own sums of a first subtree locally, and of other subtrees in global memory.
+    // Returns whether this was the run's last part. The tree is the same as in
+    // PartMerge::finish_part(). A thread saves its own sums of the first subtree locally, and its
+    // sums of other subtrees in global memory.
     FS_DEVICE bool finish_part(int parts_left, const Softmax& softmax, Sums& o,
                                Saved& saved) const {
         const int lane = lane_index();  // read again: saves registers during the steps
@@ -169,7 +170,7 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
     }
 
     // Stores a run's rows, four columns at a time. Of two tiles of eight columns, even lanes get
-    // four columns of the first and odd lanes four of the second.
+    // four columns of the first tile and odd lanes get four columns of the second.
     FS_DEVICE void store_run(const float2 (&statistics)[2], Sums& o) const {
         const RunInfo run(smem + Kernel::target_offset);
         const int lane = lane_index();
@@ -218,7 +219,7 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
                 if (args.cluster_levels > 0) {
                     using Cluster = ClusterMerge<Kernel>;
                     const Cluster cluster(args, smem, rows);
-                    // Two pairs of tiles are one group: kGroup times four columns.
+                    // Two pairs of tiles form one group, which has kGroup times four columns.
 #pragma unroll
                     for (int n = 0; n < Kernel::column_tiles; n += 4) {
                         const typename Cluster::Group group =
@@ -240,8 +241,8 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
 
     // ---- tiles of many rows: each part is a run ----
 
-    // Of two tiles of eight columns, even lanes get four columns of the first and odd lanes four of
-    // the second.
+    // Of two tiles of eight columns, even lanes get four columns of the first tile and odd lanes
+    // get four columns of the second.
     FS_DEVICE void store_part(const Softmax& softmax, const Sums& o) const {
         static_assert(!Kernel::takes_chunks || Kernel::row_tiles == 1);
         const int lane = lane_index();  // read again: saves registers during the steps

@@ -25,8 +25,8 @@ FS_DEVICE void prefetch_keys(const DecodeKernelArgs& args) {
 
 template <class Kernel, bool kPaged>
 FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
-    // A mask may read data that the preceding launch writes, and warps vote on it, so no warp may
-    // guess.
+    // A mask may read data that the preceding launch writes, and the warps vote on its result, so
+    // no warp may guess.
     constexpr bool kGuesses =
         Kernel::uses_pdl && !Kernel::SEMANTICS.packed && !Kernel::SEMANTICS.program_masks;
     // If nothing is appended, the preceding launch may still be writing the lengths. Until it is
@@ -54,15 +54,16 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
         // In this order: the merge reads lengths before it waits.
         wait_for_launch_before();
         if (!Kernel::has_whole_runs || (args.flags & kHoldsNextLaunch) == 0) allow_next_launch();
-        // This load overlaps the copies of the guessed run's first keys.
+        // This load of the true length overlaps the copies of the guessed run's first keys.
         if (lengths.are_guessed) length = *own_length;
     };
     // The launch begins with the first run: all work that does not need the preceding launch is
-    // done before.
+    // done before that.
     bool begins = !Kernel::takes_chunks && (found || lengths.are_guessed);
     if (!begins) begin_launch();
     if constexpr (Kernel::takes_chunks) {
-        // Each search starts at the first sequence, because no register is left for the position.
+        // Each search starts at the first sequence, because no register is left to keep the
+        // position of the last one.
         for (uint32_t round = 1; found; ++round) {
             const DecodeRun<Kernel, kPaged> run(args, item, smem);
             auto copies = run.first_copies(false);
@@ -73,7 +74,8 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
         }
         return;
     }
-    // Two addresses alternate: threads may still read one when the next search comes.
+    // Two addresses alternate, because threads may still read one when the next search stores its
+    // result.
     uint32_t address = smem + Kernel::search_offset;
     while (found || lengths.are_guessed) {
         const RunOf<Kernel, kPaged> run(args, item, smem);
@@ -89,7 +91,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
         if (has_run) run.start(copies);
         if (lengths.are_guessed) {
             lengths.are_guessed = false;
-            // Each warp decides for itself, because another warp may have guessed differently. A
+            // Each warp decides separately, because another warp may have guessed differently. A
             // thread's new copies overwrite only copies that it has waited for.
             bool is_right = length == lengths.guess;
             if constexpr (kPaged) is_right &= copies.pages.are_as_guessed();

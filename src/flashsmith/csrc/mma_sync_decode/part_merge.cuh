@@ -1,7 +1,7 @@
-// The end of a part if warps have different keys. The warps' states are merged through shared
+// The end of a part if the warps have different keys. The warps' states are merged through shared
 // memory, in the order of the warps. The part's state is then merged with the states of the
-// subtrees that it completes. A run's state goes to the merge of runs or, if it covers all keys, to
-// the output.
+// subtrees that it completes. A run's state goes to the merge of runs or, if the run covers all
+// keys, to the output.
 #pragma once
 
 #include "mma_sync_decode/cluster_merge.cuh"
@@ -16,15 +16,16 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     using Base::args, Base::kSkips, Base::rows, Base::smem, Base::states, Base::store_merged,
         Base::warp;
     using typename Base::Softmax, typename Base::Sums;
-    // The number of states of 16 rows, each of four columns, that a thread merges at once. If these
-    // are all of the thread's states of a part, it saves those of the first subtrees in registers.
+    // How many states, each of four columns of 16 rows, a thread merges at once. If these are all
+    // of the thread's states of a part, it saves its states of first subtrees in registers.
     static constexpr int kStatesPerThread = Kernel::states_per_thread;
     static constexpr bool kSavesStates =
         kStatesPerThread > 1 && Kernel::row_tiles == 1 &&
         16 * (Kernel::d_v / 4) <= kStatesPerThread* Kernel::n_threads;
-    // States that are merged at the end of a part: one of all warps, if each has its own columns.
+    // How many states are merged at the end of a part: one per warp, or a single one for all warps
+    // if each has its own columns.
     static constexpr int kWarpStates = Kernel::own_columns ? 1 : Kernel::n_warps;
-    // Whether warps with stages of their own may be at different ones, because they skip steps.
+    // Whether warps with stages of their own may be at different stages, because they skip steps.
     static constexpr bool kStagesDiffer = kSkips && !Kernel::shares_stages;
     struct Saved {
         RowState states[kStatesPerThread];
@@ -35,15 +36,15 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     // ---- the steps ----
 
     // Merges the warps' states through shared memory, in the order of the warps, and then the
-    // part's state with earlier ones of the run.
+    // part's state with the states of the run's earlier parts.
     FS_DEVICE void merge_warps(int parts_left, int stage, const Softmax& softmax, const Sums& o,
                                Saved& saved) const {
         constexpr int kColumns = Kernel::d_v / 4;
         const int lane = lane_index();  // read again: saves registers during the steps
         if (kStagesDiffer && lane == 0)
             store_shared_1B(RunInfo::stage_address(smem + Kernel::target_offset, warp), stage);
-        // Addresses in four neighbouring column tiles. The next four tiles are 128 bytes further
-        // on.
+        // Addresses in four neighbouring column tiles. Those in the next four tiles are 128 bytes
+        // further on.
         uint32_t first_sums[4];
 #pragma unroll
         for (int n = 0; n < 4; ++n)
@@ -89,9 +90,9 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
         }
     }
 
-    // Merges a part's state with the states of subtrees that it completes, and saves the sum until
-    // the keys after it are done. A run that ends early, with its sequence, completes all subtrees
-    // that it has.
+    // Merges a part's state with the states of the subtrees that it completes, and saves the result
+    // until the keys after it are done. A run that ends early, with its sequence, completes all
+    // subtrees that it has.
     FS_DEVICE void finish_part(const RunInfo& run, int part, RowState state, int row,
                                int column) const {
         for (int level = 0; level < run.run_levels; ++level) {
@@ -133,8 +134,8 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 
     // ---- the warps' states ----
 
-    // Sums of 16 rows in a stage. Rows permute their groups of 8 columns, so that four neighbouring
-    // rows lie in different banks.
+    // The address of a sum in a stage that holds 16 rows. Rows permute their groups of 8 columns,
+    // so that four neighbouring rows lie in different banks.
     FS_DEVICE uint32_t sums(int of_warp, int stage, int row, int column) const {
         const uint32_t first =
             smem + Kernel::ring_offset + of_warp * Kernel::ring_bytes + stage * Kernel::stage_bytes;
@@ -144,7 +145,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
         }
         return first + (row * Kernel::d_v + ((column ^ (row & 3) << 3))) * 4;
     }
-    // The distance from the first row to the ninth, which may be in other memory than the stage.
+    // The distance from the first row to the ninth, which may lie outside the stage.
     FS_DEVICE static uint32_t ninth_row(int of_warp, int stage) {
         constexpr uint32_t kBytes = 8 * Kernel::d_v * 4;
         if constexpr (Kernel::rows_in_stage == 16) return kBytes;
@@ -206,15 +207,15 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 
     // ---- several states at once ----
 
-    // Whether each thread merges several states, in a run of several parts. Otherwise the
-    // code for several states, which a small call would fetch for a single use, would cost 0.3 to
-    // 0.7 us.
+    // Whether each thread merges several states, which it does only in a run of several parts. In a
+    // small call, fetching the code for several states for a single use would cost 0.3 to 0.7 us.
     FS_DEVICE bool takes_several(const RunInfo& run) const {
         return run.run_levels > 0 && min(rows, 16) * (Kernel::d_v / 4) > Kernel::n_threads;
     }
 
-    // Finishes several states of a part, n_threads apart from `first` on. Their loads and sums do
-    // not wait for each other. Indices past the end are clamped and not stored.
+    // Finishes several states of a part, which are n_threads apart, from `first` on. Their loads
+    // and sums do not wait for each other. Indices past the end are clamped, and their results are
+    // not stored.
     FS_DEVICE void finish_several(const RunInfo& run, int part, int stage, int m, int first,
                                   int units, Saved& saved) const {
         constexpr int kColumns = Kernel::d_v / 4;
@@ -255,7 +256,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                 break;
             }
         }
-        // One at a time, because code length matters most here.
+        // One state at a time, because code length matters most here.
 #pragma unroll 1
         for (int i = first; i < min(first + kStatesPerThread * Kernel::n_threads, units);
              i += Kernel::n_threads) {
@@ -273,10 +274,10 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
 
     // The state of a subtree of 2^level parts. `part` is the subtree's last part when it is saved,
     // and the last part of the following subtree when it is loaded. From level kFirst on, states
-    // are in shared memory while they fit. Other states are in global memory, in the slot
-    // of the part after the subtree. That slot never belongs to a run, since threads may still read
-    // it when the row's first thread stores the run's state. A thread reads back its own sums. The
-    // row's first thread stored the statistics, for an earlier part.
+    // are in shared memory as long as they fit. Other states are in global memory, in the slot of
+    // the part after the subtree. That slot never belongs to a run, since threads may still read it
+    // when the row's first thread stores the run's state. A thread reads back sums that it saved
+    // itself. The statistics were stored by the row's first thread, for an earlier part.
     FS_DEVICE uint32_t saved_address(int level) const {
         return smem + Kernel::saved_states_offset + level * args.kept_level_bytes;
     }

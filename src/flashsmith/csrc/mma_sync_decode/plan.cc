@@ -31,7 +31,8 @@ enum Kernel : size_t {
     merge_arriving = chunk,  // in configs that have it, all of them without chunks
 };
 
-// A launch's arguments are followed by the scales of a cache, then by the arguments of a program.
+// In a launch's argument, the scales of a cache follow the other fields, and the arguments of a
+// program follow the scales.
 static_assert(sizeof(DecodeProgramArgs) == sizeof(DecodeKernelArgs) + sizeof(ProgramArgs));
 static_assert(sizeof(DecodeCacheArgs) == sizeof(DecodeKernelArgs) + sizeof(CacheScales));
 static_assert(sizeof(DecodeScaledProgramArgs) == sizeof(DecodeCacheArgs) + sizeof(ProgramArgs));
@@ -56,22 +57,22 @@ enum DecodeTensor : size_t {
     v_scale,
     first_read,
 };
-// CTAs per SM that merge one row after another, if some sequences may have many rows.
+// CTAs per SM for merging rows one after another, if some sequences may have many rows.
 constexpr int kMergesPerSm = 8;
-// For calls without chunks: CTAs search for rows if there are more than kRowsPerSm rows per SM.
-// There are then kSearchesPerSm CTAs per SM, as registers allow. With up to eight runs, each warp
-// merges a row alone.
+// For calls without chunks: if there are more than kRowsPerSm rows per SM, CTAs search for rows,
+// with kSearchesPerSm CTAs per SM if registers allow. A warp merges a row of up to eight runs
+// alone.
 constexpr int kRowsPerSm = 2, kSearchesPerSm = 4;
-// From this many canonical tiles per SM on, one CTA computes each tile. A run's share of the keys
-// is then unlimited.
+// If there are at least this many canonical tiles per SM, one CTA computes each tile. A run's share
+// of the keys is then unlimited.
 constexpr int kWholeTilesPerSm = 2;
 constexpr float kAllParts = 1e9f;
-// The kernel with warpgroups comes last.
+// The index of the kernel with warpgroups, which is the last one.
 size_t warpgroups_of(const FlashDecodeKernelConfig& config) {
     return size_t{merge_rows} + 1 + (config.chunk_rows > 0 ? 2 : 0) +
            (config.has_arrivals() ? 1 : 0);
 }
-// The most rows of a tile whose chunks are computed by clusters.
+// The most rows that a tile may have for clusters to compute its chunks.
 constexpr int64_t kMostClusterRows = 8;
 constexpr size_t kPartO = 0, kPartStatistics = 1, kQueries = 2;
 
@@ -80,7 +81,7 @@ int64_t blocks_of(int64_t rows, int64_t tile) {
 }
 
 DecodeStrides read_strides(NumberReader& numbers) {
-    // Braces are evaluated from left to right.
+    // The elements of a braced list are evaluated from left to right.
     return {numbers.integer(), numbers.integer(), numbers.integer()};
 }
 
@@ -146,8 +147,8 @@ DecodeProblem read_problem(NumberReader& numbers, Tensors tensors, DecodeKernelA
     return {p, blocks, slots, free_split, scales};
 }
 
-// Checks that the config's kernels can apply a call's scales. A scale of the keys that is a number
-// is multiplied into `factor`, which Q K^T is multiplied by.
+// Checks that the config's kernels can apply a call's scales. If the scale of the keys is a number,
+// multiplies it into `factor`, by which Q K^T is multiplied.
 void apply_scales(const FlashDecodeKernelConfig& config, Tensors tensors, const CacheScales& scales,
                   float& factor) {
     const bool has_tensor = tensors[k_scale] != 0 || tensors[v_scale] != 0;
@@ -157,9 +158,9 @@ void apply_scales(const FlashDecodeKernelConfig& config, Tensors tensors, const 
     if (tensors[k_scale] == 0) factor *= scales.k_value;
 }
 
-// The most parts of a sequence. An invariant split depends only on the device and the number of K/V
-// heads. A free split has enough parts to fill the device once with all sequences or, if that would
-// leave much of it idle, a few times.
+// The most parts of a sequence. For an invariant split, this depends only on the device and the
+// number of K/V heads. For a free split, there are enough parts to fill the device once with all
+// sequences or, if that would leave much of it idle, a few times.
 int64_t most_parts(const FlashDecodeKernelConfig& config, const DecodeProblem& problem,
                    const DeviceSpec& device) {
     const int64_t at_once = int64_t{device.sm_count} * config.parts_per_sm;
@@ -179,8 +180,8 @@ struct ChunkStates {
     int64_t head_rows = 0, batch_rows = 0, query_rows = 0;
 };
 
-// Memory for the parts of sequences with many rows. `most_parts` is the limit for one tile. With
-// more tiles each has fewer parts, so that parts times rows stay within most_parts tiles. For
+// Memory for the parts of sequences with many rows. `most_parts` is the limit if there is one tile.
+// With more tiles, each has fewer parts, so that parts times rows stay within most_parts tiles. For
 // packed sequences the host knows only the total number of rows, each of which has at most
 // `parts_of_capacity` parts.
 ChunkStates chunk_states(const ForwardProblem& p, int64_t chunk_rows, int64_t most_parts,
@@ -208,21 +209,21 @@ constexpr int kReservedSmem = 1024;  // per CTA on an SM
 // CTAs request runs from a counter if their share is at least this.
 constexpr int64_t kLongShareBytes = 1920 << 10;
 
-// Measured on an H200, like the constants below. kRaggedTurns is the fewest runs per CTA that the
-// GPU holds for ragged calls: a sequence has more than kMostOfMean times the mean, in a call of at
-// least kRaggedBytes.
+// Measured on an H200, like the constants below. For ragged calls, kRaggedTurns is the fewest runs
+// for each CTA that the GPU holds. A call is ragged if it has at least kRaggedBytes and a sequence
+// in it has more than kMostOfMean times the mean.
 constexpr double kRaggedTurns = 2.4, kRaggedBytes = 192e6;
 constexpr float kMostOfMean = 1.25f;
-// A run has the largest power of two of parts within this factor times its share. If there are many
-// tiles, one run covers a whole tile, however many parts it has. If there are few, other CTAs would
-// wait for a longer run.
+// A run has the largest power of two of parts that stays within this factor times its share. If
+// there are many tiles, one run covers a whole tile, however many parts it has. If there are few
+// tiles, other CTAs would wait for a longer run.
 constexpr float kOfOneRun = 1.999f, kOfSeveralRuns = 1.25f;
 
-// The most bytes of a call's keys and values with which L2 should evict them before anything else.
-// Larger calls take 3% longer that way.
+// The most bytes of keys and values of a call for which L2 is to evict them before anything else.
+// Calls with more bytes take 3% longer that way.
 constexpr int64_t kPassingBytes = 320 << 20;
-// Capacity of a sequence in a K/V head, in bytes of keys and values, up to which one CTA takes all
-// of it.
+// The most bytes of keys and values that a sequence may hold in one K/V head for a single CTA to
+// take all of it.
 constexpr int64_t kMostWholeBytes = 512 << 10;
 // For calls of whole runs: tiles per SM, above 1, up to which the next launch is held back until
 // this one's CTAs are done, if a tile has room for kLeastHeldBytes. If CTAs of the next launch
@@ -234,9 +235,9 @@ bool is_held(const FlashDecodeKernelConfig& config, double tiles_of_sm, int64_t 
     return config.d_head > 64 && tiles_of_sm > 1.0 && tiles_of_sm <= kMostHeldTiles &&
            tile_bytes >= kLeastHeldBytes;
 }
-// Bytes of keys and values that a call prefetches before it knows its lengths. A large call has
-// this much available at once; if sequences are shorter, at most this much is read in vain. With
-// many sequences, this would be only a few keys of each.
+// Bytes of keys and values that a call prefetches before it knows its lengths. In a large call this
+// many bytes are in flight at once; if sequences are shorter, at most this many are read in vain.
+// With many sequences, this would be only a few keys of each.
 constexpr int64_t kPrefetchedBytes = 4 << 20, kLeastPrefetchedKeys = 8;
 // Limit for states that arrive at a merge, less other memory that a plan keeps zero.
 constexpr int64_t kMostArrivingBytes = int64_t{kMostKeptBytes} - 1024;
@@ -282,7 +283,7 @@ std::vector<AddressPatch> addresses_of(Tensors tensors, bool has_states) {
     return patches;
 }
 
-// Appends to a launch's arguments, and returns the offset.
+// Appends `more` to a launch's arguments, and returns its offset.
 template <class More>
 size_t append_argument(Launch& launch, const More& more) {
     const size_t offset = launch.argument_bytes.size();
@@ -378,8 +379,9 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t units = blocks_of(p.seq_k, config.B_c);
     const int64_t parts_of_capacity = std::max<int64_t>(
         1, blocks_of(rolls ? blocks_of(chunk_keys, config.B_c) : units, min_units));
-    // Whether there are enough canonical tiles to fill the device without splitting any. A CTA then
-    // goes through all chunks of a tile, and there are no states. No bit depends on this.
+    // Whether there are enough canonical tiles to fill the device without splitting any. Each tile
+    // then has one CTA that goes through all chunks, and there are no states to merge. This choice
+    // changes no bit.
     const bool whole_tiles =
         canonical && p.batch * p.heads_k * tiles >= kWholeTilesPerSm * int64_t{device.sm_count};
     const bool others_are_split =
@@ -391,7 +393,7 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                                            : canonical       ? all_parts
                                                              : std::min(parts, all_parts));
     args.slot_rows = static_cast<int32_t>(std::min<int64_t>(config.B_r, other_rows));
-    // If there are more tiles than half of the parts, each tile has one part.
+    // If there are more tiles than half the number of parts, each tile has one part.
     args.merged_rows =
         static_cast<int32_t>(canonical ? other_rows : std::min(other_rows, parts / 2 * config.B_r));
     // One CTA per SM: an SM holds about one CTA of this size.
@@ -423,16 +425,16 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     int fitting = ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
     if (config.most_ctas() > 0) fitting = std::min(fitting, config.most_ctas());
     const int64_t resident = fitting * int64_t{device.sm_count};
-    // Warps with their own rows have room for the first level and none for others.
+    // If warps have their own rows, there is room for the first level only.
     if (!config.own_rows)
         args.kept_level_bytes =
             args.slot_rows * config.d_head_v() * 4 + (args.slot_rows * 8 + 15) / 16 * 16;
-    // With twice as many tiles as CTAs run at once, sequences of equal length are one run each, and
-    // few others have more. The number of merging CTAs does not affect the bits, so shapes may
-    // determine it. These CTAs begin while the others run.
+    // If there are twice as many tiles as CTAs that run at once, sequences of equal length are one
+    // run each, and few other sequences have more. The number of merging CTAs does not affect the
+    // bits, so shapes may determine it. These CTAs begin while the others run.
     const double one_run = kRoundingUp * static_cast<double>(heads * (p.packed ? 1 : tiles));
     const bool few_rows = one_run >= 2.0 * static_cast<double>(resident * config.rounds);
-    // If there are enough tiles for most SMs, and none can have many keys, each is one run,
+    // If there are enough tiles for most SMs, and none can have many keys, each tile is one run,
     // whatever the lengths. Then there is neither a search nor a merge launch.
     const int64_t unit_bytes =
         int64_t{config.B_c} * (config.d_head + config.d_head_v()) * config.cache_element_bytes();
@@ -440,9 +442,9 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const bool whole = config.has_whole_runs() && others_are_split && !canonical && !p.packed &&
                        !has_chunks && units * unit_bytes <= kMostWholeBytes &&
                        8 * all_tiles >= 5 * int64_t{device.sm_count};
-    // If shapes determine the number of tiles, the number of runs is the one with which the GPU is
-    // fastest for equal lengths. Otherwise a run is a CTA's share. The same holds for a free split,
-    // which has already chosen its parts this way.
+    // If shapes determine the number of tiles, the GPU gets the number of runs with which it is
+    // fastest for equal lengths. Otherwise a run is as long as a CTA's share. It is also that long
+    // in a free split, which has already chosen its parts by speed.
     const bool even_runs = config.rounds == 1 && !problem.free_split && !whole && !has_chunks &&
                            (!p.packed || tiles == 1);
     bool has_one_run = true;  // for each tile of equal sequences
@@ -507,14 +509,15 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
         if (asked >= kLeastPrefetchedKeys)
             args.log2_prefetched_keys =
                 static_cast<int16_t>(std::bit_width(static_cast<uint64_t>(asked)) - 1);
-        // If rows are appended, lengths come from a launch that is over.
+        // If rows are appended, the launch that provides the lengths is over by then.
         if (!p.packed && !semantics.program_masks && p.batch <= kMostGuessed &&
             tensors[new_k] == 0 && !rolls)
             args.flags |= kGuessesLengths;
     }
     args.passes = heads * units * unit_bytes <= kPassingBytes;
-    // A cluster merges the parts of a tile if one CTA per SM is enough and no part is long. The
-    // merge launch is faster with two CTAs per SM, or with several tiles and one CTA on most SMs.
+    // A cluster merges the parts of a tile if one CTA per SM is enough and no part is long. A
+    // separate merge launch is faster if there are two CTAs per SM, or if there are several tiles
+    // and one CTA on most SMs.
     int64_t cluster = std::max<int64_t>(1, std::min(parts, parts_of_capacity));
     cluster = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(cluster)));
     const int64_t part_keys = std::max(blocks_of(units, parts), min_units) * config.B_c;
@@ -550,8 +553,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                      int64_t{device.sm_count} * (few_rows && has_one_run ? 1 : kSearchesPerSm));
 
     // The states of a sequence's few parts arrive one by one at the merge, whose CTAs already wait
-    // for them. With several sequences this gains nothing. It also gains nothing if this length has
-    // too many parts for the clusters that serve the cache's shorter lengths.
+    // for them. This gains nothing with several sequences, or if this length has too many parts for
+    // the clusters that serve the cache's shorter lengths.
     const int64_t arriving_parts = std::min(
         {int64_t{kMostArrivingParts}, parts, device.sm_count / std::max(heads, int64_t{1})});
     const int64_t arriving_rows = arriving_parts * args.slot_rows;
@@ -579,14 +582,14 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
     if (turns) workspace("q_rotated", queries * p.heads_q * p.d * config.element_bytes());
 
-    // The merge zeroes the counter.
+    // The merge resets the counter to zero.
     const size_t counter = plan.workspaces.size();
     const auto most_units = static_cast<float>(p.batch * tiles * units);
     const bool counts =
         merges && (args.share < 0 || (args.share_of_large < 0 && args.from_large <= most_units) ||
                    (args.share_of_ragged < 0 && args.from_ragged <= most_units));
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
-    // The merge resets this workspace, too.
+    // The merge resets this workspace to zero, too.
     const size_t states_arrive = plan.workspaces.size();
     if (arrives)
         plan.workspaces.push_back(
@@ -631,7 +634,8 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             kAppendThreads, 0);
     }
     constexpr const char* kTooMany = "batch x heads x parts must stay within 2^31 - 1";
-    // The longest launch comes first: CTAs of the next one begin where its CTAs are done.
+    // The longest launch comes first: CTAs of the next launch begin where CTAs of this one are
+    // done.
     if (has_warpgroups) {
         const WarpgroupCall call{
             .problem = p,

@@ -13,8 +13,8 @@ namespace flashsmith {
 Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
                  const DeviceSpec& device, const Semantics& semantics);
 
-// Sets the costs of numbers of runs for all plans from now on: the numbers of RunCosts. If `count`
-// is not their number, returns false and sets nothing.
+// Sets the costs of numbers of runs (the fields of RunCosts) for all plans from now on. If `count`
+// is not the number of fields, returns false and sets nothing.
 extern "C" bool flashsmith_set_plan_costs(const double* values, size_t count);
 
 }  // namespace flashsmith

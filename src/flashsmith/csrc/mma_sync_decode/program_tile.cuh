@@ -1,9 +1,9 @@
 // A tile of rows under the score and mask functions of a program.
 //
-// Kernels of mask functions visit only the steps that have a key which some row sees. They find
-// these steps during the loop, from the tensors that the function reads, so that no list is made
-// before the launch. Hidden steps contribute nothing, and parts begin and end at the same keys, so
-// skipping steps changes no bit.
+// If there is a mask function, kernels visit only the steps that have a key visible to some row.
+// They find these steps during the loop, from the tensors that the function reads, so that no list
+// is made before the launch. Hidden steps contribute nothing, and parts begin and end at the same
+// keys, so skipping steps changes no bit.
 #pragma once
 
 #include "common/program_scores.cuh"
@@ -11,8 +11,8 @@
 
 namespace flashsmith {
 
-// The largest number that divides every key at which the mask may change from one key to the next,
-// such as the block size of a table of blocks; 0 without a mask.
+// The largest number that divides every key index at which the mask may change from one key to the
+// next, such as the block size of a table of blocks; 0 without a mask.
 template <Semantics SEMANTICS, bool kHasMask = SEMANTICS.program_masks>
 inline constexpr int kKeysAlike = 0;
 template <Semantics SEMANTICS>
@@ -29,14 +29,14 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     static constexpr bool kSharesStages = Kernel::shares_stages || Kernel::canonical;
     // The keys of a step that are copied or left out together: all of them, or a warp's own.
     static constexpr int kVisitedKeys = kSharesStages ? Kernel::B_c : Kernel::warp_keys;
-    // Whether these keys have at most one limit of the mask among them. Their first and last key
-    // then show whether any key is visible, and each lane checks another step.
+    // Whether the mask changes at most once among these keys. Their first and last key then show
+    // whether any of them is visible, and each lane can check a different step.
     static constexpr bool kAlike = kKeysAlike<SEMANTICS> >= kVisitedKeys;
 
     using Tile::Tile;
 
-    // Calls a function with a program's arguments and the facts that it needs about this lane's
-    // scores, whose first key is `key`. A sequence's keys include those that its cache has dropped.
+    // Calls `function` with the program's arguments and the coordinates of this lane's scores,
+    // whose first key is `key`. A sequence's keys include the ones that its cache has dropped.
     // Queries count from the call's first.
     template <class Function>
     FS_DEVICE void with_program(int key, const Function& function) const {
@@ -58,14 +58,14 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         return run_begin + step * Kernel::B_c + (kSharesStages ? 0 : warp * kVisitedKeys);
     }
 
-    // The known steps from `first` on that are visited, one bit each.
+    // For a range of steps that begins at `first`, which steps are visited, one bit each.
     struct KnownSteps {
         int first = -2 * kWarpSize;  // before any step's
         uint32_t bits = 0;
     };
 
-    // The first step from `step` on that is visited; `steps` if there is none. Whole warps call it,
-    // and with stages that warps share, all warps of the CTA.
+    // The first step from `step` on that is visited, or `steps` if there is none. Must be called by
+    // whole warps and, if warps share stages, by all warps of the CTA.
     FS_DEVICE int next_visited(int step, int steps, KnownSteps& known) const {
         if constexpr (kAlike) {
             while (step < steps) {
@@ -98,8 +98,9 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         return {item.batch, item.sequence.queries, item.sequence.keys + dropped};
     }
 
-    // Calls a function with each range of rows [row, row_end) that the mask may treat differently,
-    // until it returns true; returns whether it did. Neighbouring rows are the heads of a query.
+    // Calls `function` with each range of rows [row, row_end) that the mask may treat differently,
+    // until it returns true; returns whether any call did. Neighbouring rows are the heads of a
+    // query.
     template <class Function>
     FS_DEVICE bool any_row(int row, int row_end, const Function& function) const {
         const int step = SEMANTICS.mask_by_head ? 1 : args.heads_per_group, last = row_end - 1;
@@ -129,8 +130,8 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         return seen;
     }
 
-    // The same by a whole warp, or by all warps, each for its own rows. Warps with the same rows
-    // get the same result.
+    // Like sees_step(), but checked by a whole warp, or by all warps, each for its own rows. Warps
+    // with the same rows get the same result.
     FS_DEVICE bool any_warp_sees(int step) const {
         const int dropped = dropped_keys(args, item.batch), key = first_visited_key(step) + dropped;
         const ProgramSequence of = sequence(dropped);

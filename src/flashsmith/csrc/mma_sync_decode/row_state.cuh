@@ -20,7 +20,7 @@ struct RowState {
     float o[4] = {};
 
     FS_DEVICE RowState() {}
-    // Reads the format that is kept in memory.
+    // Reads a state in the format in which memory holds it.
     FS_DEVICE RowState(float2 statistics, uint4 sums) {
         maximum = statistics.x, sum = statistics.y;
         o[0] = __uint_as_float(sums.x), o[1] = __uint_as_float(sums.y);
@@ -63,8 +63,8 @@ struct RowState {
         for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, next.o[i], weight_before * o[i]);
     }
 
-    // Merges the state of the preceding keys into this one, without a branch. In added-up states of
-    // warps, sums without keys are 0, so the selection affects only the sign of zeros.
+    // Merges the state of the preceding keys into this one, without a branch. In the sum of several
+    // warps' states, sums without keys are 0, so the selection affects only the sign of zeros.
     FS_DEVICE void merge_after(const RowState& before) {
         const bool none_before = before.is_empty(), none = is_empty();
         const float joined = fmaxf(before.maximum, maximum);
@@ -81,9 +81,10 @@ struct RowState {
     }
 };
 
-// The factor for a row's sums, and the row's natural log-sum-exp, once its head's sink has joined.
-// A row without keys has output 0 and a log-sum-exp of -inf or the sink. Its sums may be NaN,
-// products of weight 0 and NaN values. Its factor is therefore -1, and no other factor is negative.
+// The factor for a row's sums, and the row's natural log-sum-exp, both including the sink of its
+// head. A row without keys has output 0 and a log-sum-exp of -inf or the sink. Its sums may be NaN,
+// as products of weight 0 and NaN values. Its factor is therefore -1, and no other factor is
+// negative.
 struct RowEnd {
     float factor, lse;
 
@@ -110,7 +111,8 @@ struct RowEnd {
     FS_DEVICE float scaled(float sum) const { return factor < 0.0f ? 0.0f : sum * factor; }
 };
 
-// The width of a call's q and k, and of its v and o, which is the same in kernels without d_v.
+// The widths of a call's heads: one for q and k, one for v and o. They are equal in kernels without
+// d_v.
 template <class Kernel>
 FS_DEVICE int d_of_qk(const DecodeKernelArgs& args) {
     return Kernel::has_d_v ? args.d & 0xffff : args.d;
@@ -120,7 +122,8 @@ FS_DEVICE int d_of_v(const DecodeKernelArgs& args) {
     return Kernel::has_d_v ? args.d >> 16 : args.d;
 }
 
-// Parts of storing a row of o: the address of an element, four elements, and the log-sum-exp.
+// The steps of storing a row of o: finding an element's address, storing four elements, and storing
+// the log-sum-exp.
 FS_DEVICE char* row_of_o(const DecodeKernelArgs& args, int batch, int first_query, int query,
                          int head, int column) {
     return static_cast<char*>(args.o) +

@@ -18,10 +18,11 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr int kWarpKeys = Kernel::warp_keys;
     static constexpr int kStages = Kernel::stages;
-    // For the cache: bytes of an element, and elements of 16 bytes and of a panel's row.
+    // For the cache: the bytes of an element, the elements in 16 bytes, and the elements in a row
+    // of a panel.
     static constexpr int kBytes = Kernel::cache_bytes;
     static constexpr int kVector = kChunkBytes / kBytes, kPanelElements = 128 / kBytes;
-    // Whether rows in shared memory have columns that a row of the cache may not have.
+    // Whether rows in shared memory have more columns than a row of the cache may have.
     static constexpr int kKeyBytes = kBytes * Kernel::d_head, kValueBytes = kBytes * Kernel::d_v;
     static constexpr bool kCutsKeys = SEMANTICS.uneven || Kernel::CFG.key_bytes() > kKeyBytes;
     static constexpr bool kCutsValues = SEMANTICS.uneven || Kernel::CFG.value_bytes() > kValueBytes;
@@ -41,15 +42,17 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
 
         FS_DEVICE void materialize() { flashsmith::materialize(k, v); }
     };
-    // Whether a lane may step in pages, too. It does if all of a warp's keys of a step are in one
-    // page, which the host knows. Tiles of a rolling cache begin anywhere in a page.
+    // Whether a lane may step from row to row in pages, too. It may if all of a warp's keys of a
+    // step are in one page, which the host knows. In a rolling cache it may not, because tiles
+    // begin anywhere in a page.
     static constexpr bool kGoesOnInPages = kPaged && !Kernel::takes_chunks && kAreWide;
     FS_DEVICE bool has_whole_steps() const {
         if (Kernel::canonical && SEMANTICS.hides_earlier && args.kv_offset != nullptr) return false;
         return kGoesOnInPages && args.by_page.divisor % kWarpKeys == 0;
     }
 
-    // Page-table entries for a run's first copies, and for the first copy during the steps.
+    // Page-table entries for a run's first copies, and the entry for the first copy during the
+    // steps.
     struct FirstPages {
         static constexpr int kCount = kPaged && !kSkips ? kStages : 0, kRoom = std::max(kCount, 1);
         const int32_t* places[kRoom];
@@ -76,14 +79,15 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
         }
     };
 
-    // With skipped steps: the steps whose copies are under way, in order, and the step to copy next
-    // with its page-table entry. They are known once the copies have started.
+    // If steps are skipped: the steps whose copies are under way, in order, and the step to copy
+    // next with its page-table entry. They are known once the copies have started.
     struct Visits {
         int steps[kSkips ? kStages : 1];
         int entry;
         typename Tile::KnownSteps known;
 
-        // Removes the first step, and adds the one to copy after the last. Returns the new first.
+        // Removes the first step, and appends `next`, the step to copy after the last one. Returns
+        // the new first step.
         FS_DEVICE int advance(int next) {
 #pragma unroll
             for (int i = 1; i < kStages; ++i) steps[i - 1] = steps[kSkips ? i : 0];
@@ -107,7 +111,8 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
         }
     };
 
-    // The initial state. `guesses`: the page table is read before the preceding launch is over.
+    // The initial state. `guesses`: whether the page table is read before the preceding launch is
+    // over.
     FS_DEVICE Copies first_copies(bool guesses) const {
         const int first_step = begin > run_begin ? (begin - run_begin) / Kernel::B_c : 0;
         const int steps = end > begin ? (end - run_begin + Kernel::B_c - 1) / Kernel::B_c : 0;
@@ -237,15 +242,15 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
     FS_DEVICE const int32_t* entry_of(int step) const {
         int key = first_key(step);
         if (!has_whole_steps()) key += lane % kWarpKeys;
-        // Clamped to an existing key, unless the length was guessed: rows of other keys are not
-        // copied.
+        // Clamped to an existing key, unless the length was guessed, since rows of other keys are
+        // not copied.
         const int page = args.by_page.divide(min(max(key, begin), end - 1));
         return args.page_table + item.batch * args.page_table_stride + page;
     }
     FS_DEVICE int page_of(int step) const { return kPaged ? *entry_of(step) : 0; }
 
     // Keys that no row sees are zero-filled; their memory is not read and may hold anything. After
-    // a wrong guess other keys of the cache may be copied; they are overwritten later.
+    // a wrong guess, other keys of the cache may be copied, which are overwritten later.
     FS_DEVICE void start_step(int step, int stage, int entry, NextRows& next_rows) const {
         const int key = first_key(step);
         if constexpr (kGoesOn) {
@@ -270,20 +275,20 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
         if constexpr (kAnyNarrow) start_panels<true>(key, stage, entry, slot);
     }
 
-    // Clamped, so that an invalid entry leads to some page of the cache.
+    // Clamped, so that an invalid entry still refers to some page of the cache.
     FS_DEVICE int page_number(int entry) const { return min(max(entry, 0), args.blocks - 1); }
 
     FS_DEVICE int slot_of(int key) const {
         return key - args.by_page.divide(key) * static_cast<int>(args.by_page.divisor);
     }
-    // The lane's first row from a key of a dense cache on.
+    // The lane's first row, counted from a key of a dense cache.
     FS_DEVICE NextRows rows_from(int key) const {
         const int64_t row = key + lane / 8;
         return {k_head + row * args.k_cache_strides.row * kBytes + lane % 8 * 16,
                 v_head + row * args.v_cache_strides.row * kBytes + lane % 8 * 16};
     }
-    // The lane's row among the warp's keys of a step, all in one page. The page is added last,
-    // because everything else waits for its number.
+    // The lane's row among the warp's keys of a step, which are all in one page. The page is added
+    // last, because everything else waits for the page index.
     FS_DEVICE NextRows rows_in_page(int first_key, int entry) const {
         const int slot = slot_of(first_key) + lane / 8, page = page_number(entry);
         const auto row = [&](const char* head, const DecodeStrides& strides) {

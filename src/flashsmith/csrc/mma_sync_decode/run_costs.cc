@@ -8,8 +8,8 @@
 namespace flashsmith {
 namespace {
 
-// The costs of numbers of runs. The fields match RunCosts in families/mma_sync_decode/cost.py,
-// which documents them and has the values for GPUs. Python sets the values for a call's GPU before
+// What numbers of runs cost. The fields match RunCosts in families/mma_sync_decode/cost.py, which
+// documents them and has the values for GPUs. Python sets the values for a call's GPU before
 // planning.
 struct RunCosts {
     double few_ctas, one_turn, uneven_slope, uneven_from, uneven_most, last_slope, last_start,
@@ -17,12 +17,13 @@ struct RunCosts {
 };
 RunCosts run_costs{};
 
-// The most runs per CTA that the GPU holds, measured on an H200.
+// The most runs for each CTA that the GPU holds for which times were measured on an H200.
 constexpr double kMostTurns = 7.0;
 
-// The time of a call of equal runs, relative to the time for its bytes, by runs per CTA that the
-// GPU holds. With fewer runs than CTAs, some SMs may have two runs and others one. If the last wave
-// has few runs, each gets more memory bandwidth, except with full tiles.
+// The time of a call of equal runs, relative to the time for its bytes. `turns` is the number of
+// runs for each CTA that the GPU holds. With fewer runs than CTAs, some SMs may have two runs and
+// others one. If the last wave has few runs, each gets more memory bandwidth, except with full
+// tiles.
 double time_over_bytes(double turns, bool full_tiles) {
     const RunCosts& costs = run_costs;
     if (turns <= 1.0) {

@@ -1,4 +1,4 @@
-// The number of runs that a tile's keys are split into, by cost. Plain C++20 without CUDA headers.
+// Chooses by cost how many runs a tile's keys are split into. Plain C++20 without CUDA headers.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace flashsmith {
 // Whether Python has set the costs for a call's GPU.
 bool has_run_costs();
 
-// Tiles of equal sequences, and the limits for splitting them.
+// Tiles of sequences of equal length, and the limits for splitting them.
 struct EqualTiles {
     double tiles;        // over all K/V heads
     double rows;         // per tile
@@ -21,8 +21,8 @@ struct EqualTiles {
     int64_t best_runs(double units) const;
 };
 
-// Runs per tile by a tile's units: `large` from `from_large` units on, and `small` below. Tiles
-// with so few units that a third number would be better are ignored.
+// The number of runs per tile: `large` for tiles of at least `from_large` units, `small` for
+// others. Tiles with so few units that a third number would be better are ignored.
 struct RunsBySize {
     int64_t small, large;
     double from_large;

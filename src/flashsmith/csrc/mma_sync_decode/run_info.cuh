@@ -1,5 +1,5 @@
-// A run's data, needed at the end of each part. It is kept in shared memory, because the steps
-// leave no registers for it.
+// The data of a run that the end of each part needs. They are kept in shared memory, because the
+// steps leave no registers for them.
 #pragma once
 
 #include "mma_sync_decode/split.cuh"
@@ -27,7 +27,8 @@ struct RunInfo {
         store_shared_16B(address + 32, pack(s.queries * heads_per_group, 0, 0, 0));
     }
 
-    // The byte in which a warp stores the stage that holds its sums, and these bytes of all warps.
+    // The address of the byte in which a warp stores which stage holds its sums, and the address of
+    // all warps' bytes.
     FS_DEVICE static uint32_t stage_address(uint32_t address, int warp) {
         return address + 36 + warp;
     }

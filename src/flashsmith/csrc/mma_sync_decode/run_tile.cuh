@@ -55,8 +55,9 @@ struct RunTile {
                      Kernel::cache_bytes;
     }
 
-    // Turns a score into base-2 logits, and the argument of Score::change(). The keys' scale is
-    // multiplied into the factor that is applied to Q K^T: one of these, or a program's scale.
+    // The factor that turns a score into base-2 logits, and the one that makes it the argument of
+    // Score::change(). The keys' scale is multiplied into the factor that is applied to Q K^T,
+    // which is one of these two or a program's scale.
     FS_DEVICE float scale_log2() const {
         if constexpr (Kernel::has_scales && !SEMANTICS.changes_scores && !SEMANTICS.program_scores)
             return scaled_by_k(args, args.scale_log2, item.head_k);
@@ -94,8 +95,8 @@ struct RunTile {
     }
 
   private:
-    // For warps with their own rows. Steps whose keys no row of the warp sees are not multiplied.
-    // Warps without rows multiply none.
+    // For warps with their own rows. A warp skips steps whose keys none of its rows sees. Warps
+    // without rows skip all steps.
     FS_DEVICE void limit_to_warp_rows() {
         const int own_rows = min(rows - warp_row(), 16);
         if (own_rows <= 0) {

@@ -3,8 +3,9 @@
 // Where parts begin and end depends only on the sequence's own queries and keys, and on numbers of
 // the launch that do not depend on other sequences, the page size or the cache's capacity. The
 // states of parts are the leaves of a binary tree: neighbours that start at an even number are
-// merged first, then neighbouring pairs, and so on. A CTA takes a run of parts, a whole subtree of
-// 2^n, and merges it. The length of runs depends on the batch, but changes no bit.
+// merged first, then neighbouring pairs, and so on. A CTA takes a run of parts, which is a whole
+// subtree of 2^n leaves, and merges it. The length of runs depends on the batch, but changes no
+// bit.
 #pragma once
 
 #include "common/key_mask.cuh"
@@ -71,8 +72,8 @@ FS_DEVICE int dropped_keys(const DecodeKernelArgs& args, int batch) {
     return args.kv_offset == nullptr ? 0 : min(max(args.kv_offset[batch], 0), kMostDropped);
 }
 
-// A sequence's rows and keys. Clamping ensures that no value of cache_lens or cu_seqlens_q leads
-// outside the cache or the tensors.
+// A sequence's rows and keys. Clamping ensures that no value of cache_lens or cu_seqlens_q refers
+// to anything outside the cache or the tensors.
 template <class Kernel>
 FS_DEVICE DecodeSequence undivided_sequence(const DecodeKernelArgs& args, int batch,
                                             const Lengths& lengths) {
@@ -108,7 +109,7 @@ FS_DEVICE void prefetch_lengths(const DecodeKernelArgs& args) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(args.cu_seqlens_q + batch));
 }
 
-// Prefetches the line of keys or values that holds an element of a head's row into L2.
+// Prefetches into L2 the line of keys or values that holds an element of a head's row.
 template <int kBytes>
 FS_DEVICE void prefetch_line(const void* cache, const DecodeStrides& strides, int64_t block,
                              int head, int slot, int element) {
@@ -117,12 +118,12 @@ FS_DEVICE void prefetch_line(const void* cache, const DecodeStrides& strides, in
                                                   (first + element) * kBytes));
 }
 
-// Whether rows of one width may be shorter than the kernel's.
+// Whether rows of the call may be shorter than the kernel's, if q and v have the same width.
 template <class Kernel>
 inline constexpr bool kCutsRows = Kernel::SEMANTICS.uneven && !Kernel::has_d_v;
 
-// Prefetches the lines of a key's row, and of its value's row, that begin with the element. If the
-// widths differ, only the row that has the element is prefetched.
+// Prefetches the lines of a key's row and of its value's row that begin with this element. If the
+// widths differ, a row that is too short to have the element is left out.
 template <class Kernel>
 FS_DEVICE void prefetch_lines(const DecodeKernelArgs& args, int64_t block, int head, int slot,
                               int element) {
@@ -133,8 +134,8 @@ FS_DEVICE void prefetch_lines(const DecodeKernelArgs& args, int64_t block, int h
         prefetch_line<kBytes>(args.v_cache, args.v_cache_strides, block, head, slot, element);
 }
 
-// Prefetches the keys and values that a CTA's copies begin with, if each of its runs is a whole
-// sequence of one tile. It does so before it knows how many keys the sequence has.
+// Prefetches the keys and values that a CTA copies first, if each of its runs is a whole sequence
+// of one tile. It does so before it knows how many keys the sequence has.
 template <class Kernel>
 FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
     constexpr int kLineBytes = 128, kBytes = Kernel::cache_bytes;
@@ -154,9 +155,10 @@ FS_DEVICE void prefetch_run(const DecodeKernelArgs& args) {
     }
 }
 
-// Prefetches the first keys and values of all sequences, the same number of each, some lines per
-// thread. It does so before lengths are known, and before the preceding launch is over, which may
-// still write them in L2. A page number that is still being written leads to some page.
+// Prefetches the first keys and values of all sequences, the same number of each; a thread
+// prefetches some of the lines. It does so before lengths are known, and before the preceding
+// launch is over, which may still write these lines in L2. A page index that is still being written
+// refers to some page.
 template <class Kernel, bool kPaged>
 FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
     constexpr int kLineElements = 128 / Kernel::cache_bytes;
@@ -167,7 +169,7 @@ FS_DEVICE void prefetch_first_keys(const DecodeKernelArgs& args) {
     struct Line {
         int block, head, slot, element;
     };
-    // In a paged cache this loads the page number, one line ahead of its use.
+    // In a paged cache this loads the page index, one line ahead of its use.
     const auto find = [&](int line) {
         const int row = line / kRowLines;
         const int key_of_all = args.by_heads_k.divide(row);
@@ -262,9 +264,9 @@ FS_DEVICE DecodeSequence sequence_of(const DecodeKernelArgs& args, int batch, in
     return s;
 }
 
-// The softmax states of a sequence's rows for one K/V head: a state for each part of the keys, or
-// for each subtree. A subtree uses the slot of its first part. Sums are stored part by part, a
-// row's statistics next to each other.
+// The softmax states of a sequence's rows for one K/V head: one for each part of the keys, or for
+// each subtree, which uses the slot of its first part. Sums are stored part by part; the statistics
+// of a row are next to each other.
 template <class Kernel>
 struct PartStates {
     const DecodeKernelArgs& args;
@@ -354,8 +356,8 @@ struct WorkCursor {
         store_shared_16B(address, {as_uint(first), before, as_uint(share), index});
     }
     // Whether the CTA's next item is past the end of `all` items. The next item's index is the
-    // current one plus the grid size. If a counter assigns items, the index is at least the grid
-    // size. Most CTAs end this way and need no further search.
+    // current one plus the grid size. If a counter assigns items, the next index is at least the
+    // grid size. Most CTAs end this way and need no further search.
     FS_DEVICE bool is_last(uint32_t all) const {
         return ((share & 1) != 0 ? 0 : index) + gridDim.x >= all;
     }
@@ -442,8 +444,8 @@ struct DecodeItem {
     DecodeSequence sequence;
 };
 
-// Items of a call are ordered by sequence, run, K/V head and row tile. Heads that read the same
-// rows of the cache, and tiles that read the same keys, are neighbours.
+// Items of a call are ordered by sequence, run, K/V head and row tile. So heads that read the same
+// rows of the cache are neighbours, and so are tiles that read the same keys.
 template <class Kernel>
 FS_DEVICE bool find_item(const DecodeKernelArgs& args, WorkCursor& cursor, DecodeItem& item,
                          const Lengths& lengths = {}) {

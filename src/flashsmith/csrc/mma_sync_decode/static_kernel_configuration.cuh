@@ -1,5 +1,5 @@
-// Turns a config and its semantics into types and constants: everything the kernels know at compile
-// time.
+// Derives types and constants from a config and its semantics: everything about the kernels that is
+// fixed at compile time.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct StaticDecodeKernelConfig {
     static constexpr FlashDecodeKernelConfig CFG = CFG_;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool has_scales = CFG.has_scales();
-    // Of kernels that read scales, but compute no scores.
+    // The arguments of kernels that read scales, but compute no scores.
     using ScaledArgs = std::conditional_t<has_scales, DecodeCacheArgs, DecodeKernelArgs>;
     using Args = std::conditional_t<
         !SEMANTICS.has_program(), ScaledArgs,
@@ -59,7 +59,8 @@ struct StaticDecodeKernelConfig {
 
     // Whether a warp has its own 16 rows and all keys of a stage, instead of its own keys.
     static constexpr bool own_rows = CFG.own_rows;
-    // Whether a warp has its own columns of o and all keys of a stage, and whether either is so.
+    // Whether a warp has its own columns of o and all keys of a stage. shares_stages: whether warps
+    // have their own rows or their own columns.
     static constexpr bool own_columns = CFG.own_columns();
     static constexpr bool shares_stages = CFG.shares_stages();
     // Whether parts are chunks of the canonical order.
@@ -77,9 +78,9 @@ struct StaticDecodeKernelConfig {
     static constexpr int column_tiles = d_v / 8 / (own_columns ? n_warps : 1);  // of a warp
     static constexpr bool keeps_queries = CFG.keeps_queries();
 
-    // CTAs per SM that registers must allow; 0 sets no bound. ptxas would spill for one CTA more
-    // than fits in shared memory. With pages or masks there are not enough registers for a
-    // third CTA.
+    // The CTAs per SM for which registers must suffice; 0 sets no bound. If this were one CTA more
+    // than fits in shared memory, ptxas would spill. With pages or masks there are not enough
+    // registers for a third CTA.
     static constexpr bool is_large = B_r * d_wider > 16 * 128;
     static constexpr int most_ctas = SEMANTICS == Semantics{} ? 3 : 2;
     static constexpr int min_ctas =
@@ -103,23 +104,23 @@ struct StaticDecodeKernelConfig {
     static constexpr bool has_arrivals = CFG.has_arrivals() && kClusters;
     static constexpr bool uses_pdl = CFG.uses_pdl() && kClusters;
 
-    // The number of states of 16 rows, each of four columns, that a thread merges at once: the
-    // warps' states and a run's.
+    // How many states, each of four columns of 16 rows, a thread merges at once: the warps' states
+    // and a run's.
     static constexpr int places = 16 * d_v / 4;
     static constexpr int states_per_thread =
         CFG.full_tiles ? std::clamp(places / n_threads, 1, 4) : 1;
 
     using QueriesLayout = SmemLayout<B_r, d_head, true>;
-    // Counts in 16-bit columns.
+    // In units of 16-bit columns.
     static constexpr int key_columns = CFG.key_bytes() / 2;
     static constexpr int value_columns = CFG.value_bytes() / 2;
     using KeysLayout = SmemLayout<multiplied_keys, key_columns, true>;
     using ValuesLayout = SmemLayout<multiplied_keys, value_columns, true>;
 
     // Shared-memory layout: byte offsets from its start. Each warp has its own stages, each with K
-    // and then V, but warps with their own rows or columns share the stages. Queries of own rows
-    // are kept in registers and pass through the last stage, the only one that is not copied to
-    // before they are read.
+    // and then V, but warps with their own rows or columns share the stages. Queries of warps with
+    // their own rows are kept in registers and pass through the last stage, the only one that is
+    // not copied to before they are read.
     static_assert(keeps_queries || !own_rows, "own_rows: the queries must fit in registers");
     static constexpr int ring_offset = own_rows ? 0 : QueriesLayout::kBytes;
     static constexpr int stage_bytes = KeysLayout::kBytes + ValuesLayout::kBytes;
@@ -207,8 +208,8 @@ struct StaticDecodeKernelConfig {
 };
 
 // Types and constants of the kernel of sequences with many rows, such as chunks of a prompt. A tile
-// has many rows. Its warps have different rows, not different keys: each key is copied once for all
-// of them.
+// has many rows. Its warps have different rows, not different keys, so each key is copied once for
+// all warps.
 template <class Kernel>
 struct ChunkKernelConfig : Kernel {
     static constexpr bool takes_chunks = true, own_rows = true, shares_stages = true;

@@ -18,9 +18,10 @@ constexpr int warpgroup_keys(const FlashDecodeKernelConfig& config) {
     return columns <= 320 ? 128 : columns <= 384 ? 96 : 64;
 }
 
-// Two warpgroups have registers for a product that overlaps their softmax; three hide it behind
-// each other's products. With long heads there is room for one Q buffer only, so O is stored from
-// registers. The same holds where O is wider than Q's slot.
+// With two warpgroups, there are registers for a product that overlaps their softmax; three
+// warpgroups hide the softmax behind each other's products. With long heads there is room for one Q
+// buffer only, so O is stored from registers. It is also stored from registers if it is wider than
+// Q's slot.
 constexpr WgmmaForwardKernelConfig warpgroup_config(const FlashDecodeKernelConfig& config) {
     const int warpgroups = config.chunk_warpgroups;
     const bool is_wide = config.d_head > 128, has_three = warpgroups > 2;
@@ -56,13 +57,13 @@ constexpr WgmmaForwardKernelConfig warpgroup_config(const FlashDecodeKernelConfi
     };
 }
 
-// Every length may occur, so every tile may be cut.
+// Every length may occur, so the semantics allow every tile to be cut.
 constexpr Semantics of_any_length(Semantics semantics) {
     semantics.uneven = true;
     return semantics;
 }
 
-// Distances in a cache, in 16 bytes.
+// Distances in a cache, in units of 16 bytes.
 struct CacheStrides {
     uint32_t block, row, head;
 };
@@ -70,12 +71,12 @@ struct CacheStrides {
 // The warps that copy a tile of K, and the warps that copy a tile of V.
 constexpr int kProducersOfTile = kWarpsPerWarpgroup / 2;
 
-// Boxes of fewer keys than this take longer than copies row by row. On an H200 pages of 16 keys
-// reach 0.95 of the speed of a dense cache in boxes, and 0.72 row by row.
+// Boxes of fewer keys than this take longer than copies row by row. On an H200, pages of 16 keys
+// reach 0.95 of a dense cache's speed with boxes, and 0.72 row by row.
 constexpr int kFewestBoxKeys = 8;
 
-// The kernel's only parameter. The tensor maps of K and V have the whole cache as rows of one long
-// sequence.
+// The kernel's only parameter. The tensor maps of K and V describe the whole cache as rows of one
+// long sequence.
 struct WarpgroupKernelArgs {
     HopperForwardKernelArgs forward;
     const int32_t* cache_lens;  // keys in the cache before the call appends

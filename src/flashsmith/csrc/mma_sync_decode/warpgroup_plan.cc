@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kArch = 90;
 // The share of the SMs, in tenths, that the tiles of these sequences must fill, since only the
-// other kernels split a tile's keys. On an H200 these kernels reach 0.4 of the speed of full SMs,
-// and canonical ones 0.2.
+// other kernels split a tile's keys. On an H200 these kernels reach 0.4 of the speed that they have
+// with full SMs, and canonical ones 0.2.
 constexpr int64_t kTenthsOfSms = 6, kCanonicalTenths = 3;
 
 int64_t blocks_of(int64_t rows, int64_t tile) {
@@ -26,7 +26,7 @@ Strides strides_of(const DecodeStrides& strides) {
     return {strides.batch, strides.row, strides.head};
 }
 
-// A cache as rows of one long sequence, and the rows from one block to the next.
+// A cache as rows of one long sequence, and how many rows apart its blocks are.
 struct CacheRows {
     Strides strides;
     int64_t of_block, total;
@@ -57,7 +57,7 @@ bool suits_as_rows(const DecodeStrides& strides, int64_t blocks, int64_t slots, 
     if (!suits(strides, blocks, slots, heads)) return false;
     if (blocks > 1 && slots > 1 && strides.batch % strides.row != 0) return false;
     const CacheRows rows = cache_rows(strides, blocks, slots);
-    // The kernel counts a cache's 16 bytes in 32 bits.
+    // The kernel stores distances in a cache as 32-bit counts of 16 bytes.
     const int64_t units =
         (rows.total * rows.strides.seq + heads * strides.head) * kElementBytes / kStrideUnit;
     return rows.total < INT_MAX &&
@@ -65,7 +65,7 @@ bool suits_as_rows(const DecodeStrides& strides, int64_t blocks, int64_t slots, 
            units < int64_t{UINT_MAX};
 }
 
-// Keys of a box: it lies in one block of the cache and in one tile.
+// The keys of a box, which lies in one block of the cache and in one tile.
 int64_t box_keys(const FlashDecodeKernelConfig& config, int64_t slots, bool is_paged) {
     const int64_t keys = warpgroup_keys(config);
     return is_paged ? std::gcd(slots, keys) : keys;
@@ -87,8 +87,8 @@ int64_t most_rows_without_warpgroups(const FlashDecodeKernelConfig& config, cons
         return INT_MAX;
     const int64_t group = p.heads_q / p.heads_k;
     const int64_t tenths = config.canonical > 0 ? kCanonicalTenths : kTenthsOfSms;
-    // The number of rows whose tiles fill this share of the device. Their number of warpgroups
-    // depends on the batch.
+    // The number of rows that fill this share of the device with tiles. The tiles' number of
+    // warpgroups depends on the batch.
     const int64_t filled = device.sm_count * tenths / 10 * kWarpgroupRows * 2;
     // A sequence of fewer queries would leave most rows of its tiles empty.
     const int64_t least = (kWarpgroupRows - 1) * group;

@@ -21,9 +21,9 @@ struct WarpgroupCall {
     Place tile_counter, running_states;
 };
 
-// The most rows of a K/V head with which the other kernels compute a sequence. INT_MAX if
-// they compute all of them: because the config has no such kernel, the device is another, or TMA
-// cannot copy the call's tensors.
+// The most rows of a K/V head with which the other kernels compute a sequence. INT_MAX if they
+// compute all sequences, because the config has no kernel with warpgroups, the device cannot run
+// it, or TMA cannot copy the call's tensors.
 int64_t most_rows_without_warpgroups(const FlashDecodeKernelConfig& config,
                                      const ForwardProblem& problem, int64_t blocks, int64_t slots,
                                      bool is_paged, bool may_depend_on_batch,

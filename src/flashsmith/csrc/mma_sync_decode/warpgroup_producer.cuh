@@ -1,23 +1,23 @@
 // The producer of the kernel for sequences with many rows: a warpgroup that copies the tiles of Q,
-// and the tiles of K and V from the cache. Two warps copy K, the other two V, and one of these Q.
-// One warp could not request small copies as fast as they are needed.
+// and the tiles of K and V from the cache. Two warps copy K, the other two copy V, and one of the
+// latter also copies Q. One warp could not request small copies as fast as they are needed.
 //
-// K and V are copied by TMA, box by box. Boxes of few keys take TMA longer than their bytes do. For
-// small pages the threads therefore copy rows by cp.async. A lane reads the page table's numbers of
-// its boxes or rows one block ahead.
+// K and V are copied by TMA, box by box. Boxes of few keys take TMA longer than their bytes would.
+// For small pages the threads therefore copy rows by cp.async. A lane reads the page indices of its
+// boxes or rows one block ahead.
 #pragma once
 
 #include "mma_sync_decode/warpgroup_tiles.cuh"
 
 namespace flashsmith {
 
-// A warp's part: of K, or of V and Q. kGathers: whether threads copy rows.
+// What a warp copies: K, or V and Q. kGathers: whether threads copy rows.
 template <class Kernel, bool kOfK, bool kGathers>
 struct CacheProducer {
     static constexpr WgmmaForwardKernelConfig CFG = Kernel::CFG;
     static constexpr unsigned kAllLanes = 0xffffffffu;
     using Panel = typename Kernel::Panel;
-    // Rows of a tile that one warp gathers, in steps of a warp's lanes.
+    // The rows of a tile that one warp gathers, and the steps that this takes, one row per lane.
     static constexpr int kWarpKeys = Kernel::B_c / kProducersOfTile;
     static_assert(Kernel::B_c <= kFewestBoxKeys * kProducersOfTile * kWarpSize,
                   "a thread copies at most one box of a tile");
@@ -27,7 +27,7 @@ struct CacheProducer {
     const uint32_t smem;
     const int warp, lane;  // one of kProducersOfTile warps
     TilePipeline<Kernel::Q_slots, Kernel::Q_tile_bytes> Q;
-    // Of the warp's tensor.
+    // The panels of the tensor that this warp copies.
     static constexpr int kPanels = kOfK ? Kernel::n_panels : Kernel::V_panels;
     TilePipeline<CFG.kv_stages, kPanels * Kernel::KV_panel_bytes> KV;
 
@@ -64,7 +64,7 @@ struct CacheProducer {
                 KV.state.advance();
             }
             // Not earlier: a CTA that prefetched early would hold two tiles while others have none
-            // left. The number arrives while the last V waits for a free stage.
+            // left. The tile's number arrives while the last V waits for a free stage.
             tiles.prefetch_tile();
             tiles.advance();
         }
@@ -83,7 +83,7 @@ struct CacheProducer {
                                  : (lane * kProducersOfTile + warp) * args.box_keys;
         return block * Kernel::B_c + key;
     }
-    // Numbers of pages are clamped, so that an invalid one leads to some page of the cache. Keys
+    // Page indices are clamped, so an invalid index still refers to a page of the cache. Keys
     // beyond the sequence have no page.
     FS_DEVICE Sources sources_of(const WorkTileInfo& tile, int block) const {
         Sources sources;
@@ -124,7 +124,7 @@ struct CacheProducer {
         }
     }
 
-    // Copies the warp's rows. Rows beyond the sequence are not read, and zero-filled.
+    // Copies the warp's rows. Rows beyond the sequence are zero-filled and not read.
     FS_DEVICE void gather(const WorkTileInfo& tile, int block, const Sources& sources) {
         constexpr int kRows = kWarpSize / Panel::kChunks;  // of one instruction
         const CacheStrides& strides = kOfK ? args.k_strides : args.v_strides;

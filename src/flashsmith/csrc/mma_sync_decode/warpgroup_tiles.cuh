@@ -7,12 +7,13 @@
 namespace flashsmith {
 
 // Hands out the tiles of a CTA, one after another, to the warps of the producer. Tiles are ordered
-// by sequence, then by section of K/V heads that fit L2, the last rows of all its heads first.
+// by sequence, then by sections of K/V heads that fit in L2, and within a section the last rows of
+// all heads come first.
 template <class Kernel>
 struct CachedTiles {
     static constexpr Semantics SEMANTICS = Kernel::SEMANTICS;
     static constexpr unsigned kAllLanes = 0xffffffffu;
-    // After the consumers' barriers: see StageOrder.
+    // The barrier's id comes after the ids of the consumers' barriers: see StageOrder.
     static constexpr int kBarrier = 1 + 2 * Kernel::n_warpgroups;
 
     const WarpgroupKernelArgs& args;
@@ -32,7 +33,8 @@ struct CachedTiles {
     FS_DEVICE CachedTiles(const WarpgroupKernelArgs& args, uint32_t smem, bool leads)
         : args(args), problem(args.forward.problem), smem(smem), leads(leads), lane(lane_index()) {}
 
-    // No value of cache_lens or cu_seqlens_q leads outside the cache or the tensors.
+    // Clamped, so that no value of cache_lens or cu_seqlens_q refers to anything outside the cache
+    // or the tensors.
     FS_DEVICE Sequence sequence(int batch) const {
         const SequenceRows q = sequence_rows<SEMANTICS.packed>(problem.cu_seqlens_q, batch,
                                                                problem.seq_q, problem.total_q);
@@ -68,12 +70,12 @@ struct CachedTiles {
             const uint32_t begin = __shfl_sync(kAllLanes, end - own, i);
             return info_of(sequence(first + i), first + i, within - begin);
         }
-        // All CTAs together make as many requests as there are tiles; the last one resets the
-        // counter.
+        // All CTAs together make as many requests as there are tiles, and the last request resets
+        // the counter.
         if (leads && tile - gridDim.x == before - 1) atomicExch(args.forward.tile_counter, 0);
         return WorkTileInfo::invalid();
     }
-    // Requests the number of the tile after this one. The answer takes a while.
+    // Requests the number of the tile after this one, which takes a while to arrive.
     FS_DEVICE void prefetch_tile() {
         if (leads) prefetched = atomicAdd(args.forward.tile_counter, 1);
     }
@@ -91,7 +93,8 @@ struct CachedTiles {
     FS_DEVICE WorkTileInfo info_of(const Sequence& s, int batch, uint32_t index) const {
         const uint32_t group = args.forward.heads_per_kv_head.divisor;
         const auto heads_k = static_cast<uint32_t>(problem.heads_k);
-        // Sections are as even as possible: the last tiles of few heads would leave SMs idle.
+        // Sections are as even as possible: if the last section had few heads, its tiles would
+        // leave SMs idle.
         const uint32_t fitting =
             max(static_cast<uint32_t>(args.section_keys) / max(s.k_count, 1), 1u);
         const uint32_t sections = (heads_k + fitting - 1) / fitting;

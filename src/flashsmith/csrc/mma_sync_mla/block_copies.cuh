@@ -6,8 +6,8 @@
 
 namespace flashsmith {
 
-// A thread's share: 16 bytes of each panel in every 16th row of a block, of 8-bit floats in every
-// 32nd.
+// What a thread copies: 16 bytes of each panel in every 16th row of a block, or in every 32nd row
+// if elements are 8-bit floats.
 template <class Kernel>
 struct MlaBlockCopies {
     using element_t = typename Kernel::element_t;
@@ -23,7 +23,8 @@ struct MlaBlockCopies {
     const int row, chunk;
     const uint32_t to;
     // Where the rows of the next block to copy are: the blocks of the cache and the slots in them.
-    // The page table is read a block ahead, and nothing waits for its numbers before they are used.
+    // The page table is read a block ahead, and nothing waits for these page indices before they
+    // are used.
     int cache_blocks[kRows], slots[kRows];
 
     FS_DEVICE MlaBlockCopies(const MlaTile<Kernel>& tile, const BlockRange& blocks, uint32_t smem)
@@ -65,8 +66,8 @@ struct MlaBlockCopies {
         }
     }
 
-    // Rows beyond the sequence may hold anything in the cache, and become zeros. Numbers of pages
-    // are clamped, so that an invalid one leads to some page of the cache.
+    // Rows beyond the sequence may hold anything in the cache, and become zeros. Page indices are
+    // clamped, so an invalid index still refers to a page of the cache.
     FS_DEVICE void copy(int block, uint32_t stage) const {
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {

@@ -32,7 +32,7 @@ struct MmaSyncMlaKernelConfig {
     constexpr bool has_scale() const { return cache != CacheFormat::plain; }
     constexpr int cache_element_bytes() const { return is_8bit(cache) ? 1 : kElementBytes; }
     constexpr int64_t block_bytes() const { return int64_t{B_c} * d_head * cache_element_bytes(); }
-    // The blocks, and the warps' shares of the scores in fp32: two of each score.
+    // The blocks, and the warps' shares of the scores in fp32, of which each score has two.
     constexpr int64_t smem_bytes() const {
         return stages * block_bytes() + int64_t{2} * kMmaSyncMlaRows * B_c * sizeof(float);
     }

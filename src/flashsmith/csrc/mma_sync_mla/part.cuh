@@ -73,7 +73,7 @@ struct MlaPart {
     FS_DEVICE int key_half() const { return warp / 2; }
     FS_DEVICE int column_half() const { return warp % 2; }
 
-    // The warp's keys, from its columns of the first panel on.
+    // The warp's keys, as an operand that begins at the warp's columns of the first panel.
     FS_DEVICE auto own_keys(uint32_t block) const {
         constexpr int kHalf = Kernel::Panel::kChunks / 2;
         const int first = key_half() * Kernel::B_c / 2;
@@ -84,8 +84,8 @@ struct MlaPart {
             return RowsB<Layout>(block, lane, first, kHalf * column_half());
     }
 
-    // The scores of the warp's keys, over its columns: every panel's first k16-step in one chain of
-    // sums, the second in another.
+    // The scores of the warp's keys, over its columns. The first k16-steps of all panels form one
+    // chain of sums, and the second ones another.
     FS_DEVICE void share_scores(uint32_t block) const {
         const auto keys = own_keys(block);
         float sums[2][kOwnTiles][4];
@@ -123,7 +123,7 @@ struct MlaPart {
             S[0][n][3] = __uint_as_float(left.w) + __uint_as_float(right.w);
         }
     }
-    // The address of a lane's four scores of a warp's 16x8 tile.
+    // The address of a lane's four scores in a warp's 16x8 tile.
     FS_DEVICE uint32_t share(int of_warp, int n) const {
         return smem + Kernel::shares_offset + 16 * ((of_warp * kOwnTiles + n) * kWarpSize + lane);
     }

@@ -10,7 +10,8 @@ namespace flashsmith {
 namespace {
 
 constexpr int kFirstProgrammaticArch = 90;
-// The fixed cost of a CTA (start, end, and merging its rows), in keys that take as long.
+// The fixed cost of a CTA (start, end, and merging its rows), as the number of keys that take the
+// same time.
 constexpr int64_t kKeysPerCta = 96;
 
 int64_t ctas_at_once(const MmaSyncMlaKernelConfig& config, const DeviceSpec& device) {

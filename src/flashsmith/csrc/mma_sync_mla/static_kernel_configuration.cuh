@@ -1,4 +1,4 @@
-// Turns a config of the mma_sync_mla family and its semantics into types and constants.
+// Derives types and constants from a config of the mma_sync_mla family and its semantics.
 #pragma once
 
 #include <type_traits>

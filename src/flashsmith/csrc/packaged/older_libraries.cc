@@ -20,8 +20,8 @@ void __throw_bad_array_new_length() {
 
 namespace flashsmith {
 
-// The two functions have the names and calling conventions of members of libstdc++, which C++
-// cannot define outside of it. Each calls the older member with the same effect.
+// These two functions have the names and calling conventions of members of libstdc++, which C++
+// cannot define outside of it. Each calls the older member that has the same effect.
 
 // basic_ostringstream(), since GCC 9 (GLIBCXX_3.4.26).
 void construct(std::ostringstream* stream) asm(

@@ -1,7 +1,7 @@
 // Measures how many exponentials an SM computes: ex2.approx with two additions each, as in a
 // softmax.
 //
-// The operand alternates between two random values, so that no result can be used again.
+// The operand alternates between two random values, so that the compiler cannot reuse a result.
 #include "roofline/operands.cuh"
 
 namespace flashsmith::roofline {

@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(kReaders) fill_words(uint4* words, 
     }
 }
 
-// Bypasses the L1, which would otherwise answer reads that should measure the L2.
+// Bypasses L1, so that the loads measure L2 and are not answered by L1.
 FS_DEVICE uint4 load_past_l1(const uint4* address) {
     uint4 x;
     asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"

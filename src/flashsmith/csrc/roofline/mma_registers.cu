@@ -1,7 +1,7 @@
 // Measures the rate of mma.sync with all operands in registers.
 //
-// There are eight warps, two per scheduler of an SM, with sixteen accumulators each. These are
-// enough independent mma to hide the latency of one many times over.
+// There are eight warps, two per scheduler of an SM, with sixteen accumulators each. These are more
+// than enough independent mma to hide the latency of each.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -11,8 +11,8 @@ namespace flashsmith::roofline {
 
 constexpr int kMTiles = 4, kNTiles = 4;
 constexpr int kRows = kMTiles * 16, kCols = kNTiles * 8, kDepth = 16;
-// How often an iteration of the loop issues the sixteen mma; with several times, the loop itself
-// hardly takes time.
+// How often an iteration of the loop issues the sixteen mma; with several times, the loop's own
+// instructions take hardly any time.
 constexpr int kPasses = 4;
 
 // a (kWarps, kRows, kDepth), b (kWarps, kCols, kDepth), c (CTAs, kWarps, kRows, kCols) in fp32:

@@ -1,7 +1,7 @@
 // Measures the rate of mma.sync when ldmatrix loads one operand. A stays in registers, like Q in
 // attention. B is in swizzled shared memory, like K, and every warp loads it.
 //
-// For each ldmatrix.x4, a warp with 16 rows issues two mma, and a warp with 32 rows four.
+// For each ldmatrix.x4, a warp with 16 rows issues two mma, and a warp with 32 rows issues four.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

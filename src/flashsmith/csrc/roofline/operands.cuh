@@ -1,4 +1,4 @@
-// Loads and stores fragments of mma.sync in row-major global memory.
+// Loads fragments of mma.sync from row-major global memory and stores them to it.
 #pragma once
 
 #include "common/ptx_functions.cuh"

@@ -10,7 +10,7 @@
 
 namespace flashsmith {
 
-// The most parts that one launch can merge. The operation has tensors for this number.
+// The most parts that one launch can merge. The operation has tensors for this many parts.
 constexpr int kMostParts = 8;
 
 // The fields, their order and their meaning match the Python class.

@@ -28,7 +28,7 @@ struct ScoreSumsKernelConfig {
     }
 };
 
-// The coordinate that elements with the same sum share.
+// Which coordinate is the same for all elements that are added to one sum.
 enum class SumsAxis : int { rows = 0, keys = 1, distances = 2, elements = 3 };
 
 struct ScoreSums {

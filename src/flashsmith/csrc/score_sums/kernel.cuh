@@ -1,10 +1,11 @@
 // Sums of the gradients of scores: P (dP - D), times the slope of a program.
 //
 // A CTA visits tiles of 64 queries by 64 keys one after the other and adds them to one tile of sums
-// in registers. All elements of the tiles that meet in a register have the same coordinate: along
-// rows the CTA keeps its queries, along keys its keys, along distances it follows a diagonal, and
-// for elements it visits one tile of all sequences or heads. In the end it adds up the rows,
-// columns or diagonals of the tile. So the order is fixed, and nothing is added in memory.
+// in registers. All elements of the tiles that are added in the same register have the same
+// coordinate. For sums along rows the CTA keeps its queries, along keys it keeps its keys, along
+// distances it follows a diagonal, and for elements it visits one tile of all sequences or heads.
+// At the end it adds up the rows, columns or diagonals of the tile of sums. So the order is fixed,
+// and nothing is added in memory.
 #pragma once
 
 #include <type_traits>
@@ -166,7 +167,7 @@ struct ScoreSumsBlock {
             for (int e = 0; e < 4; ++e)
                 dP[0][n][e] = gradient(program, S[0][n][e], dP[0][n][e], e / 2,
                                        query_of_lane(0, n, e), key_of_lane(0, n, e));
-        // Where masked, a gradient is undefined and may be NaN.
+        // A masked element's gradient is undefined and may be NaN.
         if (Kernel::masked && visible.needs_mask(at.k)) {
             const auto seen = [&](int, int r) { return key_mask.keys(row + 8 * r); };
             mask_keys<SEMANTICS>(dP, lane, first_key, seen, 0.0f);

@@ -21,7 +21,7 @@ struct SlotWriteKernelConfig {
     constexpr auto operator<=>(const SlotWriteKernelConfig&) const = default;
 
     constexpr bool has_scales() const { return cache != CacheFormat::plain; }
-    // The columns of v, where d_v 0 stands for those of k.
+    // The columns of v. If d_v is 0, these are as many as k has.
     constexpr int v_columns() const { return d_v > 0 ? d_v : d_head; }
     constexpr int most_columns() const { return d_head > v_columns() ? d_head : v_columns(); }
     constexpr int n_threads() const { return kWarpSize * n_warps; }
@@ -45,7 +45,7 @@ struct SlotWriteKernelArgs {
     int32_t heads, d;
     int32_t slots_per_block;
     int32_t total_slots;
-    int32_t d_v;  // read only if the config has one
+    int32_t d_v;  // used only if the config has one
 };
 
 // The arguments of kernels whose cache has scales.

@@ -22,7 +22,7 @@ struct StaticSlotWriteConfig {
     static_assert(CFG.most_columns() % kColumns == 0 && kThreads <= 1024);
 };
 
-// Writes a thread's columns of a row, divided by its scale.
+// Writes a thread's columns of a row, divided by the scale of the row.
 template <class Kernel>
 FS_DEVICE void write_scaled(void* cache, int64_t first, const uint4& bits, float scale) {
     using value_t = typename Kernel::value_t;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
     const int64_t index = int64_t{block_index()} * Kernel::kThreads + thread_index();
     const int column = index % Kernel::kThreadsPerRow * Kernel::kColumns;
     const int64_t copied_row = index / Kernel::kThreadsPerRow;
-    // The rows of a token, of k and of v for all heads, are consecutive.
+    // The rows of a token (of k and of v, for all heads) are consecutive.
     const auto rows_per_token = static_cast<uint32_t>(2 * args.heads);
     if (copied_row >= int64_t{args.count} * rows_per_token ||
         (!Kernel::has_d_v && column >= args.d))

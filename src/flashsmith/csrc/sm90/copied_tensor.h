@@ -45,8 +45,8 @@ inline uint64_t stride_bytes(const CopiedTensor& tensor, const char* what, int64
     return bytes;
 }
 
-// A tensor without rows has no address and may have any strides; its map is never used. This gives
-// it a single row at the address of q instead.
+// A tensor without rows has no address and may have any strides; its map is never used. The map
+// therefore describes a single row at the address of q instead.
 inline CopiedTensor single_row(CopiedTensor tensor, size_t q) {
     tensor.index = q;
     tensor.rows = tensor.heads = tensor.total = 1;

@@ -7,7 +7,7 @@
 namespace flashsmith {
 
 // The next of kStages stages, and the phase in which it becomes full. At the empty barrier, the
-// producer waits for the other phase, so that it does not wait in the first round.
+// producer waits for the opposite phase, so that it does not wait in the first round.
 template <int kStages>
 class PipelineState {
   public:
@@ -35,8 +35,8 @@ struct PipelineBarriers {
     FS_DEVICE uint32_t full(int stage) const { return first + 16 * stage; }
     FS_DEVICE uint32_t empty(int stage) const { return first + 16 * stage + 8; }
 
-    // `consumers` threads arrive at empty. The producers arrive at full, and the bytes of TMA
-    // complete it.
+    // `consumers` threads arrive at the empty barrier. The producers arrive at the full one, and
+    // the bytes of TMA complete it.
     FS_DEVICE void init(int stages, int consumers, int producers = 1) const {
         for (int stage = 0; stage < stages; ++stage) {
             mbarrier_init(full(stage), producers);

@@ -46,7 +46,7 @@ FS_DEVICE void tma_prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Elements outside the tensor arrive as zeros; the barrier counts them too.
+// Elements outside the tensor arrive as zeros; the barrier counts their bytes, too.
 template <bool kPacked>
 FS_DEVICE void tma_load(uint32_t smem, const TensorMap* map, const TmaBox<kPacked>& box,
                         uint32_t barrier) {

@@ -13,14 +13,14 @@
 namespace flashsmith {
 
 // The stage of the main loop that a CTA's consumer warpgroups pass through one after another: none,
-// the issue of GEMMs, or the exponentials.
+// issuing GEMMs, or computing exponentials.
 enum class PingPong : int { none = 0, gemm = 1, exp = 2 };
 
-// The tiles that a CTA computes: one tile; every n-th tile of a grid of n CTAs; or the next tile
-// that no CTA has begun.
+// Which tiles a CTA computes: one tile; every n-th tile of a grid of n CTAs; or always the next
+// tile that no CTA has begun.
 enum class Schedule : int { one_tile = 0, static_persistent = 1, dynamic = 2 };
 
-// The order in which tiles begin: head by head; or the longest first, in groups of heads whose K
+// The order in which tiles begin: head by head, or the longest first, in groups of heads whose K
 // and V stay in L2 together.
 enum class TileOrder : int { by_head = 0, longest_first = 1 };
 
@@ -79,13 +79,13 @@ struct WgmmaForwardKernelConfig {
     constexpr int64_t smem_bytes() const {
         return tile_bytes() + kBarrierPage + (halves_O() ? message_bytes() : 0);
     }
-    // The bytes that a warpgroup sends its partner for a block: each thread's P, and two factors of
-    // O.
+    // The bytes that a warpgroup sends to its partner for a block: the P of each thread and two
+    // factors of O.
     constexpr int64_t message_bytes() const { return int64_t{kWarpgroupThreads} * (B_c + 8); }
 
-    // Canonical kernels: the bytes of its rows' state that a consumer or partner saves between
-    // chunks. Each thread has four sums of O for every eight of its columns, and two rows'
-    // statistics.
+    // Canonical kernels: the bytes of the state that a consumer or partner saves for its rows
+    // between chunks. Each thread has four sums of O for every eight of the warpgroup's columns,
+    // and the statistics of two rows.
     constexpr int64_t running_state_bytes() const {
         const int columns = halves_O() ? d_head_v() / 2 : d_head_v();
         return int64_t{kWarpgroupThreads} * (columns / 8 + 1) * 16;
@@ -125,8 +125,9 @@ constexpr bool packs_keys(const Semantics& semantics) {
     return semantics.packed || semantics.partial;
 }
 
-// A divisor that the host knows: one multiplication replaces the about twenty instructions of a
-// division on the GPU. n / divisor is (high half of n * multiplier + n) >> shift, for n below 2^31.
+// A divisor that the host knows: on the GPU, one multiplication replaces the roughly twenty
+// instructions of a division. n / divisor is (high half of n * multiplier + n) >> shift, for n
+// below 2^31.
 struct Reciprocal {
     uint32_t divisor, multiplier, shift;
 };
@@ -144,14 +145,15 @@ struct HopperForwardKernelArgs {
     // The tiles of the last heads: first the long ones of all these heads, then the short ones. See
     // keeps_short_tiles_back().
     int32_t first_of_last_heads, first_short_tile, long_tiles;  // long_tiles: per head
-    // Parts of a split tile, tiles of a head, query heads of a sequence, query heads that share a
-    // key head. For longest_first also query heads (of all sequences) and tiles of a head group.
-    // With pack_gqa, tiles and all head counts except a group's refer to key heads.
+    // Divisors: the parts of a split tile, the tiles of a head, the query heads of a sequence, and
+    // the query heads that share a key head. For longest_first, also the query heads (of all
+    // sequences) and the tiles of a head group. With pack_gqa, tiles and all head counts except a
+    // group's refer to key heads.
     Reciprocal parts_per_tile, tiles_per_head, heads_q, heads_per_kv_head, heads_per_group,
         tiles_per_group;
 };
 
-// The arguments of kernels of a program.
+// The arguments of kernels that run a caller's program.
 struct HopperProgramArgs : HopperForwardKernelArgs {
     ProgramArgs program;
 };

@@ -177,10 +177,10 @@ struct Consumer {
         }
         finalize_rows();
     }
-    // The end of the blocks of one chunk, from `block` on.
+    // The end of the range of blocks that begins at `block` and lies in one chunk.
     FS_DEVICE int end_of_chunk(int block, const BlockRange& blocks) const {
         if constexpr (Kernel::has_lists) {
-            // Positions of ascending blocks; the list is in memory.
+            // Blocks are positions in the tile's list, which is in memory and in ascending order.
             const int32_t* const entries = tile.list + kBlockListHeader;
             const auto chunk_at = [&](int position) {
                 return BlockEntry{entries[position]}.block() / Kernel::chunk_blocks;
@@ -241,7 +241,7 @@ struct Consumer {
 
     // ---- short blocks ----
 
-    // Steps of 16 keys in the warpgroup's last block that contain a key visible to some row.
+    // How many steps of 16 keys in the warpgroup's last block contain a key visible to any row.
     FS_DEVICE int steps_of_last_block(int block) const {
         if constexpr (!Kernel::has_short_blocks) return Kernel::PV_steps;
         const int end = token_of<Kernel>(args, tile.first_row + kWarpgroupRows);
@@ -292,7 +292,8 @@ struct Consumer {
         using Panel = typename Kernel::Panel;
         using GEMM = Wgmma<typename Kernel::value_t, 16 * kKeySteps, false>;
         auto& scores = reinterpret_cast<typename GEMM::D&>(S);
-        // The descriptors of many steps would be kept in registers from block to block.
+        // Otherwise the compiler would keep the descriptors of many steps in registers from block
+        // to block.
         const auto computed_anew = [](uint32_t tile) {
             return Kernel::QK_steps > 16 ? opaque(tile) : tile;
         };
@@ -364,8 +365,8 @@ struct Consumer {
         if constexpr (Kernel::has_program)
             change_by_program<SEMANTICS>(S, args.program, program_sequence(), lane, place_of_lane(),
                                          head_of_lane(), first_key(block));
-        // Without a mask a row sees all keys: only the last ones, in the first block, may be
-        // missing.
+        // Without a mask a row sees all keys. Only the block that comes first, the last one of the
+        // sequence, may have fewer.
         constexpr bool kMayCut =
             kFirst || kHidesKeys<SEMANTICS> || Kernel::canonical || Kernel::has_lists;
         if constexpr (Kernel::masked && kMayCut)
@@ -378,7 +379,7 @@ struct Consumer {
                                                    place_of_lane(), head_of_lane(),
                                                    first_key(block));
             }
-        // If maxima are requested, every row's must be exact.
+        // If maxima are requested, the maximum of every row must be exact.
         const float threshold =
             SEMANTICS.partial || problem.row_max == nullptr ? CFG.rescale_threshold : 0;
         const bool updates_max = kFirst || max_policy.updates_max(*this, block, blocks);
@@ -398,7 +399,7 @@ struct Consumer {
     // With lists a block is a position in the tile's list. Its entry arrives with K.
     FS_DEVICE void read_entry() {
         if constexpr (Kernel::has_lists) {
-            // The lane that releases the stage is the only one that reads it.
+            // Only the lane that releases the stage reads the entry.
             uint32_t bits = 0;
             if (lane == 0) bits = load_shared_4B(smem + Kernel::entry_offset + 4 * K.state.stage());
             entry.bits = __shfl_sync(0xffffffffu, bits, 0);
@@ -545,7 +546,7 @@ struct Consumer {
                            tile.head * problem.lse_head_stride + tile.q_first;
                 });
     }
-    // Whether this tile's rows are merged with other parts' rows.
+    // Whether this tile is a part, whose rows are merged with the rows of other parts.
     FS_DEVICE bool is_part() const {
         if constexpr (Kernel::splits_keys)
             return tile.part_row != kNoPart;
@@ -564,7 +565,7 @@ struct Consumer {
                 statistics[row] = {softmax.row_sum[0][r], softmax.row_max[0][r]};
         }
     }
-    // Whether O does not use Q's slot.
+    // Whether O is stored without using Q's slot.
     static constexpr bool kFreesQ = CFG.separate_O || CFG.direct_O || SEMANTICS.partial;
 
     FS_DEVICE void finish_tile() {

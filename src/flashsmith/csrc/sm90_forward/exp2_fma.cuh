@@ -17,9 +17,9 @@ FS_DEVICE float max_or_nan(float a, float b) {
 // bits adds. It is the minimax polynomial on [-1/2, 1/2] with p(0) = 1. The result is 0 for x of
 // -127 and below, including -inf, as masked scores require. NaN stays NaN.
 FS_DEVICE float exp2_fma(float x) {
-    // From 1.5 x 2^23 on, consecutive floats are consecutive integers. The low bits of the sum are
-    // n + 127, the exponent of 2^n. The low bits of a NaN make the power -inf, and NaN times -inf
-    // is NaN.
+    // Between 2^23 and 2^24, consecutive floats are consecutive integers. The low bits of the sum
+    // are n + 127, the exponent of 2^n. The low bits of a NaN make the power -inf, and NaN times
+    // -inf is NaN.
     constexpr float kShift = 12582912.0f + 127.0f;
     x = max_or_nan(x, -127.0f);
     const float shifted = x + kShift;
@@ -30,7 +30,8 @@ FS_DEVICE float exp2_fma(float x) {
     return p * __int_as_float(__float_as_int(shifted) << 23);
 }
 
-// The i-th of many exponentials. exp2_fma() computes kShare of every hundred, evenly spread.
+// Computes the i-th of many exponentials. Of every hundred, exp2_fma() computes kShare, which are
+// evenly spread.
 template <int kShare>
 FS_DEVICE float exp2_shared_out(int i, float x) {
     return (i + 1) * kShare / 100 > i * kShare / 100 ? exp2_fma(x) : exp2_approx(x);

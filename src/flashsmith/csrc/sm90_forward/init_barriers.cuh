@@ -6,7 +6,8 @@
 
 namespace flashsmith {
 
-// `kv_producers`: arrivals at the full barriers of K and V, besides the bytes of copies by TMA.
+// `kv_producers`: how many arrivals the full barriers of K and V expect, besides the bytes of
+// copies by TMA.
 template <class Kernel>
 FS_DEVICE void init_barriers(uint32_t smem, int kv_producers = 1) {
     // Each Q slot belongs to one warpgroup, each K and V stage to all of them. Partners read no K.

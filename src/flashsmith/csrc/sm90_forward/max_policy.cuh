@@ -29,7 +29,7 @@ struct CurrentMax {
     FS_DEVICE void finish_P(Consumer<Kernel>& consumer) const { consumer.pack_P(); }
 };
 
-// canonical: the same with the specification's operations.
+// canonical: updates the maximum in the same way, with the specification's operations.
 template <class Kernel>
 struct CanonicalMax {
     static constexpr bool kMayRecompute = false;
@@ -78,15 +78,16 @@ struct StaleMax {
 
     bool max_is_valid;  // whether row_max suits the block's scores
 
-    // Updates the maximum while rows may have seen no key yet, and for the first two blocks that
-    // all rows see, where maxima still grow too much.
+    // Whether a block updates the maximum: it does while rows may have seen no key yet, and in the
+    // first two blocks that all rows see, in which maxima still grow too much.
     FS_DEVICE bool updates_max(const Consumer<Kernel>& consumer, int block,
                                const BlockRange& blocks) const {
         const ForwardKernelArgs& problem = consumer.problem;
         if (!SEMANTICS.partial && problem.row_max != nullptr)
             return true;  // every row's maximum
                           // is requested
-        // Positions of a list. A row that has seen no key so far is recomputed.
+        // With lists, blocks are positions in a list. A row that has seen no key so far is
+        // recomputed.
         if constexpr (Kernel::has_lists)
             return block + 3 >= blocks.end || consumer.needs_mask(block, blocks);
         // A part may begin at any block.
@@ -132,13 +133,13 @@ struct StaleMax {
     }
 
     // Whether fp32 can hold the probabilities, and the factor that scales them to 1 is not
-    // subnormal, which ex2 flushes to 0. False for NaN. Otherwise the scores of the row cannot be
-    // recovered: either it had no maximum, so that its probabilities are infinite, or its scores
+    // subnormal, which ex2 would flush to 0. False for NaN. If false, the scores of the row cannot
+    // be recovered: either it had no maximum, so that its probabilities are infinite, or its scores
     // are too far above the maximum.
     FS_DEVICE static bool is_recoverable(float sum) { return sum < 0x1p100f; }
 
-    // Softmax::update_max() for scores that are probabilities already. Only `rows` may get another
-    // maximum; the factors of all others are 1.
+    // Like Softmax::update_max(), for scores that are already probabilities. Only `rows` may get
+    // another maximum; the factors of all other rows are 1.
     FS_DEVICE static bool raise_rows(Consumer<Kernel>& consumer, const bool (&rows)[2]) {
         Softmax& softmax = consumer.softmax;
         float grown[2];
@@ -158,7 +159,7 @@ struct StaleMax {
             float& row_max = softmax.row_max[0][r];
             const float scale_log2 = softmax.scale_log2;
             const float raised = fmaf(grown[r], reciprocal_approx(scale_log2), row_max);
-            // The factor by which exponentials will differ, including roundings.
+            // The factor by which the exponentials change, including roundings.
             const float factor =
                 exp2_approx(__fmul_rn(row_max, scale_log2) - __fmul_rn(raised, scale_log2));
             row_max = raised;
@@ -170,8 +171,8 @@ struct StaleMax {
         return true;
     }
 
-    // Recomputes P of `rows` from Q and K, by this warp alone, the maximum first. It takes 16 keys
-    // at a time, which needs fewer registers than S.
+    // Recomputes the maxima of `rows`, and then P, from Q and K, by this warp alone. It takes 16
+    // keys at a time, which needs fewer registers than S.
     FS_DEVICE static void recompute_scores(Consumer<Kernel>& consumer, const bool (&rows)[2]) {
         Softmax& softmax = consumer.softmax;
         BlockSums& block_sums = consumer.block_sums;

@@ -25,7 +25,8 @@ struct OutputStore {
     static constexpr bool kSeparate = Kernel::CFG.separate_O;
     static constexpr int kNoBarrier = 0;
     static constexpr int kTiles = Kernel::O_columns / 8;
-    // With d_head 72 and 80, zeros fill the last panel of a separate O tile, which holds nothing.
+    // With d_head 72 and 80, zeros are written to the columns of a separate O tile's last panel
+    // that O does not have, because nothing else is stored there.
     static constexpr int kWrittenTiles = kSeparate ? Kernel::V_panels * Panel::kChunks : kTiles;
 
     const HopperForwardKernelArgs& args;
@@ -90,7 +91,7 @@ struct OutputStore {
         store_rows(O, o, eight_rows(row), row, info.row_end);
     }
 
-    // Stores to the rows of a part.
+    // Stores O to the rows of a part.
     FS_DEVICE void store_part(const typename Kernel::O_t& O, const TileInfo& info,
                               int first_row) const {
         const int lane = lane_index();  // as in write_rows()
@@ -142,12 +143,12 @@ struct OutputStore {
         }
     }
 
-    // This lane's elements of tile n in its row r.
+    // This lane's elements of tile n in its row r, packed to 16 bits.
     FS_DEVICE static uint32_t packed(const typename Kernel::O_t& O, int n, int r) {
         return pack_16bit<typename Kernel::value_t>(O[0][n][2 * r], O[0][n][2 * r + 1]);
     }
 
-    // The same; 0 for the tile after an odd number of tiles.
+    // Like packed(), but 0 for the tile after an odd number of tiles.
     FS_DEVICE static uint32_t packed_or_zero(const typename Kernel::O_t& O, int n, int r) {
         return n < kTiles ? packed(O, n, r) : 0;
     }

@@ -90,7 +90,7 @@ struct Partner : Consumer<Kernel> {
         O_is_begun = true;
         this->finish_PV_gemm();
     }
-    // Blocks that only the other CTA of a cluster sees.
+    // Skips blocks that only the other CTA of a cluster sees.
     FS_DEVICE void skip_values(int blocks) {
 #pragma unroll 1
         for (int i = 0; i < blocks; ++i) {

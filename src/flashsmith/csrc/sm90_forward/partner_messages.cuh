@@ -8,16 +8,17 @@
 
 namespace flashsmith {
 
-// Both warpgroups have one. A thread sends to the thread of the same index in the partner, whose
-// fragments and rows are the same. There is room for one message: the receiver copies it to
-// registers before its GEMM, so that the sender waits only if it is a whole block ahead.
+// Both warpgroups have an object of this class. A thread sends to the thread of the same index in
+// the partner, whose fragments and rows are the same. There is room for one message: the receiver
+// copies it to registers before its GEMM, so that the sender waits only if it is a whole block
+// ahead.
 template <class Kernel>
 class PartnerMessages {
   public:
     FS_DEVICE explicit PartnerMessages(uint32_t smem)
         : smem_(smem), barriers_{smem + Kernel::message_barriers} {}
 
-    // A block's P, and the factors by which O of the blocks before it is multiplied first.
+    // Sends a block's P, and the factors by which O of the preceding blocks is multiplied first.
     FS_DEVICE void send(const typename Kernel::P_t& P, bool rescales, const float (&factors)[2]) {
         wait_for_room();
         const uint32_t fragments = own_fragments();
@@ -41,7 +42,7 @@ class PartnerMessages {
         arrive(barriers_.empty(0));
     }
 
-    // The final factors of a tile's rows.
+    // Sends the final factors of a tile's rows.
     FS_DEVICE void send(const float (&weights)[2]) {
         wait_for_room();
         store_floats(weights[0], weights[1]);

@@ -8,7 +8,7 @@
 namespace flashsmith {
 
 // kLazy: a row's exponents stay relative to an older maximum, `row_max`, until the row has outgrown
-// it by more than room_to_grow() or `threshold` (log2). Other rows have no influence. With a
+// it by more than room_to_grow() or `threshold` (log2). Rows do not influence each other. With a
 // threshold of 0, row_max is always the maximum.
 //
 // kFmaShare: percent of the exponentials that the FMA pipe computes.
@@ -42,7 +42,7 @@ struct RowSoftmax : OnlineSoftmax<1, true, false> {
         }
         return fmaxf(even, odd);
     }
-    // update_max() from the largest score of each lane.
+    // Like update_max(), but from the largest score of each lane.
     template <bool kFirst>
     FS_DEVICE bool update_max_to(float (&lane_max)[2], float (&factors)[2], float threshold) {
 #pragma unroll
@@ -74,7 +74,7 @@ struct RowSoftmax : OnlineSoftmax<1, true, false> {
         }
     }
 
-    // A block's sum per row, and the largest of the kSums partial sums.
+    // The sum of a block for each row, and the largest of the kSums partial sums.
     struct BlockSums {
         float sum[2];
         float largest[2];

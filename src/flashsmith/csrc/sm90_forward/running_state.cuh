@@ -1,6 +1,6 @@
 // The state of a warpgroup's rows over the finished chunks, while the next chunk is computed. It is
-// in global memory, where L2 keeps it. Registers and shared memory have room for only one O. A
-// partner's has no statistics of its own.
+// in global memory, where L2 keeps it. Registers and shared memory have room for only one O. The
+// state of a partner has no statistics of its own.
 #pragma once
 
 #include "common/canonical.cuh"
@@ -15,7 +15,7 @@ struct RunningState {
     static constexpr int kTiles = Kernel::O_columns / 8;
     float* const own;  // this thread's first four floats; the next ones are a warpgroup further on
 
-    // `warpgroup`: of the CTA's consumers, or the partner, which is the last one.
+    // `warpgroup` is the index among the CTA's consumers, or of the partner, which comes last.
     FS_DEVICE RunningState(const ForwardKernelArgs& args, int warpgroup)
         : own(args.parts +
               (int64_t{block_index()} * Kernel::consumers + warpgroup) *

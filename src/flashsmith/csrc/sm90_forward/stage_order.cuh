@@ -6,7 +6,8 @@
 
 namespace flashsmith {
 
-// After the order's hardware barriers, each warpgroup has one for its own threads.
+// Each warpgroup has a hardware barrier for its own threads. The ids of these barriers come after
+// the ids of the order's barriers.
 template <class Kernel>
 struct StageOrder : WarpgroupOrder<Kernel::n_warpgroups, Kernel::CFG.pingpong != PingPong::none> {
     static constexpr PingPong kOrdered = Kernel::CFG.pingpong;
@@ -21,7 +22,7 @@ struct StageOrder : WarpgroupOrder<Kernel::n_warpgroups, Kernel::CFG.pingpong !=
     FS_DEVICE void arrive() const {
         if constexpr (kOrdered == stage) Order::arrive();
     }
-    // For a block whose stage comes outside the loop, whichever stage is ordered.
+    // For a block whose stage comes outside the loop, regardless of which stage is ordered.
     FS_DEVICE void begin_turn() const { Order::wait(); }
     FS_DEVICE void end_turn() const { Order::arrive(); }
     // For a block that this warpgroup skips.

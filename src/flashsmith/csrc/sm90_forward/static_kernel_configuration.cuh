@@ -1,4 +1,4 @@
-// Turns a config of the wgmma family and its semantics into types and constants.
+// Derives types and constants from a config of the wgmma family and its semantics.
 #pragma once
 
 #include <type_traits>
@@ -20,7 +20,7 @@ struct StaticHopperKernelConfig {
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
     static constexpr bool has_program = SEMANTICS.has_program();
-    // Whether tiles visit the K/V blocks of lists, not of a range.
+    // Whether each tile visits the K/V blocks of a list instead of a range.
     static constexpr bool has_lists = SEMANTICS.program_masks;
     using Args = std::conditional_t<has_program, HopperProgramArgs, HopperForwardKernelArgs>;
 
@@ -49,8 +49,8 @@ struct StaticHopperKernelConfig {
     // finish the preceding tile.
     static constexpr bool last_rows_first = kHidesKeys<SEMANTICS> && d_head < 128;
 
-    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64. Of the
-    // last panel of d_head 72 and 80, GEMMs use only the columns that exist. With 72, the last step
+    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64. If d_head
+    // is 72 or 80, GEMMs use only the columns of the last panel that exist. With 72, the last step
     // of Q K^T also multiplies 8 columns that TMA has filled with zeros.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     static constexpr int n_panels = tile_columns(d_head) / Panel::kColumns;
@@ -70,8 +70,8 @@ struct StaticHopperKernelConfig {
     using GEMM_PV = Wgmma<value_t, O_columns, true>;
     static constexpr int QK_steps = (d_head + 15) / 16;
     static constexpr int PV_steps = B_c / 16;
-    // Whether a warpgroup's last block is computed only as far as its rows see it, in units of
-    // short_steps steps of 16 keys. Every key of a whole block without a mask is visible.
+    // Whether a warpgroup computes its last block only as far as its rows see it, in units of
+    // short_steps steps of 16 keys. Without a mask, every key of a whole block is visible.
     static constexpr bool has_short_blocks = CFG.short_block > 0 && masked && !has_lists;
     static constexpr int short_steps = CFG.short_block / 16;
     // Every register_Q_stride-th step of Q K^T has its Q in registers. The steps between
@@ -110,7 +110,7 @@ struct StaticHopperKernelConfig {
     static constexpr int broadcast_barriers = broadcast_offset + 16;
     // The entry of the list for the block in each K stage.
     static constexpr int entry_offset = broadcast_barriers + 16;
-    // The barriers of the messages to a partner. The messages follow the page.
+    // The barriers of the messages to a partner. The messages themselves are stored after the page.
     static constexpr int message_barriers = (entry_offset + 4 * CFG.kv_stages + 15) / 16 * 16;
     static constexpr int message_offset = barrier_offset + CFG.kBarrierPage;
     static_assert(message_barriers + (halves_O ? 16 : 0) <= message_offset);

@@ -13,8 +13,8 @@ FS_DEVICE uint32_t quotient(uint32_t n, const Reciprocal& by) {
     return (__umulhi(n, by.multiplier) + n) >> by.shift;
 }
 
-// The token of a row in its sequence, and the row's query head, where `head` is the tile's. With
-// pack_gqa, `head` is a key head. A group then has a power of two of heads, which plan.cc ensures.
+// The token of a row in its sequence, and the query head of a row. `head` is the tile's head; with
+// pack_gqa, it is a key head. A group then has a power of two of heads, which plan.cc ensures.
 template <class Kernel>
 FS_DEVICE int token_of(const HopperForwardKernelArgs& args, int row) {
     return Kernel::packs_gqa ? row >> args.heads_per_kv_head.shift : row;
@@ -25,7 +25,7 @@ FS_DEVICE int head_of(const HopperForwardKernelArgs& args, int head, int row) {
     return Kernel::packs_gqa ? head * group + (row & (group - 1)) : head;
 }
 
-// K/V blocks that some of the `rows` rows see.
+// The K/V blocks that any of the `rows` rows sees.
 template <class Kernel>
 FS_DEVICE BlockRange visible_blocks(const KeyMask<Kernel::SEMANTICS>& visible,
                                     const HopperForwardKernelArgs& args, int first_row, int rows) {
@@ -148,8 +148,8 @@ struct WorkTileList : WorkTileInfo {
     }
 };
 
-// The info about a tile in a canonical kernel, whose consumers read the list as well: they look for
-// the ends of chunks.
+// The info about a tile in a canonical kernel, whose consumers read the list, too, to find the ends
+// of chunks.
 struct WorkTileChunks : WorkTileList {
     static constexpr int kBytes = 64;
 

@@ -1,4 +1,4 @@
-// The kernels that write the lists of K/V blocks before the main kernel: see
+// The kernels that write the lists of K/V blocks. They run before the main kernel: see
 // common/block_lists.cuh.
 #pragma once
 

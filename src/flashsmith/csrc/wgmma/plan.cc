@@ -22,8 +22,8 @@ static_assert(sizeof(HopperProgramArgs) ==
               (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *
                   alignof(TensorMap));
 
-// The stride from batch to batch in rows, if the tensor is viewed as one sequence of rows. Strides
-// allow that, for example, if k and v are views of one tensor.
+// The stride from batch to batch in rows, when the tensor is viewed as one sequence of rows.
+// Strides allow this view, for example, if k and v are views of one tensor.
 int64_t rows_of_batches(const char* name, const Strides& strides, const ForwardProblem& p) {
     if (p.packed || p.batch <= 1) return 0;
     if (p.seq_k <= 1) return 1;
@@ -34,7 +34,7 @@ int64_t rows_of_batches(const char* name, const Strides& strides, const ForwardP
     return strides.batch / strides.seq;
 }
 
-// Maps keys of which only some count, with all batches one after another.
+// Describes a tensor of keys of which only some count, with all batches one after another.
 CopiedTensor as_one_sequence(CopiedTensor tensor, const ForwardProblem& p) {
     const int64_t step = rows_of_batches(tensor.name, tensor.strides, p);
     if (p.seq_k <= 1) tensor.strides.seq = tensor.strides.batch;
@@ -85,7 +85,7 @@ Reciprocal divide_by(int64_t divisor) {
     return {static_cast<uint32_t>(divisor), multiplier, shift};
 }
 
-// Query heads per group: the heads of at most section_mib of K and V. Groups are as even as
+// Query heads per group: as many as use at most section_mib of K and V. Groups are as even as
 // possible: if the last group had few heads, most SMs would be idle during its longest tiles.
 int64_t heads_per_group(const WgmmaForwardKernelConfig& config, const ForwardProblem& p) {
     const int64_t columns = config.d_head + config.d_head_v();
@@ -112,7 +112,8 @@ int64_t short_tiles(const WgmmaForwardKernelConfig& config, int64_t seq_q) {
     return rest == config.n_warpgroups - 1 ? 1 : 2;
 }
 
-// Sets the last heads, whose short tiles come at the end: as many as a third of the SMs.
+// Chooses the last heads, whose short tiles come at the end: a third as many heads as tiles run at
+// once.
 void set_last_heads(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfig& config,
                     const ForwardProblem& p, const Semantics& semantics, int64_t at_once) {
     const int64_t of_head = args.tiles_per_head.divisor, all_heads = p.batch * p.heads_q;
@@ -124,8 +125,8 @@ void set_last_heads(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfi
     args.first_short_tile = static_cast<int32_t>(args.first_of_last_heads + heads * longs);
 }
 
-// A tile is computed by one cluster, and `at_once` tiles run at a time. Returns the number of tiles
-// that are computed in parts of their keys.
+// Sets the tiles, each of which one cluster computes. `at_once` tiles run at the same time. Returns
+// the number of tiles that are computed in parts of their keys.
 int64_t set_tiles(HopperForwardKernelArgs& args, const WgmmaForwardKernelConfig& config,
                   const ForwardProblem& problem, const Semantics& semantics, int64_t at_once) {
     const ForwardProblem p = in_rows(problem, config.pack_gqa);

@@ -6,7 +6,7 @@
 
 namespace flashsmith {
 
-// The lists of a call's tiles.
+// The lists of K/V blocks that a call's tiles visit.
 template <class Kernel>
 FS_DEVICE BlockLists<Kernel::SEMANTICS> block_lists(const typename Kernel::Args& args) {
     return {args.problem, args.program.lists, args.tiles_per_head.divisor,
@@ -49,7 +49,7 @@ struct TileScheduler {
         }
         return TileInfo::invalid();
     }
-    // Requests the number of the tile after this one. The answer takes a while.
+    // Requests the number of the tile after this one, which takes a while to arrive.
     FS_DEVICE void prefetch_tile() {
         if constexpr (CFG.schedule == Schedule::dynamic)
             if (rank == 0) prefetched = atomicAdd(args.tile_counter, 1);
@@ -67,7 +67,7 @@ struct TileScheduler {
         }
     }
 
-    // The info of a tile, or of a part of one.
+    // Information about a tile, or about a part of one.
     FS_DEVICE TileInfo info_of(uint32_t tile) const {
         const ForwardKernelArgs& p = args.problem;
         int part = -1, part_row = kNoPart, part_of_keys = 0;
@@ -149,7 +149,7 @@ struct TileScheduler {
     }
 
   private:
-    // The tile whose blocks are the positions in its list.
+    // The info about a tile whose blocks are positions in its list.
     FS_DEVICE TileInfo with_list(WorkTileInfo info, int batch, int head, int tile_of_head) const {
         const int32_t* const list = block_lists<Kernel>(args).list(batch, head, tile_of_head);
         info.block_begin = 0;

@@ -40,8 +40,9 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     hopper_backward_kernel(const __grid_constant__ typename Kernel::Args args) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const uint32_t smem = shared_address(shared_memory);
-    // The CTAs of a pair take no steps instead: here ptxas would keep the numbers of KeyBlock in
-    // registers until the end, and spill others.
+    // A CTA whose block of keys does not exist ends here. The CTAs of a pair run without steps
+    // instead: with this branch, ptxas would keep the numbers of KeyBlock in registers until the
+    // end, and spill others.
     if constexpr (!Kernel::CFG.persistent && !Kernel::CFG.cta_pair)
         if (!KeyBlock<Kernel>(args.problem, key_block_of_cta<Kernel>()).exists()) return;
     if (thread_index() == 0) init_backward_barriers<Kernel>(smem);
@@ -50,7 +51,8 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     else
         __syncthreads();
 
-    // By this shuffle, the compiler knows that the value is the same in all lanes of a warp.
+    // Because of this shuffle, the compiler knows that the value is the same in all lanes of a
+    // warp.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
     if (warpgroup == 0) {
         set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();

@@ -20,15 +20,15 @@ enum class StepOrder : int {
     scores_ahead = 3,     // like late_dq, but the next step's S also comes before dk
 };
 
-// The time at which the dq of a step is added to the sums in global memory.
+// When the dq of a step is added to the sums in global memory.
 enum class DqSums : int {
     beside_scores = 0,  // during the next step's first product
     sums_at_once = 1,   // as soon as it is done
     sums_under_dk = 2,  // the same, and it comes before dk's product
 };
 
-// The fields, their order and their meaning match the Python class. A new knob is added at
-// the end; if it is 0, nothing may change.
+// The fields, their order and their meaning match the Python class. A new knob is added at the end,
+// and a knob of 0 must change nothing.
 struct WgmmaBackwardKernelConfig {
     DType dtype;
     int d_head;
@@ -63,7 +63,7 @@ struct WgmmaBackwardKernelConfig {
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
     constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
 
-    // The config of the main kernel, which computes no dq if another kernel does.
+    // The config of the main kernel, which computes no dq if a separate kernel does.
     constexpr WgmmaBackwardKernelConfig of_main_kernel() const {
         WgmmaBackwardKernelConfig config = *this;
         config.without_dq |= separate_dq;
@@ -125,7 +125,7 @@ struct WgmmaBackwardKernelConfig {
 
     // How the warpgroups divide dQ = dS K, B_r x d_head: by its rows or by its columns. If neither
     // can be divided evenly, the warpgroups alternate. A part has 64 rows and dq_columns() columns.
-    // What is divided by columns are the 96 of tiles for 72 and 80.
+    // If columns are divided for d_head 72 or 80, these are the 96 columns of a tile.
     constexpr bool shares_rows() const { return B_r == kWarpgroupRows * n_warpgroups; }
     constexpr bool shares_columns() const {
         return B_r == kWarpgroupRows && n_warpgroups > 1 &&
@@ -156,7 +156,7 @@ struct HopperBackwardKernelArgs {
     uint32_t n_key_blocks;        // over all heads; packed: including nonexistent ones
 };
 
-// The arguments of kernels of a program.
+// The arguments of kernels that run a caller's program.
 struct HopperBackwardProgramArgs : HopperBackwardKernelArgs {
     ProgramArgs program;
 };

@@ -48,8 +48,8 @@ struct ConsumerState {
     int rounds_until_dq;  // for alternating warpgroups: steps until this one computes dq
     int dq_block;         // block of the last dq, and the address of this lane's sums of it
     float* dq_sums;
-    // With ordered_dq, the heads of a block follow each other. These are the number of heads, the
-    // next head, and the head of the last dq. dq_block is then unused.
+    // With ordered_dq, a block is processed for all heads, one after another. These are the number
+    // of heads, the next head, and the head of the last dq. dq_block is then unused.
     int n_heads, head, dq_head, direction;
     int batch, first_head;  // for programs; the current head is first_head + head
     // With lists: the entry of the current block, and the sums of this lane in block 0 of the first
@@ -106,13 +106,13 @@ struct ConsumerState {
     FS_DEVICE void begin_S() { start_scores<false>(S, Kernel::K_offset, Q.tile()); }
     FS_DEVICE void begin_dP() { start_scores<true>(dP, Kernel::V_offset, d_o.tile()); }
 
-    // Whether some element of the current block is masked.
+    // Whether any element of the current block is masked.
     FS_DEVICE bool needs_mask() const {
         if constexpr (Kernel::has_lists) return !entry.is_full(2 * (first_row() / kWarpgroupRows));
         return blocks.needs_mask(block);
     }
 
-    // With lists: whether some element is hidden by the mask function.
+    // With lists: whether the mask function hides any element.
     FS_DEVICE bool needs_function() const {
         return entry.needs_function(2 * (first_row() / kWarpgroupRows));
     }
@@ -129,7 +129,7 @@ struct ConsumerState {
         }
     }
 
-    // Releases Q of the step before.
+    // Releases the Q of the preceding step.
     FS_DEVICE void release_last_Q() {
         const int stage = (Q.state.stage() + CFG.q_stages - 1) % CFG.q_stages;
         if (lane == 0) mbarrier_arrive(Q.barriers.empty(stage));

@@ -68,8 +68,8 @@ struct dQOrder {
                 mbarrier_init(added(part), kAddingWarps);
         }
     }
-    // For a consumer: waits until its next sums may be added. `odd`: whether the number of turns
-    // before was odd.
+    // For a consumer: waits until its next sums may be added. `odd`: whether the number of turns so
+    // far is odd.
     FS_DEVICE void wait(int warpgroup, uint32_t& odd) const {
         if constexpr (kOrdered) {
             mbarrier_wait(granted(warpgroup), odd);
@@ -124,9 +124,9 @@ struct dQTurns {
         const KeyBlock<Kernel> keys(args.problem, number);
         int n_steps = keys.n_steps();
         if (n_steps == 0) return;
-        // `turn`: the number of the sequence's blocks of keys before this one. The last of them
-        // also adds to the blocks of queries in `shared`. For all other blocks of queries, this
-        // block of keys is the first.
+        // `turn`: how many of the sequence's blocks of keys come before this one. The last one of
+        // those also adds to the blocks of queries in `shared`. For all other blocks of queries,
+        // this block of keys is the first to add.
         const int place = keys.first_key / Kernel::B_c;
         const uint32_t turn = keys.direction < 0 ? place : (keys.k.count - 1) / Kernel::B_c - place;
         BlockRange shared{};
@@ -134,7 +134,7 @@ struct dQTurns {
             shared = BackwardKeyMask<Kernel::SEMANTICS>(args.problem, keys.q.count, keys.k.count)
                          .query_blocks(keys.first_key + keys.direction * Kernel::B_c, Kernel::B_c,
                                        Kernel::B_r);
-        // Goes to the next step like KeyBlock, with fewer registers.
+        // Advances to the next step as KeyBlock does, but uses fewer registers.
         const auto first = keys.first_step();
         const int n_heads = keys.n_heads;
         const int64_t head_sums = Kernel::first_dq_sum(args.problem.statistics_head_stride);

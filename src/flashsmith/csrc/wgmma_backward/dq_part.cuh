@@ -149,12 +149,13 @@ struct dQPart : ConsumerScores<Kernel> {
         return args.dq_sums + Kernel::first_dq_sum(keys.statistic(args, keys.first_step()) - step) +
                part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
     }
-    // With lists: the sums in the block of queries that begins at a statistic.
+    // With lists: the address of this lane's sums for the block of queries whose statistics begin
+    // at `statistic`.
     FS_DEVICE float* sums_of_lane(int64_t statistic) const {
         return args.dq_sums + Kernel::first_dq_sum(statistic) + this->part() * Kernel::part_sums +
                (warp * Kernel::warp_lanes + lane) * 4;
     }
-    // With lists, a stage of dS stores its step.
+    // With lists: finds the sums of the step that the stage of dS stores.
     FS_DEVICE void find_dq_sums() {
         const auto step =
             ListedStep::load(smem + Kernel::dS_entries + 8 * stages.read.stage(), lane);

@@ -1,5 +1,5 @@
-// The orders of a step in which dv comes before dk: dv_first, late_dq and scores_ahead. They begin
-// and end in the same way. A step goes from one dP to the next.
+// The three orders of GEMMs in a step that compute dv before dk: dv_first, late_dq and
+// scores_ahead. They begin and end in the same way. A step goes from one dP to the next.
 #pragma once
 
 #include "wgmma_backward/dq_part.cuh"
@@ -65,7 +65,7 @@ struct LateDq {
     }
 };
 
-// Like late_dq, but S of the next step also comes before dk.
+// Like LateDq, but S of the next step also comes before dk.
 struct ScoresAhead {
     template <bool kWithdQ, class Consumer>
     FS_DEVICE static void step(Consumer& c) {

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
                              : n;
         const uint4 x = load_global_16B(sums + tile * Kernel::tile_sums);
         const uint32_t elements[4] = {x.x, x.y, x.z, x.w};
-        // If a key is NaN, the sums of rows that see no key are 0 times NaN.
+        // If a key is NaN, the sums of rows that see no key are 0 times NaN, so they are replaced.
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             dq[0][n][e] = is_hidden[e / 2] || lane / 4 + e / 2 * 8 < unseeing

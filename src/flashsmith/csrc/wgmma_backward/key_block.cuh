@@ -19,7 +19,7 @@ FS_DEVICE int first_column() {
     return Kernel::CFG.cta_pair ? block_index() % 2 * Kernel::columns : 0;
 }
 
-// The block number that means that no block is left.
+// Stands for a block number if no block is left.
 constexpr uint32_t kNoKeyBlock = 0xffffffffu;
 
 template <class Kernel>
@@ -35,8 +35,8 @@ struct KeyBlock {
     SequenceRows q, k;
     int first_head, n_heads;  // query heads
     BlockRange blocks;
-    // With ordered_dq: the step from one block of queries to the next. It is 1 if the last block of
-    // keys comes first, and -1 otherwise.
+    // With ordered_dq: the increment from one block of queries to the next. It is 1 if blocks of
+    // keys are processed from the last to the first, and -1 otherwise.
     int direction = -1;
 
     // The blocks of a head run at about the same time, so that their parts of dq are added in the

@@ -1,5 +1,5 @@
-// The steps of a block of keys that visits the blocks of queries of lists, and their order with
-// ordered_dq.
+// The steps of a block of keys whose lists name the blocks of queries to visit, and the order of
+// these steps with ordered_dq.
 #pragma once
 
 #include "backward/listed_steps.cuh"
@@ -13,11 +13,11 @@ template <class Kernel>
 struct BlockRanks {
     BlockLists<Kernel::SEMANTICS, BackwardKernelArgs> lists;
 
-    // The number of blocks of keys before a list's own that visit a block of queries.
+    // How many blocks of keys visit a block of queries before the block of keys that has this list.
     FS_DEVICE int32_t& rank(int64_t list, int block) const {
         return behind_lists()[list * lists.n_blocks + block];
     }
-    // The number of blocks of keys of a list's head that visit it.
+    // How many blocks of keys of the list's head visit a block of queries.
     FS_DEVICE int32_t& total(int64_t list, int block) const {
         return behind_lists()[(lists.count() + list / lists.tiles_per_head) * lists.n_blocks +
                               block];
@@ -55,7 +55,7 @@ struct ListedSteps : ListedQueries<Kernel::SEMANTICS, ListsOfKeys<Kernel>> {
     FS_DEVICE int n_steps() const {
         return tile.keys.first_key >= tile.keys.k.count ? 0 : Base::n_steps();
     }
-    // With ordered_dq: this step's turn to add to its block of queries.
+    // With ordered_dq: the turn at which this step adds to its block of queries.
     FS_DEVICE uint32_t turn() const {
         const BlockRanks<Kernel> ranks{tile.lists()};
         const int64_t number =

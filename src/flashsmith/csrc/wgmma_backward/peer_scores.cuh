@@ -1,5 +1,4 @@
-// The exchange of S or dP between the two CTAs of a pair, each of which has multiplied half of the
-// columns.
+// How the two CTAs of a pair exchange S or dP, of which each has multiplied half of the columns.
 #pragma once
 
 #include "common/opaque.cuh"
@@ -8,9 +7,9 @@
 
 namespace flashsmith {
 
-// A warpgroup and the one with its role in the other CTA send each other their sums, lane by lane.
-// Both add them in fp32. The order of two summands does not matter, so both get the same bits, and
-// P and dS are the same in both CTAs.
+// A warpgroup and the warpgroup with the same role in the other CTA send each other their sums,
+// lane by lane. Both add them in fp32. The order of two summands does not matter, so both get the
+// same bits, and P and dS are the same in both CTAs.
 //
 // Each role has room for one message. A barrier of the receiver counts its bytes (full). At a
 // barrier in the sender's shared memory, the receiver reports that it has read them (empty).

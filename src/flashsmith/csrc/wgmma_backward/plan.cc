@@ -20,8 +20,8 @@ static_assert(sizeof(HopperBackwardProgramArgs) ==
               (kProgramOffset + sizeof(ProgramArgs) + alignof(TensorMap) - 1) / alignof(TensorMap) *
                   alignof(TensorMap));
 
-// The kernels of a config, in the order of the family's templates. without_dq has no finish, and
-// separate_dq has the kernel of dq in its place.
+// The kernels of a config, in the order of the family's templates. There is no finish kernel with
+// without_dq; with separate_dq, the kernel that computes dq takes its place.
 enum Kernel : size_t {
     main_kernel,
     finish,

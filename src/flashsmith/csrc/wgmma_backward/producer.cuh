@@ -88,7 +88,7 @@ struct BackwardProducer {
         return next;
     }
 
-    // Loads everything for a block of keys that visits the blocks of queries of lists.
+    // Loads everything for a block of keys whose lists name the blocks of queries to visit.
     FS_DEVICE uint32_t load_listed(uint32_t number) {
         const KeyBlock<Kernel> keys(args.problem, number);
         if (CFG.persistent && !keys.exists()) return request();
@@ -143,8 +143,8 @@ struct BackwardProducer {
         load_queries<true>(d_o, &args.d_o, keys, step, Kernel::D_offset, args.problem.D);
     }
 
-    // Through the full barrier of K, the number becomes visible to the consumers, which read it
-    // before they release K.
+    // The full barrier of K makes the number visible to the consumers, which read it before they
+    // release K.
     FS_DEVICE void send_number(uint32_t number) {
         K.producer_wait();
         store_shared_16B(smem + Kernel::number_offset, {number, 0, 0, 0});

@@ -141,7 +141,8 @@ struct ConsumerScores : ConsumerState<Kernel> {
         const int query = block * Kernel::B_r + lane % 4 * 2;
         if constexpr (!kHidesKeys<SEMANTICS> ||
                       (kTriangular<SEMANTICS> && Mask::kLastIsOneFurther)) {
-            // One or two comparisons per element; the bounds follow from its position in the tile.
+            // One or two comparisons per element; the bounds follow from the element's position in
+            // the tile.
             constexpr int kFar = 1 << 30;
             int ahead[2];  // row r: how far its key is before the first query's last key
 #pragma unroll

@@ -128,7 +128,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         }
     }
 
-    // Loads lse or D for the rows of a step.
+    // Loads the lse or the D of the rows of a step.
     template <bool kOfV>
     FS_DEVICE void load_rows(typename Base::RowPairs& rows) const {
         if constexpr (kOfV)

@@ -1,4 +1,4 @@
-// Turns a config of the wgmma_backward family and its semantics into types and constants.
+// Derives types and constants from a config of the wgmma_backward family and its semantics.
 #pragma once
 
 #include <type_traits>
@@ -18,12 +18,12 @@ namespace flashsmith {
 template <WgmmaBackwardKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticHopperBackwardKernelConfig {
     static constexpr WgmmaBackwardKernelConfig CFG = CFG_.of_main_kernel();
-    // With separate_dq: dq's kernel.
+    // With separate_dq: the static config of the kernel that computes dq.
     using DqKernel = StaticHopperDqKernelConfig<CFG_.of_dq_kernel(), SEMANTICS_>;
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
     static constexpr bool has_program = SEMANTICS.has_program();
-    // Whether blocks of keys visit the blocks of queries of lists, not of a range.
+    // Whether each block of keys visits the blocks of queries of a list instead of a range.
     static constexpr bool has_lists = SEMANTICS.program_masks;
     // Whether consumers set rows that see no key to zero.
     static constexpr bool zeroes_rows = SEMANTICS.hides_keys() || has_program;
@@ -54,8 +54,8 @@ struct StaticHopperBackwardKernelConfig {
     // thread.
     static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;
 
-    // Tiles consist of panels with 64 columns; if d_head is not a multiple of 64, with 32. dS
-    // consists of panels with the 64 keys of a warpgroup.
+    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64. dS
+    // consists of panels of the 64 keys of a warpgroup.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     using KeysPanel = flashsmith::Panel<64>;
     static constexpr int n_panels = (columns + Panel::kColumns - 1) / Panel::kColumns;
@@ -74,8 +74,8 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int dq_parts = CFG.dq_parts(), dq_parts_of_cta = dq_parts / n_ctas;
     static constexpr int dq_block_floats = CFG.dq_block_floats();
     static_assert(dq_parts <= CFG.kCounters);
-    // The begin of the sums of a block of queries; `statistic` is the index of its first row's
-    // statistics.
+    // Where the sums of a block of queries begin; `statistic` is the index of the statistics of its
+    // first row.
     FS_DEVICE static int64_t first_dq_sum(int64_t statistic) {
         if constexpr (CFG.ordered_dq) return statistic / B_r * dq_block_floats;
         return statistic * dq_sum_columns;
@@ -104,7 +104,7 @@ struct StaticHopperBackwardKernelConfig {
     // The GEMMs and their registers. Scores are transposed: 64 keys by B_r queries.
     using ScoresGemm = Wgmma<value_t, B_r, false>;
     using dQGemm = Wgmma<value_t, dq_columns, true>;
-    static constexpr int d_steps = (columns + 15) / 16;  // with 72, 8 columns are zeros
+    static constexpr int d_steps = (columns + 15) / 16;  // 72 is padded with 8 zero columns
     static constexpr int d_v_steps = (V_columns + 15) / 16;
     static constexpr int query_steps = B_r / 16;
     static constexpr int key_steps = B_c / 16;

@@ -11,8 +11,8 @@
 
 namespace flashsmith {
 
-// The fields, their order and their meaning match the Python class. A new knob is added at
-// the end; if it is 0, nothing may change.
+// The fields, their order and their meaning match the Python class. A new knob is added at the end,
+// and a knob of 0 must change nothing.
 struct WgmmaDqKernelConfig {
     DType dtype;
     int d_head;
@@ -49,7 +49,7 @@ struct HopperDqKernelArgs {
     BackwardKernelArgs problem;
 };
 
-// The arguments of kernels of a program.
+// The arguments of kernels that run a caller's program.
 struct HopperDqProgramArgs : HopperDqKernelArgs {
     ProgramArgs program;
 };

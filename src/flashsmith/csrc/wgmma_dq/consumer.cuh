@@ -74,7 +74,7 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
         store();
     }
 
-    // Computes S and dP, then dS, then dq. It needs the fewest registers.
+    // Computes S and dP, then dS, then dq. This order needs the fewest registers.
     FS_DEVICE void steps(int n_steps) {
         mbarrier_wait(smem + Kernel::do_barrier, 0);
 #pragma unroll 1
@@ -99,8 +99,8 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
         }
     }
 
-    // Here dq of a step overlaps the scores of the next. No GEMM may be running where the loop
-    // begins, because ptxas would then serialise all of them.
+    // In this order, the dq of a step overlaps the scores of the next step. No GEMM may be running
+    // where the loop begins, because ptxas would then serialise all of them.
     FS_DEVICE void steps_with_late_dq(int n_steps) {
         await_keys();
         order().wait();
@@ -144,7 +144,7 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
     FS_DEVICE void await_keys() {
         K.consumer_wait();
         if constexpr (Kernel::has_lists) {
-            // One lane reads, and may then release the stage.
+            // Only one lane reads the entry, so that it may release the stage afterwards.
             const int bits =
                 lane == 0 ? load_shared_4B(smem + Kernel::K_entries + 4 * K.state.stage()) : 0;
             entry.bits = __shfl_sync(0xffffffffu, bits, 0);
@@ -154,7 +154,7 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
     FS_DEVICE void advance_block() {
         if constexpr (!Kernel::has_lists) ++block;  // otherwise it arrives with K
     }
-    // Whether some element of the current block is masked.
+    // Whether any element of the current block is masked.
     FS_DEVICE bool needs_mask() const {
         if constexpr (Kernel::has_lists) return !entry.is_full(2 * warpgroup);
         return tile.blocks.needs_mask(block);
@@ -230,7 +230,7 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
         return [first](int, int n, int e) { return program::Place{first, 8 * n + e % 2}; };
     }
 
-    // dS = P (dP - D), rounded. Where masked, P and dP are undefined and may be NaN.
+    // dS = P (dP - D), rounded. Masked elements of P and dP are undefined and may be NaN.
     FS_DEVICE void compute_dS() {
 #pragma unroll
         for (int n = 0; n < Kernel::B_c / 8; ++n)
@@ -255,7 +255,7 @@ struct DqConsumer : ProgramOfLaunch<Kernel::has_program> {
     // ---- the end ----
 
     FS_DEVICE void store() {
-        // If a key is NaN, the sums of rows that see no key are 0 times NaN.
+        // If a key is NaN, the sums of rows that see no key are 0 times NaN, so they are replaced.
         const int unseeing = tile.key_mask.first_attending_row();
 #pragma unroll
         for (int n = 0; n < Kernel::d_head / 8; ++n)

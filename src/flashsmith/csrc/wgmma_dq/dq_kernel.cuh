@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(Config::DqKernel::CFG.n_threads(), 1)
     if (thread_index() == 0) init_dq_barriers<Kernel>(smem);
     __syncthreads();
 
-    // By this shuffle, the compiler knows that the value is the same in all lanes of a warp.
+    // Because of this shuffle, the compiler knows that the value is the same in all lanes of a
+    // warp.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
     if (warpgroup == 0) {
         set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();

@@ -1,4 +1,4 @@
-// Turns a config of the wgmma_dq family and its semantics into types and constants.
+// Derives types and constants from a config of the wgmma_dq family and its semantics.
 #pragma once
 
 #include <type_traits>
@@ -20,8 +20,8 @@ struct StaticHopperDqKernelConfig {
     static constexpr Semantics SEMANTICS = SEMANTICS_;
     static constexpr bool masked = SEMANTICS.masked();
     static constexpr bool has_program = SEMANTICS.has_program();
-    // Whether blocks of queries visit the blocks of keys of lists, not of a range. The kernels that
-    // write lists use the names below.
+    // Whether each block of queries visits the blocks of keys of a list instead of a range. The
+    // kernels that write lists use the names below.
     static constexpr bool has_lists = SEMANTICS.program_masks;
     static constexpr int query_groups = CFG.n_warpgroups, dq_rows = CFG.B_r, step_keys = CFG.B_c;
     using PrepareArgs = std::conditional_t<prepare_takes_program(SEMANTICS), BackwardProgramArgs,
@@ -40,7 +40,7 @@ struct StaticHopperDqKernelConfig {
     // thread.
     static constexpr int registers_at_start = 512 / (n_warpgroups + 1) / 8 * 8;
 
-    // Tiles consist of panels with 64 columns; if d_head is not a multiple of 64, with 32.
+    // Tiles consist of panels of 64 columns, or of 32 if d_head is not a multiple of 64.
     using Panel = flashsmith::Panel<d_head % 64 == 0 ? 64 : 32>;
     static constexpr int n_panels = (d_head + Panel::kColumns - 1) / Panel::kColumns;
     static constexpr int V_panels = (d_head_v + Panel::kColumns - 1) / Panel::kColumns;
@@ -54,7 +54,7 @@ struct StaticHopperDqKernelConfig {
     // The GEMMs and their registers. Scores are 64 queries by B_c keys.
     using ScoresGemm = Wgmma<value_t, B_c, false>;
     using dQGemm = Wgmma<value_t, d_head, true>;
-    static constexpr int d_steps = (d_head + 15) / 16;  // with 72, 8 columns are zeros
+    static constexpr int d_steps = (d_head + 15) / 16;  // 72 is padded with 8 zero columns
     static constexpr int d_v_steps = (d_head_v + 15) / 16;
     static constexpr int key_steps = B_c / 16;
     using Scores = float[1][B_c / 8][4];
@@ -74,7 +74,7 @@ struct StaticHopperDqKernelConfig {
     static constexpr int do_barrier = Q_barrier + 8;
     static constexpr int K_barriers = Q_barrier + 16;
     static constexpr int V_barriers = K_barriers + 16 * CFG.k_stages;
-    // With lists: the entry of each stage of K, 4 bytes.
+    // With lists: the entry of each stage of K, which has 4 bytes.
     static constexpr int K_entries = V_barriers + 16 * CFG.v_stages;
     static_assert(K_entries + 4 * has_lists * CFG.k_stages <= CFG.smem_bytes());
 

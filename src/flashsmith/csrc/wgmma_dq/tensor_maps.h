@@ -1,4 +1,4 @@
-// The tensor maps of the kernel that computes dq from CTAs with queries. Plain C++20 without CUDA
+// The tensor maps of the kernel whose CTAs keep queries and compute dq. Plain C++20 without CUDA
 // headers.
 #pragma once
 

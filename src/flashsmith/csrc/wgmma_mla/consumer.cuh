@@ -66,7 +66,7 @@ struct MlaConsumer {
         finish(part);
     }
 
-    // The first warpgroup. Meanwhile the second warpgroup computes its scores.
+    // The order of work in the first warpgroup. Meanwhile the second warpgroup computes its scores.
     FS_DEVICE void own_block_first(int i, bool is_pair) {
         compute_scores(i);
         compute_probabilities();
@@ -81,7 +81,8 @@ struct MlaConsumer {
         finish_PV_gemm(i + 1);
     }
 
-    // The second warpgroup. Its softmax overlaps the product of the first block.
+    // The order of work in the second warpgroup, whose softmax overlaps the product of the first
+    // block.
     FS_DEVICE void own_block_second(int i, bool is_pair) {
         if (is_pair) compute_scores(i + 1);
         named_barrier_wait<kFirstPBarrier, kBoth>();
@@ -216,7 +217,7 @@ struct MlaConsumer {
             store_rows(first_row);
     }
 
-    // Lane by lane, in the same order in both warpgroups.
+    // Adds the sums lane by lane, in the same order in both warpgroups.
     FS_DEVICE void add_sums() {
         const auto of = [&](int half) {
             return smem + Kernel::sums_offset +
@@ -300,7 +301,7 @@ struct MlaConsumer {
     FS_DEVICE uint32_t block_tile(int i) const {
         return smem + Kernel::K_offset + i % kMlaStages * Kernel::tile_bytes;
     }
-    // The warpgroup's columns of a block as V.
+    // The descriptor of the warpgroup's columns of a block, which are read as V.
     FS_DEVICE uint64_t value_descriptor(int i) const {
         return Panel::descriptor(block_tile(i) + Kernel::first_panel(kHalf) * Kernel::panel_bytes,
                                  Kernel::panel_bytes);

@@ -16,7 +16,8 @@ namespace {
 constexpr int kArch = 90;
 // Boxes of fewer keys than the rows that a swizzle covers would break its pattern.
 constexpr int64_t kFewestBoxKeys = 8;
-// The fixed cost of a CTA (start, end, and merging its rows), in keys that take as long.
+// The fixed cost of a CTA (start, end, and merging its rows), as the number of keys that take the
+// same time.
 constexpr int64_t kKeysPerCta = 192;
 
 // The cache as rows of one long sequence, for TMA.

@@ -48,8 +48,8 @@ struct MlaProducer {
     }
 
   private:
-    // The block of the cache that holds the lane's keys. Numbers of pages are clamped, so that an
-    // invalid one leads to some page of the cache.
+    // The block of the cache that holds the lane's keys. Page indices are clamped, so an invalid
+    // index still refers to a page of the cache.
     FS_DEVICE int source(int block) const {
         if (args.page_table == nullptr) return tile.batch;
         const int key = block * kMlaKeys + box;
