@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import combinations, product
+from random import Random
+from typing import Any
 
 import pytest
 from config_samples import LADDER_TOP, any_config, family_config
@@ -18,17 +21,24 @@ from flashsmith.families import (
     RULES,
     SUPPORTED_D_HEADS,
     DType,
+    Family,
     FlashForwardKernelConfig,
     broken_rules,
     check_legal,
     compiled_d_head,
+    device_spec,
+    families,
+    family_named,
     is_legal,
     legal_completions,
     nearest_legal,
     parse_kernel_name_into_config,
     rule_bitmask,
 )
+from flashsmith.families.head_dims import HeadDims, HeadPair
+from flashsmith.operations import OPERATIONS
 
+H200 = device_spec("H200")
 SMALL_DEVICE = replace(DEFAULT_DEVICE, name="a small GPU", max_smem_per_block=65536)
 
 AHEAD = "async+eager+load_2_2_2_tiles"
@@ -291,3 +301,55 @@ def test_check_legal_reports_a_device_that_holds_no_config_at_all() -> None:
     tiny = replace(DEFAULT_DEVICE, name="a tiny GPU", max_smem_per_block=1024)
     with pytest.raises(IllegalConfigError, match="no change of its knobs makes it legal on a tiny"):
         check_legal(LADDER_TOP, tiny)
+
+
+def other_config(config: Any, draw: Random, knobs: Sequence[str]) -> Any:
+    """The config with other values of some knobs, or itself if it cannot have them."""
+    values = config.family.legal_space.values
+    try:
+        return replace(config, **{knob: draw.choice(list(values[knob])) for knob in knobs})
+    except ArgumentError:
+        return config
+
+
+def unnamed_knobs(family: Family) -> set[tuple[str, str]]:
+    """Rules of a family whose answers change with a knob that they do not name, and these knobs."""
+    space, draw, found = family.legal_space, Random(5), set()
+    widths, knobs = space.values["d_head"], list(space.values)
+    heads: list[HeadDims] = [HeadPair(576, 512)] if family.name.endswith("mla") else [*widths]
+    configs = [it for d in heads for it in family.proof_configs(DType.BF16, d)]
+    for _ in range(4000):
+        start = draw.sample(knobs, draw.randint(0, min(3, len(knobs))))
+        config = other_config(draw.choice(configs), draw, start)
+        knob = draw.choice(knobs)
+        changed = other_config(config, draw, [knob])
+        found |= {
+            (rule.name, knob)
+            for rule in space.rules
+            if knob not in rule.knobs
+            and rule.predicate(config, H200) != rule.predicate(changed, H200)
+        }
+    return found
+
+
+@pytest.mark.parametrize(
+    "family", [it for name in OPERATIONS for it in families(name)], ids=lambda it: it.name
+)
+def test_a_rule_names_every_knob_that_it_reads(family: Family) -> None:
+    """Only the rules that name a knob are evaluated again when nearest_legal() changes it."""
+    assert unnamed_knobs(family) == set()
+
+
+def test_the_nearest_configs_of_a_width_without_enough_warpgroups_are_legal() -> None:
+    text = "(BF16, 96, 64, 64, 2): tma_backward+q_stages_2+do_stages_2+ds_stages_2+regs_24_240"
+    config = parse_kernel_name_into_config(f"{text}+wide_stores")
+    assert not is_legal(config, H200)
+    found = nearest_legal(config, H200)
+    assert found
+    assert all(is_legal(it, H200) for it in found)
+
+
+def test_chunks_of_less_than_a_tile_of_rows_are_illegal() -> None:
+    (config, *_) = family_named("mma_sync_decode").proof_configs(DType.BF16, 128)
+    names = [rule.name for rule in broken_rules(replace(config, chunk_rows=7), H200)]
+    assert names == ["chunk_rows_supported"]

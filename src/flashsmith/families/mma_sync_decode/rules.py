@@ -34,7 +34,7 @@ def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
     gives each lane at most one key. Such an instruction copies 4 rows of a panel of 64 columns, or
     8 rows of a panel of 32."""
     least = 4 if cfg.key_bytes % 128 == 0 == cfg.value_bytes % 128 else 8
-    return not cfg.chunk_rows or least <= cfg.B_c // cfg.chunk_warps <= 32
+    return not cfg.chunk_warps or least <= cfg.B_c // cfg.chunk_warps <= 32
 
 
 def _is_tile_of_own_columns(cfg: FlashDecodeKernelConfig) -> bool:

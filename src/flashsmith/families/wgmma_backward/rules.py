@@ -210,6 +210,7 @@ RULES: tuple[Rule, ...] = (
         (
             "d_head",
             "d_v",
+            "n_warpgroups",
             "B_r",
             "order",
             "early_exp",
@@ -235,6 +236,7 @@ RULES: tuple[Rule, ...] = (
         f"{ORDER_BYTES}. With separate_dq, those of dq's kernel must fit, too",
         lambda cfg, device: max(cfg.smem_bytes(), cfg.dq_smem_bytes) <= device.max_smem_per_block,
         (
+            "n_warpgroups",
             "B_r",
             "B_c",
             "d_head",
