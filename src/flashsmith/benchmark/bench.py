@@ -387,7 +387,7 @@ class _Point:
             made = entry.implementation(workload)
             comparison = workload.check(made.output())
             proof = Proof.of(comparison, note=made.note)
-        except Exception as error:  # PyTorch raises its own errors when a kernel failed
+        except Exception as error:  # PyTorch raises its own errors when a kernel has failed
             self._add(entry.name, "ours", Proof("error", _first_line(error)), *kernel)
             self._check_gpu(entry.name)
             return None

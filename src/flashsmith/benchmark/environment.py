@@ -100,8 +100,7 @@ def _cuda_version() -> str:
 
 
 def _torch_version() -> str:
-    """PyTorch's version: that of the loaded module, with its CUDA version, or else that of the
-    installed package."""
+    """PyTorch's version: the loaded module's, with its CUDA version, or else the package's."""
     loaded = sys.modules.get("torch")
     if loaded is not None:
         return str(loaded.__version__)

@@ -25,7 +25,7 @@ class FlexPeer:
     """PyTorch's FlexAttention. Masks become block masks, so that tiles without visible keys are
     skipped.
 
-    ``mode`` is that of torch.compile. The default mode takes seconds per problem; max-autotune
+    ``mode`` is torch.compile's mode. The default mode takes seconds per problem; max-autotune
     takes half a minute, because it tries a dozen tiles. ``backend`` is FlexAttention's option:
     'FLASH' selects the kernels of flash-attn-4; with '' PyTorch chooses, and takes Triton's
     kernels.

@@ -117,7 +117,7 @@ class GrowingFile:
     def append(self, record: Mapping[str, Any]) -> None:
         """Appends one line, which is on disk when the call returns.
 
-        In CSV, a text of several lines is written on one line.
+        In CSV, a string of several lines is written on one line.
         """
         if self._lines:
             self._file.write(json.dumps(for_json(record)) + "\n")
@@ -362,7 +362,7 @@ def read_rows(path: str | Path) -> list[Measurement]:
 
 
 def row_of(record: Mapping[str, Any], where: str) -> Measurement:
-    """Makes a measurement from a record, whose values may be texts.
+    """Makes a measurement from a record, whose values may be strings.
 
     Messages of errors begin with ``where``.
 
@@ -394,7 +394,7 @@ def checked_row(
 def read_csv(path: str | Path) -> tuple[tuple[str, ...], list[tuple[int, dict[str, str]]]]:
     """Reads the columns and rows of a CSV file.
 
-    Rows are texts, each with the number of its last line.
+    Each row is a list of strings, together with the number of its last line.
 
     Blank lines are ignored. A byte order mark and all kinds of line ends are accepted.
 

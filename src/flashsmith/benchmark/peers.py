@@ -40,7 +40,7 @@ from flashsmith.operations.operation import load_attribute
 class SdpaPeer:
     """One backend of PyTorch's SDPA; ``backend`` is its name in torch.nn.attention.SDPBackend.
 
-    ``direct``: whether packed batches and windows are computed by a call of the function below the
+    ``direct``: whether packed batches and windows are computed by a call to the function below the
     backend.
     """
 
@@ -95,7 +95,7 @@ class SdpaPeer:
 
 
 def _direct_call(workload: Workload) -> Callable[[], Any]:
-    """A call of the function below the flash backend, which PyTorch uses for nested tensors.
+    """A call to the function below the flash backend, which PyTorch uses for nested tensors.
 
     It aligns masks to the bottom right.
     """
@@ -184,7 +184,7 @@ class FlashAttnPeer:
         return PeerImplementation(self.name, call, _output)
 
     def _function(self, name: str) -> Any:
-        """The function, or a text that says why there is none."""
+        """The function, or a string that says why there is none."""
         reasons = []
         for module in self.modules:
             try:

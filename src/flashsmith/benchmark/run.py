@@ -69,10 +69,10 @@ class Options:
 class KernelRun:
     """The results of running one kernel.
 
-    `proven` is the problem on which it was proven, with the semantics for which it was compiled.
-    `emulated` is the problem on which instructions and conflicts were counted. `problems` lists
-    what is wrong with the kernel; it is empty if the kernel passed. `verdict` is None if the kernel
-    did not finish; `times` is None if there is no GPU.
+    `proven` is the problem on which the kernel's results were checked, with the semantics for which
+    it was compiled. `emulated` is the problem on which instructions and conflicts were counted.
+    `problems` lists what is wrong with the kernel; it is empty if the kernel passed. `verdict` is
+    None if the kernel did not finish; `times` is None if there is no GPU.
     """
 
     config: KernelConfig
@@ -186,7 +186,7 @@ def run_kernels(
 ) -> Report:
     """Builds, runs and proves every config that can compute the task; on a GPU, also times it.
 
-    `task` defines the problem on which kernels are proven. Instructions and conflicts are always
+    `task` defines the problem on which kernels are checked. Instructions and conflicts are always
     counted in the
     emulator: on the task itself or, if there is a GPU, on EMULATED with the same semantics. A
     kernel that is wrong or does not finish gets a row in the report and raises no exception.
@@ -266,8 +266,7 @@ def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Jo
 def _libraries(
     jobs: Sequence[_Job], target: Target, reporter: ProgressReporter
 ) -> dict[KernelConfig, KernelLibrary]:
-    """For each config, a library that contains its kernel, compiled for the semantics with which
-    the kernel is proven."""
+    """For each config, a library with its kernel, compiled for the semantics to be checked."""
     groups: dict[Semantics, list[KernelConfig]] = {}
     for job in jobs:
         groups.setdefault(job.proven.semantics, []).append(job.config)
@@ -278,7 +277,7 @@ def _libraries(
     return found
 
 
-# What is wrong with a kernel, as texts.
+# What is wrong with a kernel, one string per fault.
 Problems = tuple[str, ...]
 
 

@@ -110,7 +110,8 @@ class Protocol:
         return replace(self, flush_l2=False, in_graphs=True)
 
     def launches(self, estimate_ms: float) -> tuple[int, int]:
-        """The numbers of untimed and of timed launches if a launch takes ``estimate_ms``."""
+        """How many untimed and how many timed launches to make if a launch takes
+        ``estimate_ms``."""
         return (
             _enough(self.num_warmups, self.warmup_ms, estimate_ms),
             _enough(self.runs, self.measure_ms, estimate_ms),
@@ -140,7 +141,7 @@ CALLS_IN_GRAPH = 48
 IN_GRAPHS = "in graphs"
 
 INTERLEAVED = Protocol()
-# The protocol of Triton's do_bench, so that results can be compared with those of do_bench.
+# The protocol of Triton's do_bench, so that results are comparable with do_bench's.
 ONE_BY_ONE = Protocol("one_by_one", num_warmups=1, runs=1, warmup_ms=25.0, measure_ms=200.0)
 _NAMED = {INTERLEAVED.order: INTERLEAVED, ONE_BY_ONE.order: ONE_BY_ONE}
 

@@ -144,7 +144,7 @@ class Cache:
             return sorted(found, key=lambda entry: (-entry.last_used, entry.key))
 
     def manifests(self) -> list[Manifest]:
-        """All readable manifests, starting with that of the most recently used library.
+        """All readable manifests, starting with the manifest of the most recently used library.
 
         The libraries' other files are not checked.
         """

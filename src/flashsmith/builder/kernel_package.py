@@ -157,7 +157,7 @@ class PackagePart:
 
     @cached_property
     def _named(self) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
-        """The families and numbers of each library's configs, by the library's key."""
+        """For each library, by key: the family of its configs, and how many it has."""
         return {one.key: {(one.family, it) for it in one.kernels} for one in self.index.libraries}
 
     def _is_usable(self, library: PackedLibrary) -> bool:

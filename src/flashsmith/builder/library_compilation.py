@@ -111,8 +111,7 @@ class Compilation:
         return -(-shards // self.jobs) * self.jobs
 
     def is_current(self) -> bool:
-        """Whether the sources that were compiled are those of the spec and have not changed
-        since."""
+        """Whether the compiled sources are the spec's sources, unchanged since the compilation."""
         spec = self.spec
         now = source_hash(spec.family, spec.csrc)
         return self._originals.hash() == spec.source_hash == now
@@ -219,7 +218,7 @@ class Compilation:
         arguments = [str(tools.gxx), *self.spec.host_flags()]
         for number, folder in enumerate(tools.include_dirs):
             arguments += ["-isystem", str(folder)]
-            if self.spec.packaged:  # Some error texts contain a header's path
+            if self.spec.packaged:  # Some error messages contain a header's path
                 arguments.append(f"-ffile-prefix-map={folder}=include_{number}")
         if self.spec.packaged:
             arguments.append(f"-frandom-seed={name}")

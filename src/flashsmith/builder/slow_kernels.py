@@ -50,8 +50,7 @@ def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | AdditionalKerne
 
 
 def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """Those of ``kernels`` that have losses() and belong to a family whose kernels must not
-    spill."""
+    """The ``kernels`` that have losses() and belong to a family whose kernels must not spill."""
     return [one for one in kernels if one.config.family.must_not_spill and losses(one)]
 
 

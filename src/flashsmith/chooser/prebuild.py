@@ -249,8 +249,11 @@ def _with_sizes(problem: Problem, sizes: CallSizes) -> Problem:
 
 
 def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
-    """The sizes to examine from the table: for each entry for the problem's operation and d_head
-    and the device's architecture, those of its key and those of its measured problem."""
+    """The sizes to examine from the table.
+
+    They come from each entry for the problem's operation, the problem's d_head and the device's
+    architecture: the sizes in its key, and the sizes of the problem it was measured on.
+    """
     found: set[CallSizes] = set()
     for entry in WinnersTable.merged():
         key = entry.key

@@ -1,6 +1,6 @@
 """flashsmith in torch.nn.attention's registry of flash implementations.
 
-flashsmith then serves PyTorch's own calls of flash attention, including calls by
+flashsmith then serves PyTorch's own calls to flash attention, including calls by
 torch.nn.MultiheadAttention and varlen_attn.
 
     import flashsmith.integrations.flash_registry as flash_registry

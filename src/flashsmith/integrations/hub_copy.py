@@ -18,8 +18,10 @@ _PACKAGES = {"flashsmith": (), "ptxlab": ("ptxlab",)}
 
 
 def copied_modules(wanted: Iterable[str]) -> dict[str, str]:
-    """Maps paths in the copy to the texts of its modules: the modules ``wanted``, and all that they
-    import. The package's own __init__.py is left out."""
+    """Maps paths in the copy to the modules' source text: those ``wanted``, and all they import.
+
+    The package's own __init__.py is left out.
+    """
     found: dict[str, str] = {}
     seen: set[str] = set()
     waiting = list(wanted)

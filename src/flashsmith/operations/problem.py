@@ -267,7 +267,9 @@ class Problem:
 
     @classmethod
     def parse(cls, text: str) -> Problem:
-        """The problem that a text such as 'b2 s128 h16 d128 fp16 causal' names, in any word order.
+        """The problem that a string such as 'b2 s128 h16 d128 fp16 causal' names.
+
+        The words may be in any order.
 
         's128:512' means seq_q 128 and seq_k 512, 'h32:8' means heads_q 32 and heads_k 8,
         'd192:128' means d 192 and d_v 128, and b and h default to 1. The words of Semantics and the
@@ -317,7 +319,7 @@ class Problem:
 
 
 def _semantic_words() -> tuple[str, ...]:
-    """The words for semantics that a text may contain."""
+    """The words for semantics that a problem's string may contain."""
     return (*known_masks(), *FLAGS, _PLAIN)
 
 

@@ -19,7 +19,7 @@ from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import MASKS
 from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE, WINDOW_KEYS
 
-# The operation of a Problem that is made without one; problems' texts omit its name.
+# The operation of a Problem that is made without one; problem strings omit its name.
 DEFAULT = FORWARD.name
 # Words that already have another meaning in a problem's text, so no operation may have these names.
 _TAKEN = {

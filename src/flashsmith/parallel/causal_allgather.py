@@ -164,7 +164,7 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
         chunk = k.shape[1] // 2
         own = k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)
         return _Keys(own, it.later, earlier, later, all_sent, (k, v))
-    # The other ranks copy their own K and V while those of others are being transferred.
+    # Each of the other ranks copies its own K and V while the other K and V are being transferred.
     earlier, later, all_sent = peers.send(slot, sent, it.come)
     peers.put(slot, at(it.own))
     return _Keys(it.earlier, it.later, earlier, later, all_sent, (k, v))

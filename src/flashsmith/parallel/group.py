@@ -29,7 +29,8 @@ from flashsmith.printable import quoted
 # PyTorch has the first name from version 2.13 on.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _DEFAULT_TIMEOUT = default_pg_timeout.total_seconds()
-# The bytes of the message about a call that a rank sends to the others; texts are cut to fit.
+# The bytes of the message about a call that a rank sends to the others; longer messages are
+# truncated.
 _MESSAGE = 4096
 # The largest number of agreements that are kept for each group.
 _MOST_AGREEMENTS = 512
@@ -43,7 +44,7 @@ _LARGEST.reduceOp = dist.ReduceOp.MAX
 
 
 class Message:
-    """A rank's message to the others: the facts about its call, or the reason why it refuses the
+    """A rank's message to the others: the facts about its call, or the reason that it refuses the
     arguments."""
 
     def __init__(self, facts: dict[str, Any], error: Exception | None = None) -> None:

@@ -219,7 +219,7 @@ def _length(span: Span) -> int:
 
 
 def batches(found: Iterable[Sequence[ScoreBlock]]) -> list[list[ScoreBlock]]:
-    """Divides the rectangles of several packed sequences among calls of attention().
+    """Divides the rectangles of several packed sequences among attention() calls.
 
     In one call, all rectangles have the same window, and each sequence has at most one.
     """

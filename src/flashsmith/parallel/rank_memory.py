@@ -193,7 +193,7 @@ class RankMemory:
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
-        # Words are written together with the next wait, in one call of the driver.
+        # Words are written together with the next wait, in one call to the driver.
         told = [Word(rank, FREE, self.number) for rank in self._others]
         for group, of_ranks in enumerate(sent):
             for rank, places in of_ranks:

@@ -123,7 +123,7 @@ class Watch:
             self._reached = marked
 
     def reason(self, seconds: float) -> str:
-        """The reason why this rank would wait forever; '' as long as it may still continue.
+        """Why this rank would wait forever; '' as long as it may still continue.
 
         ``seconds`` is the time since the last call. It makes no CUDA call.
         """

@@ -322,7 +322,8 @@ def _load_functions(
             module = tvm_ffi.load_module(path)
             costs = None
             if family is not None and family.plan_costs(""):
-                # The linker knows the path and returns the library that is already loaded.
+                # The dynamic linker recognises the path and returns the library that is already
+                # loaded.
                 set_costs = ctypes.CDLL(path).flashsmith_set_plan_costs
                 set_costs.argtypes = (ctypes.POINTER(ctypes.c_double), ctypes.c_size_t)
                 set_costs.restype = ctypes.c_bool

@@ -52,7 +52,7 @@ class OperationResult(NamedTuple):
 
 
 class PreparedCall(NamedTuple):
-    """A checked call of any operation on fixed tensors, which can run any number of times.
+    """A checked call to any operation on fixed tensors, which can run any number of times.
 
     ``kernel`` is None if there is nothing to compute; ``launch`` is None if the emulator runs the
     call.

@@ -262,8 +262,7 @@ class _Printer(CudaPrinter):
         return f"program::abs{text}" if is_abs else text
 
     def _parts_of_sum(self, it: Typed, inner: Typed) -> tuple[str, str] | None:
-        """The texts of the two floats that add up to an int sum of q and k; None for other
-        casts."""
+        """The C++ of the two floats that add up to an int sum of q and k; None for other casts."""
         if it.dtype != FLOAT or inner.dtype != INT:
             return None
         factors = factors_of_indices(inner)

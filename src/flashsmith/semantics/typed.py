@@ -520,7 +520,7 @@ def _after_constant(function: str, first: Typed, last: Typed) -> Typed | None:
     return None
 
 
-# --- texts ---------------------------------------------------------------------------------------
+# --- strings -------------------------------------------------------------------------------------
 
 
 def _formula(it: Typed) -> str:

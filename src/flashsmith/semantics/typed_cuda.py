@@ -34,8 +34,7 @@ class CudaPrinter:
     def statements(self, root: Typed) -> tuple[list[str], str]:
         """Definitions of the parts that are used more than once, and the root's value.
 
-        Raises:
-            ArgumentError: the expression has an operator that this printer does not know.
+        Raises: ArgumentError: the expression has an operator that this printer does not support.
         """
         uses: dict[Typed, int] = {}
         for it in all_parts([root]):

@@ -179,8 +179,11 @@ def _known_lists(block_mask: Any, rows: int, columns: int) -> _Analysis:
 
 
 def _has_values(states: Any) -> bool:
-    """Whether the states have values already. During the capture of a CUDA graph they have none,
-    nor do fake tensors: neither may be read or kept for later calls."""
+    """Whether the states can be read.
+
+    Fake tensors have no values, and during CUDA graph capture real tensors have none yet. In both
+    cases the states must not be read or kept for later calls.
+    """
     import torch
 
     if type(states) is not torch.Tensor or states.is_meta:

@@ -53,7 +53,7 @@ Watch = tuple[Callable[[], "list[Any]"], "list[Any]"]
 class Captures(NamedTuple):
     """The leaves of a value in a fixed order, a key for everything else, and whether the key is
     complete, so that values of one key differ only in leaves. ``watch`` has all objects that may
-    change. ``paths`` lead to the leaves, and ``others`` to captured functions, flags and texts;
+    change. ``paths`` lead to the leaves, and ``others`` to captured functions, flags and strings;
     both are empty unless they are requested."""
 
     key: Any

@@ -19,7 +19,7 @@ class PartKeys(NamedTuple):
 
     @property
     def has_range(self) -> bool:
-        """Whether only the kernels know the number of keys, because it is in a tensor."""
+        """Whether the number of keys is in a tensor, so that only the kernels can read it."""
         return self.seqused_k is not None or self.k_begin is not None
 
     @property

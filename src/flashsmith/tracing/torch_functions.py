@@ -151,7 +151,7 @@ def _softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Typed:
 
 
 def _between(x: Value, lowest: Value, highest: Value) -> Typed:
-    """A clamp whose derivative is 0 at the ends, as that of hardtanh and relu6."""
+    """A clamp whose derivative is 0 at both limits, as in hardtanh and relu6."""
     found = choose(apply("less_equal", x, lowest), lowest, x)
     return choose(apply("less_equal", highest, x), highest, found)
 

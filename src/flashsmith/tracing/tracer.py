@@ -490,7 +490,7 @@ def _without_torch_mode() -> contextlib.AbstractContextManager[Any]:
 
 
 def _torch_mode(trace: Tracing) -> contextlib.AbstractContextManager[Any]:
-    """A context that passes calls of PyTorch's functions on symbols to the trace.
+    """A context that passes calls to PyTorch's functions on symbols to the trace.
 
     A tensor indexed by a symbol, tensor[index], arrives here too: without a mode, PyTorch asks the
     tensor's class only.

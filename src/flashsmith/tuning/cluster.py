@@ -168,8 +168,8 @@ def _machines(ray: Any) -> list[dict[str, Any]]:
 
     Raises LaunchError if a machine has another version of flashsmith.
 
-    Ray may still list a machine that has left, and its scheduler may not know one that has just
-    joined. In both cases the list is read again.
+    The list is read again while Ray still lists a machine that has left, or while Ray's scheduler
+    is not yet aware of one that has just joined.
     """
     patience = time.monotonic() + _NEWS_SECONDS
     while True:

@@ -33,7 +33,7 @@ def default_problems() -> list[Problem]:
 
 
 def read_problems(text: str) -> list[Problem]:
-    """Reads problems from a file, one per line, or from a text in which ';' separates them.
+    """Reads problems from a file, one per line, or from a string in which ';' separates them.
 
     Blank lines are ignored, and so is everything after '#'. The name of a problem set of
     `flashsmith bench` stands for all its problems. Duplicates are removed.

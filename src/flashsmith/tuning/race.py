@@ -174,7 +174,7 @@ class RaceState:
     """The state of a race.
 
     joined: the trials of all kernels that have joined the race, by short form. active: the trials
-    of the kernels that may still win. dropped: for each other trial, the reason why the race
+    of the kernels that may still win. dropped: for each other trial, the reason that the race
     dropped it; a failed kernel's trial has its own reason.
     rung: the current rung, counted from 0; the number of rungs if all are complete. pending: the
     trials of the kernels that must be proven or timed to complete the rung, in order. waiting:
@@ -253,8 +253,8 @@ class RaceState:
     def search_task(self, ready: Container[Build]) -> Task | None:
         """The next task of the search for a kernel that is in `ready`; None if there is none.
 
-        A kernel is proven before it is timed. A rung begins when the one before it is complete, and
-        ends when all active kernels have been timed.
+        A kernel's results are checked before it is timed. A rung begins when the one before it is
+        complete, and ends when all active kernels have been timed.
         """
         for trial in () if self.closed else self.pending:
             if trial.build in ready:

@@ -53,7 +53,7 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
     """The ranking of a race for the table of winners.
 
-    The date of the figures is that of the final or, if there was none, of the last timing.
+    The figures are dated by the final or, if there was none, by the last timing.
 
     Kernels that were checked thoroughly rank before all others.
     """
@@ -195,8 +195,7 @@ def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
 def culls(states: Sequence[RaceState]) -> Counter[str]:
     """Counts how many configs were culled for each reason.
 
-    Reasons whose texts differ only in numbers are counted together, under the text that occurs
-    first.
+    Reasons that differ only in their numbers are counted together, under the first of them.
     """
     first: dict[str, str] = {}
     counted: Counter[str] = Counter()

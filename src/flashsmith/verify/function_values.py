@@ -1,4 +1,4 @@
-"""Checks of traced functions that need no kernel: values are compared with calls of the original
+"""Checks of traced functions that need no kernel: values are compared with calls to the original
 functions on numbers, and derivatives with finite differences."""
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ ToDevice = Callable[[np.ndarray], Any]
 class ProofCase:
     """One problem for a proof or benchmark, with its inputs, expected outputs and verdict.
 
-    ``inputs`` are host arrays by the names of the operation. Only the reference that made the case
-    knows the type of ``expected``.
+    ``inputs`` are host arrays by the names of the operation. The type of ``expected`` is private to
+    the reference that made the case.
     """
 
     problem: Problem
@@ -74,7 +74,7 @@ class OperationReference(ABC):
 
         The default is standard normal numbers for every required input.
 
-        Raises ArgumentError for an input of integers, whose meaning only a subclass knows.
+        Raises ArgumentError for an integer input: a subclass must define what its values mean.
         """
         rng = np.random.default_rng(seed)
         drawn = {}

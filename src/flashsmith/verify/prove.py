@@ -296,7 +296,7 @@ def describe_problem(
 
 
 def _check_packing(lens_q: Lens | None, lens_k: Lens | None) -> Lens | None:
-    """The lengths of k's packed sequences, which by default are those of q."""
+    """The lengths of k's packed sequences; by default, the same as q's."""
     if lens_q is None:
         if lens_k is not None:
             raise ArgumentError("lens_k: give lens_q as well")

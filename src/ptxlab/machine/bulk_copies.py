@@ -274,8 +274,7 @@ class BulkCopies:
         barrier: Any,
         mask: Any,
     ) -> None:
-        """cp.async.bulk from the shared memory of a CTA into that of another CTA in the same
-        cluster."""
+        """cp.async.bulk from one CTA's shared memory to another CTA's in the same cluster."""
         shared, pitch = self.wave.shared, self.geometry.shared_pitch
         for position in group.active(mask).tolist():
             where, bytes_ = _of(source, position), _of(size, position)

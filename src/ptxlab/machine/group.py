@@ -110,7 +110,7 @@ class Group:
 
     @property
     def threads(self) -> np.ndarray:
-        """The flat numbers of the threads in the launch."""
+        """The flat indices of the threads in the launch."""
         return self.index + self.geometry.first_thread
 
     def special(self, name: str) -> Any:

@@ -44,7 +44,7 @@ _PATIENCE = 16
 
 #: In each step of a random schedule, an event happens early with the probability 1 / _SURPRISE.
 _SURPRISE = 6
-#: After one of these numbers of steps, a random schedule chooses another laggard.
+#: A random schedule chooses another laggard after one of these numbers of steps.
 _LAGS = (20, 60, 200)
 
 

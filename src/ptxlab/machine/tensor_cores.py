@@ -62,7 +62,7 @@ OPERAND_TYPES = {
 _LEAST_EXPONENT, _MANTISSA_BITS, _FIELD = -126, 23, 255
 _LEAST_NORMAL, _LEAST_SUBNORMAL = 2.0**-126, 2.0**-149
 _NAN = u4(0x7FFFFFFF).view(f4)
-#: The number of mantissa bits that a float64 has in addition to those of a float32.
+#: How many more mantissa bits a float64 has than a float32.
 _BITS_TOO_MANY = 29
 
 #: The number of accumulators that are computed together. It is so small that the products of a step

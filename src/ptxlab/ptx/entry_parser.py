@@ -44,7 +44,7 @@ SPECIAL_REGISTERS = frozenset((*_THREAD, *_GRID, *_CLUSTER, *_CLUSTER_RANK, *_LA
 
 @dataclass(slots=True)
 class Head:
-    """The position of an entry or function in the module, and the texts of its parts.
+    """The position of an entry or function in the module, and the source text of its parts.
 
     Comments are blanked out.
     """

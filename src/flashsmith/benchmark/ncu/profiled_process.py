@@ -23,7 +23,7 @@ from flashsmith.families import Problem, parse_kernel_name_into_config
 
 @dataclass(frozen=True)
 class ProfiledKernel:
-    """One kernel and one problem, as texts that can be stored in a file."""
+    """One kernel and one problem, as strings that can be stored in a file."""
 
     problem: str
     config: str

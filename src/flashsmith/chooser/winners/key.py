@@ -146,7 +146,7 @@ def kind_class(problem: Problem) -> str:
 
 @lru_cache(maxsize=64)
 def parse_class(text: str) -> ProblemKind:
-    """Reads a text that kind_class() wrote. The result has no page size.
+    """Parses a string that kind_class() wrote. The result has no page size.
 
     Raises ArgumentError if a word is unknown or is a page size.
     """

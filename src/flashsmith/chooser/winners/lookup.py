@@ -52,8 +52,8 @@ LoggedSizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
 
 
 class NearEntry(NamedTuple):
-    """An entry, its distance from the problem in octaves, and a text that says how the entry's kind
-    differs from the problem's kind ('' if the kinds are equal).
+    """An entry, its distance from the problem in octaves, and a string that says how the entry's
+    kind differs from the problem's kind ('' if the kinds are equal).
 
     ``exact``: whether the entry has the key of the problem.
     """
@@ -135,8 +135,7 @@ def _logs(sizes: LoggedSizes) -> tuple[float, float, float]:
 
 @lru_cache(maxsize=1024)
 def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
-    """A text that says how an entry's kind differs from the wanted kind, and the distance that the
-    differences add."""
+    """Says how an entry's kind differs from the wanted kind, and returns the distance this adds."""
     kind_there, kind_here = parse_class(measured.semantics), parse_class(wanted.semantics)
     there, here = kind_there.semantics, kind_here.semantics
     differences = []

@@ -356,9 +356,9 @@ def join_winners(
 ) -> None:
     """Enters what was measured into the table at ``path``, and keeps other figures for the problem.
 
-    Figures that were not measured again are kept if their environment is that of the new figures.
-    Figures from another environment are kept only until the best config of the old entry is
-    measured again. If the table has no entry for the problem, the same is done with the entry of
+    Figures that were not measured again are kept if they come from the same environment as the new
+    figures. Figures from another environment are kept only until the best config of the old entry
+    is measured again. If the table has no entry for the problem, the same is done with the entry of
     ``shipped``, which the new entry would hide. The configs in ``wrong`` are removed. If the
     existing entry is newer than ``ranked``, removing these configs is all that is done.
 
@@ -384,7 +384,7 @@ def join_winners(
 
 
 def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entry | None:
-    """The entry whose place in the table is exactly that of the problem; None if there is none."""
+    """The entry at exactly the problem's place in the table; None if there is no such entry."""
     place = WinnerKey.of(problem, device), sizes_of(problem)
     return next((entry for entry in table if entry.place == place), None)
 

@@ -22,7 +22,7 @@ _FLOAT_BYTES = 4
 
 
 class DqMode(IntEnum):
-    """How the contributions to dq, which several CTAs compute, are summed."""
+    """How dq is summed from the contributions of several CTAs."""
 
     TWO_KERNELS = 0
     ATOMICS = 1

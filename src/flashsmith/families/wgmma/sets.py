@@ -53,7 +53,7 @@ def get_hopper_configs(
             _three_warpgroups(dtype, 128, 128, longest_first),
             _three_warpgroups(dtype, 128, 128, longest_first, stale_max=True),
             # Two CTAs of a cluster together read K and V only once, which halves the traffic; the
-            # speed is within 1% of that of single CTAs.
+            # speed is within 1% of the speed of single CTAs.
             _three_warpgroups(dtype, 128, 128, by_head, cluster_size=2),
             # For short causal sequences, where the diagonal wastes less of a tile with 128 rows.
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM),
@@ -343,7 +343,7 @@ _PROOF_CONFIGS = {
 
 @cache
 def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
-    """The configs with which problems of this dtype and head dimension are proven."""
+    """The configs to check on problems of this dtype and head dimension."""
     if isinstance(d, HeadPair):
         return tuple(cfg for cfg in get_pair_configs(dtype) if cfg.head_dims == d)
     d_head = min(d_head for d_head in _PROOF_CONFIGS if d_head >= d)

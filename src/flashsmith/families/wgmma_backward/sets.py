@@ -100,7 +100,7 @@ _ORDERED: dict[HeadDims, _Tile] = {
 }
 _ORDERED_MASKED = _ORDERED | {64: _EARLY_64}
 
-# Others that were the fastest on the H200; they are proven together with the candidates.
+# Other configs that were the fastest on the H200; they are checked together with the candidates.
 _ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
     64: (_EARLY_64,),
     128: (_EARLY_128,),

@@ -41,7 +41,7 @@ _TILES: dict[HeadDims, tuple[_QueryTile, ...]] = {
     HeadPair(256, 256): (_QueryTile(64, 2, 2, 1, True, True),),
 }
 
-# Others that were the fastest on the H200; they are proven together with the candidates.
+# Other configs that were the fastest on the H200; they are checked together with the candidates.
 _ALSO_PROVEN: dict[HeadDims, _QueryTile] = {256: _QueryTile(64, 2, 2, 1, False, False)}
 
 

@@ -35,9 +35,8 @@ _CHAINS = ("EAGLE", "EAGLE3", "STANDALONE")
 
 
 class FlashsmithBackend(AttentionBackend):
-    """Prefill, chunked prefill, decode and mixes of them in one call of
-    ``flashsmith.attention_with_cache``. With --enable-deterministic-inference its bits are
-    canonical (docs/bits.md).
+    """Prefill, chunked prefill, decode and mixes of them in one ``flashsmith.attention_with_cache``
+    call. With --enable-deterministic-inference its bits are canonical (docs/bits.md).
 
     Raises NotImplementedError for unsupported features, when the engine starts.
     """

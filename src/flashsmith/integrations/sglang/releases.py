@@ -13,7 +13,7 @@ _OLDEST, _NEWEST = (0, 5, 16), (0, 5, 23)
 
 
 def register_backend() -> str:
-    """Registers the backend, once per process. Returns '', or the reason why it could not register
+    """Registers the backend, once per process. Returns '', or the reason that it could not register
     it.
 
     An entry in the deterministic choices lets `--enable-deterministic-inference` name it; an entry

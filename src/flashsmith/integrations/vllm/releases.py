@@ -13,8 +13,7 @@ _OLDEST, _NEWEST = (0, 26), (0, 33)
 
 
 def register_backend() -> str:
-    """Registers the backends, once per process. Returns '', or the reason why it could not register
-    them.
+    """Registers the backends, once per process. Returns '', or why they could not be registered.
 
     Releases before 0.32 take no new names: there the backend is CUSTOM, unless another package has
     taken that name, and no backend serves latent attention.
