@@ -90,9 +90,9 @@ class PackageIndex:
 
     @classmethod
     def from_json(cls, text: str) -> PackageIndex:
-        """Reads the text that to_json wrote.
+        """Parses JSON text that to_json wrote.
 
-        Raises ValueError if the text is damaged or of another format.
+        Raises ValueError if the JSON text is damaged or has another format.
         """
         head, _, body = text.partition("\n")
         try:

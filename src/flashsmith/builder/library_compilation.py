@@ -297,13 +297,13 @@ class Compilation:
 
     @staticmethod
     def _kernel_of(name: str) -> tuple[KernelConfig, str]:
-        """The config of a kernel, and the name of the template that it instantiates."""
+        """A kernel's config, and the name of the template that the kernel instantiates."""
         readable = demangle(name)
         template = readable.partition("<")[0].rpartition("::")[2]
         return parse_kernel_name_into_config(readable), template
 
     def _nameless(self, modules: dict[str, str], output: str) -> dict[str, tuple[str, ...]]:
-        """The warnings of ptxas that name no kernel, by the kernel that causes them.
+        """Those ptxas warnings that name no kernel, keyed by the kernel that causes them.
 
         To find that kernel, each kernel of the shard is assembled separately.
         """

@@ -16,7 +16,7 @@ from flashsmith.system_errors import is_from_system
 
 
 def pack_library(library: KernelLibrary) -> bytes:
-    """A zip archive of the manifest of a library and of the files that it lists.
+    """A zip archive of a library's manifest and of the files that the manifest lists.
 
     Raises CacheError if one of the files can no longer be read.
     """

@@ -1,9 +1,9 @@
 """Launches attention and cache writes for the layers of an engine, without the checks of a public
 call.
 
-Layers of one kind differ only in the addresses of their tensors, and an engine's steps only in
-their sizes. So a step's first layer of a kind finds or prepares its launches, and the others pass
-addresses. Arguments are checked in full at a kind's first call.
+Layers of one kind differ only in the addresses of their tensors, and an engine's steps differ only
+in their sizes. So a step's first layer of a kind finds or prepares its launches, and the others
+pass addresses. Arguments are checked in full at a kind's first call.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Plans by which PyTorch's compiler makes the tensors and numbers that functions capture inputs of
-its graph.
+"""Plans by which PyTorch's compiler turns captured tensors and numbers into inputs of its graph.
 
-A plan is made once, while the compiler traces a call. It has the program as text, and for each
-captured value a path from the functions to it. The compiler follows these paths, and so guards the
-values at their ends: a function that later captures other numbers or functions is traced again.
+A plan is made once, while the compiler traces a call. It has the program as a string and, for each
+captured value, the path by which the functions reach it. The compiler follows these paths, and so
+guards the values at their ends: a function that later captures other numbers or functions is traced
+again.
 """
 
 from __future__ import annotations
@@ -121,10 +121,10 @@ def _parsed(text: str) -> tuple[Program, tuple[str, ...], tuple[Typed, ...]]:
 def program_of_text(
     text: str, reads: tuple[Any, ...], ints: tuple[int, ...], floats: tuple[float, ...]
 ) -> BoundProgram:
-    """The program of a GraphPlan's text, with the values that were found at the ends of the plan's
-    paths.
+    """The program that a GraphPlan's string describes, with the values found at the ends of the
+    plan's paths.
 
-    Raises ArgumentError for any other text.
+    Raises ArgumentError for any other string.
     """
     program, names, numbers = _parsed(text)
     given = dict(zip(names, (*ints, *floats), strict=True))

@@ -11,7 +11,7 @@ from flashsmith.semantics.typed import Typed, read, typed_constant
 
 
 class PartKeys(NamedTuple):
-    """The keywords of partial attention that say which keys count, int32 vectors or None."""
+    """The keywords of partial attention that select the keys to use: int32 vectors or None."""
 
     seqused_k: Any = None
     k_begin: Any = None

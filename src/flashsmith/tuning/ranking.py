@@ -97,9 +97,9 @@ def record_alone(state: RaceState, runner: Runner, path: Path) -> None:
 def record_beside(
     state: RaceState, runner: Runner, path: Path, shipped: WinnersTable | None
 ) -> None:
-    """Merges the winners of a race, after its final, into a table that also has winners of other
-    sweeps, and removes kernels that failed in this sweep from it. If the table has no entry for the
-    problem but ``shipped`` has one, the shipped entry is merged too.
+    """Merges the winners of a race, after its final, into a table that also has other sweeps'
+    winners. Kernels that failed in this sweep are removed from that table. If the table has no
+    entry for the problem but ``shipped`` has one, the shipped entry is merged too.
 
     Raises TableError.
     """
@@ -181,7 +181,7 @@ def print_plan(console: Console, states: Sequence[RaceState]) -> None:
 
 
 def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
-    """The plan for --json: every candidate, and for each config that is culled the reason."""
+    """The plan for --json: every candidate, and every culled config with the reason."""
     return [
         {
             "problem": str(state.problem),

@@ -45,20 +45,20 @@ _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 def space_keys() -> tuple[str, ...]:
     """The keys of the search spaces.
 
-    It is worthwhile to refine the best configs of a space, but not those of a set.
+    Refining the best configs is worthwhile for a space, but not for a set.
     """
     return (*(family.space_key for family in families() if family.space_key), ALL_FAMILIES)
 
 
 def check_space(key: str) -> None:
     """Raises SelectionError or ConfigParseError if a key neither names a space nor is valid for
-    KERNELS. Whether it has configs for a problem is checked only by search_space()."""
+    KERNELS. Only search_space() checks whether a key has configs for a problem."""
     if key not in (*space_keys(), KNOWN):
         get_kernel_configs(key)
 
 
 def default_space(device: DeviceSpec) -> str:
-    """The key of the space that is searched on a device if none is given.
+    """The key of the space that is searched on a device by default.
 
     Raises ArgumentError if no family that has a space runs on the device.
     """

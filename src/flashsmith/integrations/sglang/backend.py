@@ -97,7 +97,7 @@ class FlashsmithBackend(AttentionBackend):
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Fills the tensors that a captured graph reads. Raises NotImplementedError unless the
-        graph is of a decode step or a verification step."""
+        graph is for a decode step or a verification step."""
         mode = forward_batch.forward_mode
         if not (mode.is_decode_or_idle() or mode.is_target_verify()):
             raise NotImplementedError(
