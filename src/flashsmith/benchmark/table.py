@@ -28,7 +28,7 @@ from flashsmith.printable import printable
 _UNWRAPPED = 10_000
 # The width of prose when the output is not a terminal and COLUMNS is unset.
 _PIPED_WIDTH = 120
-# Prose is not wrapped to fewer characters than _LEAST_PROSE. A column with texts longer than _LONG
+# Prose is not wrapped to fewer characters than _LEAST_PROSE. A column with cells longer than _LONG
 # may become a list.
 _LEAST_PROSE = 16
 _LONG = 30
@@ -113,7 +113,7 @@ def print_table(console: Console, columns: Sequence[Column], rows: _Rows) -> Non
 
 
 def print_text(console: Console, text: str, style: str = "", indent: int = 0) -> None:
-    """Prints a text. Lines are wrapped at spaces, and their continuations are indented.
+    """Prints a string. Lines are wrapped at spaces, and their continuations are indented.
 
     On a terminal, a short form that does not fit on a line is broken after a '+'. Elsewhere short
     forms are never broken.

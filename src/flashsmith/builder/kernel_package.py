@@ -83,7 +83,7 @@ class PackageIndex:
     libraries: tuple[PackedLibrary, ...]
 
     def to_json(self) -> str:
-        """The index as text; the first line is the checksum of the rest."""
+        """The index as a string, whose first line is the checksum of the rest."""
         data = {**asdict(self), "format": PACKAGE_FORMAT}
         body = json.dumps(data, sort_keys=True, separators=(",", ":")) + "\n"
         return json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest()}) + "\n" + body

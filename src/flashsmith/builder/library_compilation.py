@@ -70,7 +70,7 @@ class _Shard(NamedTuple):
 def _object_name(source: str) -> str:
     """The name of the object file compiled from a source such as 'mma_sync/plan.cc'.
 
-    It contains the folder, since two folders may have files with the same name.
+    The name includes the folder, since two folders may have files of the same name.
     """
     return source.removesuffix(".cc").replace("/", "_")
 

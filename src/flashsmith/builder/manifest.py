@@ -179,7 +179,7 @@ class Manifest:
     files: dict[str, FileRecord]
 
     def to_json(self) -> str:
-        """The manifest as text; the first line is the checksum of the rest."""
+        """The manifest as a string, whose first line is the checksum of the rest."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["format"] = FORMAT
         data["semantics"] = self.semantics.to_json()

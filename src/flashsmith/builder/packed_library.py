@@ -35,9 +35,8 @@ def pack_library(library: KernelLibrary) -> bytes:
 def unpack_library(cache: Cache, key: str, packed: bytes) -> KernelLibrary:
     """Publishes the packed library ``key`` in ``cache``, unless it is there already.
 
-    Other users must not be able to write to the cache. The files must be those in the manifest, and
-    the library must have been built from the sources that are installed here. Raises CacheError
-    otherwise.
+    Raises CacheError if other users can write to the cache, if the files are not exactly the ones
+    in the manifest, or if the library was not built from the sources that are installed here.
     """
     try:
         manifest, files = _unpacked(packed)

@@ -65,8 +65,8 @@ def parse_with_functions(
     seed: int = 0,
     wrap: Wrap = np.asarray,
 ) -> FunctionProblem:
-    """Reads the words 'score=', 'mask=', 'bias=' and 'positions=' of a text; ``parse`` reads the
-    other words.
+    """Reads the words 'score=', 'mask=', 'bias=' and 'positions=' of a problem string; ``parse``
+    reads the other words.
 
     ``sizes`` are the batch, seq_q and seq_k with which tensors are drawn, instead of the problem's.
     ``wrap`` converts the drawn NumPy arrays to the tensors that functions get.

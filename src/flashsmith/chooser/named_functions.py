@@ -140,7 +140,7 @@ class _Text:
         )
 
     def _without_paths(self) -> str:
-        """The text with an identifier in place of each module:function."""
+        """The string with an identifier in place of each module:function."""
 
         def replaced(match: re.Match[str]) -> str:
             name = f"_loaded{len(self.loaded)}"

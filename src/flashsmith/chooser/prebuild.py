@@ -99,7 +99,7 @@ def parse_any_length(text: str) -> Problem:
     """Parses a problem without batch and lengths, such as 'h32:8 d128 bf16 causal'; they are set to
     1.
 
-    Raises ArgumentError if the text has a batch or a length, or for the reasons for which
+    Raises ArgumentError if the string has a batch or a length, or for the reasons for which
     Problem.parse does.
     """
     for word in text.lower().split():

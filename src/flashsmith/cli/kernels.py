@@ -179,7 +179,7 @@ class _Sizes(NamedTuple):
     semantics: str | None
 
     def text(self) -> str:
-        """The text of a problem that gets functions, without the functions."""
+        """The string for a problem that gets functions, without the functions' words."""
         self._check_alone()
         usual = {"b": (self.batch, 2), "s": (self.seq, 150), "h": (self.heads, 4)}
         sizes = [f"{key}{it if size is None else size}" for key, (size, it) in usual.items()]
@@ -259,7 +259,7 @@ def _run_functions(
 def _parse_window(text: str) -> tuple[int | None, int | None]:
     """Parses the text as (left, right).
 
-    Raises ArgumentError unless the text has two limits, each a whole number or empty.
+    Raises ArgumentError unless the string has two limits, each a whole number or empty.
     """
     words = [word.strip() for word in text.split(",")]
     if len(words) != 2 or not all(re.fullmatch(r"\d{0,9}", word, re.ASCII) for word in words):

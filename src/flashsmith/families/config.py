@@ -85,7 +85,7 @@ class KernelConfig:
     # --- names -----------------------------------------------------------------------------------
 
     def _shape(self, include_d_head: bool) -> str:
-        """The tuple of the short form, as text."""
+        """The tuple of the short form, as a string."""
         shown = [name for name in self.SHAPE if include_d_head or name != "d_head"]
         values = [
             value.name if isinstance(value, DType) else str(value)

@@ -418,7 +418,7 @@ class Family:
         return {}
 
     def registers_in_words(self, cfg: Any, registers: int) -> str:
-        """The registers per thread as text."""
+        """The registers per thread as a string."""
         return f"{registers} of 255"
 
     def multiplies_with(self, cfg: Any) -> tuple[str, ...]:

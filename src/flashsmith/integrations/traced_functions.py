@@ -135,7 +135,7 @@ def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
 
 
 def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
-    """The text of a plan, with the paths to tensors and numbers. All other paths of the plan are
+    """The plan as a string, with the paths to tensors and numbers. All other paths of the plan are
     followed here, so that the compiler guards the objects to which they lead. Returns None if there
     is no plan."""
     if _is_made_here(roots):

@@ -152,7 +152,7 @@ class Operation:
     under its name.
 
     Args:
-        name: its word in a problem's text, in tables and in rows: lower case.
+        name: its word in a problem string, in tables and in rows: lower case.
         tensors: the tensors of a call, in the order in which the C++ host path takes their
             addresses; required ones come first.
         numbers: computes the numbers that the C++ host path takes in addition to tensors and

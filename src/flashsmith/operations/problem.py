@@ -248,7 +248,7 @@ class Problem:
 
     @property
     def kind(self) -> str:
-        """The operation, semantics, page, gradients, bits and cache as text, without sizes.
+        """The operation, semantics, page, gradients, bits and cache as a string, without sizes.
 
         Examples are 'causal+packed+uneven', 'first_row', 'decode+page16', 'backward+only_dq' and
         'plain'.

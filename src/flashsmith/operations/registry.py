@@ -21,7 +21,7 @@ from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE, WINDOW_KEYS
 
 # The operation of a Problem that is made without one; problem strings omit its name.
 DEFAULT = FORWARD.name
-# Words that already have another meaning in a problem's text, so no operation may have these names.
+# Words that already have another meaning in a problem string, so no operation may have these names.
 _TAKEN = {
     *(*MASKS, *SEMANTIC_WORDS, *GRADIENT_WORDS, "plain"),
     *(dtype.name.lower() for dtype in DType),
@@ -54,7 +54,7 @@ def register_operation(operation: Operation) -> Operation:
         )
     if any(word.fullmatch(operation.name) for word in (SIZE, PAGE, WINDOW_KEYS)):
         raise ArgumentError(
-            f"operation={quoted(operation.name)}: reads as a size in a problem's text; choose "
+            f"operation={quoted(operation.name)}: reads as a size in a problem string; choose "
             "another name"
         )
     OPERATIONS[operation.name] = operation

@@ -76,8 +76,8 @@ def exact_mma() -> Iterator[None]:
 
 
 def parse_entry(ptx: str, entry: str) -> Entry:
-    """The parsed kernel ``entry`` of a PTX text. Raises EmulatorError if the text does not parse or
-    does not contain that kernel."""
+    """The parsed kernel ``entry`` of a PTX module. Raises EmulatorError if the module does not
+    parse or does not contain that kernel."""
     with flashsmith_errors():
         return parse(ptx).entry(entry)
 

@@ -19,7 +19,7 @@ from flashsmith.runtime.tensors import (
     view_tensor,
 )
 
-# Properties that a problem may lack, each with the word that adds it to a problem's text.
+# Properties that a problem may lack, each with the word that adds it to a problem string.
 _PACKED = "packed sequences", "packed"
 _PAGED = "pages", "page16"
 # The alignment in bytes of tensors that consist of rows, which TMA may copy.

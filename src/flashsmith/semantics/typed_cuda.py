@@ -1,4 +1,5 @@
-"""CUDA C++ for typed expressions: statements that define the parts, and the text of the value."""
+"""CUDA C++ for typed expressions: statements that define the parts, and an expression for the
+value."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class CudaPrinter:
         return lines, self._texts[root]
 
     def _is_name(self, it: Typed) -> bool:
-        """Whether the text of a part is so short that a variable for it would not help."""
+        """Whether a part's C++ is so short that a variable for it would not help."""
         return it.function in ("constant", "symbol")
 
     def _text(self, it: Typed) -> str:

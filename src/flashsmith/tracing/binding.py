@@ -43,9 +43,9 @@ def bind(
     bias: Any = None,
     part: tuple[str, ...] = (),
 ) -> BoundFunctions:
-    """Traces a call's functions. ``masks`` are functions, bool tensors or None, and hide keys
-    together. ``bias`` is a float tensor that is added to scores after score_mod, or None.
-    ``lengths`` are seq_q and seq_k if all sequences of the call share them.
+    """Traces a call's functions. ``masks`` are functions, bool tensors or None; a key is visible
+    only if all of them show it. ``bias`` is a float tensor that is added to scores after score_mod,
+    or None. ``lengths`` are seq_q and seq_k if all sequences of the call share them.
 
     ``positions`` is 'start' if q_idx counts from the sequence's first query, and 'end' if the last
     query is at the last key: then q_idx is larger by seq_k - seq_q. The rows of tensors always

@@ -67,9 +67,9 @@ _MOST_VALUES = 256
 class Traced(NamedTuple):
     """The trace that functions share if they differ only in captured numbers and tensors.
 
-    ``reads`` are indices of leaves, or the objects themselves if they are no leaves; the same holds
-    for the values of ``sources``, the captured numbers by name. ``numbers`` are expressions of
-    captured numbers, whose values ``computed`` keeps. ``frozen`` are the leaves whose values the
+    ``reads`` are indices of leaves, or the objects themselves if these are not leaves; the same
+    holds for the values of ``sources``, the captured numbers by name. ``numbers`` are expressions
+    of captured numbers, whose values ``computed`` keeps. ``frozen`` are the leaves whose values the
     trace has as constants.
     """
 
@@ -266,8 +266,8 @@ class Tracing:
     def _program(self, roots: Mapping[str, Typed]) -> tuple[Renamed, dict[str, Typed]]:
         """The program, and expressions of captured numbers for the numbers that it takes.
 
-        The host computes parts that depend only on captured numbers, once in a call. If the program
-        would take too many numbers, kernels compute it.
+        The host computes parts that depend only on captured numbers, once per call. If the program
+        would then take too many numbers, kernels compute these parts instead.
         """
         plain = {name: with_products(root) for name, root in roots.items()}
         parts = number_expressions(plain.values(), (INT, FLOAT))

@@ -43,8 +43,8 @@ class CompileQueue:
     def add(self, builds: Iterable[Build]) -> None:
         """Queues builds.
 
-        Batches come alternately from groups that cannot share a library, so that every problem soon
-        has some kernels.
+        Builds that cannot share a library are in separate groups. Batches come alternately from
+        these groups, so that every problem soon has some kernels.
         """
         groups: dict[tuple[object, ...], list[Build]] = {}
         for build in builds:

@@ -23,7 +23,7 @@ _REFERENCE_ROWS_PER_SM = 8 * 128
 def default_problems() -> list[Problem]:
     """The problems of the benchmarks: both dtypes, full and causal.
 
-    Problems for which the same kernels are compiled follow each other.
+    Problems that use the same compiled kernels are adjacent.
     """
     return [
         default_problem(d, seq, dtype, causal=causal)

@@ -104,7 +104,7 @@ class Halving:
     def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
         """The kernels that stay, fastest first.
 
-        `times` has the milliseconds of each kernel by name.
+        `times` maps each kernel's name to its milliseconds.
 
         Kernels with equal times are sorted by name.
         """

@@ -63,7 +63,7 @@ class TrialRunner(Protocol):
     def prepare(self, problem: Problem) -> None:
         """Makes the tensors of a problem.
 
-        Raises an error if they do not fit into the GPU's memory.
+        Raises an error if the tensors do not fit into the GPU's memory.
         """
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:

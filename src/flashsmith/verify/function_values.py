@@ -155,7 +155,7 @@ def _evaluated(
 
 
 def _called(function: Callable[..., Any], points: Points, *, scored: bool) -> Any:
-    """The function's values, or the text of the error that it raised."""
+    """The function's values, or the message of the error that it raised."""
     found = _values_of(function, points, _tensor, scored=scored)
     if not isinstance(found, str):
         return found

@@ -115,7 +115,7 @@ class OperationReference(ABC):
         return {name: it for name, it in options.items() if name in problem.computed.options}
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
-        """Describes in words everything about the call that the problem's text does not say."""
+        """Describes in words everything about the call that the problem string leaves open."""
         return ", ".join(f"{name} {value}" for name, value in options.items()) or "plain"
 
     def case(

@@ -215,7 +215,7 @@ class EntryParser:
     def _call_operands(self, texts: list[str]) -> tuple[Operand, ...]:
         """The callee, followed by one vector of its results and one of its arguments.
 
-        A list of possible callees may follow in the text; it is ignored.
+        A list of possible callees may follow; it is ignored.
         """
         texts = [text.strip() for text in texts]
         lists = {

@@ -229,7 +229,7 @@ def entry_from_json(record: Any, environments: Mapping[str, Any]) -> Entry:
     parse_class(key.semantics)
     problem, listed = _members("it", record, ("problem", "ranked")).values()
     if not is_name(problem, MOST_CHARACTERS_OF_A_NAME):
-        raise ValueError(f"problem is {quoted(problem, 80)}, not a problem's text")
+        raise ValueError(f"problem is {quoted(problem, 80)}, not a problem string")
     if not isinstance(listed, list):
         raise ValueError(f"ranked is {quoted(listed, 80)}, not a list")
     if len(listed) > MOST_RANKED:

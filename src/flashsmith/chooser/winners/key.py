@@ -18,7 +18,7 @@ from flashsmith.printable import quoted
 # The name of a GPU, dtype or class may have at most this many characters; real names are far
 # shorter.
 MOST_CHARACTERS_OF_A_NAME = 200
-# The largest size in a key; the product of two numbers in the text of a problem is smaller.
+# The largest size in a key; the product of any two numbers in a problem string is smaller.
 LARGEST_NUMBER = 1 << 128
 
 
