@@ -131,7 +131,8 @@ def _revision() -> str:
 
 @dataclass
 class Reading:
-    """The readings so far; the properties are their medians, or None if there were none."""
+    """The readings so far. The properties are the medians of the readings, or None without
+    readings."""
 
     clocks: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)

@@ -50,8 +50,8 @@ class FlexPeer:
         """Why FlexAttention cannot use the backend; None if it can."""
         from torch.nn.attention import flex_attention
 
-        # Older versions of PyTorch do not know the option and pass it on to Triton's kernels, which
-        # ignore it.
+        # Older versions of PyTorch do not support the option and pass it on to Triton's kernels,
+        # which ignore it.
         options = getattr(flex_attention, "FlexKernelOptions", None)
         if "BACKEND" not in getattr(options, "__annotations__", ()):
             return "FlexAttention has no other backend in this version of PyTorch"

@@ -152,8 +152,8 @@ class GrowingFile:
         return known
 
     def _check_lines(self) -> None:
-        """Checks that an existing file contains such records, so that no file of another kind is
-        changed."""
+        """Checks that an existing file contains records of this kind, so that no other kind of file
+        is changed."""
         try:
             for number, record in enumerate(read_lines(self.path) if self.path.exists() else (), 1):
                 row_of(record, f"{self.path}, row {number}")
@@ -231,8 +231,7 @@ class MeasurementFiles:
 
     @property
     def takes_stdout(self) -> bool:
-        """Whether measurements go to standard output, where the table would be printed
-        otherwise."""
+        """Whether measurements go to standard output, in place of the table."""
         return STDOUT in (self._csv, self._json)
 
     def __enter__(self) -> MeasurementFiles:
@@ -287,7 +286,7 @@ def rows_as_csv(
 def rows_as_json(
     rows: Iterable[Measurement], columns: tuple[str, ...] = COLUMNS
 ) -> list[dict[str, Any]]:
-    """The rows as JSON. Infinities and NaN, which JSON does not have, become words."""
+    """The rows as JSON. Infinities and NaN, which JSON cannot represent, become strings."""
     return [
         for_json(_cells(row, [*columns, *(name for name in _PARTED if getattr(row, name))]))
         for row in rows
@@ -328,7 +327,7 @@ def _write_parquet(path: Path, rows: Iterable[Measurement]) -> None:
 
 
 def _stored_as(column: str) -> type:
-    """The type with which files store a column: int, float or str. Fields that allow only certain
+    """The type of a column in files: int, float or str. Fields that allow only certain
     words are stored as str."""
     hint = hints_of(Measurement)[_FIELD_OF.get(column, column)]
     if get_origin(hint) in (Union, UnionType):

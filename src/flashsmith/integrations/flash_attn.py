@@ -567,7 +567,7 @@ def _chunks(attention_chunk: Any) -> dict[str, Any]:
         raise ArgumentError(
             f"attention_chunk={quoted(attention_chunk)}: give the positions of a chunk, or 0"
         )
-    # The chunk size is compiled in, so that kernels know which keys belong to the same chunk.
+    # The chunk size is compiled in, so that kernels can tell which keys belong to the same chunk.
     return {"mask": masks.chunks(Constant(size))} if size else {}
 
 

@@ -164,7 +164,7 @@ def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Ite
 
 
 def _window_word(config: Mapping[str, Any]) -> str:
-    """The word for the sliding-window layers' mask in a problem string; '' without such layers."""
+    """The problem-string word for the sliding-window layers' mask; '' without such layers."""
     keys = _number(config, ("sliding_window",))
     types = config.get("layer_types")
     if keys is None or config.get("use_sliding_window") is False:

@@ -115,7 +115,7 @@ def sdpa(
     if not isinstance(found, Reason):
         return found
     _check_fallback(found, bits, strict=strict)
-    # The warning names the line that called this function, so it is given here.
+    # The warning names the line that called this function, so it must be issued here.
     (_note_fallback_when_traced if is_tracing() else note_fallback)("sdpa()", *found)
     return pytorch_sdpa(*call[:6], scale=scale, enable_gqa=enable_gqa)
 

@@ -213,7 +213,7 @@ DECODE = Operation(
         # k_cache and v_cache may be interleaved views of the same tensor.
         _cache("k_cache", "v_cache", "d"),
         _cache("v_cache", "k_cache", "d_v"),
-        # The lengths are those before appending.
+        # These are the lengths before appending.
         TensorSpec("cache_lens", ("batch",), "int32", alignment=4),
         TensorSpec("o", OUT, role="out", packed=PACKED_OUT),
         TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),

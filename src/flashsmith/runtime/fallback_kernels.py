@@ -46,7 +46,7 @@ class Asked(Protocol):
     def deterministic(self) -> bool: ...
 
 
-# Picks the best of the given configs for a call.
+# Picks, from the configs passed to it, the best one for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
 # The kernel that a call wants, the call's problem, whether TMA can copy the call's tensors, and
 # whether the kernel must be deterministic.

@@ -120,7 +120,7 @@ def prepare(
         if name in request.wanted:
             shape = shape_of(tensor, problem, request.sizes)
             dtype = tensor.dtype_of(problem, request.options)
-            other = None if dtype == first.dtype else dtype  # None is faster
+            other = None if dtype == first.dtype else dtype  # passing None is faster
             made = framework.allocate(
                 first.source, shape, other, poisoned=poisoned and "float" in dtype
             )

@@ -320,7 +320,7 @@ def _limits(bound: BoundProgram, offset: int | None) -> tuple[int | None, int | 
     left, right = limits
     left = None if left is None else left + offset
     right = None if right is None else right - offset
-    # Kernels of windows need limits of at least 0: then each row sees at least its own position.
+    # Kernels with a window need limits of at least 0: then each row sees at least its own position.
     if (left is not None and left < 0) or (right is not None and right < 0):
         return None
     return left, right

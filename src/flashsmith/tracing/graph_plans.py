@@ -22,7 +22,7 @@ from flashsmith.tracing.tracer import Traced, traced
 # Roots of paths: the score function, the bias, and two masks, None where there is none. A value of
 # flashsmith.masks or scores is (PARTS, its function, its parts), and a BlockMask is (BLOCKS, the
 # states of its blocks, its function); BLOCKS_OF_ROWS if its rows are a call's queries over a cache.
-# They are plain tuples, as PyTorch's compiler makes no others.
+# They are plain tuples, because PyTorch's compiler can make no other kind.
 PARTS, BLOCKS, BLOCKS_OF_ROWS = "parts", "blocks", "blocks of rows"
 # A stand-in for a tensor: (TENSOR, sizes, dtype of PyTorch); every size other than 1 is 2.
 TENSOR = "tensor"

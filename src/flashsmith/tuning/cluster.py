@@ -39,8 +39,8 @@ _CONNECT_SECONDS = 5.0
 _PATIENCE_SECONDS = 120.0
 # Added to the time limit of a call, because Ray and the transfer of libraries take time too.
 _DELIVERY_SECONDS = 120.0
-# For up to this time, Ray may list a machine that its scheduler does not know yet, or a machine
-# that has left the cluster.
+# For up to this time, Ray may list a machine that its scheduler has not registered yet, or a
+# machine that has left the cluster.
 _NEWS_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 _ATTEMPTS = 3

@@ -236,7 +236,8 @@ class AccessHistory:
     def _unfenced(self, touched: Touched, party: Party, order: HappensBefore) -> Iterator[Conflict]:
         cells, threads = touched.cells, party.threads[touched.rows]
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
-        # Unordered accesses were reported above, and atomics need no order among each other.
+        # Unordered accesses were reported above, and atomics need not be ordered with respect to
+        # one another.
         columns = order.column(threads, writers)
         own = (writers >= 0) & (columns >= 0)
         own &= ~(self._writes["atomic"][cells] & party.atomic)

@@ -98,8 +98,8 @@ class Group:
         #: copies that are not committed yet.
         self.committed: list[list[AsyncCopy]] = []
         self.open: list[AsyncCopy] = []
-        #: The products of wgmma: those that are not committed yet, and committed groups that were
-        #: not waited for.
+        #: The products of wgmma: products that are not committed yet, and committed groups that
+        #: were not waited for.
         self.pending_wgmma: list[PendingWgmma] = []
         self.wgmma_groups: list[list[PendingWgmma]] = []
         #: For each load of a polling loop, by the load's index, the words that it has read in this

@@ -110,7 +110,7 @@ class TensorCore:
         return sums
 
 
-#: The tensor cores of Ampere and Ada, and those of Hopper and Blackwell.
+#: The tensor cores of Ampere and Ada, and the tensor cores of Hopper and Blackwell.
 _AMPERE, _HOPPER = TensorCore(16, 24, -132), TensorCore(32, 25, -133)
 #: The known tensor cores, by compute capability.
 TENSOR_CORES = {
@@ -143,7 +143,7 @@ class _Factors:
 
     def __init__(self, given: np.ndarray, kind: OperandType) -> None:
         self.given = given
-        #: The given values, with 0 in place of infinities and NaN.
+        #: The argument's values, with 0 in place of infinities and NaN.
         self.values, self.all_finite = _finite(np.ascontiguousarray(given))
         self.zeros = self.values == 0
         self.exponents = _exponents(self.values, kind.least_exponent)

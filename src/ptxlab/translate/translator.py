@@ -62,7 +62,7 @@ class Translated:
     module_symbols: tuple[str, ...]
     #: Whether the entry contains no instruction that a whole warpgroup executes.
     warps_are_free: bool
-    #: Whether threads wait for others through global memory.
+    #: Whether threads wait for other threads through global memory.
     spins: bool
 
     @property

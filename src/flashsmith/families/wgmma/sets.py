@@ -38,9 +38,9 @@ def get_hopper_configs(
             _four_warpgroups(dtype, 32, 128, by_head),
             _four_warpgroups(dtype, 32, 128, longest_first),
             _three_warpgroups(dtype, 32, 192, longest_first, stale_max=True),
-            # Up to some thousand keys, four warpgroups hide most of each other's waits. With more
-            # keys, longer tiles are faster if a GEMM overlaps the softmax or the softmax needs no
-            # maximum.
+            # Up to a few thousand keys, most waits of one of the four warpgroups are hidden by the
+            # others' work. With more keys, longer tiles are faster if a GEMM overlaps the softmax
+            # or the softmax needs no maximum.
             _four_warpgroups(dtype, 64, 96, by_head),
             _four_warpgroups(dtype, 64, 96, longest_first),
             _three_warpgroups(dtype, 64, 128, by_head, stale_max=True),
