@@ -344,8 +344,8 @@ def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tu
 
 
 def size_of(dim: str | int, problem: Sizes, sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension; None if the dimension is one that the operation names itself and
-    `sizes` does not have it."""
+    """The size of a dimension; None for a dimension that the operation itself names and `sizes`
+    lacks."""
     if isinstance(dim, int):
         return dim
     name, _, more = dim.partition("+")

@@ -184,8 +184,8 @@ class Problem:
         return CacheFormat.parse(self.cache)
 
     def of_operation(self, name: str, gradients: str = "") -> Problem:
-        """This problem for another operation, without `bits` if that operation has no canonical
-        order, and without `cache` if that operation has no cache."""
+        """This problem for another operation, without `bits` if the other operation has no
+        canonical order, and without `cache` if it has no cache."""
         other = operation(name)
         bits = self.bits if other.has_canonical else ""
         cache = self.cache if other.has_cache else ""
@@ -206,8 +206,8 @@ class Problem:
     def window(self) -> tuple[int, int] | None:
         """The (left, right) of a window in measurements; None without a window.
 
-        The right limit is 0 and the left one window_keys. If window_keys is 0, the left limit is
-        TYPICAL_WINDOW, or half of all keys if there are fewer.
+        The right limit is 0, and the left limit is window_keys. If window_keys is 0, the left limit
+        is TYPICAL_WINDOW, or half of all keys if there are fewer.
         """
         if not self.semantics.key_mask.takes_limits:
             return None
@@ -324,7 +324,7 @@ def _semantic_words() -> tuple[str, ...]:
 
 
 def semantic_words(semantics: Semantics, window_keys: int) -> list[str]:
-    """The words for everything in which the semantics differ from the plain case, such as
+    """Words for each difference between the semantics and the plain case, such as
     ['window_4096', 'packed']."""
     mask, *flags = semantics.words() or [""]
     return [f"{mask}_{window_keys}" if window_keys else mask, *flags] if mask else []
@@ -343,7 +343,7 @@ class ProblemKind(NamedTuple):
 
 
 def parse_kind(text: str) -> ProblemKind:
-    """Parses what Problem.kind wrote.
+    """Parses a string that Problem.kind returned.
 
     Raises:
         ArgumentError: a word is unknown, or the operation, the mask, the page, the window, the

@@ -54,7 +54,7 @@ def register_operation(operation: Operation) -> Operation:
         )
     if any(word.fullmatch(operation.name) for word in (SIZE, PAGE, WINDOW_KEYS)):
         raise ArgumentError(
-            f"operation={quoted(operation.name)}: reads as a size in a problem string; choose "
+            f"operation={quoted(operation.name)}: reads as a size in a problem's text; choose "
             "another name"
         )
     OPERATIONS[operation.name] = operation
@@ -67,7 +67,7 @@ def find_more_with(finder: Callable[[], object]) -> None:
 
 
 def known_operation(name: str) -> Operation | None:
-    """The operation of that name, including those of installed packages; None if there is none."""
+    """The operation of that name, possibly from an installed package; None if there is none."""
     if name not in OPERATIONS:
         for finder in _finders:
             finder()

@@ -93,8 +93,8 @@ class Group:
             return None
 
     def _of_host(self) -> Any:
-        """A group that can transfer host tensors: this one if it can, otherwise a gloo group of the
-        same ranks.
+        """A group that can transfer host tensors: this group if it can, otherwise a gloo group of
+        the same ranks.
 
         The gloo group has the same timeout. It is created by the first call.
         """
@@ -165,8 +165,8 @@ class Group:
         return found.numpy().tobytes()
 
     def transfers(self) -> int:
-        """The number of transfers that this rank has made. All ranks that made the same calls have
-        the same number."""
+        """The number of transfers that this rank has made; it is equal on ranks that have made the
+        same calls."""
         shared = _peers.get(self.handle, {}).values()
         return _messages.get(self.handle, 0) + sum(it.number for it in shared if it is not None)
 
@@ -209,10 +209,10 @@ class Group:
     def all_gather_into(self, found: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
         """Starts to gather several dense tensors in one message.
 
-        Each tensor is gathered into one of ``found``, whose first dimension is as many times longer
-        as there are ranks. The transfer begins after the work that is already on the current
-        stream. Returns a function that makes the current stream wait for the transfer; if the
-        tensors are on the host, the host waits.
+        Each tensor is gathered into a tensor of ``found``, whose first dimension is longer by a
+        factor of the number of ranks. The transfer begins after the work that is already on the
+        current stream. Returns a function that makes the current stream wait for the transfer; if
+        the tensors are on the host, the host waits.
         """
         self.count_message()
         with self.watch.waiting():
@@ -294,7 +294,7 @@ class RankAgreement:
     """The messages about a call that the ranks of a group exchange.
 
     First they exchange one word, which says whether all ranks would send the same messages as
-    before. If any would not, they exchange the messages themselves.
+    before. If any rank would not, they exchange the messages themselves.
     """
 
     def __init__(self, group: Group, message: Message) -> None:

@@ -102,8 +102,8 @@ class RankMemory:
     ) -> RankMemory | None:
         """Creates slots of at least ``nbytes`` bytes; all ranks must call this.
 
-        Returns None if ranks cannot write data and words to each other's memory, which they try
-        out. ``exchange`` sends bytes to all ranks, and returns the bytes from all ranks in
+        Tries out whether every rank can write data and words to the other ranks' memory; returns
+        None if not. ``exchange`` sends bytes to all ranks, and returns the bytes from all ranks in
         the order of ranks.
         """
         capacity = -(-max(nbytes, 1) // _STEP) * _STEP

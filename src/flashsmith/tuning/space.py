@@ -31,7 +31,8 @@ from flashsmith.operations import DEFAULT
 ALL_FAMILIES = "both"
 _FEW = 8
 # The key for the configs that the shipped tables have for a problem. The two numbers limit these
-# configs: how much slower than the best config one may be, as a share, and how many there may be.
+# configs: how much slower than the best config they may be, as a share, and how many of them are
+# used.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
 # For this many configs of each family, split-KV variants are added: up to three for each config,
@@ -67,7 +68,8 @@ def default_space(device: DeviceSpec) -> str:
 
 
 def _searched(device: DeviceSpec) -> list[Family]:
-    """The families whose spaces are searched on a device, the ones for the newest GPUs first."""
+    """The families whose spaces are searched on a device, sorted from the newest GPUs' families to
+    the oldest."""
     known = [family for family in by_preference() if family.space_key]
     found = [family for family in known if family.runs_on(device)]
     if not found:

@@ -133,7 +133,7 @@ class OtherShared:
         return words.view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
-        """Always raises an error, because bulk groups do not write shared memory."""
+        """Always raises an error, because bulk groups never write to shared memory."""
         raise EmulatorError("a bulk store into shared memory")
 
 
@@ -515,8 +515,8 @@ class BulkCopies:
     def end(self) -> None:
         """Called when all threads have exited.
 
-        Loads that are still in flight are reported, and complete now. Stores that are still pending
-        are written.
+        Loads that are still in flight are reported, and then completed. Stores that are still
+        pending are written.
         """
         stores = [s for groups in self.groups.values() for group in groups for s in group]
         stores += [s for left in self.open.values() for s in left]

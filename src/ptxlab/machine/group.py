@@ -252,7 +252,7 @@ class Group:
         return np.bincount(self.warp, weights=bits)[self.warp].astype(u4)
 
     def require_members(self, mnemonic: str, members: Any) -> None:
-        """Raises EmulatorError if a lane that a warp instruction names is not in this group."""
+        """Raises EmulatorError if a lane named by a warp instruction is not in this group."""
         if self.whole:
             return
         here = self.ballot(np.bool_(True))

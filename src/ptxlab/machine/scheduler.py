@@ -242,8 +242,8 @@ class Scheduler:
         self.ready.append((task, message))
 
     def _pass_partly(self) -> bool:
-        """Lets those threads of a waiting group continue that may do so; if others must wait, the
-        group is split."""
+        """Lets the threads of a waiting group that may continue do so; if others must wait, splits
+        the group."""
         for task in self.waiting:
             wait = task.wait
             if wait is not None:

@@ -122,8 +122,8 @@ TENSOR_CORES = {
 class _Scratch:
     """Memory for the products of a step, as float32 and truncated to integers.
 
-    It is allocated once, because memory allocated for each step would be returned to the system
-    each time.
+    It is allocated only once: memory allocated separately for each step would be returned to the
+    system after every step.
     """
 
     def __init__(self, depth: int, accumulators: int) -> None:

@@ -110,7 +110,7 @@ class WinnerKey:
 
 
 def is_name(value: object, most: int) -> TypeGuard[str]:
-    """Whether a value is a non-empty printable text of at most ``most`` characters."""
+    """Whether a value is a non-empty printable string of at most ``most`` characters."""
     return isinstance(value, str) and 0 < len(value) <= most and value.isprintable()
 
 

@@ -1,4 +1,4 @@
-"""Staleness: whether figures were measured with the CUDA sources that are installed."""
+"""Staleness: whether figures were measured with the installed CUDA sources."""
 
 from __future__ import annotations
 

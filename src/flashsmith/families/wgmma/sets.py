@@ -58,7 +58,7 @@ def get_hopper_configs(
             # For short causal sequences, where the diagonal wastes less of a tile with 128 rows.
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM),
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM, section_mib=8),
-            # Two Q buffers for up to some thousand keys; longer tiles of keys for more.
+            # Two Q buffers for up to a few thousand keys; longer tiles of keys for more keys.
             _two_warpgroups(dtype, 192, 80, by_head),
             _two_warpgroups(dtype, 192, 80, longest_first),
             _two_warpgroups(dtype, 192, 112, by_head, q_buffers=1),
@@ -89,10 +89,11 @@ def get_pair_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
 
 
 def get_vision_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
-    """For d_head 72 and 80, configs for full and for causal attention; only full was measured.
+    """For d_head 72 and 80, configs for full and for causal attention; only full attention was
+    measured.
 
-    These configs were the fastest at d_head 96: those with long tiles and without maxima from some
-    thousand keys on, the others for fewer keys. 128 rows are for images of some 200 patches.
+    These configs were the fastest at d_head 96: the configs with long tiles and without maxima from
+    a few thousand keys on, the others for fewer keys. 128 rows are for images of some 200 patches.
     """
     return [
         cfg
@@ -240,7 +241,7 @@ def _two_warpgroups(
 
 def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForwardKernelConfig | None:
     """The canonical counterpart of `cfg`, which has the canonical tile of keys and no knob that
-    changes the order. If it is not legal, another config with the same widths."""
+    changes the order. If that config is not legal, returns another config with the same widths."""
     tile = tile_of(cfg, device.arch)
     order: dict[str, Any] = {
         "B_c": tile,
@@ -358,8 +359,8 @@ def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
 def candidates(
     dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
 ) -> tuple[WgmmaForwardKernelConfig, ...]:
-    """The shipped configs, or those of a pair or of d_head 72, 80 or 512; none for a device or
-    widths without kernels.
+    """The shipped configs, or the configs for a pair or for d_head 72, 80 or 512; () for a device
+    or widths without kernels.
 
     Configs with the faster order of tiles come first, followed by the others, changed to this
     order. With a mask, longest-first is faster: 607 instead of 585 TFLOP/s (causal). Without a mask

@@ -109,9 +109,9 @@ _ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
 }
 
 
-# Heads whose kernels with separate_dq are proven and tuned. Their launches compute seven GEMMs
-# instead of five, but nothing is summed in memory or in a fixed order. None was measured, so that
-# they are chosen only if a table has them.
+# Heads whose kernels with separate_dq are checked and tuned. Their launches compute seven GEMMs
+# instead of five, but nothing is summed in memory or in a fixed order. None of them was measured,
+# so that they are chosen only if a table has them.
 _SEPARATE: tuple[HeadDims, ...] = (64, 128, 192, 256, HeadPair(192, 128))
 
 
