@@ -1,5 +1,5 @@
-"""`flashsmith run`: builds a set of kernels, runs each on real tensors, proves it, and counts
-instructions and bank conflicts."""
+"""`flashsmith run`: builds a set of kernels, runs each on real tensors, checks its results, and
+counts instructions and bank conflicts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Options:
     seed: int = 0
 
     def of(self, problem: Problem) -> dict[str, Any]:
-        """The options that `prove` needs to prove `problem`."""
+        """The options that `prove` needs to check a kernel on `problem`."""
         return reference_of(problem.computed).options(
             problem,
             window=self.window,
@@ -184,7 +184,7 @@ def run_kernels(
     reporter: ProgressReporter,
     write: Callable[[Measurement], None] | None = None,
 ) -> Report:
-    """Builds, runs and proves every config that can compute the task; on a GPU, also times it.
+    """Builds, runs and checks every config that can compute the task; on a GPU, also times it.
 
     `task` defines the problem on which kernels are checked. Instructions and conflicts are always
     counted in the

@@ -150,9 +150,9 @@ _NAMED = {INTERLEAVED.order: INTERLEAVED, ONE_BY_ONE.order: ONE_BY_ONE}
 class Samples:
     """The times of the timed launches of one implementation in their order; at least one.
 
-    sm_clock_mhz and power_w are medians of readings during these launches; None if NVML gave none.
-    Implementations that are interleaved run within milliseconds of each other, so they have the
-    same readings.
+    sm_clock_mhz and power_w are medians of readings during these launches; None if NVML returned no
+    readings. Implementations that are interleaved run within milliseconds of each other, so they
+    have the same readings.
     """
 
     times_ms: tuple[float, ...]
@@ -416,9 +416,9 @@ def measure(
     Returns the samples by name, in the given order. For a Replay, the samples are times per call,
     not per launch of the graph.
 
-    Launches follow each other without waiting, since an idle GPU raises its clock above the one it
-    can keep under load. If ``clock`` is None, it is the current stream of GPU 0; if ``telemetry``
-    is None, that GPU's clock and power are read.
+    Launches are enqueued one after another without waiting, since an idle GPU raises its clock
+    above the one it can keep under load. If ``clock`` is None, it is the current stream of GPU 0;
+    if ``telemetry`` is None, that GPU's clock and power are read.
 
     Raises ArgumentError if two implementations have the same name, LaunchError if there is no GPU
     or a launch fails, and any error of an implementation.

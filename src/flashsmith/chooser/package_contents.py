@@ -166,7 +166,8 @@ def package_contents(
 
 
 def known_devices(arch: int) -> tuple[DeviceSpec, ...]:
-    """The known GPUs of an architecture; if none is known, a GPU that stands for the architecture.
+    """The known GPUs of an architecture or, if there are none, one GPU that stands for the
+    architecture.
 
     Raises ArgumentError if the architecture is not supported.
     """

@@ -223,7 +223,7 @@ def _has_functions(problem: str | None) -> bool:
 
 
 def _check_without_functions(options: dict[str, object]) -> None:
-    """Raises ArgumentError if an option is given that has no meaning when functions are proven."""
+    """Raises ArgumentError if an option is given that has no meaning when functions are checked."""
     given = [name for name, value in options.items() if value is not None]
     if given:
         raise ArgumentError(
@@ -235,7 +235,7 @@ def _check_without_functions(options: dict[str, object]) -> None:
 def _run_functions(
     text: str, kernels: str | None, arch: str | None, seed: int, as_json: bool
 ) -> None:
-    """Proves the functions of a problem and prints the checks."""
+    """Checks the functions of a problem and prints the results."""
     from flashsmith.benchmark.functions_table import print_function_report
     from flashsmith.benchmark.run_functions import read_functions, run_functions
     from flashsmith.runtime.target import choose_target

@@ -129,7 +129,7 @@ class Family:
     target_suffix: str = ""
     # Whether tensors must be suitable for TMA, which excludes strides of 0 or less.
     needs_tma: bool = False
-    # Whether a CTA may compute several tiles one after the other.
+    # Whether a CTA may compute several tiles, one after another.
     persistent: bool = False
     # Whether a kernel of this family that spills is so slow that it is neither measured nor
     # shipped.

@@ -109,7 +109,7 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
 
 
 def _peers(call: GroupCall, k: Any, v: Any) -> RankMemory | None:
-    """The slots for K and V and for their gradients; None if the ranks cannot write to each other's
+    """The slots for K and V and for their gradients; None if a rank cannot write to another rank's
     memory."""
     ranks, chunk_bytes = call.group.size, (k.nbytes + v.nbytes) // 2
     # K and V take 2P + 1 chunks. For the gradients, each other rank sends two pairs of dk and dv,

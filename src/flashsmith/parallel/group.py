@@ -177,8 +177,8 @@ class Group:
     def peers(self, devices: Hashable, device: Any, nbytes: int) -> RankMemory | None:
         """Returns slots of at least ``nbytes`` bytes, into which other ranks can copy data.
 
-        ``devices`` are the devices of all ranks. Returns None if ranks cannot write to each other's
-        memory, or if the slots would be too large.
+        ``devices`` are the devices of all ranks. Returns None if a rank cannot write to another
+        rank's memory, or if the slots would be too large.
         """
         shared_words = _shared_words.get(self.handle)
         if shared_words is None or nbytes > MOST:

@@ -46,8 +46,8 @@ def lost_error(rank: int, size: int, why: object) -> GroupError:
 class Watch:
     """Watches the waits of one rank, and limits how long they may take.
 
-    lost: a function that returns which rank has ended; '' if none is known to have ended. timeout:
-    the timeout of the group in seconds.
+    lost: a function that returns which rank has ended; '' if no rank is known to have ended.
+    timeout: the timeout of the group in seconds.
     """
 
     # After a rank has ended, a wait may continue for this many seconds, but not beyond the timeout.

@@ -495,7 +495,7 @@ def _why_no_jit() -> str:
 
 @lru_cache(maxsize=1)
 def _missing_compiler() -> str:
-    """The missing build tools, as a string; '' if none is missing."""
+    """The missing build tools, as a string; '' if nothing is missing."""
     try:
         find_toolchain()
     except ToolchainError as error:

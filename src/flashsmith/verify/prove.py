@@ -58,7 +58,7 @@ _REFERENCES: dict[str, OperationReference] = {
 
 @dataclass(frozen=True)
 class Verdict(Comparison):
-    """The result of proving one kernel on one problem: the comparison, and how the kernel ran.
+    """The result of checking one kernel on one problem: the comparison, and how the kernel ran.
 
     ``problem`` is the problem that was run, with repeated heads; ``meaning`` describes the
     computation in words. ``findings`` come from the emulator's checks; ``emulation`` has the

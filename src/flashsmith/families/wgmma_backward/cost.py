@@ -2,11 +2,11 @@
 
 The SM holds one CTA.
 
-The model depends only on the tile's knobs and on ordered_dq, which makes sums wait for each other.
-Among configs with the same tile, the first in order of preference is chosen. In a step, five GEMMs
-occupy the tensor cores, their operands occupy shared memory, and the sums of dq occupy the path to
-the L2. Within a warpgroup, the GEMMs, exponentials and waits run one after another, so their times
-add up.
+The model depends only on the tile's knobs and on ordered_dq, which makes each sum wait for the
+previous one. Among configs with the same tile, the first in order of preference is chosen. In a
+step, five GEMMs occupy the tensor cores, their operands occupy shared memory, and the sums of dq
+occupy the path to the L2. Within a warpgroup, the GEMMs, exponentials and waits run one after
+another, so their times add up.
 
 The constants below are fitted to timings on an H200, which are in
 benchmarks/h200/wgmma-backward.csv.
