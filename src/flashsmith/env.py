@@ -16,7 +16,7 @@ from flashsmith.safe_json import MOST_DIGITS_OF_COUNTS, whole_number
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable: its name, its effect, and the texts of its default and values."""
+    """One environment variable: name, effect, and descriptions of its default and values."""
 
     name: str
     meaning: str

@@ -30,7 +30,7 @@ class TraceError(ArgumentError):
 
 
 class ConfigParseError(FlashsmithError, ValueError):
-    """A text is neither a short form nor a kernel name."""
+    """A string is neither a config's short form nor a kernel name."""
 
 
 class IllegalConfigError(FlashsmithError, ValueError):

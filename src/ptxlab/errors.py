@@ -9,7 +9,7 @@ class PtxlabError(Exception):
 
 
 class ArgumentError(PtxlabError, ValueError):
-    """An argument of a call cannot be used; the message begins with the argument's name."""
+    """An argument of a call is unusable; the message begins with the argument's name."""
 
 
 class EmulatorError(PtxlabError, RuntimeError):

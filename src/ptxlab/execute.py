@@ -243,8 +243,7 @@ def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> lis
 
 
 def _located(translated: Translated, error: Exception) -> EmulatorError:
-    """A copy of the error that names the PTX line and the source line at which the generated code
-    raised it."""
+    """A copy of the error that also names the PTX line and the source line that caused it."""
     site: Site | None = None
     trace = error.__traceback__
     file = f"<emulated {translated.entry.name}>"

@@ -156,7 +156,7 @@ class WarpSync:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A unit that works asynchronously to the threads, in the async proxy.
+    """A unit that works asynchronously from the threads, in the async proxy.
 
     ``kind`` and ``number`` identify it within ``cta`` (flat):
     - ``mbarrier`` and its address: bulk copies that complete on it.
@@ -182,8 +182,8 @@ class EngineAccess:
     """The issue of an engine's read (``kind`` "read") or write of one CTA's shared memory.
 
     All of ``threads`` issued the access together. ``cta`` (flat) owns the memory. ``addresses`` are
-    the begins of parts of ``size`` bytes. The access happens at any time between this event and
-    EngineDone.
+    the start addresses of parts of ``size`` bytes each. The access happens at any time between this
+    event and EngineDone.
     """
 
     site: Site
@@ -277,7 +277,7 @@ class MemoryFence:
 
 @dataclass(frozen=True, slots=True)
 class GridWait:
-    """griddepcontrol.wait: the previous launch is over and its writes are visible."""
+    """griddepcontrol.wait: the previous launch has finished, and its writes are visible."""
 
     site: Site
     threads: np.ndarray
@@ -346,7 +346,7 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch. Shared memory has ``shared_bytes`` per CTA, static variables first.
+    """A launch. Each CTA has ``shared_bytes`` of shared memory, which begins with static variables.
 
     ``programmatic``: the launch may begin before the previous launch has finished.
     """

@@ -1,2 +1,2 @@
-"""Runs `flashsmith run` and the commands that measure: builds kernels, proves them, counts their
-instructions and, on a GPU, times them."""
+"""Runs `flashsmith run` and the measuring commands: builds kernels, checks their results, counts
+their instructions and, on a GPU, times them."""

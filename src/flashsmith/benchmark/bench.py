@@ -116,7 +116,7 @@ class BenchPlan:
     """The subjects of a benchmark: ``configs``, ``peers`` and, if ``ours``, attention().
 
     ``rotation`` is the index of the implementation that is measured first on each problem. The
-    implementations after it follow in order, and then those before it.
+    remaining implementations follow in cyclic order.
     """
 
     problems: tuple[Problem, ...]
@@ -128,8 +128,8 @@ class BenchPlan:
     rotation: int = 0
 
     def check(self) -> None:
-        """Raises ArgumentError if there is no problem, no implementation, or if none of the configs
-        serves any of the problems."""
+        """Raises ArgumentError if there are no problems or no implementations, or if no config
+        serves any problem."""
         if not self.problems:
             raise ArgumentError("problems: none; give at least one")
         if not (self.configs or self.ours or self.peers):
@@ -171,8 +171,8 @@ class BenchPlan:
 
 
 def _choosers(problem: Problem) -> dict[str, Callable[[Problem, DeviceSpec], KernelConfig]]:
-    """The public functions that compute a problem, each by name with the function that chooses its
-    kernel."""
+    """The public functions that compute a problem: maps the name of each to the function that
+    chooses its kernel."""
     if problem.computed.has_pages:
         return {OURS: CHOOSERS["invariant"], OURS_FREE: CHOOSERS["free"]}
     return {OURS: choose_config} if problem.operation in (DEFAULT, BACKWARD.name) else {}
@@ -327,8 +327,8 @@ class _Point:
     ) -> list[Implementation]:
         """Captures the calls of each implementation in a CUDA graph.
 
-        The calls rotate through several sets of tensors: those of ``workload`` and further sets,
-        which all implementations share.
+        The calls rotate through several sets of tensors (the tensors of ``workload``, and further
+        sets), which all implementations share.
 
         An implementation is not timed if its calls cannot be captured or if a replay gives a wrong
         output.
@@ -356,7 +356,7 @@ class _Point:
         self, names: list[str], why: str, verdict: Verdict | None = None
     ) -> list[Measurement]:
         """Marks the rows of ``names`` as failed, because timing them raised an error although their
-        outputs were correct. If several implementations were timed together, it is unknown which
+        outputs were correct. When several implementations are timed together, it is unknown which
         one caused the error."""
         self._check_gpu(f"one of {', '.join(names)}")
         self.rows = [
@@ -387,7 +387,7 @@ class _Point:
             made = entry.implementation(workload)
             comparison = workload.check(made.output())
             proof = Proof.of(comparison, note=made.note)
-        except Exception as error:  # PyTorch raises its own errors when a kernel failed
+        except Exception as error:  # PyTorch raises its own errors when a kernel has failed
             self._add(entry.name, "ours", Proof("error", _first_line(error)), *kernel)
             self._check_gpu(entry.name)
             return None
@@ -418,14 +418,14 @@ class _Point:
         return made if proof.verdict == "pass" else None
 
     def _check(self, workload: AnyWorkload, output: Any, *, is_peer: bool) -> Comparison:
-        """The verdict on an output. The error of a peer's output is judged by the error of
-        flashsmith's output, if that is correct."""
+        """The verdict on an output. A peer's error is compared with the error of flashsmith's
+        output, provided that flashsmith's output is correct."""
         if is_peer and self.ours is not None:
             return workload.check(output, ours=self.ours)
         return workload.check(output)
 
     def _kernel(self, entry: BenchEntry) -> tuple[Mapping[str, Any] | Part | None, ...]:
-        """The columns of a row about the entry's kernel: its config, and its resources."""
+        """The columns of a row that describe the entry's kernel: its config and its resources."""
         if entry.config is None:
             return ()
         named = {"family": entry.config.FAMILY, "config": str(entry.config)}

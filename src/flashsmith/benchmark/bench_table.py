@@ -1,5 +1,5 @@
-"""The table of `flashsmith bench`: the implementations of each problem by speed, and their speed
-relative to FA2 and to the best peer."""
+"""The table of `flashsmith bench`: each problem's implementations, sorted by speed, with their
+speed relative to FA2 and to the best peer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _STYLES = {"pass": "green", "fail": "bold red", "error": "bold red", "absent": "
 
 
 def print_rows(console: Console, rows: Sequence[Measurement]) -> None:
-    """Prints the environment, then one table of all rows; problems keep their order."""
+    """Prints the environment, then one table of all rows, with the problems in their original
+    order."""
     for line in header(rows):
         print_text(console, line)
     cells: list[tuple[Cell, ...]] = []
@@ -85,8 +86,7 @@ def flop_formula(rows: Sequence[Measurement]) -> str:
 
 
 def _typical_options(rows: Sequence[Measurement]) -> list[str]:
-    """The window sizes and softcaps that were measured; the names of problems do not contain
-    them."""
+    """The measured window sizes and softcaps, which the names of problems do not contain."""
     problems = dict.fromkeys(row.problem for row in rows)
     windows = sorted({problem.window[0] for problem in problems if problem.window is not None})
     caps = sorted({problem.softcap for problem in problems} - {0.0})
@@ -99,7 +99,8 @@ def _typical_options(rows: Sequence[Measurement]) -> list[str]:
 
 
 def sort_rows(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Sorts rows: those with a time first, fastest to slowest, then failures, then absent peers."""
+    """Sorts rows: first the rows with a time, fastest to slowest, then failures, then absent
+    peers."""
     order = {"pass": 0, "fail": 1, "error": 1, "absent": 2}
     return sorted(rows, key=lambda row: (order[row.verdict], row.ms or 0.0))
 

@@ -167,8 +167,8 @@ class _Graph:
 
     @property
     def _signature(self) -> tuple[Any, ...]:
-        """A value that is equal for two graphs if they compute the same from tensors with the same
-        layouts."""
+        """A value that is equal for two graphs if they do the same computation on tensors of the
+        same layouts."""
         layouts = ((it.shape, it.stride(), it.dtype) for it in self._tensors.values())
         return (self._device, *self._options.items(), *layouts)
 
@@ -234,7 +234,7 @@ def _heads_first(tensor: Any) -> Any:
 
 
 def _blank(shape: Any, like: Any) -> Any:
-    """A tensor for an output, filled with NaN, so that elements that the graph does not write are
+    """An output tensor, filled with NaN so that elements that the graph does not write are
     noticed."""
     import torch
 
@@ -247,7 +247,7 @@ def _cudnn() -> Any:
 
 @cache
 def _handle(device: Any) -> Any:
-    """cuDNN's handle for a device; one is enough, because calls are made by one thread."""
+    """cuDNN's handle for a device. One handle is enough, because only one thread makes calls."""
     import torch
 
     with torch.cuda.device(device):

@@ -100,8 +100,7 @@ def _cuda_version() -> str:
 
 
 def _torch_version() -> str:
-    """PyTorch's version: that of the loaded module, with its CUDA version, or else that of the
-    installed package."""
+    """PyTorch's version: the loaded module's, with its CUDA version, or else the package's."""
     loaded = sys.modules.get("torch")
     if loaded is not None:
         return str(loaded.__version__)
@@ -132,7 +131,8 @@ def _revision() -> str:
 
 @dataclass
 class Reading:
-    """The readings so far; the properties are their medians, or None if there were none."""
+    """The readings so far. The properties are the medians of the readings, or None without
+    readings."""
 
     clocks: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)

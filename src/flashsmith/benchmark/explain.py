@@ -1,4 +1,4 @@
-"""`flashsmith explain`: what is known about one config before its kernel is built, from the build,
+"""`flashsmith explain`: facts about one config, known before its kernel is built, from the build,
 and from a small run."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flashsmith.verify import Verdict, prove
 
 @dataclass(frozen=True)
 class RuleResult:
-    """Whether a config fulfils one legality rule; `values` are the values on which the rule
+    """Whether a config satisfies one legality rule; `values` are the values on which the rule
     depends."""
 
     name: str
@@ -106,8 +106,8 @@ def explain(cfg: KernelConfig, target: Target, reporter: ProgressReporter) -> Ex
     """Explains `cfg`: builds its kernel for `target` if necessary, and emulates it on a small
     problem.
 
-    For an illegal config, the explanation has only what is known before a build. Raises any error
-    of building.
+    For an illegal config, the explanation contains only facts that are known before a build. Raises
+    any error of building.
     """
     known = _before_building(cfg, target)
     if not known.legal:

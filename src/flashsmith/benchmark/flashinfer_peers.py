@@ -1,6 +1,6 @@
 """FlashInfer as a peer: its prefill, and its decode attention over pages.
 
-FlashInfer compiles a kernel when a call of it is first planned, which takes up to minutes.
+FlashInfer compiles a kernel when a call to it is first planned; this can take minutes.
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ def _whole(numbers: Any, device: Any) -> Any:
 def _workspace(device: Any, kernels: str = "") -> Any:
     """FlashInfer's scratch memory, initially zero.
 
-    One workspace for each group of kernels is enough, because FlashInfer's calls run one after the
-    other on one stream.
+    One workspace per group of kernels is enough, because FlashInfer's calls run one after another
+    on one stream.
     """
     import torch
 

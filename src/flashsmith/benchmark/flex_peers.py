@@ -25,7 +25,7 @@ class FlexPeer:
     """PyTorch's FlexAttention. Masks become block masks, so that tiles without visible keys are
     skipped.
 
-    ``mode`` is that of torch.compile. The default mode takes seconds per problem; max-autotune
+    ``mode`` is torch.compile's mode. The default mode takes seconds per problem; max-autotune
     takes half a minute, because it tries a dozen tiles. ``backend`` is FlexAttention's option:
     'FLASH' selects the kernels of flash-attn-4; with '' PyTorch chooses, and takes Triton's
     kernels.
@@ -50,8 +50,8 @@ class FlexPeer:
         """Why FlexAttention cannot use the backend; None if it can."""
         from torch.nn.attention import flex_attention
 
-        # Older versions of PyTorch do not know the option and pass it on to Triton's kernels, which
-        # ignore it.
+        # Older versions of PyTorch do not support the option and pass it on to Triton's kernels,
+        # which ignore it.
         options = getattr(flex_attention, "FlexKernelOptions", None)
         if "BACKEND" not in getattr(options, "__annotations__", ()):
             return "FlexAttention has no other backend in this version of PyTorch"

@@ -32,7 +32,7 @@ class ProvableImplementation(Implementation, Protocol):
     def output(self) -> Any:
         """Runs one launch and returns its output in q's layout.
 
-        Elements that flashsmith did not write are NaN.
+        Elements that flashsmith has not written are NaN.
         """
 
     def result(self, returned: Any) -> Any:
@@ -83,7 +83,7 @@ class GradientImplementation(KernelImplementation):
 
 
 def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> KernelImplementation:
-    """A direct call of the kernel that ``config`` names, with all its launches."""
+    """A direct call to the kernel that ``config`` names, with all its launches."""
     prepared = isinstance(workload, (BackwardWorkload, DecodeWorkload))
     note = "prepared call" if prepared else ""
     return KernelImplementation(str(config), config, workload, workload.call(config), note)

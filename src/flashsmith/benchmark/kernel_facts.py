@@ -1,5 +1,4 @@
-"""KernelFacts: what a kernel costs and which instructions it executes, computed here for all
-commands."""
+"""KernelFacts: a kernel's costs and executed instructions, computed here for all commands."""
 
 from __future__ import annotations
 
@@ -86,8 +85,8 @@ NO_CONFLICTS: dict[str, float | None] = dict.fromkeys(CONFLICT_KINDS)
 
 
 def conflict_factors(measured: BankConflicts, cfg: KernelConfig) -> dict[str, float | None]:
-    """For each of CONFLICT_KINDS, the wavefronts divided by the wavefronts without bank conflicts;
-    None for a use that does not occur."""
+    """For each of CONFLICT_KINDS, the ratio of the wavefronts to the wavefronts without bank
+    conflicts; None for a use that does not occur."""
     factors: dict[str, float | None] = {}
     uses = cfg.family.conflict_kinds()
     for use in CONFLICT_KINDS:
@@ -108,7 +107,7 @@ def static_mix(ptx: str, entry: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many CTAs fit on one SM by each resource; the smallest of these numbers is the
+    """How many CTAs each resource allows on one SM; the smallest of these numbers is the
     occupancy."""
 
     ctas_per_sm: int

@@ -1,8 +1,8 @@
-"""Measurement: the result of one implementation on one problem, with everything that its figures
-depend on.
+"""Measurement: the result of one implementation on one problem, with all conditions that affect its
+figures.
 
-A measurement is a row. Its fields are the columns of all measurement files. It is put together from
-a Problem, a Proof, Times, KernelFacts and an Environment:.
+A measurement is a row. Its fields are the columns of all measurement files. It is assembled from a
+Problem, a Proof, Times, KernelFacts and an Environment:.
 
     proof = Proof.of(workload.check(output))
     Measurement.of("ours", "ours", problem, proof, Times.of(samples, problem), environment)
@@ -168,8 +168,8 @@ class Measurement:
     @property
     def is_failure(self) -> bool:
         """Whether this row makes the run fail: its output is wrong, or a flashsmith kernel did not
-        finish. The wrong output of a peer is a failure too, because nothing may be compared with
-        it."""
+        finish. A peer's wrong output is a failure too, because nothing can be compared with that
+        output."""
         return self.verdict in ("fail", "error")
 
     @property
@@ -186,8 +186,8 @@ class Measurement:
 
     @property
     def tb_per_s(self) -> float:
-        """The bytes that a kernel must read and write, divided by the time, in TB/s; 0 if nothing
-        was timed."""
+        """The bytes that a kernel must read and write, divided by the time, in TB/s; 0 without a
+        time."""
         problem = self.problem
         return problem.computed.bytes(problem) / self.ms / 1e9 if self.ms else 0.0
 

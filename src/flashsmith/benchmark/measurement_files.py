@@ -117,7 +117,7 @@ class GrowingFile:
     def append(self, record: Mapping[str, Any]) -> None:
         """Appends one line, which is on disk when the call returns.
 
-        In CSV, a text of several lines is written on one line.
+        In CSV, a string of several lines is written on one line.
         """
         if self._lines:
             self._file.write(json.dumps(for_json(record)) + "\n")
@@ -152,8 +152,8 @@ class GrowingFile:
         return known
 
     def _check_lines(self) -> None:
-        """Checks that an existing file contains such records, so that no file of another kind is
-        changed."""
+        """Checks that an existing file contains records of this kind, so that no other kind of file
+        is changed."""
         try:
             for number, record in enumerate(read_lines(self.path) if self.path.exists() else (), 1):
                 row_of(record, f"{self.path}, row {number}")
@@ -231,8 +231,7 @@ class MeasurementFiles:
 
     @property
     def takes_stdout(self) -> bool:
-        """Whether measurements go to standard output, where the table would be printed
-        otherwise."""
+        """Whether measurements go to standard output, in place of the table."""
         return STDOUT in (self._csv, self._json)
 
     def __enter__(self) -> MeasurementFiles:
@@ -287,7 +286,7 @@ def rows_as_csv(
 def rows_as_json(
     rows: Iterable[Measurement], columns: tuple[str, ...] = COLUMNS
 ) -> list[dict[str, Any]]:
-    """The rows as JSON. Infinities and NaN, which JSON does not have, become words."""
+    """The rows as JSON. Infinities and NaN, which JSON cannot represent, become strings."""
     return [
         for_json(_cells(row, [*columns, *(name for name in _PARTED if getattr(row, name))]))
         for row in rows
@@ -328,7 +327,7 @@ def _write_parquet(path: Path, rows: Iterable[Measurement]) -> None:
 
 
 def _stored_as(column: str) -> type:
-    """The type with which files store a column: int, float or str. Fields that allow only certain
+    """The type of a column in files: int, float or str. Fields that allow only certain
     words are stored as str."""
     hint = hints_of(Measurement)[_FIELD_OF.get(column, column)]
     if get_origin(hint) in (Union, UnionType):
@@ -362,7 +361,7 @@ def read_rows(path: str | Path) -> list[Measurement]:
 
 
 def row_of(record: Mapping[str, Any], where: str) -> Measurement:
-    """Makes a measurement from a record, whose values may be texts.
+    """Makes a measurement from a record, whose values may be strings.
 
     Messages of errors begin with ``where``.
 
@@ -394,7 +393,7 @@ def checked_row(
 def read_csv(path: str | Path) -> tuple[tuple[str, ...], list[tuple[int, dict[str, str]]]]:
     """Reads the columns and rows of a CSV file.
 
-    Rows are texts, each with the number of its last line.
+    Each row is a list of strings, together with the number of its last line.
 
     Blank lines are ignored. A byte order mark and all kinds of line ends are accepted.
 

@@ -40,7 +40,7 @@ from flashsmith.operations.operation import load_attribute
 class SdpaPeer:
     """One backend of PyTorch's SDPA; ``backend`` is its name in torch.nn.attention.SDPBackend.
 
-    ``direct``: whether packed batches and windows are computed by a call of the function below the
+    ``direct``: whether packed batches and windows are computed by a call to the function below the
     backend.
     """
 
@@ -95,7 +95,7 @@ class SdpaPeer:
 
 
 def _direct_call(workload: Workload) -> Callable[[], Any]:
-    """A call of the function below the flash backend, which PyTorch uses for nested tensors.
+    """A call to the function below the flash backend, which PyTorch uses for nested tensors.
 
     It aligns masks to the bottom right.
     """
@@ -184,7 +184,7 @@ class FlashAttnPeer:
         return PeerImplementation(self.name, call, _output)
 
     def _function(self, name: str) -> Any:
-        """The function, or a text that says why there is none."""
+        """The function, or a string that says why there is none."""
         reasons = []
         for module in self.modules:
             try:
@@ -205,14 +205,15 @@ class FlashAttnPeer:
 
 
 def _their_name(name: str, known: Collection[str]) -> str:
-    """The name that a function with the keywords ``known`` has for flashsmith's option ``name``."""
+    """The keyword for flashsmith's option ``name`` in a function that has the keywords
+    ``known``."""
     theirs = _THEIR_NAMES.get(name, (name,))
     return next((it for it in (name, *theirs) if it in known), theirs[0])
 
 
 def _output(returned: Any) -> Any:
-    """The output o, from what a function returned; some versions of the functions also return the
-    LSE."""
+    """The output o, taken from a function's return value; some versions of the functions also
+    return the LSE."""
     return returned[0] if isinstance(returned, tuple) else returned
 
 
@@ -354,7 +355,7 @@ DECODE_PEERS: tuple[Peer, ...] = (
     FlashInferXqaPeer(),
 )
 _OWN: dict[str, Sequence[Peer]] = {BACKWARD.name: BACKWARD_PEERS, DECODE.name: DECODE_PEERS}
-# All peers by name: those of the forward pass, and those that are compared only over a cache.
+# All peers by name: the forward pass's peers, and peers that are compared only over a cache.
 PEERS: dict[str, Peer] = {peer.name: peer for peer in (*DECODE_PEERS, *FORWARD_PEERS)}
 _ONLY_OVER_CACHE = PEERS.keys() - {peer.name for peer in FORWARD_PEERS}
 

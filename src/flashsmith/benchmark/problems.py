@@ -58,8 +58,8 @@ def default_heads(d: int) -> int:
 class Shapes:
     """The shapes given to `flashsmith bench`.
 
-    ``gqa`` is the number of heads of k and v, such as '8', or the numbers of heads of q and of k
-    and v, such as '32:8'.
+    ``gqa`` is the number of heads of k and v, such as '8', or the number of q heads and the number
+    of KV heads, such as '32:8'.
     """
 
     d_heads: tuple[int, ...]
@@ -109,9 +109,9 @@ _LARGEST = 1 << 20
 
 
 def parse_problems(texts: Sequence[str]) -> tuple[Problem, ...]:
-    """The problems in ``texts``. One text may contain several problems, separated by ';'.
+    """The problems in the strings ``texts``; one string may hold several, separated by ';'.
 
-    Raises ArgumentError if a text is not a problem.
+    Raises ArgumentError if a string does not describe a problem.
     """
     words = [word for text in texts for word in text.split(";") if word.strip()]
     return tuple(dict.fromkeys(map(Problem.parse, words)))

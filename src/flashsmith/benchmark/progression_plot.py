@@ -25,7 +25,7 @@ _SURFACE, _INK, _MUTED, BAD = "#ffffff", "#1a1c20", "#5b616b", "#b3261e"
 # Colours that people with any common colour blindness can distinguish; the first is flashsmith's,
 # the second the peer's.
 _HUES = ("#0b5cad", "#c75000", "#007f5c", "#a33c80", "#7a6a00", "#565b64")
-# Longer texts would leave no room for the bars; the knobs of all shipped configs are shorter.
+# Longer labels would leave no room for the bars; the knobs of all shipped configs are shorter.
 _MOST_CHARACTERS = 105
 # The instruction classes in each part of a stacked bar; all other classes are summed in _REST.
 _GROUPS = {
@@ -119,8 +119,7 @@ def _dress(axes: Axes, title: str) -> None:
 
 
 def _label(text: str) -> str:
-    """A text from a file in a form that a picture can show: no formulas, no control characters, not
-    too long."""
+    """A string from a file, shortened, without characters that a picture cannot show."""
     if len(text) > _MOST_CHARACTERS:
         text = f"{text[: _MOST_CHARACTERS - 1]}…"
     # Matplotlib would take text between two dollar signs for a formula.

@@ -62,9 +62,9 @@ def _may_be_none(cls: Any) -> frozenset[str]:
 def read_record(
     cls: type[_Record], record: Any, columns: Mapping[str, str] = MappingProxyType({})
 ) -> _Record:
-    """Builds a dataclass from ``record``, a JSON object or a row of texts.
+    """Builds a dataclass from ``record``, a JSON object or a row of strings.
 
-    Numbers may be given as texts, including the words of for_json(); '' means None if the field
+    Numbers may be given as strings, including the words of for_json(); '' means None if the field
     allows None. Missing fields get their defaults, and unknown fields are ignored.
 
     ``columns`` maps fields to the names that they have in files. Raises ValueError, which names the

@@ -1,5 +1,5 @@
-"""`flashsmith run`: builds a set of kernels, runs each on real tensors, proves it, and counts
-instructions and bank conflicts."""
+"""`flashsmith run`: builds a set of kernels, runs each on real tensors, checks its results, and
+counts instructions and bank conflicts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Options:
     seed: int = 0
 
     def of(self, problem: Problem) -> dict[str, Any]:
-        """The options that `prove` needs to prove `problem`."""
+        """The options that `prove` needs to check a kernel on `problem`."""
         return reference_of(problem.computed).options(
             problem,
             window=self.window,
@@ -69,10 +69,10 @@ class Options:
 class KernelRun:
     """The results of running one kernel.
 
-    `proven` is the problem on which it was proven, with the semantics for which it was compiled.
-    `emulated` is the problem on which instructions and conflicts were counted. `problems` lists
-    what is wrong with the kernel; it is empty if the kernel passed. `verdict` is None if the kernel
-    did not finish; `times` is None if there is no GPU.
+    `proven` is the problem on which the kernel's results were checked, with the semantics for which
+    it was compiled. `emulated` is the problem on which instructions and conflicts were counted.
+    `problems` lists what is wrong with the kernel; it is empty if the kernel passed. `verdict` is
+    None if the kernel did not finish; `times` is None if there is no GPU.
     """
 
     config: KernelConfig
@@ -184,9 +184,9 @@ def run_kernels(
     reporter: ProgressReporter,
     write: Callable[[Measurement], None] | None = None,
 ) -> Report:
-    """Builds, runs and proves every config that can compute the task; on a GPU, also times it.
+    """Builds, runs and checks every config that can compute the task; on a GPU, also times it.
 
-    `task` defines the problem on which kernels are proven. Instructions and conflicts are always
+    `task` defines the problem on which kernels are checked. Instructions and conflicts are always
     counted in the
     emulator: on the task itself or, if there is a GPU, on EMULATED with the same semantics. A
     kernel that is wrong or does not finish gets a row in the report and raises no exception.
@@ -266,8 +266,7 @@ def _job(cfg: KernelConfig, target: Target, task: Task, options: Options) -> _Jo
 def _libraries(
     jobs: Sequence[_Job], target: Target, reporter: ProgressReporter
 ) -> dict[KernelConfig, KernelLibrary]:
-    """For each config, a library that contains its kernel, compiled for the semantics with which
-    the kernel is proven."""
+    """For each config, a library with its kernel, compiled for the semantics to be checked."""
     groups: dict[Semantics, list[KernelConfig]] = {}
     for job in jobs:
         groups.setdefault(job.proven.semantics, []).append(job.config)
@@ -278,7 +277,7 @@ def _libraries(
     return found
 
 
-# What is wrong with a kernel, as texts.
+# What is wrong with a kernel, one string per fault.
 Problems = tuple[str, ...]
 
 

@@ -1,4 +1,4 @@
-"""`flashsmith run --score ... --mask ...`: proves score and mask functions on random data.
+"""`flashsmith run --score ... --mask ...`: checks score and mask functions on random data.
 
 Each function is compared with its traced expression, each derivative with finite differences, and
 the kernels' outputs and gradients with float64. The kernels run in the emulator with all checks on,
@@ -105,7 +105,7 @@ def run_functions(
     seed: int = 0,
     reporter: ProgressReporter,
 ) -> FunctionReport:
-    """Proves the functions of ``found``. ``configs`` are kernels of the forward and the backward
+    """Checks the functions of ``found``. ``configs`` are kernels of the forward and the backward
     pass; None means the kernels that attention() chooses.
 
     Raises ArgumentError if no selected kernel computes the problem, or the problem has other
@@ -140,7 +140,7 @@ def run_functions(
 def _kernels(
     problem: Problem, configs: Sequence[KernelConfig] | None, device: DeviceSpec
 ) -> tuple[list[tuple[KernelConfig, Problem]], dict[KernelConfig, str]]:
-    """The kernels to prove, with their problems; and why the others are skipped."""
+    """The kernels to check, with their problems; and why the others are skipped."""
     forward, backward = (problem.of_operation(it.name) for it in (FORWARD, BACKWARD))
     if configs is None:
         return [(choose(it, device).config, it) for it in (forward, backward)], {}

@@ -124,5 +124,5 @@ def _factor(factor: float | None) -> Cell:
 
 
 def marked(text: str, *, costly: bool) -> Cell:
-    """The text; in yellow if it is something that costs time."""
+    """The string, styled in yellow if it names something that costs time."""
     return Text(text, "yellow") if costly else text

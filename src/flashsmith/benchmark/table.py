@@ -1,6 +1,6 @@
 """Tables and consoles: boxes and colours on a terminal, plain Markdown tables elsewhere.
 
-On a terminal, tables fit the width without breaking words. Prose is wrapped, and long texts become
+On a terminal, tables fit the width without breaking words. Prose is wrapped, and long cells become
 a numbered list above the table. A table that is still too wide is split into several tables.
 Elsewhere, a table has one line per row, of any width, so that programs can search, cut and parse
 it. The parser of short forms can read the `| ... |` rows.
@@ -26,9 +26,9 @@ from flashsmith.printable import printable
 
 # Wider than any line. Output is laid out before it is printed, and rich must not wrap it again.
 _UNWRAPPED = 10_000
-# The width of texts when the output is not a terminal and COLUMNS is not set.
+# The width of prose when the output is not a terminal and COLUMNS is unset.
 _PIPED_WIDTH = 120
-# Prose is not wrapped to fewer characters than _LEAST_PROSE. A column with texts longer than _LONG
+# Prose is not wrapped to fewer characters than _LEAST_PROSE. A column with cells longer than _LONG
 # may become a list.
 _LEAST_PROSE = 16
 _LONG = 30
@@ -43,8 +43,7 @@ class Column:
     """A column of a table.
 
     heading: '\\n' in it starts a new line on a terminal.
-    right: whether its cells are right-aligned.
-    prose: whether its texts may be wrapped at spaces.
+    right: whether its cells are right-aligned. prose: whether its cells may be wrapped at spaces.
     """
 
     heading: str
@@ -68,7 +67,7 @@ class _Table:
 
 
 class _SafeConsole(Console):
-    """A console that escapes control characters in texts from outside."""
+    """A console that escapes control characters in strings from untrusted sources."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(
@@ -81,7 +80,7 @@ def make_console(file: TextIO | None = None) -> Console:
     """A console for `file` (default: standard output); its output is plain unless `file` is a
     terminal.
 
-    Control characters in texts and cells are shown escaped.
+    Control characters are shown escaped.
     """
     stream = file if file is not None else sys.stdout
     if stream.isatty():
@@ -114,7 +113,7 @@ def print_table(console: Console, columns: Sequence[Column], rows: _Rows) -> Non
 
 
 def print_text(console: Console, text: str, style: str = "", indent: int = 0) -> None:
-    """Prints a text. Lines are wrapped at spaces, and their continuations are indented.
+    """Prints a string. Lines are wrapped at spaces, and their continuations are indented.
 
     On a terminal, a short form that does not fit on a line is broken after a '+'. Elsewhere short
     forms are never broken.
@@ -190,8 +189,10 @@ def _boxed_width(table: _Table, narrow: bool = True) -> int:
 
 
 def _laid_out(table: _Table, width: int) -> tuple[list[tuple[str, list[str]]], list[_Table]]:
-    """Lays out a table: lists of long texts with headings, and tables that fit the width and refer
-    to the texts by number."""
+    """Lays out a table to fit the width.
+
+    Long cells become numbered lists with headings; the resulting tables refer to them by number.
+    """
     listed: list[tuple[str, list[str]]] = []
     while _boxed_width(wrapped := _with_wrapped_prose(table, width)) > width:
         place = _longest_column(table)
@@ -241,8 +242,10 @@ def _with_column(table: _Table, place: int, cells: Sequence[Cell]) -> _Table:
 
 
 def _longest_column(table: _Table) -> int | None:
-    """The index of the column with the longest texts among those that may not be wrapped; None if
-    these texts are short."""
+    """The index of the column to shorten next; None if all cells are short.
+
+    It is the column with the longest cells among the columns that may not be wrapped.
+    """
     lengths = {
         n: _column_width(table, n)
         for n, column in enumerate(table.columns)
@@ -253,7 +256,7 @@ def _longest_column(table: _Table) -> int | None:
 
 
 def _numbered(table: _Table, place: int) -> tuple[_Table, list[str]]:
-    """Replaces the texts of a column by numbers. Returns the table and the distinct texts."""
+    """Replaces the cells of a column by numbers. Returns the table and the distinct cells."""
     texts = list(dict.fromkeys(str(row[place]) for row in table.rows))
     numbers = [str(texts.index(str(row[place])) + 1) for row in table.rows]
     column = Column("#" if place == 0 else table.columns[place].heading, right=True)
@@ -302,8 +305,7 @@ def _chosen(table: _Table, places: Sequence[int]) -> _Table:
 
 
 def _print_list(console: Console, heading: str, texts: Sequence[str], *, named: bool) -> None:
-    """Prints numbered texts; `named` adds the heading, which is needed if there are several
-    lists."""
+    """Prints a numbered list of cells; `named` adds a heading, needed with several lists."""
     if named:
         print_text(console, heading, style="bold")
     for number, text in enumerate(texts, 1):

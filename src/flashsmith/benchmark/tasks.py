@@ -1,4 +1,4 @@
-"""Tasks: the problems on which a run proves and times its kernels."""
+"""Tasks: the problems on which a run checks and times its kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.runtime.target import Target
 
 _PLAIN = Semantics()
-# The batch of a packed problem if none is given.
+# The default batch of a packed problem.
 PACKED_SEQUENCES = 4
 
 

@@ -110,7 +110,8 @@ class Protocol:
         return replace(self, flush_l2=False, in_graphs=True)
 
     def launches(self, estimate_ms: float) -> tuple[int, int]:
-        """The numbers of untimed and of timed launches if a launch takes ``estimate_ms``."""
+        """How many untimed and how many timed launches to make if a launch takes
+        ``estimate_ms``."""
         return (
             _enough(self.num_warmups, self.warmup_ms, estimate_ms),
             _enough(self.runs, self.measure_ms, estimate_ms),
@@ -140,7 +141,7 @@ CALLS_IN_GRAPH = 48
 IN_GRAPHS = "in graphs"
 
 INTERLEAVED = Protocol()
-# The protocol of Triton's do_bench, so that results can be compared with those of do_bench.
+# The protocol of Triton's do_bench, so that results are comparable with do_bench's.
 ONE_BY_ONE = Protocol("one_by_one", num_warmups=1, runs=1, warmup_ms=25.0, measure_ms=200.0)
 _NAMED = {INTERLEAVED.order: INTERLEAVED, ONE_BY_ONE.order: ONE_BY_ONE}
 
@@ -149,9 +150,9 @@ _NAMED = {INTERLEAVED.order: INTERLEAVED, ONE_BY_ONE.order: ONE_BY_ONE}
 class Samples:
     """The times of the timed launches of one implementation in their order; at least one.
 
-    sm_clock_mhz and power_w are medians of readings during these launches; None if NVML gave none.
-    Implementations that are interleaved run within milliseconds of each other, so they have the
-    same readings.
+    sm_clock_mhz and power_w are medians of readings during these launches; None if NVML returned no
+    readings. Implementations that are interleaved run within milliseconds of each other, so they
+    have the same readings.
     """
 
     times_ms: tuple[float, ...]
@@ -415,9 +416,9 @@ def measure(
     Returns the samples by name, in the given order. For a Replay, the samples are times per call,
     not per launch of the graph.
 
-    Launches follow each other without waiting, since an idle GPU raises its clock above the one it
-    can keep under load. If ``clock`` is None, it is the current stream of GPU 0; if ``telemetry``
-    is None, that GPU's clock and power are read.
+    Launches are enqueued one after another without waiting, since an idle GPU raises its clock
+    above the one it can keep under load. If ``clock`` is None, it is the current stream of GPU 0;
+    if ``telemetry`` is None, that GPU's clock and power are read.
 
     Raises ArgumentError if two implementations have the same name, LaunchError if there is no GPU
     or a launch fails, and any error of an implementation.

@@ -524,7 +524,7 @@ class OperationWorkload:
 
     @property
     def call_options(self) -> dict[str, Any]:
-        """The options of the operation by name, as the reference gives them."""
+        """The operation's options, keyed by name, in the form the reference uses."""
         return self._reference.call_options(self.problem, self._case.options)
 
     def call(self, config: KernelConfig) -> Callable[[], Any]:

@@ -46,7 +46,7 @@ def is_object(path: Path) -> bool:
 
 
 def is_library(path: Path) -> bool:
-    """Whether flashsmith made the library at ``path``; such a library may still be damaged."""
+    """Whether flashsmith made the library at ``path``; even so, the library may be damaged."""
     return (
         is_key(path.name)
         and kind_of(path) == stat.S_IFDIR
@@ -72,7 +72,7 @@ def foreign_file(library: Path) -> Path | None:
 def _below(folder: Path) -> list[Path]:
     """All files and folders below ``folder``, without following links.
 
-    A folder that disappears meanwhile is left out.
+    A folder that disappears during the listing is left out.
     """
     return [
         Path(top, name)
@@ -84,7 +84,7 @@ def _below(folder: Path) -> list[Path]:
 def tree_bytes(path: Path) -> int:
     """The size in bytes of a file, or of all files below a folder together.
 
-    A file that disappears meanwhile counts as 0.
+    A file that disappears during the count counts as 0.
     """
     total = 0
     for file in [path, *_below(path)]:

@@ -144,7 +144,7 @@ class Cache:
             return sorted(found, key=lambda entry: (-entry.last_used, entry.key))
 
     def manifests(self) -> list[Manifest]:
-        """All readable manifests, starting with that of the most recently used library.
+        """All readable manifests, starting with the manifest of the most recently used library.
 
         The libraries' other files are not checked.
         """
@@ -261,7 +261,7 @@ class Cache:
         return KernelLibrary(target, manifest, in_use)
 
     def publish_object(self, name: str, built: Path) -> None:
-        """Stores a compiled host object, so that later builds of libraries can reuse it."""
+        """Stores a compiled host object, so that later library builds can reuse it."""
         with self.temporary_folder() as temporary, self.errors("write"):
             data = read_below(built.parent, built.name, check=any_owner)
             for damaged in self._objects(name):

@@ -83,16 +83,16 @@ class PackageIndex:
     libraries: tuple[PackedLibrary, ...]
 
     def to_json(self) -> str:
-        """The index as text; the first line is the checksum of the rest."""
+        """The index as a string, whose first line is the checksum of the rest."""
         data = {**asdict(self), "format": PACKAGE_FORMAT}
         body = json.dumps(data, sort_keys=True, separators=(",", ":")) + "\n"
         return json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest()}) + "\n" + body
 
     @classmethod
     def from_json(cls, text: str) -> PackageIndex:
-        """Reads the text that to_json wrote.
+        """Parses JSON text that to_json wrote.
 
-        Raises ValueError if the text is damaged or of another format.
+        Raises ValueError if the JSON text is damaged or has another format.
         """
         head, _, body = text.partition("\n")
         try:
@@ -157,7 +157,7 @@ class PackagePart:
 
     @cached_property
     def _named(self) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
-        """The families and numbers of each library's configs, by the library's key."""
+        """For each library, by key: the family of its configs, and how many it has."""
         return {one.key: {(one.family, it) for it in one.kernels} for one in self.index.libraries}
 
     def _is_usable(self, library: PackedLibrary) -> bool:

@@ -70,7 +70,7 @@ class _Shard(NamedTuple):
 def _object_name(source: str) -> str:
     """The name of the object file compiled from a source such as 'mma_sync/plan.cc'.
 
-    It contains the folder, since two folders may have files with the same name.
+    The name includes the folder, since two folders may have files of the same name.
     """
     return source.removesuffix(".cc").replace("/", "_")
 
@@ -111,8 +111,7 @@ class Compilation:
         return -(-shards // self.jobs) * self.jobs
 
     def is_current(self) -> bool:
-        """Whether the sources that were compiled are those of the spec and have not changed
-        since."""
+        """Whether the compiled sources are the spec's sources, unchanged since the compilation."""
         spec = self.spec
         now = source_hash(spec.family, spec.csrc)
         return self._originals.hash() == spec.source_hash == now
@@ -219,7 +218,7 @@ class Compilation:
         arguments = [str(tools.gxx), *self.spec.host_flags()]
         for number, folder in enumerate(tools.include_dirs):
             arguments += ["-isystem", str(folder)]
-            if self.spec.packaged:  # Some error texts contain a header's path
+            if self.spec.packaged:  # Some error messages contain a header's path
                 arguments.append(f"-ffile-prefix-map={folder}=include_{number}")
         if self.spec.packaged:
             arguments.append(f"-frandom-seed={name}")
@@ -298,13 +297,13 @@ class Compilation:
 
     @staticmethod
     def _kernel_of(name: str) -> tuple[KernelConfig, str]:
-        """The config of a kernel, and the name of the template that it instantiates."""
+        """A kernel's config, and the name of the template that the kernel instantiates."""
         readable = demangle(name)
         template = readable.partition("<")[0].rpartition("::")[2]
         return parse_kernel_name_into_config(readable), template
 
     def _nameless(self, modules: dict[str, str], output: str) -> dict[str, tuple[str, ...]]:
-        """The warnings of ptxas that name no kernel, by the kernel that causes them.
+        """Those ptxas warnings that name no kernel, keyed by the kernel that causes them.
 
         To find that kernel, each kernel of the shard is assembled separately.
         """

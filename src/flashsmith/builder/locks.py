@@ -22,7 +22,7 @@ _NO_LOCK_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENO
 
 
 class HeldLock:
-    """A lock (flock) that this process holds until ``release``, or until it exits.
+    """A lock (flock) that this process holds until it calls ``release`` or exits.
 
     Renaming the file does not release the lock. If this process forks, the child holds the lock
     too.

@@ -179,7 +179,7 @@ class Manifest:
     files: dict[str, FileRecord]
 
     def to_json(self) -> str:
-        """The manifest as text; the first line is the checksum of the rest."""
+        """The manifest as a string, whose first line is the checksum of the rest."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["format"] = FORMAT
         data["semantics"] = self.semantics.to_json()
@@ -190,9 +190,9 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Reads the text that to_json wrote.
+        """Parses JSON text that to_json wrote.
 
-        Raises ValueError if the text is damaged or of another format.
+        Raises ValueError if the JSON text is damaged or has another format.
         """
         head, _, body = text.partition("\n")
         body = body.removesuffix("\n")

@@ -16,7 +16,7 @@ from flashsmith.system_errors import is_from_system
 
 
 def pack_library(library: KernelLibrary) -> bytes:
-    """A zip archive of the manifest of a library and of the files that it lists.
+    """A zip archive of a library's manifest and of the files that the manifest lists.
 
     Raises CacheError if one of the files can no longer be read.
     """
@@ -35,9 +35,8 @@ def pack_library(library: KernelLibrary) -> bytes:
 def unpack_library(cache: Cache, key: str, packed: bytes) -> KernelLibrary:
     """Publishes the packed library ``key`` in ``cache``, unless it is there already.
 
-    Other users must not be able to write to the cache. The files must be those in the manifest, and
-    the library must have been built from the sources that are installed here. Raises CacheError
-    otherwise.
+    Raises CacheError if other users can write to the cache, if the files are not exactly the ones
+    in the manifest, or if the library was not built from the sources that are installed here.
     """
     try:
         manifest, files = _unpacked(packed)

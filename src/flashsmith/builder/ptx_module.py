@@ -29,7 +29,7 @@ _STRING_BYTES_PER_LINE = 40
 
 @dataclass
 class _Module:
-    """The parts of the PTX of a shard, each in the order of the text."""
+    """The parts of a shard's PTX, each in source order."""
 
     prelude: list[str] = field(default_factory=list)
     entries: dict[str, list[str]] = field(default_factory=dict)

@@ -81,8 +81,8 @@ def nameless_warnings(text: str) -> tuple[str, ...]:
 
 
 def _warnings(text: str) -> dict[str, list[str]]:
-    """The warnings, grouped by the kernel that their text names; warnings that name no kernel have
-    the key ""."""
+    """The warnings, grouped by the kernel that they name; warnings that name no kernel have the key
+    ""."""
     found: dict[str, list[str]] = {}
     for code, loss, injected in _WARNING.findall(text):
         words = _LINE_NUMBER.sub("", loss or injected).strip()

@@ -81,7 +81,7 @@ def _read(fd: int, path: Path, most: int | None) -> bytes:
 
 
 def any_owner(path: Path, status: os.stat_result) -> None:
-    """Accepts every file; this is the ``check`` for files that are only read for information."""
+    """Accepts every file; the ``check`` to use for files that are read only for information."""
 
 
 def kind_of(path: Path) -> int:

@@ -1,5 +1,5 @@
-"""Slow kernels: their results are correct, but the compiler made them slow, by spills or in other
-ways.
+"""Slow kernels: kernels whose results are correct, but which the compiler made slow, by spills or
+in other ways.
 
 Only the output of ptxas shows this. A call never fails because of a slow kernel. A build warns
 about it. The chooser looks up here which kernels are known to be slow in this process, and takes
@@ -35,8 +35,7 @@ def slowing_warnings(kernel: KernelEntry) -> list[str]:
 
 
 def losses(kernel: KernelEntry) -> list[str]:
-    """The slowing_warnings, followed by register spills in the same form; empty if there is
-    neither."""
+    """The slowing_warnings, followed by register spills in the same form; empty without either."""
     return slowing_warnings(kernel) + [
         f"{prefix}{one.spill_store_bytes} bytes of registers are spilled and "
         f"{one.spill_load_bytes} loaded back per thread"
@@ -50,8 +49,7 @@ def _named(kernel: KernelEntry) -> list[tuple[str, KernelEntry | AdditionalKerne
 
 
 def slow_kernels(kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """Those of ``kernels`` that have losses() and belong to a family whose kernels must not
-    spill."""
+    """The ``kernels`` that have losses() and belong to a family whose kernels must not spill."""
     return [one for one in kernels if one.config.family.must_not_spill and losses(one)]
 
 

@@ -64,7 +64,7 @@ class Sources:
         return [name for name in self.texts if name.endswith(".cc")]
 
     def hash(self, root: str | None = None) -> str:
-        """A hash of the names and texts of all files, or of ``root`` and everything that it
+        """A hash of the names and contents of all files, or of ``root`` and everything that it
         includes."""
         names = self.texts.keys() if root is None else self._included(root)
         total = hashlib.sha256()

@@ -152,7 +152,7 @@ def check_floors(shared_object: bytes, name: str, loaded: Iterable[str] = ()) ->
 
 
 def newest_needs(shared_objects: Iterable[bytes]) -> str:
-    """The newest versions that any of the shared objects needs, such as 'GLIBC 2.17, GLIBCXX
+    """The newest versions that the shared objects need together, such as 'GLIBC 2.17, GLIBCXX
     3.4.21'."""
     symbols: dict[str, str] = {}
     for number, data in enumerate(shared_objects):
@@ -168,9 +168,9 @@ def _split(version: str) -> tuple[str, tuple[int, ...]]:
 
 
 def system_needs(shared_object: bytes) -> SystemNeeds:
-    """What a 64-bit little-endian ELF file needs from the system.
+    """The system requirements of a 64-bit little-endian ELF file.
 
-    Raises ValueError if it is not such a file.
+    Raises ValueError if the file is not of this kind.
     """
     try:
         return _Elf(shared_object).needs()

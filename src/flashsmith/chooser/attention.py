@@ -232,7 +232,7 @@ def attention(
 
 
 def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
-    """Lets run_repeated serve further calls like this one, which attention() has just served.
+    """Lets run_repeated serve equivalent calls after this one, which attention() has just served.
 
     ``arguments`` are q, k and v, followed by the values of the keywords in ``names``.
     """

@@ -89,7 +89,7 @@ def backward(
 
 
 def remember_backward(arguments: tuple[Any, ...], names: tuple[Any, ...]) -> None:
-    """Lets run_repeated serve calls like this one, which backward() has served.
+    """Lets run_repeated serve calls equivalent to this one, which backward() has served.
 
     ``arguments`` are the six tensors, followed by the values of keywords. ``names`` has a word for
     this function, whether gradients are enabled, and the names of these keywords.

@@ -43,7 +43,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """A config that was compared but not chosen, with its expected time."""
+    """A config that was considered but not chosen, with its expected time."""
 
     config: KernelConfig
     family: str
@@ -86,8 +86,8 @@ class Choice:
 
     @property
     def order(self) -> str:
-        """The order in which the kernel computes a row: 'canonical-1' or 'its own'; '' for
-        operations other than attention."""
+        """The order of operations in a row: 'canonical-1', or 'its own'; '' for operations besides
+        attention."""
         has_order = self.config.family.order(self.config, self.device.arch) is not None
         return order_name(self.config) if has_order else ""
 
@@ -127,7 +127,7 @@ class Choice:
         return f"no; with deterministic=True {self._beside(self.repeatable)}"
 
     def _beside(self, one: RunnerUp) -> str:
-        """A config in words. Its time relative to the chosen config's is added if both are
+        """A config in words, with its time relative to the chosen config's if both times are
         known."""
         if self.evidence == "offered":
             return str(one.config)
@@ -299,7 +299,7 @@ def _choose_config(
 
 
 class Expectation(NamedTuple):
-    """The evidence for a problem, and the expected time of any config that follows from it."""
+    """The measurements that bear on a problem, and the time that they predict for any config."""
 
     problem: Problem
     device: DeviceSpec
@@ -346,7 +346,7 @@ def expectation(
 
 
 def forget_choices() -> None:
-    """Makes the next choice read the tables again, even for a call that was made before."""
+    """Makes the next choice read the tables again, even for a call that has been made before."""
     # This order ensures that no outdated choice is cached again.
     _relevant_winners.cache_clear()
     _choose_config.cache_clear()

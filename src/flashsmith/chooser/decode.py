@@ -202,8 +202,8 @@ def attention_with_cache(
 
 
 def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
-    """Lets run_repeated serve further calls like this one, which attention_with_cache() has just
-    served. ``arguments`` are q, k_cache and v_cache, followed by the values of the keywords in
+    """Lets run_repeated serve equivalent calls after this one, which attention_with_cache() has
+    just served. ``arguments`` are q, k_cache and v_cache, followed by the values of the keywords in
     ``names``."""
     groups = cached_calls.repeated
     keywords = dict(zip(names, arguments[3:], strict=True))

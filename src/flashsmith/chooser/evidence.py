@@ -1,4 +1,4 @@
-"""Evidence: the expected times of configs, from a problem, a device and the table of winners.
+"""Evidence: the expected times of configs for a problem and a device, from the table of winners.
 
 The evidence is the nearest entry of the table that has a config which the device can run. Its times
 were usually measured on another problem, so each time is scaled:
@@ -92,8 +92,10 @@ class Evidence:
 
 
 class KernelFilter(NamedTuple):
-    """Selects the kernels that compute a problem's gradients and can read its cache; optionally
-    only those of one family, or only deterministic ones."""
+    """Selects the kernels that compute a problem's gradients and can read its cache.
+
+    Optionally selects only the kernels of one family, or only deterministic kernels.
+    """
 
     problem: Problem
     family: str | None = None
@@ -254,9 +256,9 @@ def _canonical(
 
 
 def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
-    """The evidence, with the choice changed to a config that splits keys or packs the heads of a
-    group into one tile, if using idle rows or SMs in this way gains enough. If exactly these sizes
-    were measured, the choice is not changed."""
+    """The evidence, with the choice changed to a config that splits keys or packs a group's heads
+    into one tile, if this use of idle SMs or rows saves enough time. If exactly these sizes were
+    measured, the choice is not changed."""
     entry, chosen = evidence.entry, evidence.expected[0]
     if evidence.kind == "offered" or (
         entry and evidence.kind != "related" and _same_sizes(entry.problem, problem)
@@ -341,7 +343,8 @@ def _without_spills(
 
 
 def _was_measured(evidence: Evidence, problem: Problem) -> bool:
-    """Whether the chosen kernel was measured as it is compiled for this problem.
+    """Whether the measured kernel was compiled in the same way as the chosen kernel is for this
+    problem.
 
     An entry for whole tiles says nothing about the kernel for uneven lengths. An entry for
     attention over all keys says nothing about the kernel for partial attention.
@@ -578,7 +581,7 @@ def _why(found: NearEntry, count: int, very_one: bool) -> str:
 
 
 def _by_preference(expected: Sequence[ExpectedTime], gain: float) -> tuple[list[ExpectedTime], str]:
-    """Orders the configs: the chosen one first, then the others by time.
+    """Sorts the configs: the chosen one first, then the others by time.
 
     The chosen config is the first in ``expected`` that takes at most ``gain`` longer than the
     fastest.

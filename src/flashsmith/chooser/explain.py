@@ -1,5 +1,4 @@
-"""Explains how kernels compute score and mask functions: expressions, derivatives, C++ and
-intervals."""
+"""Explains kernels' score and mask functions: expressions, derivatives, C++, value bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from flashsmith.tracing import BoundProgram
 
 @dataclass(frozen=True)
 class FunctionsExplained:
-    """The compiled form of a call's functions; str() is a text for people.
+    """The compiled form of a call's functions; str() is for people to read.
 
     bound: the program of the kernels with the call's tensors and numbers, or None if causal and
     window express the functions. asked: which keys the caller's causal and window leave visible;
@@ -152,7 +151,8 @@ def explain(
     """Explains how attention() computes score and mask functions:
     ``print(flashsmith.explain(alibi))``.
 
-    Shows the expression, its derivatives, the C++ and what is known of the mask. Builds nothing.
+    Shows the expression, its derivatives, the generated C++, and what the analysis of the mask
+    found. Builds nothing.
 
     Args:
         score_mod, mask_mod, mask, bias, causal, window, positions: as for attention().

@@ -1,7 +1,7 @@
-"""Problems with score and mask functions, as texts: 'b1 s512 h4 d64 bf16 score=alibi mask=causal'.
+"""Problems with functions, as strings: 'b1 s512 h4 d64 bf16 score=alibi mask=causal'.
 
-Such a text is analysed as attention() analyses a call, so that the kernels built for the text are
-the ones that the call uses.
+Such a string is analysed just as attention() analyses a call, so that the kernels built for the
+string are the ones that the call uses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FunctionProblem(NamedTuple):
     """A problem with the semantics that functions give it, and the functions.
 
     program: the part of the functions that causal and window cannot express, or None. causal,
-    window: what the kernel gets. asked: causal and window as given in the text, apart from its
+    window: what the kernel gets. asked: causal and window as given in the string, apart from its
     functions.
     """
 
@@ -54,7 +54,7 @@ class FunctionProblem(NamedTuple):
 
 
 def has_functions(text: str) -> bool:
-    """Whether the text of a problem names functions."""
+    """Whether a problem string names functions."""
     return any(word.partition("=")[0].lower() in _WORDS for word in text.split() if "=" in word)
 
 
@@ -65,8 +65,8 @@ def parse_with_functions(
     seed: int = 0,
     wrap: Wrap = np.asarray,
 ) -> FunctionProblem:
-    """Reads the words 'score=', 'mask=', 'bias=' and 'positions=' of a text; ``parse`` reads the
-    other words.
+    """Reads the words 'score=', 'mask=', 'bias=' and 'positions=' of a problem string; ``parse``
+    reads the other words.
 
     ``sizes`` are the batch, seq_q and seq_k with which tensors are drawn, instead of the problem's.
     ``wrap`` converts the drawn NumPy arrays to the tensors that functions get.

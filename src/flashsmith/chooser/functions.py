@@ -138,8 +138,8 @@ def lengths_for_blocks(over: CacheSizes) -> tuple[int | None, int]:
 
 
 def with_limits(found: BoundFunctions, limits: tuple[Any, Any]) -> Bound:
-    """The program, and values of causal and window that hide all keys that ``found`` or ``limits``
-    hides."""
+    """The program, and a causal and window that hide every key hidden by ``found`` or by
+    ``limits``."""
     causal, window = limits
     if found.left is None and found.right is None:
         return found.program, causal, window
@@ -161,7 +161,7 @@ def _check_tensors(functions: CallFunctions, sizes: ScoreSizes | None) -> None:
 
 
 def _check_sizes(name: str, tensor: Any, sizes: ScoreSizes) -> None:
-    """Raises ArgumentError unless a tensor is broadcast to the scores of the call."""
+    """Raises ArgumentError unless a tensor can be broadcast to the scores of the call."""
     if not is_array(tensor):
         return
     check_broadcast(name, tuple(tensor.shape), sizes)

@@ -1,4 +1,4 @@
-"""Score and mask functions by name, for commands and texts of problems.
+"""Score and mask functions by name, for commands and problem strings.
 
 A name is a value of flashsmith.scores or flashsmith.masks, or 'module:function'. Values are
 combined as in Python: 'alibi+softcap', 'documents&causal', '~window(9)'. A value's arguments are
@@ -47,7 +47,7 @@ MASKS = {
     "intervals": "int32[q,2]",
     "blocks": "bool[(q+127)//128,(k+127)//128], 128",
 }
-# Masks whose tensors have indices of keys, not numbers of documents.
+# Masks whose tensors hold key indices, not document numbers.
 _OF_KEYS = ("intervals", "prefix_tree")
 _N_DOCUMENTS = 4
 _LOADED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)
@@ -74,19 +74,19 @@ Wrap = Callable[[np.ndarray], Any]
 
 
 def score_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) -> Function:
-    """The score function that a text such as 'alibi+softcap' or 'package.module:function' names.
+    """The score function that a string such as 'alibi+softcap' or 'package.module:function' names.
 
     The tensors that are arguments of values are drawn with ``seed``; ``wrap`` converts them from
     NumPy arrays.
 
-    Raises ArgumentError for any other text, a module or function that cannot be loaded, and
+    Raises ArgumentError for any other string, a module or function that cannot be loaded, and
     arguments that the value refuses.
     """
     return _Text("score", text, sizes, seed, wrap).function()
 
 
 def mask_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) -> Any:
-    """The mask function that a text such as 'documents(int32[b,s])&causal' names, or the bool
+    """The mask function that a string such as 'documents(int32[b,s])&causal' names, or the bool
     tensor of 'bool[q,k]'.
 
     The other arguments and the errors are those of score_named().
@@ -97,7 +97,7 @@ def mask_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) 
 
 
 def bias_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) -> Any:
-    """The tensor that a text such as 'float32[b,h,q,k]' describes.
+    """The tensor that a string such as 'float32[b,h,q,k]' describes.
 
     The other arguments and the errors are those of score_named().
     """
@@ -108,7 +108,7 @@ def bias_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) 
 
 
 class _Text:
-    """A text that names a function or a tensor, and what its names mean."""
+    """A string that names a function or a tensor, and what the names in it mean."""
 
     def __init__(self, what: str, text: str, sizes: Sizes, seed: int, wrap: Wrap) -> None:
         self.what, self.text, self.wrap = what, text, wrap
@@ -127,7 +127,7 @@ class _Text:
         return found
 
     def tensor(self) -> Any:
-        """The tensor that the text describes; None for other texts."""
+        """The tensor that the string describes; None if it does not describe a tensor."""
         node = self._parsed(self._without_paths())
         return self._argument(node, _N_DOCUMENTS) if isinstance(node, ast.Subscript) else None
 
@@ -140,7 +140,7 @@ class _Text:
         )
 
     def _without_paths(self) -> str:
-        """The text with an identifier in place of each module:function."""
+        """The string with an identifier in place of each module:function."""
 
         def replaced(match: re.Match[str]) -> str:
             name = f"_loaded{len(self.loaded)}"

@@ -82,7 +82,7 @@ def compare_orders(
     A problem stands for the config that attention() uses for it.
 
     Args:
-        first, second: the short form of a config, or the text of a problem such as 'b1 s4096 h32
+        first, second: the short form of a config, or a problem string such as 'b1 s4096 h32
             d128 bf16 causal'.
         device: as for ``choose``. None is this machine's first GPU; if a config is given, it is the
             first architecture that can run both kernels.

@@ -166,7 +166,8 @@ def package_contents(
 
 
 def known_devices(arch: int) -> tuple[DeviceSpec, ...]:
-    """The known GPUs of an architecture; if none is known, a GPU that stands for the architecture.
+    """The known GPUs of an architecture or, if there are none, one GPU that stands for the
+    architecture.
 
     Raises ArgumentError if the architecture is not supported.
     """
@@ -175,7 +176,7 @@ def known_devices(arch: int) -> tuple[DeviceSpec, ...]:
 
 
 def _grid_devices(table: WinnersTable, arch: int) -> tuple[DeviceSpec, ...]:
-    """The known GPUs of an architecture that were measured, or all of them if none was."""
+    """An architecture's known GPUs with measurements or, if there are none, all its known GPUs."""
     known = known_devices(arch)
     gpus = {entry.key.gpu for entry in table if entry.key.arch == arch}
     return tuple(one for one in known if any(same_gpu(one.name, gpu) for gpu in gpus)) or known
@@ -195,8 +196,8 @@ def widths_of(arch: int, operation: str) -> tuple[HeadDims, ...]:
 
 
 def _widths(arch: int, kind: str, asked: Sequence[HeadDims] | None) -> Iterator[HeadDims]:
-    """Those widths in ``asked`` for which a kind of call has kernels; if ``asked`` is None, all of
-    them."""
+    """The widths in ``asked`` for which a kind of call has kernels; if ``asked`` is None, all such
+    widths."""
     operation = Problem.parse(f"s1 d64 fp16 {kind}").operation
     if asked is None:
         yield from widths_of(arch, operation)
@@ -212,9 +213,9 @@ def _widths(arch: int, kind: str, asked: Sequence[HeadDims] | None) -> Iterator[
 
 
 def _served_by(dims: HeadDims) -> HeadDims:
-    """The widths of the largest calls that kernels of the given widths serve. They are the same
-    widths, except for a pair of equal widths such as 256:256, which no call has: there d_v is
-    smaller."""
+    """The widths of the largest calls that kernels of the given widths serve. These are the
+    kernels' own widths, except for a pair of equal widths such as 256:256: no call has this pair,
+    so d_v is smaller."""
     if isinstance(dims, HeadPair) and dims.d_head == dims.d_v:
         return dims._replace(d_v=dims.d_v - D_STEP)
     return dims
@@ -242,7 +243,7 @@ def _measured_problems(table: WinnersTable, arch: int) -> Iterator[tuple[Problem
 
 
 def _is_of_kind(problem: Problem, wanted: Problem) -> bool:
-    """Whether two problems differ only in their sizes, in whether tiles are whole, and in the
+    """Whether two problems differ at most in their sizes, in whether tiles are whole, and in the
     window."""
 
     def sizeless(one: Problem) -> Problem:
@@ -258,8 +259,8 @@ def _chosen(
     grid: Sequence[tuple[Problem, DeviceSpec]],
     table: WinnersTable,
 ) -> Iterator[PackedKernel]:
-    """The kernels for problems of one kind: all that are chosen for measured problems, and a few
-    that are enough for the grid."""
+    """The kernels for problems of one kind: all kernels that are chosen for measured problems, and
+    a few that suffice for the grid."""
     few: dict[KernelConfig, None] = {}
     if grid[0][0].operation == WRITE_SLOTS.name:  # one kernel serves all sizes
         config = write_config(grid[0][0])
@@ -303,8 +304,8 @@ def _expected(
     problem: Problem, device: DeviceSpec, table: WinnersTable, deterministic: bool
 ) -> Expectation | None:
     """Does the same as chooser.choice.expectation, but with the given table. Returns None if the
-    device has no kernel for the problem, or if ``deterministic`` and none gives the same bits in
-    every run."""
+    device has no kernel for the problem, or if ``deterministic`` is set and no kernel gives the
+    same bits in every run."""
     represented = without_batch(problem)
     try:
         evidence = gather(represented, device, table, deterministic=deterministic)

@@ -61,7 +61,7 @@ class AnyLength:
     """The configs that together serve a problem on a device, for every batch and length that was
     examined.
 
-    problem: the problem; its batch and lengths mean nothing. count: how many problems were
+    problem: the problem; its batch and lengths have no meaning. count: how many problems were
     examined. chosen: how many different configs choose() chooses for them. configs: for each
     semantics, the configs that must be compiled for it.
     """
@@ -96,10 +96,10 @@ class AnyLength:
 
 
 def parse_any_length(text: str) -> Problem:
-    """Parses a problem without batch and lengths, such as 'h32:8 d128 bf16 causal'; they are set to
-    1.
+    """Parses a problem without batch and lengths, such as 'h32:8 d128 bf16 causal', and sets these
+    to 1.
 
-    Raises ArgumentError if the text has a batch or a length, or for the reasons for which
+    Raises ArgumentError if the string has a batch or a length, or for the reasons for which
     Problem.parse does.
     """
     for word in text.lower().split():
@@ -181,7 +181,7 @@ def choose_for_any_length(
 def build_for_any_length(
     found: AnyLength, *, progress: Progress | None = None
 ) -> list[KernelLibrary]:
-    """Builds all these kernels and returns their libraries.
+    """Builds all these kernels and returns the libraries that contain them.
 
     Kernels in the cache are not built again. Raises the errors of ``build``.
     """
@@ -249,8 +249,11 @@ def _with_sizes(problem: Problem, sizes: CallSizes) -> Problem:
 
 
 def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
-    """The sizes to examine from the table: for each entry for the problem's operation and d_head
-    and the device's architecture, those of its key and those of its measured problem."""
+    """The sizes to examine from the table.
+
+    They come from each entry for the problem's operation, the problem's d_head and the device's
+    architecture: the sizes in its key, and the sizes of the problem it was measured on.
+    """
     found: set[CallSizes] = set()
     for entry in WinnersTable.merged():
         key = entry.key
@@ -267,8 +270,8 @@ def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
 def compiled_for(kind: Semantics, problem: Problem) -> list[Semantics]:
     """The semantics for which kernels of a kind must be compiled, for the problem's widths.
 
-    If the problem's d is less than d_head, or its d_v less than the kernel's, no tile is whole, so
-    only the semantics for uneven lengths are needed.
+    If the problem's d is less than d_head, or its d_v is less than the kernel's d_v, no tile is
+    whole. Then only the semantics for uneven lengths are needed.
     """
     uneven, d, d_v = replace(kind, uneven=True), problem.d, problem.d_v
     whole = d_head_for(problem) == (d if d == d_v else (d, d_v))

@@ -31,7 +31,7 @@ KNOWN = Path(__file__).with_name("spills.json")
 
 
 class Spill(NamedTuple):
-    """What is known about a slow kernel.
+    """The known facts about a slow kernel.
 
     stored, loaded: bytes per thread that are spilled. instead: the config that replaces the slow
     kernel's config, or None. ratio: the time of the kernel divided by the time of the replacement,
@@ -61,10 +61,10 @@ class Spill(NamedTuple):
 
 
 def known_spill(config: Any, problem: Problem, device: DeviceSpec) -> Spill | None:
-    """What is known about the kernel of a config for a problem on a device; None if it has no fault
-    or was not examined.
+    """The known fault of a config's kernel for a problem on a device; None if it has no fault, or
+    was not examined.
 
-    Over a cache, what this process has built is ignored: a sequence must have the same bits in
+    Over a cache, kernels built by this process are ignored: a sequence must have the same bits in
     every batch, whichever kernels were built before.
     """
     semantics = problem.required_semantics(config)
@@ -90,7 +90,7 @@ def _noted(config: Any, arch: int, semantics: Semantics) -> Spill | None:
 
 
 def replacements() -> Iterator[tuple[KernelConfig, Semantics]]:
-    """The configs that replace others, each with the semantics for which it is compiled."""
+    """The configs that replace slow ones, each with the semantics for which it is compiled."""
     for (_, semantics, _), known in _known().items():
         if known.instead is not None:
             yield known.instead, Semantics.parse(semantics)

@@ -169,7 +169,8 @@ def bench(
 
 
 def _named(problems: Sequence[str] | None, cells: str | None) -> tuple[Problem, ...]:
-    """The problems given as texts and as names of sets, without duplicates."""
+    """The problems that were given directly and the problems of the named sets, without
+    duplicates."""
     from flashsmith.benchmark.problems import named_problems, parse_problems
 
     named = parse_problems(problems) if problems else ()

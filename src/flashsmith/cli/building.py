@@ -274,7 +274,7 @@ def _problems_of(model: Path, gradients: bool, reporter: ProgressReporter) -> li
 
 
 def _counts(text: str) -> list[int]:
-    """Parses the numbers of ranks in a text such as '2,4,8'."""
+    """Parses the numbers of ranks in a string such as '2,4,8'."""
     counts = [whole_number(word.strip()) for word in text.split(",")]
     if not all(counts):
         raise ArgumentError(f"--ranks={quoted(text)}: give numbers of ranks, such as 2 or 2,4,8")

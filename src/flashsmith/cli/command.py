@@ -25,7 +25,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Typer's method, with two more errors.
 
-        Raises ArgumentError for a text that the shell split at its spaces. Raises it also for an
+        Raises ArgumentError for a string that the shell has split at spaces. Raises it also for an
         option that is given twice, because Typer would silently use only the last value.
         """
         if ctx.resilient_parsing:  # The shell is completing an unfinished command

@@ -179,7 +179,7 @@ class _Sizes(NamedTuple):
     semantics: str | None
 
     def text(self) -> str:
-        """The text of a problem that gets functions, without the functions."""
+        """The string for a problem that gets functions, without the functions' words."""
         self._check_alone()
         usual = {"b": (self.batch, 2), "s": (self.seq, 150), "h": (self.heads, 4)}
         sizes = [f"{key}{it if size is None else size}" for key, (size, it) in usual.items()]
@@ -223,7 +223,7 @@ def _has_functions(problem: str | None) -> bool:
 
 
 def _check_without_functions(options: dict[str, object]) -> None:
-    """Raises ArgumentError if an option is given that has no meaning when functions are proven."""
+    """Raises ArgumentError if an option is given that has no meaning when functions are checked."""
     given = [name for name, value in options.items() if value is not None]
     if given:
         raise ArgumentError(
@@ -235,7 +235,7 @@ def _check_without_functions(options: dict[str, object]) -> None:
 def _run_functions(
     text: str, kernels: str | None, arch: str | None, seed: int, as_json: bool
 ) -> None:
-    """Proves the functions of a problem and prints the checks."""
+    """Checks the functions of a problem and prints the results."""
     from flashsmith.benchmark.functions_table import print_function_report
     from flashsmith.benchmark.run_functions import read_functions, run_functions
     from flashsmith.runtime.target import choose_target
@@ -259,7 +259,7 @@ def _run_functions(
 def _parse_window(text: str) -> tuple[int | None, int | None]:
     """Parses the text as (left, right).
 
-    Raises ArgumentError unless the text has two limits, each a whole number or empty.
+    Raises ArgumentError unless the string has two limits, each a whole number or empty.
     """
     words = [word.strip() for word in text.split(",")]
     if len(words) != 2 or not all(re.fullmatch(r"\d{0,9}", word, re.ASCII) for word in words):

@@ -18,7 +18,7 @@ from flashsmith.printable import printable
 FAILED = 1
 ERROR = 2
 
-# The possible values of KERNELS, as help texts describe them.
+# The possible values of KERNELS, as described in the CLI's help.
 KERNEL_KEYS = (
     "prog, prog-all, tune, space, cover, all, hopper, backward, hopper-backward, hopper-dq, "
     "decode, latent, latent-mma, 'B_r,B_c', a set of your own, or short forms separated by ';'"

@@ -24,8 +24,10 @@ def reduced_per_clock(device: DeviceSpec) -> float:
 
 
 def joined(bounds: Sequence[float]) -> float:
-    """The cycles that overlapping kinds of work take on an SM: those of the longest kind plus a
-    small share of those of the others."""
+    """The cycles that an SM takes for several kinds of work that overlap.
+
+    This is the time of the longest kind plus a small share of the other kinds' times.
+    """
     return float(sum(bound**_NORM for bound in bounds) ** (1 / _NORM))
 
 

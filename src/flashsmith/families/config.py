@@ -85,7 +85,7 @@ class KernelConfig:
     # --- names -----------------------------------------------------------------------------------
 
     def _shape(self, include_d_head: bool) -> str:
-        """The tuple of the short form, as text."""
+        """The tuple of the short form, as a string."""
         shown = [name for name in self.SHAPE if include_d_head or name != "d_head"]
         values = [
             value.name if isinstance(value, DType) else str(value)
@@ -116,8 +116,8 @@ class KernelConfig:
         async+swizzled+load_0_2_2_tiles+opt_softmax'.
 
         Args:
-            include_d_head: whether the tuple contains the head dimension.
-            include_tup: whether the text contains the tuple.
+            include_d_head: whether the tuple contains the head dimension. include_tup: whether the
+            short form contains the tuple.
         """
         features = "+".join(self._feature_words())
         if not include_tup:
@@ -182,13 +182,12 @@ class KernelConfig:
         max_threads: int = MAX_THREADS_PER_SM,
         max_ctas: int = MAX_CTAS_PER_SM,
     ) -> dict[str, int]:
-        """The number of CTAs that each resource of an SM allows, by the resource's name.
+        """How many CTAs each resource of an SM allows, keyed by the resource's name.
 
         Args:
             max_smem_bytes: bytes of shared memory of an SM.
             registers: registers per thread as the compiler reports them; with None or 0, registers
-                are left out.
-            max_threads, max_ctas: the limits of an SM.
+            are not considered. max_threads, max_ctas: the limits of an SM.
         """
         limits = {
             "shared memory": max_smem_bytes // (self.smem_bytes() + RESERVED_SMEM_PER_CTA),

@@ -110,8 +110,8 @@ def device_spec(name_or_arch: str | int) -> DeviceSpec:
 
 
 def architecture_number(text: object) -> int | None:
-    """The number of an architecture (80 for 80, '80', 'sm_80', 'sm_80a'); None if the text is
-    something else."""
+    """The number of an architecture (80 for 80, '80', 'sm_80', 'sm_80a'); None for anything
+    else."""
     plain = re.sub(r"[\s_-]+", "", str(text)).lower()
     match = re.fullmatch(r"(?:sm)?(\d{2,3})", plain, re.ASCII) or re.fullmatch(
         r"sm(\d{2,3})[af]", plain, re.ASCII

@@ -101,9 +101,9 @@ class Family:
     """A family of kernels: a config class, C++ sources, and everything else in which families
     differ.
 
-    A subclass must set the attributes without a value, and overrides the methods that concern its
-    kernels. The defaults are for families without the respective feature. `cfg` is always a config
-    of the family.
+    A subclass must set the attributes that have no value here, and overrides the methods that
+    concern its kernels. The defaults are for families without the respective feature. `cfg` is
+    always a config of the family.
     """
 
     # The class of the family's configs; its attribute FAMILY is the family's name.
@@ -129,7 +129,7 @@ class Family:
     target_suffix: str = ""
     # Whether tensors must be suitable for TMA, which excludes strides of 0 or less.
     needs_tma: bool = False
-    # Whether a CTA may compute several tiles one after the other.
+    # Whether a CTA may compute several tiles, one after another.
     persistent: bool = False
     # Whether a kernel of this family that spills is so slow that it is neither measured nor
     # shipped.
@@ -207,7 +207,7 @@ class Family:
         return all(rule.predicate(None, device) for rule in self.rules if not rule.knobs)
 
     def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
-        """The reason why the family has no kernel for a problem on a device; None if it has one."""
+        """Why the family has no kernel for a problem on a device; None if it has one."""
         return None
 
     def gradients_of(self, cfg: Any) -> str:
@@ -243,7 +243,7 @@ class Family:
         return True
 
     def adapt_to_queries(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Any:
-        """The config for a problem.
+        """The config for a problem, as a replacement for `cfg`.
 
         `cfg` was chosen without regard to the number of queries. The replacement gives the same
         bits as `cfg` for sequences with few queries.
@@ -251,12 +251,15 @@ class Family:
         return cfg
 
     def adapt_to_registers(self, cfg: Any, semantics: Semantics) -> Any:
-        """The config to use instead of `cfg` if `cfg`'s kernel has too few registers for these
-        semantics; mostly `cfg` itself. For semantics without measurements."""
+        """The config to use instead of `cfg` for these semantics, which have no measurements.
+
+        It differs from `cfg` if `cfg`'s kernel would have too few registers.
+        """
         return cfg
 
     def has_more_arguments(self, cfg: Any) -> bool:
-        """Whether the config's kernels take more arguments than the family's function type has."""
+        """Whether the config's kernels take more arguments than the family's function type
+        declares."""
         return False
 
     def adapt_to_program(self, cfg: Any, semantics: Semantics) -> Any:
@@ -302,7 +305,7 @@ class Family:
         return True
 
     def neighbours(self, cfg: Any) -> list[Any]:
-        """The configs that are one search step away from the config, worth measuring, and legal on
+        """The configs one search step away from `cfg` that are worth measuring and legal on
         roomiest_device(). The neighbours of a canonical config are canonical."""
         found = dict.fromkeys(other for other in self.moves(cfg) if self.worth_searching(other))
         device, rules = self.roomiest_device, self.rules
@@ -315,13 +318,15 @@ class Family:
         ]
 
     def adapt_to_heads(self, cfg: Any, problem: Problem) -> Any:
-        """`cfg`, or a config with other tiles if those of `cfg` are for a different number of query
-        heads per K/V head than the problem's."""
+        """`cfg`, or a config with other tiles if its tiles do not suit the problem's head ratio.
+
+        The head ratio is the number of query heads per K/V head.
+        """
         return cfg
 
     def pack_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-        """Legal variants of `cfg` in which the rows of a tile are the query heads of a group: first
-        without split keys, then with them. Returns () if packing would not save many tiles."""
+        """Legal variants of `cfg` whose tile rows are a group's query heads; variants that split
+        keys come last. Returns () if packing would not save many tiles."""
         return ()
 
     def splits_keys(self, cfg: Any) -> bool:
@@ -330,13 +335,13 @@ class Family:
         return False
 
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-        """Legal variants of `cfg` that split the keys of a tile into parts; Returns () if the tiles
-        already fill the device."""
+        """Legal variants of `cfg` that split a tile's keys into parts; () if the tiles fill the
+        device."""
         return ()
 
     @cached_property
     def roomiest_device(self) -> DeviceSpec:
-        """The known GPU with the most shared memory among those on which the family runs."""
+        """Of the known GPUs on which the family runs, the one with the most shared memory."""
         served = [device for device in KNOWN_DEVICES if self.runs_on(device)]
         return max(served, key=lambda device: device.max_smem_per_block)
 
@@ -354,7 +359,8 @@ class Family:
 
     def plan_costs(self, gpu: str) -> Sequence[float]:
         """The arguments of flashsmith_set_plan_costs() for the GPU with this name: the cost figures
-        with which the C++ code then plans calls. () if planning uses no cost model."""
+        with which the C++ code then plans calls. Returns Returns () if planning uses no cost
+        model."""
         return ()
 
     def compile_cost(self, cfg: Any) -> float:
@@ -412,7 +418,7 @@ class Family:
         return {}
 
     def registers_in_words(self, cfg: Any, registers: int) -> str:
-        """The registers per thread as text."""
+        """The registers per thread as a string."""
         return f"{registers} of 255"
 
     def multiplies_with(self, cfg: Any) -> tuple[str, ...]:
@@ -420,8 +426,8 @@ class Family:
         return ()
 
     def loop_tiles(self, cfg: Any) -> tuple[int, int] | None:
-        """The rows of a CTA's tile, and the keys of a loop step; None if the kernels have no such
-        loop."""
+        """How many rows a CTA's tile and how many keys a loop step has; None if kernels have no
+        such loop."""
         return None
 
     # Whether all loop steps of a launch do the same work, so that performance counters are
@@ -556,7 +562,7 @@ def _check_knobs(config_class: Any) -> None:
 
 
 def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
-    """Raises ArgumentError if the short forms could be read as another family's."""
+    """Raises ArgumentError if the family's short forms could be mistaken for another family's."""
     name, word, suffix = config_class.__name__, config_class.LEADING_WORD, config_class.SHAPE_SUFFIX
     is_first = next(iter(FAMILIES), config_class.FAMILY) == config_class.FAMILY
     if not is_first and not word and not suffix:
@@ -613,7 +619,7 @@ def load_installed_families() -> bool:
     """Registers the families of installed packages.
 
     Each entry point in the group flashsmith.families is a callable that registers families. Returns
-    whether this call found any.
+    whether this call found any entry points.
 
     If an entry point fails, the failure is logged once as a warning, and the other families can be
     used. Errors about unknown names mention the failure, through `installed_failures`.

@@ -38,7 +38,8 @@ _OTHERS = (
 
 @lru_cache(maxsize=256)
 def gpu_name(text: str) -> str:
-    """The name of a GPU without maker, memory and socket: 'H100' for 'NVIDIA H100 80GB HBM3'.
+    """The name of a GPU without its maker, memory size and socket: 'H100' for 'NVIDIA H100 80GB
+    HBM3'.
 
     Words that stand for another number of SMs or another clock are kept (PCIe, NVL, Laptop, a MIG
     slice).
@@ -65,7 +66,7 @@ def without_board(text: str) -> str:
 
 
 def why_not_served(text: str) -> str:
-    """The reason why no kernel runs on the device with this name: the device is too old, not from
+    """Why no kernel runs on the device with this name: the device is too old, not from
     NVIDIA, or a MIG slice, whose limits are unknown here. '' if there is no such reason."""
     name = without_board(text)
     for pattern, arch in _TOO_OLD:

@@ -37,7 +37,7 @@ PAIRS = (
 
 
 def tile_columns(columns: int) -> int:
-    """How many columns of shared memory a tile of ``columns`` takes: whole panels of 32.
+    """How many columns of shared memory a tile of ``columns`` takes, in whole 32-column panels.
 
     Tiles of 72 and 80 columns are padded with columns of zeros.
     """
@@ -45,7 +45,7 @@ def tile_columns(columns: int) -> int:
 
 
 def is_whole(columns: int) -> bool:
-    """Whether a tile of ``columns`` needs no padding with zeros (those of 72 and 80 columns do).
+    """Whether a tile of ``columns`` needs no zero padding (72 and 80 columns do need it).
     Config sets and covering arrays contain only such widths."""
     return tile_columns(columns) == columns
 
@@ -56,7 +56,7 @@ def step_columns(columns: int) -> int:
 
 
 def fitting_dims(problem: Problem, known: Iterable[HeadDims]) -> list[HeadDims]:
-    """Those of the given widths whose kernels can compute a problem, the narrowest first.
+    """The widths, of those given, whose kernels can compute a problem; the narrowest first.
 
     These are pairs if the problem's d_v differs from d, and single widths otherwise.
     """
@@ -68,7 +68,7 @@ def fitting_dims(problem: Problem, known: Iterable[HeadDims]) -> list[HeadDims]:
 
 
 def split_dims(knobs: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the knobs in which a HeadPair as `d_head` becomes the numbers `d_head` and
+    """A copy of the knobs in which a HeadPair given as `d_head` becomes numbers `d_head` and
     `d_v`."""
     widths = knobs["d_head"]
     return knobs | widths._asdict() if isinstance(widths, HeadPair) else knobs
@@ -92,7 +92,7 @@ def d_v_knob() -> Any:
 
 
 def pair_rule(pairs: tuple[HeadPair, ...]) -> Rule:
-    """The rule that d_head and a d_v other than 0 must form a pair for which there are kernels."""
+    """The rule that d_head and a nonzero d_v must form a pair for which kernels exist."""
     listed = ", ".join(map(str, pairs))
     return Rule(
         "d_v_supported",

@@ -22,7 +22,8 @@ from flashsmith.safe_json import whole_number
 
 
 def get_kernels_to_build() -> list[KernelConfig]:
-    """The set 'all', sorted: the configs that `flashsmith build` compiles if nothing is selected.
+    """The set 'all', sorted: the configs that `flashsmith build` compiles unless others are
+    selected.
 
     To add a config to the package, add such a line here:
 
@@ -51,7 +52,8 @@ def config_sets() -> Mapping[str, ConfigSet]:
 
 
 def get_kernel_configs(key: str | None = None) -> list[KernelConfig]:
-    """The configs that `key` selects. If it is not given, the environment variable KERNELS is used.
+    """The configs that `key` selects; without a `key`, the environment variable KERNELS selects
+    them.
 
     `key` is the name of a built-in set (prog, prog-all, tune, space, cover, all, hopper, backward,
     hopper-backward, hopper-dq, decode, latent, latent-mma); or "B_r,B_c", which stands for the
@@ -94,7 +96,7 @@ def _select(key: str) -> Sequence[KernelConfig] | None:
 
 
 def _why_unknown(key: str) -> str:
-    """The reason why `key` selects nothing, as far as it can be found: `key` is a folder, a missing
+    """Why `key` selects nothing, as far as this can be determined: `key` is a folder, a missing
     file, the name of a family, or a typo."""
     if os.path.isdir(key):
         return "is a folder; give a file in it;"
@@ -138,7 +140,7 @@ def by_family(configs: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
 
 
 def _valid_keys() -> str:
-    """The keys of all sets with their numbers of configs, as text for an error message."""
+    """The keys of all sets, each with the number of its configs, for an error message."""
     # A key that contains a comma is quoted, because commas separate the keys.
     listed = ", ".join(
         f"{repr(name) if ',' in name else name} ({'cannot be loaded' if size is None else size})"

@@ -1,4 +1,4 @@
-"""Knob: a field of a config; everything about it is in one declaration.
+"""Knob: a field of a config, whose single declaration contains everything about it.
 
 The declaration contains the type and the neutral default, the meaning, the word in short forms, the
 values in legal configs, and what each value does in the kernel. Short forms, the parser, the rules
@@ -58,7 +58,7 @@ def knob(
 
 
 class KnobGroup(NamedTuple):
-    """Several knobs that short forms combine in one word, such as load_0_2_2_tiles.
+    """Several knobs that a short form combines into one word, such as load_0_2_2_tiles.
 
     word: the word, with {} in place of each number. knobs: the names of the knobs. letters: for
     `form`, a letter for each number. what: the name of these knobs in errors. example: numbers that
@@ -96,8 +96,7 @@ def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
 
 
 def feature_words(declared: Field[Any]) -> tuple[str, ...]:
-    """The words that stand for a knob in short forms. If a word is followed by a number, the number
-    is left out."""
+    """The words that stand for a knob in short forms, without the numbers that may follow them."""
     word = declared.metadata["word"]
     if word is None:
         return ()
@@ -106,8 +105,10 @@ def feature_words(declared: Field[Any]) -> tuple[str, ...]:
 
 
 def feature_of(config_class: Any, word: str) -> dict[str, Any] | None:
-    """The fields that a feature of a short form sets, with numbers as text. Returns {} for the
-    leading word, and None if the class has no such feature."""
+    """The fields that a feature of a short form sets, with numbers as strings.
+
+    Returns {} for the leading word, and None if the class has no such feature.
+    """
     if word and word == config_class.LEADING_WORD:
         return {}
     for group in config_class.GROUPS:

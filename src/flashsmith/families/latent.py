@@ -18,7 +18,7 @@ from flashsmith.families.tile_work import CallWork, rates_of
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
-# The pairs of widths that kernels exist for: a cache row's, and that of its value columns.
+# The pairs of widths that kernels exist for: the width of a cache row, and of its value columns.
 PAIRS = (HeadPair(320, 256), HeadPair(576, 512))
 
 # --- knobs ---------------------------------------------------------------------------------------

@@ -46,8 +46,7 @@ def legal_completions(
 
 @cache
 def rules_due(space: LegalSpace, settled: frozenset[str], knob: str) -> tuple[Rule, ...]:
-    """The rules that can be checked once `knob` is settled in addition to `settled`, but not
-    before."""
+    """The rules that become checkable when `knob` is settled in addition to the `settled` knobs."""
     now = settled | {knob}
     return tuple(rule for rule in space.rules if knob in rule.knobs and set(rule.knobs) <= now)
 

@@ -17,9 +17,10 @@ D_STEP = 8
 
 
 def supported_d_heads() -> tuple[int, ...]:
-    """The values of d_head for which there are forward kernels, smallest first.
+    """The values of d_head that have forward kernels, smallest first.
 
-    Only families with a cost model count, because attention() chooses only among their kernels.
+    Only families with a cost model are considered, because attention() chooses only among their
+    kernels.
     """
     modelled = (family for family in families("forward") if family.has_cost_model)
     values = (family.knob_values["d_head"] for family in modelled)
@@ -104,7 +105,7 @@ def padding_advice(d: int) -> str:
 
 
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
-    """Advice for keys, a tensor 'k' or 'k_cache', whose d is not q's.
+    """Advice for a tensor of keys ('k' or 'k_cache') whose d differs from q's.
 
     The advice mentions the scale, because padding changes d and thus the default scale.
     """

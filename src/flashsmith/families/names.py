@@ -21,7 +21,7 @@ EXAMPLES = (
     "(FP16, 128, 128, 128, 2wg): tma+stages_2+q_buffers_1+regs_24_240",
 )
 
-# The maximum length of a text that is parsed; kernel names and table rows are far shorter.
+# The maximum length of a string that is parsed; kernel names and table rows are far shorter.
 MOST_CHARACTERS = 10_000
 
 # rich separates columns by box-drawing characters.
@@ -80,7 +80,7 @@ def _parse(text: str, derived: ConfigClass | None) -> KernelConfig:
     shape, features = matches[0].groups()
     parts = [part.strip() for part in shape.split(",")]
     words = [word.strip() for word in features.split("+")]
-    # A text that looks like no other family's is parsed as the first family's.
+    # A string that looks like no family's name is parsed as a name of the first family.
     like = (cls for cls in classes[1:] if _is_like(parts, words, cls))
     return _from_short_form(text, parts, words, next(like, classes[0]))
 

@@ -52,7 +52,7 @@ def supported(
     """The rule that a knob must have one of the values in its declaration.
 
     Args:
-        must_be: the text after '... must be'; {} is replaced by the list of values.
+        must_be: the words after '... must be'; {} is replaced by the list of values.
         name: the name of the rule; '' stands for the name of the knob followed by '_supported'.
     """
     allowed = config_class.__dataclass_fields__[knob].metadata["values"]

@@ -24,7 +24,6 @@ def change_one_knob(cfg: Config, fixed: Sequence[str]) -> Iterator[Config]:
 def with_neighbours(
     candidates: Sequence[Config], moves: Callable[[Config], Iterable[Config]], device: DeviceSpec
 ) -> list[Config]:
-    """Those of the candidates, and of the configs that `moves` makes from them, that are legal on a
-    device."""
+    """The legal configs among the candidates and the configs that `moves` derives from them."""
     steps = (other for cfg in candidates for other in moves(cfg))
     return [cfg for cfg in dict.fromkeys([*candidates, *steps]) if is_legal(cfg, device)]

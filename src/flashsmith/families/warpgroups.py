@@ -1,7 +1,7 @@
 """The common parts of the families with warpgroups.
 
 Their kernels multiply with wgmma. One warpgroup, the producer, copies by TMA. The others are
-consumers, which take over some of the producer's registers (setmaxnreg).
+consumers, which receive some of the producer's registers (setmaxnreg).
 """
 
 from __future__ import annotations

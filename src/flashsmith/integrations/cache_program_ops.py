@@ -1,9 +1,10 @@
 """attention_with_cache() with score and mask functions as PyTorch custom ops.
 
-A program is an op's text, and the tensors and numbers that its functions capture are arguments, as
-for ``flashsmith::attention_of_program``. ``flashsmith::attention_of_program_with_cache`` only reads
-the caches, and ``flashsmith::attention_of_program_with_cache_appended`` appends to them. Both
-return the output and the log-sum-exp, which is empty if it was not requested.
+An op takes a program as a string, and the tensors and numbers that its functions capture as
+arguments, as for ``flashsmith::attention_of_program``.
+``flashsmith::attention_of_program_with_cache`` only reads the caches, and
+``flashsmith::attention_of_program_with_cache_appended`` appends to them. Both return the output and
+the log-sum-exp, which is empty if it was not requested.
 """
 
 from __future__ import annotations

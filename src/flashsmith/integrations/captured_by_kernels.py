@@ -37,8 +37,8 @@ class Lengths(NamedTuple):
 
 
 class Coordinates(NamedTuple):
-    """One sequence's contributions to a read, in a shape that broadcasts to (heads, queries, keys),
-    and the values of the symbols at those elements."""
+    """One sequence's contributions to a read, broadcastable to (heads, queries, keys), and the
+    values of the symbols at those elements."""
 
     parts: torch.Tensor
     values: Mapping[str, Any]
@@ -124,7 +124,8 @@ class ScoreSums:
 
     def fits(self, node: Typed, shape: tuple[int, ...]) -> bool:
         """Whether the score elements along the axis 'elements' all read different elements of a
-        tensor of this shape. If the tensor is shorter than a sequence, some do not."""
+        tensor of this shape. If the tensor is shorter than a sequence, some elements are read more
+        than once."""
         indices: tuple[Typed, ...] = node.operands[2:]
         longest = (Q, self.lengths.longest_q), (K, self.lengths.longest_k)
         return all(shape[indices.index(it)] >= length for it, length in longest)
@@ -197,8 +198,8 @@ class ScoreSums:
             yield Coordinates(parts, values)
 
     def _by_distance(self, strips: torch.Tensor) -> torch.Tensor:
-        """Adds up strips (heads, strips, 2 TILE) to sums (heads, distances). The first distance is
-        1 - longest_q."""
+        """Adds up strips (heads, strips, 2 TILE), which gives sums (heads, distances). The first
+        distance is 1 - longest_q."""
         heads, count, _ = strips.shape
         sums = strips.new_zeros(heads, count + 1, TILE)
         sums[:, :-1] += strips[..., :TILE]
@@ -225,8 +226,8 @@ def _lengths(saved: Any, options: ForwardOptions) -> Lengths:
 
 
 def is_whole(node: Typed, sums: torch.Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether the sums along 'elements' are already the whole gradient of a tensor of this shape,
-    apart from dimensions of size 1."""
+    """Whether the sums along 'elements' form the whole gradient of a tensor of this shape, up to
+    dimensions of size 1."""
     sizes = dict(zip((B, H, Q, K), sums.shape, strict=True))
     indices: tuple[Typed, ...] = node.operands[2:]
     read = [it for it in sizes if it in indices]

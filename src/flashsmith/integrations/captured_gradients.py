@@ -1,12 +1,12 @@
 """Gradients of the float tensors that a score function reads.
 
-The gradient of one value is a sum over all score elements that read it. Each contributes dS = P (dP
-- D), times the derivative of the new score with respect to the read. On a GPU, kernels compute
-these sums if the indices depend on the head, the query, the key or the distance; see
-captured_by_kernels.py. For other indices PyTorch's operations compute dS for blocks of rows in fp32
-and float64. The order of every summation is fixed, so that the bits repeat: dimensions that no
-index depends on are summed first, and the remaining sums are added by PyTorch's deterministic
-index_put_().
+The gradient of one value is a sum over all score elements that read the value. Each element
+contributes dS = P (dP - D), times the derivative of the new score with respect to the read. On a
+GPU, kernels compute these sums if the indices depend on the head, the query, the key or the
+distance; see captured_by_kernels.py. For other indices PyTorch's operations compute dS for blocks
+of rows in fp32 and float64. The order of every summation is fixed, so that the bits repeat:
+dimensions that no index depends on are summed first, and the remaining sums are added by PyTorch's
+deterministic index_put_().
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class _Totals:
         return self._sums[place]
 
     def put(self, place: int, total: torch.Tensor) -> bool:
-        """Makes this fp32 tensor the gradient of tensor ``place``; returns False if something was
-        already added to that gradient."""
+        """Makes this fp32 tensor the gradient of tensor ``place``; returns False if that gradient
+        is not empty."""
         return self._sums.setdefault(place, total) is total
 
     def gradient(self, place: int) -> torch.Tensor:
@@ -247,8 +247,7 @@ def _end(first: int, length: int | None) -> int:
 
 
 def _add(total: torch.Tensor, block: _ScoreBlock, node: Typed, slope: Typed) -> None:
-    """Adds to ``total`` what a block contributes to the gradient of the values that ``node``
-    reads."""
+    """Adds a block's contribution to ``total``, the gradient of the values that ``node`` reads."""
     factor = slope.evaluate(block.values, block.tensors, torch)
     # A hidden element's derivative may be NaN.
     _add_parts(total, torch.where(block.d_scores == 0, 0, block.d_scores * factor), block, node)

@@ -38,7 +38,7 @@ def note_fallback(caller: str, argument: str, facts: str) -> None:
     """Counts a fallback of ``caller``, and warns of it once per caller and reason.
 
     Facts that differ only in numbers, for example in a length, count as one reason. The arguments
-    are the two fields of a Reason, because a tracer can pass texts but not other objects.
+    are the two fields of a Reason, because a tracer can pass strings but no other objects.
     """
     global _count
     with _lock:

@@ -474,9 +474,9 @@ _ROTATION = (
 
 
 def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str) -> None:
-    """Raises ArgumentError unless ``given`` is None, or has the numbers of ``other``.
+    """Raises ArgumentError unless ``given`` is None, or holds the same numbers as ``other``.
 
-    Unless both are the same object, numbers on a GPU are read, which synchronizes with the GPU.
+    Numbers on a GPU are read, which synchronizes with the GPU, unless both are the same object.
     """
     if given is None or given is other:
         return
@@ -540,7 +540,10 @@ def _in_words(tensor: Any) -> str:
 
 
 def _alibi(slopes: Array | None) -> dict[str, Any]:
-    """The keywords of attention() for ALiBi. Distances are those between positions, not indices."""
+    """The keywords of attention() for ALiBi.
+
+    Distances are measured between positions, not between indices.
+    """
     if slopes is None:
         return {}
     shape = tuple(getattr(slopes, "shape", ()))
@@ -564,7 +567,7 @@ def _chunks(attention_chunk: Any) -> dict[str, Any]:
         raise ArgumentError(
             f"attention_chunk={quoted(attention_chunk)}: give the positions of a chunk, or 0"
         )
-    # The chunk size is compiled in, so that kernels know which keys belong to the same chunk.
+    # The chunk size is compiled in, so that kernels can tell which keys belong to the same chunk.
     return {"mask": masks.chunks(Constant(size))} if size else {}
 
 

@@ -1,6 +1,6 @@
 """flashsmith in torch.nn.attention's registry of flash implementations.
 
-flashsmith then serves PyTorch's own calls of flash attention, including calls by
+flashsmith then serves PyTorch's own calls to flash attention, including calls by
 torch.nn.MultiheadAttention and varlen_attn.
 
     import flashsmith.integrations.flash_registry as flash_registry
@@ -68,8 +68,7 @@ class _LeftToPyTorch(Exception):
 
 
 class _Activated:
-    """Replaces PyTorch's kernels for its flash-attention operators with flashsmith's until remove()
-    is called.
+    """Replaces PyTorch's flash-attention kernels with flashsmith's, until remove() is called.
 
     Results have the strides of PyTorch's fake kernels, since compiled code relies on them. Tensors
     of the scaled_dot_product operators are (batch, heads, length, d). Tensors of the other
@@ -376,7 +375,7 @@ def _limit(size: int | None) -> int | None:
 
 
 def _no_dropout(query: Any) -> tuple[Any, Any, Any]:
-    """The additional results that PyTorch expects of a call without dropout: the seed and the
+    """The additional results that PyTorch expects from a call without dropout: the seed and the
     offset of the random numbers, and the debug mask."""
     state, offset = (
         torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ())

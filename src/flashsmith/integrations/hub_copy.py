@@ -18,8 +18,10 @@ _PACKAGES = {"flashsmith": (), "ptxlab": ("ptxlab",)}
 
 
 def copied_modules(wanted: Iterable[str]) -> dict[str, str]:
-    """Maps paths in the copy to the texts of its modules: the modules ``wanted``, and all that they
-    import. The package's own __init__.py is left out."""
+    """Maps paths in the copy to the modules' source text: those ``wanted``, and all they import.
+
+    The package's own __init__.py is left out.
+    """
     found: dict[str, str] = {}
     seen: set[str] = set()
     waiting = list(wanted)
@@ -48,7 +50,7 @@ def copied_data() -> dict[str, bytes]:
 
 
 def relative_imports(text: str, module: str) -> str:
-    """A module's text with relative imports from flashsmith and ptxlab.
+    """A module's source text with its imports from flashsmith and ptxlab made relative.
 
     Raises ValueError for 'import flashsmith', which has no relative form.
     """
@@ -70,7 +72,7 @@ def relative_imports(text: str, module: str) -> str:
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
-    """The modules of flashsmith and ptxlab that a module imports, anywhere in its text."""
+    """The modules of flashsmith and ptxlab that a module imports, anywhere in its source text."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and _is_ours(node):
             for alias in node.names:

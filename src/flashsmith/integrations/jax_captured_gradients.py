@@ -39,7 +39,7 @@ def captured_gradients_of_jax(
     program = program._replace(tensors=tuple(map(_as_tensor, program.tensors)))
     found = captured_gradients(Saved(*map(_as_tensor, saved)), options, program, needs)
     if any(it is not None and it.is_cuda for it in found):
-        torch.cuda.synchronize()  # JAX does not know PyTorch's streams
+        torch.cuda.synchronize()  # JAX is unaware of PyTorch's streams
     return [None if it is None else jax.dlpack.from_dlpack(it.contiguous()) for it in found]
 
 

@@ -43,8 +43,8 @@ from flashsmith.tracing.captures import is_traced_by_jax
 def attention_with_functions(
     q: Any, k: Any, v: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """Computes attention() for arrays that a transformation of JAX may trace. ``functions`` are
-    those of its keywords that define a program.
+    """Computes attention() for arrays that a transformation of JAX may trace. ``functions`` are the
+    keywords of attention() that define a program.
 
     The arrays that a score function reads have gradients, too; PyTorch must be installed for these.
     """
@@ -63,8 +63,8 @@ def attention_with_functions(
 def differentiable_attention(
     q: Any, k: Any, v: Any, program: BoundProgram | None = None, **keywords: Any
 ) -> Any:
-    """Computes attention() for arrays that a transformation of JAX traces. It has the arguments and
-    results of attention(), and takes the program of the call's functions.
+    """Computes attention() for arrays that a transformation of JAX traces. Takes the arguments of
+    attention() and the program of the call's functions; returns the results of attention().
 
     Raises ArgumentError unless that transformation is jax.grad or jax.vjp alone.
     """

@@ -61,8 +61,9 @@ class LayerKernels:
     def load(self, most_requests: int, most_tokens: int) -> set[Key]:
         """Loads each kernel that a step can need, and returns them.
 
-        Kernels are built if necessary and allowed. Otherwise another built kernel serves from now
-        on, as for calls without ``config``. Raises KernelNotBuiltError if there is none.
+        Kernels are built if necessary and allowed. Otherwise another kernel, which is already
+        built, serves from now on, as for calls without ``config``. Raises KernelNotBuiltError if
+        there is none.
         """
         found: set[Key] = set()
         for sizes in itertools.product(_powers_to(most_requests), _powers_to(most_tokens)):
@@ -174,8 +175,8 @@ def build_kernels(
     with_writes: bool = True,
     with_merges: bool = False,
 ) -> int:
-    """Builds and loads all kernels that the layers can need, and returns their number. Where none
-    may be built, or no compiler is installed, layers use those that are.
+    """Builds and loads all kernels that the layers can need, and returns their number. If no
+    kernels may be built, or no compiler is installed, layers use the kernels that already exist.
 
     ``with_writes`` says whether the engine also writes its caches with ``write_slots``,
     ``with_merges`` whether it merges the layers' outputs with ``merge_attention``. If several
@@ -221,7 +222,8 @@ def _chosen(
 
 
 def _load(problem: Problem, split: str, device: DeviceSpec, wanted: KernelConfig) -> KernelConfig:
-    """Loads the kernel ``wanted`` for a step, or one that serves instead. Returns its config."""
+    """Loads the kernel ``wanted`` for a step, or a substitute. Returns the loaded kernel's
+    config."""
     choose = _chooser(problem, split)
 
     def pick(configs: tuple[KernelConfig, ...]) -> KernelConfig:

@@ -1,9 +1,9 @@
 """Launches attention and cache writes for the layers of an engine, without the checks of a public
 call.
 
-Layers of one kind differ only in the addresses of their tensors, and an engine's steps only in
-their sizes. So a step's first layer of a kind finds or prepares its launches, and the others pass
-addresses. Arguments are checked in full at a kind's first call.
+Layers of one kind differ only in the addresses of their tensors, and an engine's steps differ only
+in their sizes. So a step's first layer of a kind finds or prepares its launches, and the others
+pass addresses. Arguments are checked in full at a kind's first call.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LayerLaunches:
         config: KernelConfig,
         device: DeviceSpec,
     ) -> CachedCall | None:
-        """Prepares a call of attention_with_cache() over pages, with packed queries. The call takes
+        """Prepares a call to attention_with_cache() over pages, with packed queries. The call takes
         the addresses of q, k_cache, v_cache, cache_lens, out, page_table, sinks if any,
         cu_seqlens_q, and the tensors of scales if any.
 
@@ -111,7 +111,7 @@ class LayerLaunches:
         )
 
     def write(self, tensors: tuple[Any, ...], device: DeviceSpec) -> CachedCall | None:
-        """Prepares a call of write_slots(), as ``attention`` does for attention_with_cache(). The
+        """Prepares a call to write_slots(), as ``attention`` does for attention_with_cache(). The
         call takes the addresses of k, v, k_cache, v_cache, slot_mapping and, if any, the tensors of
         scales, in this order."""
         k, _, k_cache, _, slots, *_ = tensors

@@ -49,7 +49,7 @@ class ModelAttention:
 @dataclass(frozen=True)
 class _Heads:
     """The attention that some layers share: numbers of query heads and KV heads, d, and the words
-    for the masks in a problem's text."""
+    for the masks in a problem string."""
 
     heads_q: int
     heads_k: int
@@ -164,8 +164,7 @@ def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Ite
 
 
 def _window_word(config: Mapping[str, Any]) -> str:
-    """The word for the mask of the sliding-window layers, as in a problem's text; '' if there are
-    no such layers."""
+    """The problem-string word for the sliding-window layers' mask; '' without such layers."""
     keys = _number(config, ("sliding_window",))
     types = config.get("layer_types")
     if keys is None or config.get("use_sliding_window") is False:
@@ -177,8 +176,7 @@ def _window_word(config: Mapping[str, Any]) -> str:
 
 
 def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """The value of the first of the named fields that holds a whole number above 0; None if no
-    field does."""
+    """The first positive integer among the values of the named fields; None if there is none."""
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

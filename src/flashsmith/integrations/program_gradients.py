@@ -29,8 +29,8 @@ def attention_with_functions(
     keywords: Mapping[str, Any],
     attention: Callable[..., Any],
 ) -> Any:
-    """Computes attention() while autograd is enabled. ``functions`` are those of its keywords that
-    define a program. If the functions only express a causal mask or a window, ``attention``
+    """Computes attention() while autograd is enabled. ``functions`` are the keywords of attention()
+    that define a program. If the functions only express a causal mask or a window, ``attention``
     computes the call."""
     program, causal, window = bound_functions(
         CallFunctions(**functions),

@@ -1,9 +1,9 @@
 """attention() with score and mask functions as PyTorch custom ops.
 
-A program is an op's text, and the tensors and numbers that its functions capture are arguments.
-``flashsmith::attention_of_program`` returns the output, its log-sum-exp, and the row maximum, or an
-empty tensor. ``flashsmith::attention_of_program_backward`` returns the gradients of q, k, v and
-sinks, and of the captured tensors; a gradient that is not needed is an empty tensor.
+An op takes a program as a string, and the tensors and numbers that its functions capture as
+arguments. ``flashsmith::attention_of_program`` returns the output, its log-sum-exp, and the row
+maximum, or an empty tensor. ``flashsmith::attention_of_program_backward`` returns the gradients of
+q, k, v and sinks, and of the captured tensors; a gradient that is not needed is an empty tensor.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def is_cast(tensor: Any) -> bool:
 
 
 def why_not_now(tracing: bool) -> Reason | None:
-    """The reason why the kernels cannot run in PyTorch's current state, or None if they can.
+    """Why the kernels cannot run in PyTorch's current state, or None if they can.
     Callers check this before they read any tensor: see ``transform``. ``tracing``: the result of
     is_tracing()."""
     reason = transform(tracing)
@@ -160,8 +160,10 @@ def why_not_now(tracing: bool) -> Reason | None:
 
 
 def transform(tracing: bool) -> Reason | None:
-    """The reason why the kernels cannot run in PyTorch's current mode, because tensors have no
-    memory or no plain sizes in it. None if there is no such mode."""
+    """Why the kernels cannot run in PyTorch's current mode; None if they can.
+
+    In some modes, tensors have no storage, or their sizes are not concrete integers.
+    """
     if torch._C._are_functorch_transforms_active() and (tracing or not _is_one_grad()):
         return _TRANSFORM
     if tracing:
@@ -175,7 +177,7 @@ def transform(tracing: bool) -> Reason | None:
 def is_exporting_to_onnx() -> bool:
     """Whether the caller runs within torch.onnx.export.
 
-    Python evaluates this function, because one of PyTorch's tracers would replace the call of
+    Python evaluates this function, because one of PyTorch's tracers would replace the call to
     is_in_onnx_export() by a constant.
     """
     onnx = sys.modules.get("torch.onnx")
@@ -232,7 +234,7 @@ def reads_environment(device: Any) -> bool:
 def why_not_on(
     device: Any, emulate: bool | None, d: int, *, with_gradients: bool, over_cache: bool = False
 ) -> Reason | None:
-    """The reason why calls of head dimension ``d`` on a torch.device ('cpu' or 'cuda') are left to
+    """Why calls of head dimension ``d`` on a torch.device ('cpu' or 'cuda') are left to
     PyTorch, or None. ``over_cache``: whether attention_with_cache() serves them."""
     is_wide = d > MAX_D_OF_ALL_GPUS
     if is_wide and with_gradients and torch.are_deterministic_algorithms_enabled():

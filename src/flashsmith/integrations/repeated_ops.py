@@ -51,7 +51,7 @@ def _remember(
     invocation: Invocation | None,
     completed: Callable[[Any, Any], Any] | None,
 ) -> None:
-    """Records a call of an op, so that run_repeated serves later calls with equivalent
+    """Records a call to an op, so that run_repeated serves later calls with equivalent
     arguments."""
     groups = cached_calls.repeated
     call = cached_calls.find(invocation)[1]

@@ -52,7 +52,7 @@ _resolved_bits = assume_constant_result(resolve_bits)
 # Cached, because a model has few distinct problems. Not used while tracing: tracers reject
 # lru_cache.
 known_why_not = lru_cache(maxsize=1024)(why_not)
-# The tensors and keywords of a call of attention().
+# The tensors and keywords of a call to attention().
 _Called = tuple[tuple[Any, Any, Any], dict[str, Any]]
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -115,7 +115,7 @@ def sdpa(
     if not isinstance(found, Reason):
         return found
     _check_fallback(found, bits, strict=strict)
-    # The warning names the line that called this function, so it is given here.
+    # The warning names the line that called this function, so it must be issued here.
     (_note_fallback_when_traced if is_tracing() else note_fallback)("sdpa()", *found)
     return pytorch_sdpa(*call[:6], scale=scale, enable_gqa=enable_gqa)
 
@@ -136,7 +136,7 @@ class _SdpaCall(NamedTuple):
 def _by_kernel_or_reason(
     call: _SdpaCall, emulate: bool | None, bits: str | None, arguments: tuple[Any, ...] | None
 ) -> Any:
-    """The kernels' output, or the reason why the kernels cannot serve the call.
+    """The kernels' output, or the reason that the kernels cannot serve the call.
 
     If ``arguments``, the arguments of sdpa(), are given, the call is recorded under them.
     """
@@ -234,8 +234,7 @@ def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
 
 
 def _added(mask: Any) -> Callable[..., Any]:
-    """A score function that adds a mask tensor, whose values may include the lowest number of its
-    dtype.
+    """A score function that adds a mask tensor, which may contain its dtype's lowest number.
 
     All such scores become the same number: a row of only such scores is the mean of v, as in
     PyTorch. -inf stays, and hides the key.
@@ -286,7 +285,7 @@ def _by_kernel(call: _SdpaCall, bits: str | None) -> tuple[Any, _Called]:
 
 
 def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: Any) -> None:
-    """Records a call of sdpa(), so that run_repeated serves later calls with equivalent arguments.
+    """Records a call to sdpa(), so that run_repeated serves later calls with equivalent arguments.
 
     ``tensors`` and ``keywords`` are the arguments of the attention() call that computed this one.
     Calls without a batch and calls that depend on the environment are not recorded.

@@ -46,7 +46,7 @@ class SdpaProblem(NamedTuple):
 
 
 def why_not(problem: SdpaProblem) -> Reason | None:
-    """The reason why the kernels cannot serve ``problem``; None if they can.
+    """Why the kernels cannot serve ``problem``; None if they can.
 
     Calls that PyTorch refuses have a reason, too: they go to PyTorch, so that its error is raised.
     """
@@ -68,7 +68,7 @@ MASK_DTYPES = ("bool", "float16", "bfloat16", "float32")
 
 
 def why_not_mask(mask: TensorFacts, problem: SdpaProblem, *, needs_grad: bool) -> Reason | None:
-    """The reason why the kernels cannot apply a mask tensor in ``problem``; None if they can.
+    """Why the kernels cannot apply a mask tensor in ``problem``; None if they can.
 
     ``needs_grad`` is whether autograd would need the mask's gradient.
     """

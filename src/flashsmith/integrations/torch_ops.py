@@ -57,7 +57,7 @@ from flashsmith.semantics.signature import (
 
 OPS = getattr(torch.ops, OPERATORS)
 # The arguments of attention() as an op's schema declares them: a pair becomes two arguments, and a
-# config becomes its text. Tensors come first, because PyTorch's autograd does not take tensors as
+# config becomes a string. Tensors come first, because PyTorch's autograd does not take tensors as
 # keywords.
 SHARED = ATTENTION.in_schema("causal window softcap scale max_seqlen_q max_seqlen_k config emulate")
 _PACKING = ATTENTION.in_schema("sinks cu_seqlens_q cu_seqlens_k")
@@ -92,7 +92,7 @@ _prefers_repeatable = torch.are_deterministic_algorithms_enabled
 class OpOptions(NamedTuple):
     """The arguments of attention() that both passes need, except the tensors.
 
-    ``options`` requests the log-sum-exp if gradients may follow.
+    ``options`` requests the log-sum-exp if a backward pass may need it.
     """
 
     options: ForwardOptions
@@ -137,7 +137,7 @@ def call_options(
 
 
 def call_options_backward(config: str | None = None, **options: Any) -> OpOptions:
-    """The OpOptions of a backward op's arguments; ``config`` is the backward pass's."""
+    """The OpOptions of a backward op's arguments; ``config`` is for the backward pass."""
     backward = None if config is None else parse_kernel_name_into_config(config)
     check_backward_config("config", backward)
     return call_options(**options)._replace(backward_config=backward)
@@ -168,8 +168,10 @@ class SavedCall:
 
 
 def _required(*tensors: Any) -> tuple[bool, ...]:
-    """For each argument, whether it is a tensor that requires a gradient. Other objects give False;
-    the checks refuse them later."""
+    """For each argument, whether it is a tensor that requires a gradient.
+
+    The result is False for other objects, which the checks refuse later.
+    """
     return tuple(getattr(it, "requires_grad", False) for it in tensors)
 
 
@@ -768,7 +770,7 @@ def differentiable_attention(
     """attention() under autograd; refuses calls that cannot have gradients.
 
     It takes the arguments of attention(). Returns the result of attention(), and a function that
-    makes run_repeated serve calls like this one.
+    makes run_repeated serve equivalent calls.
     """
     this, tensors, follows_pytorch = saved_call(q, k, v, keywords)
     if _transforms():
@@ -783,7 +785,7 @@ def differentiable_attention(
 def saved_call(
     q: Any, k: Any, v: Any, keywords: Mapping[str, Any], program: Any = None
 ) -> tuple[SavedCall, tuple[Any, ...], bool]:
-    """Prepares a call of attention() that may have gradients. Returns the SavedCall that both
+    """Prepares a call to attention() that may have gradients. Returns the SavedCall that both
     passes share; the tensors q, k, v, sinks and the two cu_seqlens; and whether PyTorch's settings
     decide if gradients must be repeatable.
 

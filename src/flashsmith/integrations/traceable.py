@@ -193,7 +193,7 @@ def _attention_to_parts(
     gradients.
 
     Under torch.compile it is a graph break. If all three have their defaults, the call is an
-    ordinary call of attention().
+    ordinary call to attention().
     """
     if partial is False and seqused_k is None and k_begin is None:
         return attention(q, k, v, **keywords)
@@ -316,13 +316,13 @@ Repeated = tuple[cached_calls.Run, tuple[Any, ...]]
 
 
 def repeated_attention(*tensors: Any, **keywords: Any) -> Repeated | None:
-    """What run_repeated would run for a call of attention() with these arguments; None if it would
+    """What run_repeated would run for a call to attention() with these arguments; None if it would
     not serve the call."""
     return _repeated((*tensors, *keywords.values()), tuple(keywords))
 
 
 def repeated_backward(*tensors: Any, **keywords: Any) -> Repeated | None:
-    """What run_repeated would run for a call of backward() with these arguments; None if it would
+    """What run_repeated would run for a call to backward() with these arguments; None if it would
     not serve the call."""
     return _repeated((*tensors, *keywords.values()), _backward_names(keywords))
 

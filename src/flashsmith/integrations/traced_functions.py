@@ -1,4 +1,4 @@
-"""Attention with score and mask functions as a call of an op, for PyTorch's tracers.
+"""Attention with score and mask functions as a call to an op, for PyTorch's tracers.
 
 The functions are traced by flashsmith, outside of the compiler's graph. The tensors and numbers
 that they capture become the op's inputs. Only calls under a tracer import this module.
@@ -48,7 +48,7 @@ def _call(function: Any, *arguments: Any) -> Any:
     return function(*arguments)
 
 
-# Calls a function outside of the graph. It is made here because tracers cannot trace a call of
+# Calls a function outside of the graph. It is defined here because tracers cannot trace a call of
 # torch.compiler.disable.
 outside = torch.compiler.disable(
     _call,
@@ -61,7 +61,7 @@ outside = torch.compiler.disable(
 def attention_by_program(
     q: Any, k: Any, v: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """attention() with ``functions``, its keywords that define a program, as a call of an op.
+    """attention() with ``functions``, its keywords that define a program, as a call to an op.
 
     Returns None if the compiler cannot pass the functions to Python, or cannot guard what they
     capture. This applies to functions that the compiled code itself defines, or that capture NumPy
@@ -103,7 +103,7 @@ def attention_by_program(
 def over_cache_by_program(
     q: Any, k_cache: Any, v_cache: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """attention_with_cache() with ``functions`` as a call of an op, or None, as
+    """attention_with_cache() with ``functions`` as a call to an op, or None, as
     attention_by_program()."""
     asked = CACHE.bind(keywords)
     names = "page_table", "cu_seqlens_q", "kv_offset"
@@ -117,7 +117,7 @@ def over_cache_by_program(
 
 
 def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
-    """The text and the numbers of a plan, as arguments of an op."""
+    """A plan's string and numbers, as arguments of an op."""
     text, _, ints, floats = plan
     return {
         "program": text,
@@ -127,7 +127,7 @@ def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
 
 
 def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
-    """The results in the form that attention() returns them."""
+    """The results, as attention() returns them."""
     o = o if asked["out"] is None else asked["out"].copy_(o)
     if asked["return_lse"]:
         return (o, lse, row_max) if asked["return_row_max"] else (o, lse)
@@ -135,7 +135,7 @@ def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
 
 
 def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
-    """The text of a plan, with the paths to tensors and numbers. All other paths of the plan are
+    """The plan as a string, with the paths to tensors and numbers. All other paths of the plan are
     followed here, so that the compiler guards the objects to which they lead. Returns None if there
     is no plan."""
     if _is_made_here(roots):

@@ -18,7 +18,7 @@ _resolved = assume_constant_result(resolve_bits)
 
 
 def ask_for_bits(bits: Any) -> None:
-    """Sets ``bits`` for all later calls of attention(). Raises ArgumentError for other values."""
+    """Sets ``bits`` for all later calls to attention(). Raises ArgumentError for other values."""
     global _asked
     if bits is not None:
         resolve_bits(bits)
@@ -26,7 +26,7 @@ def ask_for_bits(bits: Any) -> None:
 
 
 def asked_bits() -> str | None:
-    """The argument ``bits`` for calls of attention(); None means that FLASHSMITH_BITS decides."""
+    """The argument ``bits`` for calls to attention(); None means that FLASHSMITH_BITS decides."""
     return _asked
 
 

@@ -64,7 +64,7 @@ def n_columns(gradients: str, d: int, d_v: int) -> int:
 
 
 def gradients_word(dq: bool, dk: bool, dv: bool) -> str:
-    """The value of Problem.gradients for the gradients that are needed.
+    """The value of Problem.gradients for the needed gradients.
 
     'only_dq' means dq alone; 'no_dq' means dk or dv without dq; '' covers every other case.
     """

@@ -65,7 +65,7 @@ def decode_flop(sizes: Sizes) -> int:
 def decode_bytes(sizes: Sizes) -> int:
     """Bytes of q, o, the lengths, the visible keys and values, and their page numbers.
 
-    The cache's capacity does not count.
+    The cache's capacity does not affect this.
     """
     keys = keys_read(sizes)
     of_cache = 1 if sizes.cache_format.is_8bit else sizes.dtype.element_size
@@ -135,8 +135,8 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
 
 def check_together(call: Call) -> None:
-    """Raises ArgumentError if a call's tensors conflict in a way that the check of their shapes
-    does not find."""
+    """Raises ArgumentError if a call's tensors conflict in ways that the check of shapes does not
+    detect."""
     p, given, sizes = call.problem, call.strides, call.sizes
     if p.page and sizes["slots"] != p.page:
         raise ArgumentError(
@@ -156,7 +156,7 @@ def check_together(call: Call) -> None:
 
 
 def check_given(given: Collection[str]) -> None:
-    """Raises ArgumentError if a call gives only some of a group of tensors that must be given
+    """Raises ArgumentError if a call passes only some tensors of a group that must be passed
     together."""
     for one, other, why in (
         ("k", "v", "both are appended"),
@@ -213,7 +213,7 @@ DECODE = Operation(
         # k_cache and v_cache may be interleaved views of the same tensor.
         _cache("k_cache", "v_cache", "d"),
         _cache("v_cache", "k_cache", "d_v"),
-        # The lengths are those before appending.
+        # These are the lengths before appending.
         TensorSpec("cache_lens", ("batch",), "int32", alignment=4),
         TensorSpec("o", OUT, role="out", packed=PACKED_OUT),
         TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),

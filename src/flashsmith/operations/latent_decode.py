@@ -111,7 +111,7 @@ LATENT_DECODE = Operation(
     tensors=(
         TensorSpec("q", Q, packed=PACKED_Q),
         TensorSpec("k_cache", _CACHE, role="inout", written_with="k", is_cache=True),
-        # The lengths are those before appending.
+        # These are the lengths before appending.
         TensorSpec("cache_lens", ("batch",), "int32", alignment=4),
         TensorSpec("o", OUT, role="out", packed=PACKED_OUT),
         TensorSpec("lse", ROWS, "float32", "out", "optional", PACKED_ROWS, alignment=4),

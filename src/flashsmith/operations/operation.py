@@ -152,7 +152,7 @@ class Operation:
     under its name.
 
     Args:
-        name: its word in a problem's text, in tables and in rows: lower case.
+        name: its word in a problem string, in tables and in rows: lower case.
         tensors: the tensors of a call, in the order in which the C++ host path takes their
             addresses; required ones come first.
         numbers: computes the numbers that the C++ host path takes in addition to tensors and
@@ -344,8 +344,8 @@ def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tu
 
 
 def size_of(dim: str | int, problem: Sizes, sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension; None if the dimension is one that the operation names itself and
-    `sizes` does not have it."""
+    """The size of a dimension; None for a dimension that the operation itself names and `sizes`
+    lacks."""
     if isinstance(dim, int):
         return dim
     name, _, more = dim.partition("+")

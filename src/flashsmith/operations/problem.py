@@ -184,8 +184,8 @@ class Problem:
         return CacheFormat.parse(self.cache)
 
     def of_operation(self, name: str, gradients: str = "") -> Problem:
-        """This problem for another operation, without `bits` if that operation has no canonical
-        order, and without `cache` if that operation has no cache."""
+        """This problem for another operation, without `bits` if the other operation has no
+        canonical order, and without `cache` if it has no cache."""
         other = operation(name)
         bits = self.bits if other.has_canonical else ""
         cache = self.cache if other.has_cache else ""
@@ -206,8 +206,8 @@ class Problem:
     def window(self) -> tuple[int, int] | None:
         """The (left, right) of a window in measurements; None without a window.
 
-        The right limit is 0 and the left one window_keys. If window_keys is 0, the left limit is
-        TYPICAL_WINDOW, or half of all keys if there are fewer.
+        The right limit is 0, and the left limit is window_keys. If window_keys is 0, the left limit
+        is TYPICAL_WINDOW, or half of all keys if there are fewer.
         """
         if not self.semantics.key_mask.takes_limits:
             return None
@@ -248,7 +248,7 @@ class Problem:
 
     @property
     def kind(self) -> str:
-        """The operation, semantics, page, gradients, bits and cache as text, without sizes.
+        """The operation, semantics, page, gradients, bits and cache as a string, without sizes.
 
         Examples are 'causal+packed+uneven', 'first_row', 'decode+page16', 'backward+only_dq' and
         'plain'.
@@ -267,7 +267,9 @@ class Problem:
 
     @classmethod
     def parse(cls, text: str) -> Problem:
-        """The problem that a text such as 'b2 s128 h16 d128 fp16 causal' names, in any word order.
+        """The problem that a string such as 'b2 s128 h16 d128 fp16 causal' names.
+
+        The words may be in any order.
 
         's128:512' means seq_q 128 and seq_k 512, 'h32:8' means heads_q 32 and heads_k 8,
         'd192:128' means d 192 and d_v 128, and b and h default to 1. The words of Semantics and the
@@ -317,12 +319,12 @@ class Problem:
 
 
 def _semantic_words() -> tuple[str, ...]:
-    """The words for semantics that a text may contain."""
+    """The words for semantics that a problem's string may contain."""
     return (*known_masks(), *FLAGS, _PLAIN)
 
 
 def semantic_words(semantics: Semantics, window_keys: int) -> list[str]:
-    """The words for everything in which the semantics differ from the plain case, such as
+    """Words for each difference between the semantics and the plain case, such as
     ['window_4096', 'packed']."""
     mask, *flags = semantics.words() or [""]
     return [f"{mask}_{window_keys}" if window_keys else mask, *flags] if mask else []
@@ -341,7 +343,7 @@ class ProblemKind(NamedTuple):
 
 
 def parse_kind(text: str) -> ProblemKind:
-    """Parses what Problem.kind wrote.
+    """Parses a string that Problem.kind returned.
 
     Raises:
         ArgumentError: a word is unknown, or the operation, the mask, the page, the window, the

@@ -19,9 +19,9 @@ from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import MASKS
 from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE, WINDOW_KEYS
 
-# The operation of a Problem that is made without one; problems' texts omit its name.
+# The operation of a Problem that is made without one; problem strings omit its name.
 DEFAULT = FORWARD.name
-# Words that already have another meaning in a problem's text, so no operation may have these names.
+# Words that already have another meaning in a problem string, so no operation may have these names.
 _TAKEN = {
     *(*MASKS, *SEMANTIC_WORDS, *GRADIENT_WORDS, "plain"),
     *(dtype.name.lower() for dtype in DType),
@@ -67,7 +67,7 @@ def find_more_with(finder: Callable[[], object]) -> None:
 
 
 def known_operation(name: str) -> Operation | None:
-    """The operation of that name, including those of installed packages; None if there is none."""
+    """The operation of that name, possibly from an installed package; None if there is none."""
     if name not in OPERATIONS:
         for finder in _finders:
             finder()

@@ -50,7 +50,7 @@ _SUMS = ("sums_batch", "sums_heads", "sums_rows", "sums_columns")
 
 
 def score_sums_flop(sizes: Sizes) -> int:
-    """FLOP of the two GEMMs, which equal those of attention."""
+    """FLOP of the two GEMMs: the same number as in attention."""
     return attn_flop(sizes)
 
 

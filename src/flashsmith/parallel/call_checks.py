@@ -47,9 +47,9 @@ def cast_tensors(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
 def check_call(
     group: Group, q: Any, k: Any, v: Any, asked: CallOptions, facts: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Checks the arguments of this rank, and enters the values that ranks compare into ``facts``.
+    """Checks the arguments of this rank, and enters into ``facts`` the values that ranks compare.
 
-    Returns the lengths of the packed sequences of q and of k; each is None if there are none.
+    Returns the lengths of the packed sequences of q and of k, or None for each that is not packed.
     """
     group.check_device("q", q)
     _check_not_capturing(q)
@@ -157,7 +157,7 @@ def _check_tensors(q: Any, k: Any, v: Any, packed: bool) -> None:
 
 
 def _check_lengths(asked: CallOptions, packed: bool) -> list[Any]:
-    """The lengths of the packed sequences of q and of k; each is None if there are none."""
+    """The lengths of the packed sequences of q and of k, or None for each that is not packed."""
     lengths: list[Any] = [None, None]
     for place, name in enumerate("qk"):
         limit = getattr(asked, f"max_seqlen_{name}")
@@ -263,7 +263,7 @@ def check_same(said: Sequence[dict[str, Any]], apart: Sequence[str]) -> None:
 
     The error is the same on every rank.
 
-    Only the values that ``apart`` names may differ.
+    Only the values named in ``apart`` may differ.
     """
     for rank, facts in enumerate(said):
         for name in {**said[0], **facts}:

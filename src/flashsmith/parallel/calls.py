@@ -114,7 +114,7 @@ def _agree(
 
     Returns it with q, k and v as autocast casts them.
 
-    said: the facts that all ranks have sent about this call, if they have already exchanged
+    said: the facts that all ranks have sent about this call, if ranks have already exchanged
     messages.
     """
     facts: dict[str, Any] = {"function": "attention"}
@@ -211,7 +211,7 @@ def _state(q: Any, k: Any, v: Any) -> tuple[bool, ...]:
 
 
 def _signature(q: Any, k: Any, v: Any, asked: CallOptions) -> Any:
-    """Everything that the checks depend on, except addresses; None for rare kinds of calls."""
+    """Everything that affects the checks, except addresses; None for rare kinds of calls."""
     if asked.cu_seqlens_q is not None or asked.cu_seqlens_k is not None or asked.out is not None:
         return None
     found: list[Any] = [torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()]

@@ -1,5 +1,5 @@
-"""The schedule 'allgather' for a plain causal mask, with which each chunk of queries sees its own
-chunk of keys and all earlier ones.
+"""The schedule 'allgather' for a plain causal mask, under which each chunk of queries sees the same
+chunk of keys and all earlier chunks.
 
 For each of its two chunks of queries, a rank calls attention() once with all keys that the chunk
 sees, so that no partial outputs have to be merged. The order of the keys does not matter, except
@@ -65,7 +65,7 @@ def _nothing_to_wait_for() -> None: ...
 
 class _Keys(NamedTuple):
     """The K and V that this rank's two chunks see, with functions that wait until these have
-    arrived, and a function that waits until this rank's own K and V are sent."""
+    arrived, and a function that waits until this rank's own K and V have been sent."""
 
     earlier: Sequence[Any]
     later: Sequence[Any]
@@ -109,7 +109,7 @@ def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
 
 
 def _peers(call: GroupCall, k: Any, v: Any) -> RankMemory | None:
-    """The slots for K and V and for their gradients; None if the ranks cannot write to each other's
+    """The slots for K and V and for their gradients; None if a rank cannot write to another rank's
     memory."""
     ranks, chunk_bytes = call.group.size, (k.nbytes + v.nbytes) // 2
     # K and V take 2P + 1 chunks. For the gradients, each other rank sends two pairs of dk and dv,
@@ -164,7 +164,7 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
         chunk = k.shape[1] // 2
         own = k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)
         return _Keys(own, it.later, earlier, later, all_sent, (k, v))
-    # The other ranks copy their own K and V while those of others are being transferred.
+    # Each of the other ranks copies its own K and V while the other K and V are being transferred.
     earlier, later, all_sent = peers.send(slot, sent, it.come)
     peers.put(slot, at(it.own))
     return _Keys(it.earlier, it.later, earlier, later, all_sent, (k, v))
@@ -406,8 +406,7 @@ def backward(
 class _Saved(NamedTuple):
     """The inputs from which the gradients of both chunks of this rank's rows are computed.
 
-    ``halved`` are do, q and o, in which the rows of the earlier chunk precede those of the later
-    one.
+    ``halved`` are do, q and o, in which the earlier chunk's rows precede the later chunk's rows.
     """
 
     halved: tuple[Any, Any, Any]
@@ -445,7 +444,7 @@ def _differentiate(call: GroupCall, of: _Saved, half: int, kv: Sequence[Any]) ->
 
 
 class _Chunks(NamedTuple):
-    """Dense dk and dv, (batch, chunks * rows, heads, d). Their values of d may differ."""
+    """Dense dk and dv, (batch, chunks * rows, heads, d). The d of dk and the d of dv may differ."""
 
     both: list[Any]
     rows: int
@@ -481,8 +480,8 @@ def _exchange(
 
 
 def _pairs(flat: Any, shapes: Sequence[Sequence[int]]) -> list[_Pair]:
-    """The pairs of dk and dv in a tensor (pairs, elements), in which the elements of dv follow
-    those of dk."""
+    """The pairs of dk and dv in a tensor (pairs, elements), in which dk's elements precede dv's
+    elements."""
     parts = flat.split([math.prod(it) for it in shapes], 1)
     both = (part.unflatten(1, it).unbind() for part, it in zip(parts, shapes, strict=True))
     return list(zip(*both, strict=True))

@@ -29,7 +29,8 @@ from flashsmith.printable import quoted
 # PyTorch has the first name from version 2.13 on.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _DEFAULT_TIMEOUT = default_pg_timeout.total_seconds()
-# The bytes of the message about a call that a rank sends to the others; texts are cut to fit.
+# The bytes of the message about a call that a rank sends to the others; longer messages are
+# truncated.
 _MESSAGE = 4096
 # The largest number of agreements that are kept for each group.
 _MOST_AGREEMENTS = 512
@@ -43,7 +44,7 @@ _LARGEST.reduceOp = dist.ReduceOp.MAX
 
 
 class Message:
-    """A rank's message to the others: the facts about its call, or the reason why it refuses the
+    """A rank's message to the others: the facts about its call, or the reason that it refuses the
     arguments."""
 
     def __init__(self, facts: dict[str, Any], error: Exception | None = None) -> None:
@@ -92,8 +93,8 @@ class Group:
             return None
 
     def _of_host(self) -> Any:
-        """A group that can transfer host tensors: this one if it can, otherwise a gloo group of the
-        same ranks.
+        """A group that can transfer host tensors: this group if it can, otherwise a gloo group of
+        the same ranks.
 
         The gloo group has the same timeout. It is created by the first call.
         """
@@ -164,8 +165,8 @@ class Group:
         return found.numpy().tobytes()
 
     def transfers(self) -> int:
-        """The number of transfers that this rank has made. All ranks that made the same calls have
-        the same number."""
+        """The number of transfers that this rank has made; it is equal on ranks that have made the
+        same calls."""
         shared = _peers.get(self.handle, {}).values()
         return _messages.get(self.handle, 0) + sum(it.number for it in shared if it is not None)
 
@@ -176,8 +177,8 @@ class Group:
     def peers(self, devices: Hashable, device: Any, nbytes: int) -> RankMemory | None:
         """Returns slots of at least ``nbytes`` bytes, into which other ranks can copy data.
 
-        ``devices`` are the devices of all ranks. Returns None if ranks cannot write to each other's
-        memory, or if the slots would be too large.
+        ``devices`` are the devices of all ranks. Returns None if a rank cannot write to another
+        rank's memory, or if the slots would be too large.
         """
         shared_words = _shared_words.get(self.handle)
         if shared_words is None or nbytes > MOST:
@@ -208,10 +209,10 @@ class Group:
     def all_gather_into(self, found: Sequence[Any], mine: Sequence[Any]) -> Callable[[], None]:
         """Starts to gather several dense tensors in one message.
 
-        Each tensor is gathered into one of ``found``, whose first dimension is as many times longer
-        as there are ranks. The transfer begins after the work that is already on the current
-        stream. Returns a function that makes the current stream wait for the transfer; if the
-        tensors are on the host, the host waits.
+        Each tensor is gathered into a tensor of ``found``, whose first dimension is longer by a
+        factor of the number of ranks. The transfer begins after the work that is already on the
+        current stream. Returns a function that makes the current stream wait for the transfer; if
+        the tensors are on the host, the host waits.
         """
         self.count_message()
         with self.watch.waiting():
@@ -293,7 +294,7 @@ class RankAgreement:
     """The messages about a call that the ranks of a group exchange.
 
     First they exchange one word, which says whether all ranks would send the same messages as
-    before. If any would not, they exchange the messages themselves.
+    before. If any rank would not, they exchange the messages themselves.
     """
 
     def __init__(self, group: Group, message: Message) -> None:

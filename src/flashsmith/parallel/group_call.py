@@ -1,4 +1,4 @@
-"""A call of attention() over a group, and the interface of the schedules that compute it."""
+"""A call to attention() over a group, and the interface of the schedules that compute it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flashsmith.parallel.layout import Layout, Limits
 
 
 class GroupCall(NamedTuple):
-    """One call of attention() over a group.
+    """One call to attention() over a group.
 
     Its fields differ between ranks only in the rank and the rows.
     """

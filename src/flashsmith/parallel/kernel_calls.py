@@ -1,4 +1,4 @@
-"""The calls of attention() and backward() from which the schedules are composed, each for some rows
+"""The calls to attention() and backward() from which the schedules are composed, each for some rows
 of queries and some rows of keys."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flashsmith.semantics.sizes import FREE
 
 
 class KernelCall(NamedTuple):
-    """A call of attention() on some rows of queries and some rows of keys."""
+    """A call to attention() on some rows of queries and some rows of keys."""
 
     q: RankRows
     k: RankRows

@@ -29,7 +29,7 @@ class RowRun(NamedTuple):
 class Layout:
     """How sequences of the given lengths are divided among a number of ranks.
 
-    The tensor of a rank has its parts of all sequences one after the other.
+    A rank's tensor has the rank's parts of all sequences, one after another.
     """
 
     lengths: tuple[int, ...]
@@ -115,8 +115,8 @@ def joined(spans: Iterable[Span]) -> list[Span]:
 
 
 class Limits(NamedTuple):
-    """A window as attention() takes it: how many keys before and after its own position a query
-    sees."""
+    """A window, in the form that attention() takes: how many keys a query sees before and after its
+    own position."""
 
     left: int | None = None
     right: int | None = None
@@ -142,7 +142,7 @@ def pieces(
     mask: Limits,
     chunk: int = 1,
 ) -> list[ScoreBlock]:
-    """Covers the scores of some queries and the keys that they see by as few rectangles as
+    """Covers the scores of some queries, with the keys that they see, by as few rectangles as
     possible.
 
     Queries and keys are parts of one sequence.
@@ -219,7 +219,7 @@ def _length(span: Span) -> int:
 
 
 def batches(found: Iterable[Sequence[ScoreBlock]]) -> list[list[ScoreBlock]]:
-    """Divides the rectangles of several packed sequences among calls of attention().
+    """Divides the rectangles of several packed sequences among attention() calls.
 
     In one call, all rectangles have the same window, and each sequence has at most one.
     """

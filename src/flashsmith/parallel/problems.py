@@ -39,7 +39,7 @@ def problems(
     duplicates.
 
     ``flashsmith.tuning.build_for`` builds their kernels, and so does ``flashsmith build --ranks``,
-    without a call of this function. Neither a group nor a GPU is needed.
+    without calling this function. Neither a group nor a GPU is needed.
 
     Args:
         problem: the problem of the whole sequences, a Problem or its text such as 'b1 s131072 h32:8

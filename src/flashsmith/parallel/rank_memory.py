@@ -102,8 +102,8 @@ class RankMemory:
     ) -> RankMemory | None:
         """Creates slots of at least ``nbytes`` bytes; all ranks must call this.
 
-        Returns None if ranks cannot write data and words to each other's memory, which they try
-        out. ``exchange`` sends bytes to all ranks, and returns the bytes from all ranks in
+        Tries out whether every rank can write data and words to the other ranks' memory; returns
+        None if not. ``exchange`` sends bytes to all ranks, and returns the bytes from all ranks in
         the order of ranks.
         """
         capacity = -(-max(nbytes, 1) // _STEP) * _STEP
@@ -193,7 +193,7 @@ class RankMemory:
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
-        # Words are written together with the next wait, in one call of the driver.
+        # Words are written together with the next wait, in one call to the driver.
         told = [Word(rank, FREE, self.number) for rank in self._others]
         for group, of_ranks in enumerate(sent):
             for rank, places in of_ranks:

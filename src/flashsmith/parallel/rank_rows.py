@@ -100,6 +100,6 @@ def shard_of(whole: Any, layout: Layout, rank: int, dim: int) -> Any:
 
 
 def side_by_side(k: Any, v: Any) -> Any:
-    """K and V in one tensor for messages: in each row of each head, the elements of V follow those
-    of K. K and V may have different d."""
+    """K and V in one tensor for messages: in each row of each head, K's elements precede V's
+    elements. K and V may have different d."""
     return torch.cat([k, v], -1)

@@ -1,4 +1,4 @@
-"""Schedules: how the ranks of a group share a call of attention.
+"""Schedules: how the ranks of a group share one call to attention().
 
 They are 'zigzag', 'allgather' and 'ulysses'.
 

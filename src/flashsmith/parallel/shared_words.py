@@ -115,7 +115,7 @@ class SharedWords:
                     )
 
     def lost(self) -> str:
-        """A text that says which rank has ended; '' if all are alive."""
+        """Says which rank has ended; '' if all are alive."""
         return next((f"rank {it} has ended" for it in self._others if not self._lives(it)), "")
 
     def _lose(self, why: str) -> None:

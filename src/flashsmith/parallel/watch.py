@@ -46,8 +46,8 @@ def lost_error(rank: int, size: int, why: object) -> GroupError:
 class Watch:
     """Watches the waits of one rank, and limits how long they may take.
 
-    lost: a function that returns which rank has ended; '' if none is known to have ended. timeout:
-    the timeout of the group in seconds.
+    lost: a function that returns which rank has ended; '' if no rank is known to have ended.
+    timeout: the timeout of the group in seconds.
     """
 
     # After a rank has ended, a wait may continue for this many seconds, but not beyond the timeout.
@@ -123,7 +123,7 @@ class Watch:
             self._reached = marked
 
     def reason(self, seconds: float) -> str:
-        """The reason why this rank would wait forever; '' as long as it may still continue.
+        """Why this rank would wait forever; '' as long as it may still continue.
 
         ``seconds`` is the time since the last call. It makes no CUDA call.
         """

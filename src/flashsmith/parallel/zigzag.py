@@ -24,7 +24,7 @@ from flashsmith.parallel.rank_rows import side_by_side
 class _Ring:
     """Iterates over the K and V of all ranks, beginning with this rank.
 
-    While the caller uses the K and V of one rank, those of the next rank are transferred.
+    While the caller uses the K and V of one rank, the K and V of the next rank are transferred.
 
     ``confirm`` is called after the caller has given the GPU its work on this rank's own K and V.
     """

@@ -152,8 +152,7 @@ def _statistics(options: ForwardOptions, *, partial: bool, has_sinks: bool) -> l
 
 
 def program_for(bound: Any, bits: str) -> str:
-    """The text of a call's program, in the form in which kernels compute it; '' without a
-    program."""
+    """A call's program as a string, in the form that kernels compute; '' without a program."""
     if bound is None:
         return ""
     program: Program = bound.program
@@ -161,7 +160,7 @@ def program_for(bound: Any, bits: str) -> str:
 
 
 def mask_options(mask: MaskLimits, scale: float, softcap: float) -> dict[str, Any]:
-    """Scale, softcap and window limits in the form in which operations take them."""
+    """Scale, softcap and window limits, in the form that operations take."""
     windowed = mask.kind == "window"
     left, right = (mask.left, mask.right) if windowed else (None, None)
     return {"scale": scale, "softcap": softcap, "left": left, "right": right}
@@ -211,8 +210,8 @@ def check_problem(
 def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
     """The semantics that ``cfg``'s kernel needs for ``problem``.
 
-    Raises ArgumentError when the kernel cannot compute the problem: its operation or dtype differs,
-    its d_head is too small, or the grid needs too many blocks.
+    Raises ArgumentError when the kernel cannot compute the problem: they differ in operation or
+    dtype, the kernel's d_head is too small, or the grid needs too many blocks.
     """
     if cfg.family.operation != problem.operation:
         raise ArgumentError(
@@ -241,8 +240,8 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
 def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
     """The semantics that the config's kernel needs to compute the problem.
 
-    Raises ArgumentError if the kernel cannot compute the problem: its operation or dtype differs,
-    or its d_head is too small.
+    Raises ArgumentError if the kernel cannot compute the problem: they differ in operation or
+    dtype, or the kernel's d_head is too small.
     """
     computes = cfg.family.operation
     if computes != problem.operation:
@@ -357,8 +356,10 @@ def check_output(
     dtype: str = "",
     d_v: int | None = None,
 ) -> TensorView:
-    """A view of the output tensor that the caller passed as argument ``name``. Its dtype must be
-    ``dtype`` ('' means q's), and its last dimension ``d_v`` (None means q's).
+    """A view of the output tensor that the caller passed as argument ``name``.
+
+    Its dtype must be ``dtype`` ('' means q's dtype), and its last dimension must be ``d_v`` (None
+    means q's d).
 
     Raises ArgumentError unless the output has the right shape, dtype, framework and device, is
     writable and aligned, and does not overlap an input or itself.

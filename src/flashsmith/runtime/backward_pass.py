@@ -224,7 +224,8 @@ def check_needs(needs: Any) -> tuple[bool, bool, bool, bool]:
 
 
 def check_deterministic(cfg: KernelConfig, deterministic: bool) -> None:
-    """Raises ArgumentError when deterministic gradients are required and the kernel's are not."""
+    """Raises ArgumentError when gradients must be deterministic and the kernel's gradients are
+    not."""
     if deterministic and not cfg.family.is_deterministic(cfg):
         raise ArgumentError(
             f"deterministic=True: {cfg} sums in an order that depends on timing; choose another "
@@ -252,8 +253,8 @@ def _backward(problem: Problem, gradients: str) -> Problem:
 def _kernel_for(
     config: KernelConfig | Chooser, wish: Request, device: DeviceSpec
 ) -> tuple[KernelConfig, LoadedKernel | None, bool]:
-    """The config that serves ``wish``, the config's kernel, and whether this is the requested
-    kernel (True) or a substitute (False).
+    """The config that serves ``wish``, its kernel, and whether this kernel was requested (True) or
+    is a substitute (False).
 
     The kernel is None when there is nothing to compute.
     """
@@ -269,8 +270,10 @@ def _kernel_for(
 
 
 def _readable(name: str, tensor: Any, wish: Request, cfg: KernelConfig) -> tuple[Any, str]:
-    """A gradient that ``cfg``'s kernel can read (the tensor itself or a dense copy), and the reason
-    for a copy: 'layout' or 'address', or '' if the tensor was not copied."""
+    """A gradient that ``cfg``'s kernel can read, and why it is a copy ('' if it is not).
+
+    The gradient is the tensor itself or, for the reason 'layout' or 'address', a dense copy.
+    """
     if tensor is None:
         return None, ""
     spec = _SPECS[name]

@@ -1,4 +1,4 @@
-"""The scales of a KV cache: the factors that its stored keys and values are multiplied by."""
+"""The scales of a KV cache: the factors by which its stored keys and values are multiplied."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _ALLOWED = (
 
 
 class Scales(NamedTuple):
-    """The scales of keys and values. Each scale has one field for a tensor and one for a number;
-    the field that is not used is None, and both are None without a scale."""
+    """The scales of keys and values.
+
+    Each scale has one field for a tensor and one for a number. The unused field is None; without a
+    scale, both are None.
+    """
 
     tensors: tuple[Any, Any] = (None, None)
     numbers: tuple[float | None, float | None] = (None, None)
@@ -99,7 +102,7 @@ def check_one_dtype(k_cache: TensorView, v_cache: TensorView) -> None:
 
 
 def check_d(cache: CacheFormat, name: str, d: int) -> None:
-    """Raises ArgumentError unless a row of d 8-bit floats is a multiple of 16 bytes."""
+    """Raises ArgumentError unless a row of ``d`` 8-bit floats takes a multiple of 16 bytes."""
     if cache.is_8bit and d % _D_STEP_OF_8BIT:
         raise ArgumentError(
             f"{name}: {cache.numpy_name} with d_head {d}; must be a multiple of "

@@ -176,9 +176,9 @@ class CachedCall:
         self._in_order = self._order()
 
     def _order(self) -> Callable[[Any], Any] | None:
-        """A function that rearranges addresses into the library's order, or None if they already
-        are in that order. Its argument holds the addresses of the given tensors, the allocated
-        tensors and the block, and then a 0 for absent tensors."""
+        """A function that puts addresses in the library's order; None if they are in that order
+        already. Its argument holds the addresses of the given tensors, the allocated tensors and
+        the block, and then a 0 for absent tensors."""
         count = self._n_addressed
         absent = count + (self._new_block is not None)
         order = [absent if place is None else place for place in self._places]
@@ -290,7 +290,7 @@ _Layout = tuple[tuple[int, ...], str, tuple[int, ...]]
 
 
 def swapped_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes or strides of a tensor; those of dimensions 1 and 2 are swapped if it is 4-D."""
+    """The sizes or strides of a tensor; if it is 4-D, with dimensions 1 and 2 swapped."""
     return (sizes[0], sizes[2], sizes[1], sizes[3]) if len(sizes) == 4 else sizes
 
 
@@ -405,8 +405,7 @@ class Invocation(NamedTuple):
 
 
 def is_constant(value: Any) -> bool:
-    """Whether an argument is immutable and compares by value: None, a number, a text, or a tuple of
-    these."""
+    """Whether an argument is None, a number, a string, or a tuple of these (compared by value)."""
     kind = type(value)
     return kind in _CONSTANTS or (kind is tuple and all(type(it) in _CONSTANTS for it in value))
 
@@ -415,7 +414,8 @@ _CONSTANTS = {type(None), bool, int, float, str}
 
 
 def _is_own(value: Any) -> bool:
-    """Whether an option is one that selects a kernel: a config, a Chooser or a NextKernel."""
+    """Whether an option selects a kernel, that is, whether it is a config, a Chooser or a
+    NextKernel."""
     return isinstance(value, (KernelConfig, tuple)) or callable(value)
 
 
@@ -535,8 +535,8 @@ class RepeatedCall(NamedTuple):
 
 
 class _Group:
-    """The remembered calls of one function: the latest call, and for each shape of the first tensor
-    all calls, newest first."""
+    """The remembered calls of one function: the latest one, and lists of calls, newest first, by
+    first tensor's shape."""
 
     __slots__ = ("by_shape", "latest")
 
@@ -545,8 +545,7 @@ class _Group:
         self.by_shape: dict[Any, tuple[RepeatedCall, ...]] = {}
 
     def add(self, shape: Any, call: RepeatedCall, arguments: tuple[Any, ...]) -> None:
-        """Adds a call for ``arguments``, and removes earlier calls that could have served the same
-        arguments."""
+        """Adds a call for ``arguments``, and removes earlier calls that could have served them."""
         while shape not in self.by_shape and len(self.by_shape) >= MOST_SHAPES:
             del self.by_shape[next(iter(self.by_shape))]
         others = [it for it in self.by_shape.get(shape, ()) if not it.serves(arguments)]
@@ -644,8 +643,8 @@ def _several(places: list[int]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _is_same(given: Any, value: Any) -> bool:
-    """Whether an option has the value and the type of the remembered one; the type matters because
-    1 equals True."""
+    """Whether an option equals the remembered one in value and type (1 equals True, so the type
+    matters)."""
     if type(given) is not type(value):
         return False
     try:

@@ -83,7 +83,7 @@ class DecodeTensors(NamedTuple):
 
 
 class DecodeOptions(NamedTuple):
-    """The other keywords of ``attention_with_cache``, as the caller gave them."""
+    """The other keywords of ``attention_with_cache``, as the caller passed them."""
 
     causal: Any = True
     window: Any = NO_WINDOW
@@ -172,7 +172,7 @@ def _run(
 
 
 def with_own_checked(request: Request) -> Request:
-    """The request, after the operation's specification has checked the operation's own tensors and
+    """The request, once the operation's specification has checked the operation's own tensors and
     options."""
     own = {spec.name for spec in DECODE.tensors}
     found = check_operation(
@@ -356,7 +356,7 @@ def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
 
 
 def _like_q(name: str, tensor: Any, q: TensorView, others: tuple[str, ...] = ()) -> TensorView:
-    """A view of a tensor that must have q's framework and device, and q's dtype or one of
+    """A view of a tensor that must have q's framework and device, and q's dtype or a dtype in
     ``others``."""
     if tensor is None:
         raise ArgumentError(f"{name}: missing; give a tensor")
@@ -396,8 +396,11 @@ def _add_caches(views: dict[str, TensorView], tensors: DecodeTensors) -> None:
 def _packed(
     tensors: DecodeTensors, asked: DecodeOptions, q: TensorView, views: dict[str, TensorView]
 ) -> tuple[int, int]:
-    """The number of packed sequences and an upper bound on their lengths. Nothing is read from a
-    device; there the bound is the one that the caller gave or else the total number of rows."""
+    """The number of packed sequences and an upper bound on their lengths.
+
+    Nothing is read from a device: for device tensors, the bound is the caller's or, without one,
+    the total number of rows.
+    """
     limit, total = asked.max_seqlen_q, q.shape[0]
     if limit is None and q.device.kind != "cpu":
         limit = total
@@ -546,8 +549,11 @@ def _check_pages(
 
 
 def _check_appended(table: np.ndarray, page: int, before: np.ndarray, after: np.ndarray) -> None:
-    """Raises ArgumentError when a slot that is appended to also holds another key. The key may
-    belong to another sequence, or to the same sequence if the table names a page twice."""
+    """Raises ArgumentError when a slot that is appended to also holds another key.
+
+    That key may belong to another sequence, or to the same sequence if the table lists a page
+    twice.
+    """
     if (after == before).all():
         return
     rows = np.repeat(np.arange(len(after)), after)

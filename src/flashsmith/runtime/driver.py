@@ -96,7 +96,7 @@ def fill(address: int, byte: int, nbytes: int, ordinal: int, stream: int) -> Non
 
 
 def copy(to: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
-    """Copies memory between GPU ``ordinal`` and itself or another GPU, in stream order."""
+    """Copies memory within GPU ``ordinal``, or between it and another GPU, in stream order."""
     # These lines are repeated in each such function, because a shared helper would add as much time
     # as the driver call takes.
     if status := _function_on_stream("cuMemcpyAsync")(to, source, nbytes, stream):
@@ -106,8 +106,10 @@ def copy(to: int, source: int, nbytes: int, ordinal: int, stream: int) -> None:
 def copy_rows(
     to: int, to_step: int, source: int, step: int, width: int, rows: int, ordinal: int, stream: int
 ) -> None:
-    """copy() for ``rows`` rows of ``width`` bytes, which begin ``to_step`` bytes apart at the
-    target and ``step`` bytes apart at the source."""
+    """Copies ``rows`` rows of ``width`` bytes, as copy() does.
+
+    Rows begin ``to_step`` bytes apart at the target, and ``step`` bytes apart at the source.
+    """
     if rows < 2 or max(to_step, step) > _LONGEST_STEP:
         for row in range(rows if width else 0):
             copy(to + row * to_step, source + row * step, width, ordinal, stream)
@@ -126,7 +128,7 @@ def words(
 ) -> None:
     """Enqueues writes of 32-bit words of any GPU, and then a wait until each awaited word of GPU
     ``ordinal`` has reached its value. Words are (address, value). The comparison is modulo 2^32, so
-    0 counts as larger than the largest word. All is done in a single driver call."""
+    0 counts as larger than the largest word. A single driver call does all of this."""
     steps = [_STEP.pack(_WRITE, address, value & _WORD, 0, 0) for address, value in written]
     steps += [_STEP.pack(_WAIT, address, value & _WORD, _AT_LEAST, 0) for address, value in awaited]
     if not steps:

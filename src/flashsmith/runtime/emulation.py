@@ -76,8 +76,8 @@ def exact_mma() -> Iterator[None]:
 
 
 def parse_entry(ptx: str, entry: str) -> Entry:
-    """The parsed kernel ``entry`` of a PTX text. Raises EmulatorError if the text does not parse or
-    does not contain that kernel."""
+    """The parsed kernel ``entry`` of a PTX module. Raises EmulatorError if the module does not
+    parse or does not contain that kernel."""
     with flashsmith_errors():
         return parse(ptx).entry(entry)
 
@@ -152,8 +152,10 @@ def _check_zero(plan: LaunchPlan, workspaces: Sequence[np.ndarray]) -> None:
 
 
 def _filled(workspace: Workspace) -> np.ndarray:
-    """A host workspace with its initial contents. Undefined contents are emulated by bytes of 0xFF,
-    which are NaN in every format."""
+    """A host workspace with its initial contents.
+
+    Where these are undefined, all bytes are 0xFF, which is NaN in every format.
+    """
     byte = 0xFF if workspace.contents == InitialContents.UNDEFINED else 0
     memory = np.full(workspace.nbytes + WORKSPACE_ALIGNMENT, byte, np.uint8)
     begin = -memory.ctypes.data % WORKSPACE_ALIGNMENT

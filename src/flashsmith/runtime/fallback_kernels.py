@@ -46,7 +46,7 @@ class Asked(Protocol):
     def deterministic(self) -> bool: ...
 
 
-# Picks the best of the given configs for a call.
+# Picks, from the configs passed to it, the best one for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
 # The kernel that a call wants, the call's problem, whether TMA can copy the call's tensors, and
 # whether the kernel must be deterministic.
@@ -74,9 +74,8 @@ class FallbackKernels:
         may_build: Callable[[], bool],
         is_as_fast: Callable[[KernelConfig], bool] = lambda other: False,
     ) -> LoadedKernel:
-        """The kernel ``wanted``, built now if necessary and allowed; if it may not be built,
-        another kernel that is built. If kernels are installed and one of them ``is_as_fast``,
-        nothing is built.
+        """The kernel ``wanted``, built now if necessary and allowed; otherwise another, built
+        kernel. If kernels are installed and one of them ``is_as_fast``, nothing is built.
 
         ``pick`` chooses among the built configs of all families that serve the request. Each pair
         of kernels is logged once, as a warning unless the substitute is as fast.
@@ -163,7 +162,7 @@ def _best_built(
 
 def _serving(request: Asked, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
     """The built configs that can serve a request, each with the semantics of the kernel to use: the
-    required semantics if such a kernel is built, else those of the general-edge kernel."""
+    required semantics if such a kernel is built, otherwise the general-edge kernel's."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
         if config.family.needs_tma and not request.suits_tma:

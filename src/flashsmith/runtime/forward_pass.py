@@ -62,7 +62,7 @@ class ForwardResult(NamedTuple):
 
 
 def returned(outputs: Mapping[str, Any]) -> Any:
-    """What forward returns: o alone, or a tuple of o and the requested statistics."""
+    """The return value of forward: o alone, or a tuple of o and the requested statistics."""
     return tuple(outputs.values()) if len(outputs) > 1 else outputs["o"]
 
 
@@ -254,9 +254,9 @@ def forward_timed(
 def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> LaunchPlan:
     """The launches of ``config``'s kernel for dense tensors of ``problem`` on ``device``.
 
-    Uses no GPU, so ``device`` need not be in this machine. In the argument bytes, all tensors have
-    address 0 except cu_seqlens, which have address 1. The softcap is 1, and a window's left limit
-    is 0. A kernel that is not built for ``device.arch`` is built first.
+    No GPU is used, so this machine need not have the ``device``. In the argument bytes, all tensors
+    have address 0 except cu_seqlens, which have address 1. The softcap is 1, and a window's left
+    limit is 0. A kernel that is not built for ``device.arch`` is built first.
 
     Raises ArgumentError when config, problem and device do not fit together, and the errors of
     building the kernel.
@@ -377,8 +377,10 @@ def attention_call(
 
 
 def with_reads(name: str, options: Any) -> tuple[str, Any, tuple[Any, ...]]:
-    """The name, options and additional tensors of an Invocation whose call may have a program. In
-    the options the program keeps its numbers only; its tensors are returned separately."""
+    """The name, options and additional tensors of an Invocation whose call may have a program.
+
+    In the options, the program keeps only its numbers; its tensors are returned separately.
+    """
     bound = options.program
     if bound is None:
         return name, options, ()

@@ -35,7 +35,7 @@ Chooser = Callable[..., KernelConfig]
 
 
 def choose_for(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
-    """The chooser's config for a request. A Chooser does not know the tensors' layouts. So if it
+    """The chooser's config for a request. A Chooser is not given the tensors' layouts. So if it
     picks a kernel that needs TMA, and TMA cannot copy the tensors, it chooses again within a family
     that does not use TMA."""
     cfg = chooser(request.problem, device)
@@ -54,9 +54,12 @@ def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Sem
 
 
 def arch_to_emulate(problem: Problem, operation: str = "") -> int:
-    """The architecture to emulate when neither an architecture nor a config is given: that of the
-    first known GPU, or a newer one if only newer ones have kernels for the problem's d. If
-    ``operation`` is given, its families count instead of those of the problem's operation."""
+    """The architecture to emulate when neither an architecture nor a config is given.
+
+    It is the first known GPU's, or a newer one if only newer GPUs have kernels for the problem's d.
+    If ``operation`` is given, its families are considered instead of the families of the problem's
+    operation.
+    """
     fitting = (
         family.oldest_arch
         for family in families(operation or problem.operation)
@@ -66,8 +69,8 @@ def arch_to_emulate(problem: Problem, operation: str = "") -> int:
 
 
 def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
-    """The device limits to plan for: the given limits, or the limits of the tensors' GPU or of the
-    emulated arch."""
+    """The device limits to plan for: the ones passed, the tensors' GPU's, or the emulated
+    architecture's."""
     limits = arch if isinstance(arch, DeviceSpec) else None
     if view.device.kind == "cpu":
         return arch if isinstance(arch, DeviceSpec) else device_spec(arch)

@@ -322,7 +322,8 @@ def _load_functions(
             module = tvm_ffi.load_module(path)
             costs = None
             if family is not None and family.plan_costs(""):
-                # The linker knows the path and returns the library that is already loaded.
+                # The dynamic linker recognises the path and returns the library that is already
+                # loaded.
                 set_costs = ctypes.CDLL(path).flashsmith_set_plan_costs
                 set_costs.argtypes = (ctypes.POINTER(ctypes.c_double), ctypes.c_size_t)
                 set_costs.restype = ctypes.c_bool
@@ -494,7 +495,7 @@ def _why_no_jit() -> str:
 
 @lru_cache(maxsize=1)
 def _missing_compiler() -> str:
-    """The build tools that are missing, as text; '' if none is missing."""
+    """The missing build tools, as a string; '' if nothing is missing."""
     try:
         find_toolchain()
     except ToolchainError as error:

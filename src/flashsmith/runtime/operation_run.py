@@ -24,7 +24,7 @@ from flashsmith.semantics.signature import check_flag
 if TYPE_CHECKING:
     from flashsmith.runtime.emulation import Observer
 
-# The keywords that a repeatable call may have: those that affect what is launched.
+# The keywords that a repeatable call may have: the ones that affect what is launched.
 _REPEATABLE = {"options", "wanted", "unwanted", "emulate"}
 
 

@@ -52,7 +52,7 @@ class OperationResult(NamedTuple):
 
 
 class PreparedCall(NamedTuple):
-    """A checked call of any operation on fixed tensors, which can run any number of times.
+    """A checked call to any operation on fixed tensors, which can run any number of times.
 
     ``kernel`` is None if there is nothing to compute; ``launch`` is None if the emulator runs the
     call.
@@ -120,7 +120,7 @@ def prepare(
         if name in request.wanted:
             shape = shape_of(tensor, problem, request.sizes)
             dtype = tensor.dtype_of(problem, request.options)
-            other = None if dtype == first.dtype else dtype  # None is faster
+            other = None if dtype == first.dtype else dtype  # passing None is faster
             made = framework.allocate(
                 first.source, shape, other, poisoned=poisoned and "float" in dtype
             )

@@ -19,7 +19,7 @@ from flashsmith.runtime.tensors import (
     view_tensor,
 )
 
-# Properties that a problem may lack, each with the word that adds it to a problem's text.
+# Properties that a problem may lack, each with the word that adds it to a problem string.
 _PACKED = "packed sequences", "packed"
 _PAGED = "pages", "page16"
 # The alignment in bytes of tensors that consist of rows, which TMA may copy.
@@ -198,7 +198,7 @@ def _check_memory(tensor: TensorSpec, view: TensorView) -> None:
 
 
 def wrong_strides(tensor: TensorSpec, view: TensorView) -> str | None:
-    """The reason why kernels cannot read a tensor with these strides, and what the user can do;
+    """Why kernels cannot read a tensor with these strides, and what the user can do;
     None if kernels can read it."""
     if 0 in view.shape:
         return None
@@ -216,7 +216,7 @@ def wrong_strides(tensor: TensorSpec, view: TensorView) -> str | None:
 
 
 def wrong_address(tensor: TensorSpec, view: TensorView) -> str | None:
-    """The reason why kernels cannot read a tensor at this address, and what the user can do; None
+    """Why kernels cannot read a tensor at this address, and what the user can do; None
     if kernels can read it."""
     if 0 not in view.shape and view.address % max(tensor.alignment, view.element_size):
         return (

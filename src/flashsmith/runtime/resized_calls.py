@@ -46,8 +46,8 @@ class ResizableCall:
     ) -> CachedCall:
         """This call for other sizes, with a config that serves those sizes.
 
-        ``problem`` has the new sizes of the problem; ``sizes`` has those of the dimensions that the
-        problem does not determine. The caller guarantees that tensors have these shapes and the
+        ``problem`` has the new sizes of the problem; ``sizes`` has the sizes of the dimensions that
+        the problem does not determine. The caller guarantees that tensors have these shapes and the
         checked strides, and that outputs overlap no other tensor. Raises the errors of building a
         kernel, and ArgumentError if the kernel cannot serve the sizes.
         """

@@ -50,7 +50,7 @@ class Band(NamedTuple):
 
 
 def band_of(mask: Typed) -> Band | None:
-    """The band that equals a mask for any lengths and numbers; None if none is known.
+    """The band that equals a mask for any lengths and numbers; None if no such band is known.
 
     Recognises conjunctions of two kinds of comparisons: of sums of q, k and int numbers in which q
     and k have the factors 1 and -1, and of abs(q - k).

@@ -34,7 +34,7 @@ class CacheFormat(IntEnum):
 
     @property
     def word(self) -> str:
-        """The word in a problem's text, such as 'cache_e4m3'; '' if plain."""
+        """The word in a problem string, such as 'cache_e4m3'; '' if plain."""
         return f"{_PREFIX}{self.name.lower()}" if self else ""
 
     @property
@@ -44,7 +44,7 @@ class CacheFormat(IntEnum):
 
     @classmethod
     def of_word(cls, word: str) -> CacheFormat | None:
-        """The format for a word of a problem's text; None for other words."""
+        """The format for a word of a problem string; None for other words."""
         return next((it for it in cls if it and it.word == word), None)
 
     @classmethod

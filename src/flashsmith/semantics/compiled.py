@@ -105,8 +105,8 @@ class Semantics:
 
     @classmethod
     def parse(cls, text: str) -> Semantics:
-        """Parses the text that str() writes, in any word order; packed, partial and programs imply
-        uneven.
+        """Parses a string as str() writes it, with words in any order; packed, partial and programs
+        imply uneven.
 
         Raises:
             ArgumentError: a word is unknown, or there are two masks or two programs.

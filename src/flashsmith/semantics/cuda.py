@@ -18,7 +18,7 @@ HEADER = "semantics.cuh"
 
 
 def semantics_header(semantics: Semantics) -> str:
-    """The text of the header that a library's kernels include first.
+    """The source text of the header that a library's kernels include first.
 
     The header's struct Mask computes which keys a row sees and which rows see a key. The struct
     Score computes how scores change. With a program, struct Program computes the caller's

@@ -1,7 +1,8 @@
 """Masks, as values: which keys a query sees.
 
-A Mask is a name, and expressions for the first and the last key that a row sees. Kernels,
-references, costs and texts all read them here, so no other file needs to know which masks exist.
+A Mask is a name, and expressions for the first and the last key that a row sees. The kernels,
+references, cost models and printed descriptions all use the masks defined here, so no other file
+needs to know which masks exist.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ UNLIMITED = 2**30
 class Mask(str):
     """Which keys a row sees: an interval whose ends do not decrease from row to row.
 
-    A Mask is a str: its name, which it also equals. Problems' texts, tables and rows contain the
+    A Mask is a str: its name, which it also equals. Problem strings, tables and rows contain the
     name.
 
     Args:
-        name: its word in texts, a Python identifier.
+        name: its word in problem strings, a Python identifier.
         first, last: the first and the last key that a row sees, as expressions of POSITION and the
             limits LEFT and RIGHT. None means the sequence's first or last key.
         first_row, last_row: the positions of the first and the last row that see a key, as
@@ -172,7 +173,7 @@ def known_masks() -> tuple[Mask, ...]:
 
 
 def register_mask(mask: Mask) -> Mask:
-    """Makes a mask's name usable in texts of problems, tables and libraries; returns the mask.
+    """Makes a mask's name usable in problem strings, tables and libraries; returns the mask.
 
     A mask may be registered more than once.
 

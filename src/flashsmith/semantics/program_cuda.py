@@ -42,7 +42,7 @@ _TWICE_LOG2_E = typed_constant(2 * math.log2(math.e))
 
 
 def program_struct(program: Program) -> str:
-    """The text of struct Program; csrc/common/program.cuh says what each function means."""
+    """The C++ of struct Program; csrc/common/program.cuh explains each function."""
     comment = "".join(
         f"//   {name}: {line}\n"
         for name, it in (("score", program.score), ("mask", program.mask))
@@ -86,8 +86,8 @@ def _defined(head: str, lines: list[str]) -> str:
 
 
 def _change(program: Program, along: list[KeyRead]) -> str:
-    """The text of the score function. If there are key reads, the function is a template, whose
-    parameter says what is known about the indices of these reads."""
+    """The C++ of the score function. With key reads, the function is a template, whose parameter
+    says what is known about the indices of these reads."""
     if program.score is None or not along:
         return _function("float", "change", program, program.score, "raw * args.scale")
     root, symbols = with_symbols(program.score, along)
@@ -97,8 +97,8 @@ def _change(program: Program, along: list[KeyRead]) -> str:
 
 
 def _key_read_functions(program: Program, along: list[KeyRead]) -> str:
-    """The text of the functions index0, index1, ..., which compute the indices of key reads, and of
-    reach(), which says what is known about these indices for the keys of one row."""
+    """The C++ of index0, index1, ..., which compute the indices of key reads, and of reach(), which
+    says what is known about these indices for the keys of one row."""
     if not along:
         return ""
     text, known = "", []
@@ -138,7 +138,7 @@ class _Printer(CudaPrinter):
         return [*first, *lines, f"return {value};"]
 
     def _times(self, a: str, b: str) -> str:
-        """The text of a product of floats."""
+        """The C++ of a product of floats."""
         return f"{a} * {b}"
 
     def _is_name(self, it: Typed) -> bool:
@@ -159,8 +159,8 @@ class _Printer(CudaPrinter):
         return f"program::{it.function}({', '.join(parts)})"
 
     def _float(self, it: Typed, parts: list[str]) -> str | None:
-        """The text of a float operator for which there is a quicker form than the function of the
-        operator's name; None for other operators."""
+        """The C++ of a float operator that has a faster form than the function of its name; None
+        for other operators."""
         if it.function == "tanh":
             product, factor = self._product(it.arguments[0], _TWICE_LOG2_E)
             return f"tanh_of_2log2e({self._times(product, factor)})"
@@ -175,7 +175,7 @@ class _Printer(CudaPrinter):
 
     def _factor_of(self, it: Typed) -> tuple[Typed, str] | None:
         """For a product with, or a quotient by, a value that is the same in the whole call: the
-        other operand, and the text of the factor. None for anything else."""
+        other operand, and the C++ of the factor. None for anything else."""
         if it.function == "multiply":
             for one, other in (it.arguments, it.arguments[::-1]):
                 if is_uniform(other) and not is_uniform(one):
@@ -191,8 +191,8 @@ class _Printer(CudaPrinter):
         return None
 
     def _product(self, it: Typed, *more: Typed) -> tuple[str, str]:
-        """The product of a value and constants: the text of the varying part, and the text of one
-        factor, which the compiler computes once per thread."""
+        """The product of a value and constants: the C++ of the varying part, and the C++ of one
+        factor, which the compiled code computes once per thread."""
         factors = [literal(factor) for factor in more]
         found = self._factor_of(it) if it.function in ("multiply", "divide") else None
         if found is not None:
@@ -240,7 +240,7 @@ class _Printer(CudaPrinter):
         return f"program::KeyIndex<{counts}, kReach>{{{index}, {{{base}, {_columns(factors)}}}}}"
 
     def _step(self, it: Typed) -> str | None:
-        """The text for a sum of q and k, as a float, times a value that does not depend on the key.
+        """The C++ for a sum of q and k, as a float, times a value that does not depend on the key.
         It is a product that many elements share, plus a product with a constant."""
         for one, other in (it.arguments, it.arguments[::-1]):
             if one.function == "cast" and K not in other.parts() and SCORE not in other.parts():
@@ -251,7 +251,7 @@ class _Printer(CudaPrinter):
         return None
 
     def _split_cast(self, it: Typed) -> str | None:
-        """The text for a sum of q and k as a float. It is the value at the tile's own indices,
+        """The C++ for a sum of q and k as a float. It is the value at the tile's own indices,
         which many elements share, plus the remainder, which is a constant for the compiler."""
         (inner,) = it.arguments
         is_abs = inner.function == "abs"
@@ -262,8 +262,7 @@ class _Printer(CudaPrinter):
         return f"program::abs{text}" if is_abs else text
 
     def _parts_of_sum(self, it: Typed, inner: Typed) -> tuple[str, str] | None:
-        """The texts of the two floats that add up to an int sum of q and k; None for other
-        casts."""
+        """The C++ of the two floats that add up to an int sum of q and k; None for other casts."""
         if it.dtype != FLOAT or inner.dtype != INT:
             return None
         factors = factors_of_indices(inner)
@@ -313,7 +312,7 @@ _ROUNDED = {
 
 
 def _columns(factors: tuple[int, int]) -> str:
-    """The text of what the column offsets in the tile add to a sum with these factors of q and
+    """The C++ for the part that a tile's column offsets add to a sum with these factors of q and
     k."""
     return " + ".join(
         f"({factor}) * {name}.column"

@@ -11,7 +11,7 @@ from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 from flashsmith.semantics.mask import UNLIMITED
 
-# A size in a problem's text: b2, s128 or s128:512, h16 or h32:8, d64 or d192:128.
+# A size in a problem string: b2, s128 or s128:512, h16 or h32:8, d64 or d192:128.
 SIZE = re.compile(r"(?:(b)(\d+)|([shd])(\d+)(?::(\d+))?)", re.ASCII)
 # The number of keys per cache page.
 PAGE = re.compile(r"page(\d+)", re.ASCII)

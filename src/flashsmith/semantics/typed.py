@@ -431,7 +431,7 @@ def all_parts(expressions: Iterable[Typed | None]) -> Iterator[Typed]:
 
 def _simplified(function: str, given: tuple[Typed, ...]) -> Typed | None:
     """A simpler expression with the same value for all operands, including NaN and infinities; None
-    if none is known."""
+    if no such expression is known."""
     if all(it.function == "constant" for it in given):
         return _folded(function, given)
     first, last = given[0], given[-1]
@@ -520,7 +520,7 @@ def _after_constant(function: str, first: Typed, last: Typed) -> Typed | None:
     return None
 
 
-# --- texts ---------------------------------------------------------------------------------------
+# --- strings -------------------------------------------------------------------------------------
 
 
 def _formula(it: Typed) -> str:

@@ -1,4 +1,5 @@
-"""CUDA C++ for typed expressions: statements that define the parts, and the text of the value."""
+"""CUDA C++ for typed expressions: statements that define the parts, and an expression for the
+value."""
 
 from __future__ import annotations
 
@@ -34,8 +35,7 @@ class CudaPrinter:
     def statements(self, root: Typed) -> tuple[list[str], str]:
         """Definitions of the parts that are used more than once, and the root's value.
 
-        Raises:
-            ArgumentError: the expression has an operator that this printer does not know.
+        Raises: ArgumentError: the expression has an operator that this printer does not support.
         """
         uses: dict[Typed, int] = {}
         for it in all_parts([root]):
@@ -52,7 +52,7 @@ class CudaPrinter:
         return lines, self._texts[root]
 
     def _is_name(self, it: Typed) -> bool:
-        """Whether the text of a part is so short that a variable for it would not help."""
+        """Whether a part's C++ is so short that a variable for it would not help."""
         return it.function in ("constant", "symbol")
 
     def _text(self, it: Typed) -> str:

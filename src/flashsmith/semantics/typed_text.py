@@ -12,7 +12,7 @@ from flashsmith.semantics.typed import DTYPES, READABLE, Typed, _node
 
 
 def canonical(roots: Mapping[str, Typed]) -> str:
-    """A text that equal graphs share: one line for each part, then one for each root."""
+    """A string equal for equal graphs: one line for each part, then one for each root."""
     places: dict[Typed, int] = {}
     lines = []
     for root in roots.values():

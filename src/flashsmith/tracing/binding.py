@@ -23,8 +23,7 @@ POSITIONS = ("start", "end")
 
 
 class BoundFunctions(NamedTuple):
-    """The form of a call's functions for kernels: a program, and limits of a window that hide keys
-    as well.
+    """What kernels get for a call's functions: a program, and a window whose limits also hide keys.
 
     program: None if the window expresses the functions.
     left, right: the number of keys that a row sees before and after its own position, aligned to
@@ -44,9 +43,9 @@ def bind(
     bias: Any = None,
     part: tuple[str, ...] = (),
 ) -> BoundFunctions:
-    """Traces a call's functions. ``masks`` are functions, bool tensors or None, and hide keys
-    together. ``bias`` is a float tensor that is added to scores after score_mod, or None.
-    ``lengths`` are seq_q and seq_k if all sequences of the call share them.
+    """Traces a call's functions. ``masks`` are functions, bool tensors or None; a key is visible
+    only if all of them show it. ``bias`` is a float tensor that is added to scores after score_mod,
+    or None. ``lengths`` are seq_q and seq_k if all sequences of the call share them.
 
     ``positions`` is 'start' if q_idx counts from the sequence's first query, and 'end' if the last
     query is at the last key: then q_idx is larger by seq_k - seq_q. The rows of tensors always
@@ -130,8 +129,8 @@ def _bound(
 def composed(
     score_mod: Function | None, masks: tuple[Any, ...], bias: Any, positions: str
 ) -> tuple[Function | None, Function | None]:
-    """The score and the mask function that bind() traces. Raises ArgumentError for positions other
-    than POSITIONS, and the errors of bind() for tensors."""
+    """The score function and the mask function that bind() traces. Raises ArgumentError for
+    positions other than POSITIONS, and the errors of bind() for tensors."""
     if positions not in POSITIONS:
         raise ArgumentError(
             f"positions={quoted(positions)}: give 'start' (q_idx counts from the first query) or "
@@ -148,8 +147,8 @@ def limited(
     positions: str,
     part: tuple[str, ...] = (),
 ) -> BoundFunctions:
-    """A traced program in the form that kernels take: a mask that equals a window becomes limits,
-    and q_idx and kv_idx become positions. The program's tensors have names."""
+    """A traced program, converted for kernels: a mask that equals a window becomes limits, and
+    q_idx and kv_idx become positions. Its tensors get names."""
     offset = 0 if positions == "end" else None if lengths is None else lengths[1] - lengths[0]
     limits = _limits(bound, offset)
     if limits is not None:
@@ -207,7 +206,8 @@ _BIASES = ("float16", "bfloat16", "float32")
 
 
 def _named(bound: BoundProgram, bias: Any, masks: tuple[Any, ...]) -> BoundProgram:
-    """The program with the names that the caller uses for its tensors, as far as they are known."""
+    """The program, whose tensors are renamed to the caller's names for them where these are
+    known."""
     names = {id(it): "mask" for it in masks if is_array(it)} | {id(bias): "bias"}
     return bound._replace(names=tuple(names.get(id(it), "") for it in bound.tensors))
 
@@ -320,7 +320,7 @@ def _limits(bound: BoundProgram, offset: int | None) -> tuple[int | None, int | 
     left, right = limits
     left = None if left is None else left + offset
     right = None if right is None else right - offset
-    # Kernels of windows need limits of at least 0: then each row sees at least its own position.
+    # Kernels with a window need limits of at least 0: then each row sees at least its own position.
     if (left is not None and left < 0) or (right is not None and right < 0):
         return None
     return left, right

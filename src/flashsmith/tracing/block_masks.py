@@ -34,8 +34,10 @@ def is_block_mask(value: Any) -> bool:
 def mask_of_blocks(
     block_mask: Any, lengths: tuple[int, int] | None, positions: str = "start"
 ) -> Callable[..., Any]:
-    """A BlockMask as a function: it hides blocks that the lists omit, shows full blocks, and is the
-    BlockMask's function in partial blocks.
+    """A BlockMask as a function.
+
+    The function hides blocks that the lists omit, shows full blocks, and calls the BlockMask's own
+    function in partial blocks.
 
     Raises ArgumentError if the BlockMask was made for other lengths, or its rows are not positions.
     """
@@ -53,8 +55,8 @@ def mask_of_blocks(
 
 
 def mask_over_cache(block_mask: Any, seq_q: int | None, capacity: int) -> Callable[..., Any]:
-    """A BlockMask over a cache of ``capacity`` keys, as a function for positions='end'. ``seq_q``
-    is the number of queries of every sequence, or None.
+    """Converts a BlockMask over a cache of ``capacity`` keys to a function for positions='end'.
+    ``seq_q`` is the number of queries of every sequence, or None.
 
     Raises ArgumentError for a BlockMask of other lengths.
     """
@@ -75,8 +77,10 @@ def mask_over_cache(block_mask: Any, seq_q: int | None, capacity: int) -> Callab
 def rows_are_of_the_call(
     own: tuple[int, ...], n_blocks: int, rows: int, seq_q: int | None, capacity: int
 ) -> bool:
-    """Whether the rows of a BlockMask of the lengths ``own``, with ``n_blocks`` blocks of ``rows``,
-    are a call's queries. If not, they are positions in the sequence.
+    """Whether a BlockMask's rows are a call's queries; otherwise, they are positions in the
+    sequence.
+
+    The BlockMask has the lengths ``own``, and ``n_blocks`` blocks of ``rows`` rows.
 
     Raises ArgumentError for a BlockMask that fits neither.
     """
@@ -121,7 +125,7 @@ def check_lengths(own: tuple[int, ...], lengths: tuple[int, int] | None, positio
 def function_of_blocks(
     states: Any, mask_mod: Callable[..., Any], rows: int, columns: int
 ) -> Callable[..., Any]:
-    """The mask of states_of_lists() and of a function in partial blocks of these sizes, which are
+    """Combines states_of_lists() with a function for partial blocks; the block sizes are
     Constants."""
     at = table_function(states)
 
@@ -179,8 +183,11 @@ def _known_lists(block_mask: Any, rows: int, columns: int) -> _Analysis:
 
 
 def _has_values(states: Any) -> bool:
-    """Whether the states have values already. During the capture of a CUDA graph they have none,
-    nor do fake tensors: neither may be read or kept for later calls."""
+    """Whether the states can be read.
+
+    Fake tensors have no values, and during CUDA graph capture real tensors have none yet. In both
+    cases the states must not be read or kept for later calls.
+    """
     import torch
 
     if type(states) is not torch.Tensor or states.is_meta:
@@ -198,7 +205,8 @@ def _window(mask_mod: Callable[..., Any], lengths: tuple[int, ...]) -> _Window |
 def _shows_window(
     states: Any, block: tuple[int, int], lengths: tuple[int, ...], window: _Window
 ) -> bool:
-    """Whether the lists omit no block with keys of the window, and full blocks have no other keys.
+    """Whether the lists include every block with keys in the window, and full blocks have no other
+    keys.
 
     This copies the states to the host, once for each BlockMask.
     """

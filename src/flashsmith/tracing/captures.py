@@ -52,9 +52,9 @@ Watch = tuple[Callable[[], "list[Any]"], "list[Any]"]
 
 class Captures(NamedTuple):
     """The leaves of a value in a fixed order, a key for everything else, and whether the key is
-    complete, so that values of one key differ only in leaves. ``watch`` has all objects that may
-    change. ``paths`` lead to the leaves, and ``others`` to captured functions, flags and texts;
-    both are empty unless they are requested."""
+    complete. Values with the same complete key differ only in their leaves. ``watch`` has all
+    objects that may change. ``paths`` lead to the leaves, and ``others`` to captured functions,
+    flags and strings; both are empty unless they are requested."""
 
     key: Any
     leaves: tuple[Leaf, ...]
@@ -65,8 +65,9 @@ class Captures(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """A value that holds others: its identity, its children, a function that builds another, a
-    function that reads its children again if they may change, and the paths to the children."""
+    """A value that holds others: its identity, its children and the paths to them, a function that
+    builds a copy with other children, and a function that rereads the children if they may
+    change."""
 
     tag: Any
     children: list[Any]
@@ -277,8 +278,8 @@ def _dict_of(names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
 
 
 def _instance_shape(value: Any) -> _Shape | None:
-    """The shape of an object of a plain class, such as a callable whose attributes are numbers and
-    tensors; None for other objects."""
+    """The shape of an instance of a plain class, for example a callable with numbers and tensors as
+    attributes; None for other objects."""
     kind = type(value)
     own = getattr(value, "__dict__", None)
     if type(own) is not dict or kind.__module__.partition(".")[0] in (*_FRAMEWORKS, "jaxlib"):

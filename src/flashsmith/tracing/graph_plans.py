@@ -1,9 +1,9 @@
-"""Plans by which PyTorch's compiler makes the tensors and numbers that functions capture inputs of
-its graph.
+"""Plans by which PyTorch's compiler turns captured tensors and numbers into inputs of its graph.
 
-A plan is made once, while the compiler traces a call. It has the program as text, and for each
-captured value a path from the functions to it. The compiler follows these paths, and so guards the
-values at their ends: a function that later captures other numbers or functions is traced again.
+A plan is made once, while the compiler traces a call. It has the program as a string and, for each
+captured value, the path by which the functions reach it. The compiler follows these paths, and so
+guards the values at their ends: a function that later captures other numbers or functions is traced
+again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flashsmith.tracing.tracer import Traced, traced
 # Roots of paths: the score function, the bias, and two masks, None where there is none. A value of
 # flashsmith.masks or scores is (PARTS, its function, its parts), and a BlockMask is (BLOCKS, the
 # states of its blocks, its function); BLOCKS_OF_ROWS if its rows are a call's queries over a cache.
-# They are plain tuples, as PyTorch's compiler makes no others.
+# They are plain tuples, because PyTorch's compiler can make no other kind.
 PARTS, BLOCKS, BLOCKS_OF_ROWS = "parts", "blocks", "blocks of rows"
 # A stand-in for a tensor: (TENSOR, sizes, dtype of PyTorch); every size other than 1 is 2.
 TENSOR = "tensor"
@@ -121,10 +121,10 @@ def _parsed(text: str) -> tuple[Program, tuple[str, ...], tuple[Typed, ...]]:
 def program_of_text(
     text: str, reads: tuple[Any, ...], ints: tuple[int, ...], floats: tuple[float, ...]
 ) -> BoundProgram:
-    """The program of a GraphPlan's text, with the values that were found at the ends of the plan's
-    paths.
+    """The program that a GraphPlan's string describes, with the values found at the ends of the
+    plan's paths.
 
-    Raises ArgumentError for any other text.
+    Raises ArgumentError for any other string.
     """
     program, names, numbers = _parsed(text)
     given = dict(zip(names, (*ints, *floats), strict=True))

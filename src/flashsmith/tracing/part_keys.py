@@ -11,7 +11,7 @@ from flashsmith.semantics.typed import Typed, read, typed_constant
 
 
 class PartKeys(NamedTuple):
-    """The keywords of partial attention that say which keys count, int32 vectors or None."""
+    """The keywords of partial attention that select the keys to use: int32 vectors or None."""
 
     seqused_k: Any = None
     k_begin: Any = None
@@ -19,7 +19,7 @@ class PartKeys(NamedTuple):
 
     @property
     def has_range(self) -> bool:
-        """Whether only the kernels know the number of keys, because it is in a tensor."""
+        """Whether the number of keys is in a tensor, so that only the kernels can read it."""
         return self.seqused_k is not None or self.k_begin is not None
 
     @property

@@ -34,7 +34,7 @@ class NeedsValue(BaseException):
 
 
 def source_line() -> str:
-    """The current location in the traced function: file, line number and text of the line."""
+    """The current location in the traced function: file, line number and source line."""
     frame = sys._getframe(1)
     while frame is not None:
         if _is_callers(frame):

@@ -190,8 +190,8 @@ _add_operators()
 class Captured:
     """A tensor that a function reads, and the indices that it has been given so far.
 
-    It stands for a NumPy array that a traced function captures, and for a tensor that has fewer
-    indices than dimensions so far, as in table[b][q].
+    It stands for a NumPy array that a traced function captures, or for a tensor with fewer indices
+    than dimensions so far, as in table[b][q].
     """
 
     def __init__(self, tensor: Any, trace: Any, indices: tuple[Any, ...] = ()) -> None:

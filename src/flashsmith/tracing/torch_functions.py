@@ -1,4 +1,4 @@
-"""PyTorch's and NumPy's functions of one element, as typed expressions.
+"""PyTorch's and NumPy's elementwise functions, as typed expressions.
 
 Each function takes and returns expressions, Python numbers, or other options of the original.
 """
@@ -151,7 +151,7 @@ def _softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Typed:
 
 
 def _between(x: Value, lowest: Value, highest: Value) -> Typed:
-    """A clamp whose derivative is 0 at the ends, as that of hardtanh and relu6."""
+    """A clamp whose derivative is 0 at both limits, as in hardtanh and relu6."""
     found = choose(apply("less_equal", x, lowest), lowest, x)
     return choose(apply("less_equal", highest, x), highest, found)
 

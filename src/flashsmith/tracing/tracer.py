@@ -67,9 +67,9 @@ _MOST_VALUES = 256
 class Traced(NamedTuple):
     """The trace that functions share if they differ only in captured numbers and tensors.
 
-    ``reads`` are indices of leaves, or the objects themselves if they are no leaves; the same holds
-    for the values of ``sources``, the captured numbers by name. ``numbers`` are expressions of
-    captured numbers, whose values ``computed`` keeps. ``frozen`` are the leaves whose values the
+    ``reads`` are indices of leaves, or the objects themselves if these are not leaves; the same
+    holds for the values of ``sources``, the captured numbers by name. ``numbers`` are expressions
+    of captured numbers, whose values ``computed`` keeps. ``frozen`` are the leaves whose values the
     trace has as constants.
     """
 
@@ -190,7 +190,8 @@ def traced(
     values.
 
     ``compose`` makes the score and the mask function from ``functions``, to which the captures
-    belong. With reads_scalars, kernels read 0-dimensional tensors, which are then no numbers.
+    belong. With reads_scalars, kernels read 0-dimensional tensors, which are then not treated as
+    numbers.
     """
     numbers = frozenset(i for i, leaf in enumerate(captures.leaves) if leaf.kind != "array")
     frozen: frozenset[int] = frozenset()
@@ -230,7 +231,7 @@ class Tracing:
         self._places = {id(it.value): i for i, it in enumerate(leaves) if it.kind == "array"}
 
     def roots(self, functions: Any, compose: Compose) -> dict[str, Typed]:
-        """The results of the score function and the mask function for symbols, by 'score' and
+        """What the score and mask functions return for symbols, under the keys 'score' and
         'mask'."""
         made = rebuilt(functions, iter(map(self._replacement, *self._numbered())))
         score_mod, mask_mod = compose(made)
@@ -265,8 +266,8 @@ class Tracing:
     def _program(self, roots: Mapping[str, Typed]) -> tuple[Renamed, dict[str, Typed]]:
         """The program, and expressions of captured numbers for the numbers that it takes.
 
-        The host computes parts that depend only on captured numbers, once in a call. If the program
-        would take too many numbers, kernels compute it.
+        The host computes parts that depend only on captured numbers, once per call. If the program
+        would then take too many numbers, kernels compute these parts instead.
         """
         plain = {name: with_products(root) for name, root in roots.items()}
         parts = number_expressions(plain.values(), (INT, FLOAT))
@@ -484,16 +485,16 @@ def _has_symbol(values: Any) -> bool:
 
 
 def _without_torch_mode() -> contextlib.AbstractContextManager[Any]:
-    """A context in which the trace itself uses tensors, so that these operations are not traced."""
+    """A context for the trace's own operations on tensors, which are not traced."""
     torch = sys.modules.get("torch")
     return contextlib.nullcontext() if torch is None else torch._C.DisableTorchFunction()
 
 
 def _torch_mode(trace: Tracing) -> contextlib.AbstractContextManager[Any]:
-    """A context that passes calls of PyTorch's functions on symbols to the trace.
+    """A context that passes calls to PyTorch's functions on symbols to the trace.
 
-    A tensor indexed by a symbol, tensor[index], arrives here too: without a mode, PyTorch asks the
-    tensor's class only.
+    A tensor indexed by a symbol, tensor[index], arrives here too: without a mode, PyTorch would
+    consult only the tensor's class.
     """
     torch = sys.modules.get("torch")
     if torch is None:

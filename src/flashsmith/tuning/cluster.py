@@ -1,6 +1,6 @@
 """Cluster: an executor that uses Ray.
 
-Each GPU has an actor that measures on it; compilations are tasks.
+Each GPU has an actor that runs measurements on it; compilations are Ray tasks.
 
 As in the local executor, the work itself is done in a worker process, to which the actor or task
 passes it. A kernel that crashes or hangs ends only that worker process. So if an actor dies, the
@@ -39,8 +39,8 @@ _CONNECT_SECONDS = 5.0
 _PATIENCE_SECONDS = 120.0
 # Added to the time limit of a call, because Ray and the transfer of libraries take time too.
 _DELIVERY_SECONDS = 120.0
-# For up to this time, Ray may list a machine that its scheduler does not know yet, or a machine
-# that has left the cluster.
+# For up to this time, Ray may list a machine that its scheduler has not registered yet, or a
+# machine that has left the cluster.
 _NEWS_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 _ATTEMPTS = 3
@@ -105,7 +105,7 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
 def version_here() -> str:
     """The version of flashsmith and a hash of its sources, as they were when this process started.
 
-    All machines of a cluster must return the same text.
+    All machines of a cluster must return the same string.
     """
     package = Path(flashsmith.__file__).parent
     found = hashlib.sha256()
@@ -168,8 +168,8 @@ def _machines(ray: Any) -> list[dict[str, Any]]:
 
     Raises LaunchError if a machine has another version of flashsmith.
 
-    Ray may still list a machine that has left, and its scheduler may not know one that has just
-    joined. In both cases the list is read again.
+    The list is read again while Ray still lists a machine that has left, or while Ray's scheduler
+    is not yet aware of one that has just joined.
     """
     patience = time.monotonic() + _NEWS_SECONDS
     while True:
@@ -262,7 +262,8 @@ class _Slot:
 
 
 class RayExecutor:
-    """Carries out calls on a cluster; implements Executor. It must be used from one thread.
+    """Carries out calls on a cluster; implements Executor. An instance must be used from one thread
+    only.
 
     Ray transfers libraries to the machine that measures them, unless they are in that machine's
     cache. If an actor has died, the next call starts another actor on the same machine. If the
@@ -385,8 +386,7 @@ class RayExecutor:
         return outcome
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
-        """See Executor. With None, the cluster is afterwards as it was before this executor used
-        it."""
+        """See Executor. None restores the cluster to the state in which this executor found it."""
         dropped = set(self._running.values()) if calls is None else set(calls)
         for ref, call in list(self._running.items()):
             if call in dropped:

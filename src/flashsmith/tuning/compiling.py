@@ -22,7 +22,8 @@ _LOST_ATTEMPTS = 8
 
 
 class CompileQueue:
-    """Compiles batches with an executor, at most `jobs` at a time. It must be used from one thread.
+    """Compiles batches with an executor, at most `jobs` at a time. An instance must be used from
+    one thread only.
 
     If the process of a batch dies or hangs (for `patience` seconds), the batch is split and
     compiled again, until the build at fault is found. The result of that build is then an error. If
@@ -42,8 +43,8 @@ class CompileQueue:
     def add(self, builds: Iterable[Build]) -> None:
         """Queues builds.
 
-        Batches come alternately from groups that cannot share a library, so that every problem soon
-        has some kernels.
+        Builds that cannot share a library are in separate groups. Batches come alternately from
+        these groups, so that every problem soon has some kernels.
         """
         groups: dict[tuple[object, ...], list[Build]] = {}
         for build in builds:
@@ -103,7 +104,6 @@ class CompileQueue:
 
 
 def _split(group: Sequence[Build], size: int) -> list[Batch]:
-    """Divides a group into batches of about `size`, each of which is a sample of the whole
-    group."""
+    """Divides a group into batches of about `size` builds, each a sample of the whole group."""
     n_batches = -(-len(group) // size)
     return [tuple(group[first::n_batches]) for first in range(n_batches)]

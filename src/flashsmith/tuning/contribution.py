@@ -1,5 +1,4 @@
-"""A contribution: a file that is made from a sweep's results, and the list of what it still
-lacks."""
+"""A contribution: a file made from a sweep's results, and the list of results it still lacks."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from flashsmith.tuning.worker import Worker, WorkerResult, wait_for_any
 
 @dataclass(frozen=True, eq=False)
 class WorkerCall:
-    """A call of a method, either of the bench of GPU `gpu`, or of `compiler` in any free process.
+    """A call to a method, either of the bench of GPU `gpu`, or of `compiler` in any free process.
 
     seconds: after this time the call counts as hanging. libraries: the keys of the libraries that
     the call loads. fresh: whether to replace the measuring process of the GPU by a new one before
@@ -46,7 +46,7 @@ class Executor(Protocol):
         """A finished call and its result; None if no call finishes within `seconds`."""
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
-        """Drops the given calls; they get no result.
+        """Drops the given calls, which then get no result.
 
         With None, drops all calls and ends every process.
         """
@@ -68,7 +68,7 @@ LOCAL_GPU = "GPU"
 class LocalExecutor:
     """Uses processes on this machine: one that measures, and one for each compilation.
 
-    It must be used from one thread, and that thread must live longer than the executor.
+    The executor must be used from one thread only, and that thread must outlive it.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ class NvccCompiler:
         """Does nothing."""
 
     def compile(self, builds: Sequence[Build]) -> list[BuildResult]:
-        """Compiles the builds that are not in the cache; all have one semantics.
+        """Compiles the builds that are not in the cache; all must have the same semantics.
 
         If a batch fails, its kernels are compiled one by one.
         """
@@ -155,8 +155,8 @@ class GpuBench:
         self._workload(problem)
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """Checks the output in two heads by the rule of verify: all rows if `thorough`, otherwise
-        some rows.
+        """Checks two heads of the output by the rule of flashsmith.verify: all rows if `thorough`,
+        otherwise some rows.
 
         If an output is wrong, it is checked again with new tensors, since an earlier kernel may
         have written out of bounds.

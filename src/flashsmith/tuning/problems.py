@@ -23,7 +23,7 @@ _REFERENCE_ROWS_PER_SM = 8 * 128
 def default_problems() -> list[Problem]:
     """The problems of the benchmarks: both dtypes, full and causal.
 
-    Problems for which the same kernels are compiled follow each other.
+    Problems that use the same compiled kernels are adjacent.
     """
     return [
         default_problem(d, seq, dtype, causal=causal)
@@ -33,9 +33,9 @@ def default_problems() -> list[Problem]:
 
 
 def read_problems(text: str) -> list[Problem]:
-    """Reads problems from a file, one per line, or from a text in which ';' separates them.
+    """Reads problems from a file, one per line, or from a string in which ';' separates them.
 
-    Blank lines are ignored, and so is everything after '#'. The name of a problem set of
+    Blank lines and everything after '#' are ignored. The name of a problem set of
     `flashsmith bench` stands for all its problems. Duplicates are removed.
 
     Raises:
@@ -75,8 +75,8 @@ def read_problems(text: str) -> list[Problem]:
 def reference_problem(
     problem: Problem, device: DeviceSpec, others: Iterable[Problem]
 ) -> Problem | None:
-    """The shortest problem in ``others`` whose race can serve as the reference for `problem`: the
-    times in its first rung decide which kernels are tried on `problem`.
+    """The shortest problem in ``others`` whose race can serve as the reference for `problem`. The
+    times in that race's first rung decide which kernels are tried on `problem`.
 
     It has the same heads, dtype and semantics, and the same ratio of its two lengths. It is so long
     that the prologue and epilogue of a kernel's loop hardly matter, and it has enough tiles to fill

@@ -51,11 +51,11 @@ class Rung:
     """One round of a race, in which each kernel is launched at least `least` times and for at least
     `ms` milliseconds in total.
 
-    So short kernels are launched more often, because their times are relatively noisier: the noise
-    of one launch does not depend on how long the launch takes.
-    margin: a kernel stays, whatever its rank, if its time exceeds the best time by at most this
-    share. steady: whether the GPU is warmed up first. Without the warm-up, kernels that are timed
-    after a pause run at a clock rate that is up to a quarter higher.
+    Short kernels are thus launched more often: the noise of a launch does not depend on its length,
+    so their times are relatively noisier. margin: a kernel stays, whatever its rank, if its time
+    exceeds the best time by at most this share. steady: whether the GPU is warmed up first. Without
+    the warm-up, kernels that are timed after a pause run at a clock rate that is up to a quarter
+    higher.
     """
 
     least: int
@@ -97,14 +97,14 @@ class Halving:
             )
 
     def of_few(self) -> Halving:
-        """The rules for a race between a few kernels that are about equally fast: there is only the
-        first rung, because the final decides."""
+        """The rules for a race between a few kernels of about the same speed. There is only one
+        rung, because the final decides."""
         return replace(self, rungs=self.rungs[:1])
 
     def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
         """The kernels that stay, fastest first.
 
-        `times` has the milliseconds of each kernel by name.
+        `times` maps each kernel's name to its milliseconds.
 
         Kernels with equal times are sorted by name.
         """
@@ -157,8 +157,8 @@ class Race:
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the bench: prove a kernel, check it thoroughly, time it in a rung or alone, or time
-    all finalists interleaved. Kernels are launched at least `least` times and for at least
+    """A task of the bench: check a kernel quickly or thoroughly, time it in a rung or alone, or
+    time all finalists interleaved. Kernels are launched at least `least` times and for at least
     `ms` milliseconds each."""
 
     stage: str
@@ -174,7 +174,7 @@ class RaceState:
     """The state of a race.
 
     joined: the trials of all kernels that have joined the race, by short form. active: the trials
-    of the kernels that may still win. dropped: for each other trial, the reason why the race
+    of the kernels that may still win. dropped: for each other trial, the reason that the race
     dropped it; a failed kernel's trial has its own reason.
     rung: the current rung, counted from 0; the number of rungs if all are complete. pending: the
     trials of the kernels that must be proven or timed to complete the rung, in order. waiting:
@@ -253,8 +253,8 @@ class RaceState:
     def search_task(self, ready: Container[Build]) -> Task | None:
         """The next task of the search for a kernel that is in `ready`; None if there is none.
 
-        A kernel is proven before it is timed. A rung begins when the one before it is complete, and
-        ends when all active kernels have been timed.
+        A kernel's results are checked before it is timed. A rung begins when the one before it is
+        complete, and ends when all active kernels have been timed.
         """
         for trial in () if self.closed else self.pending:
             if trial.build in ready:
@@ -263,7 +263,8 @@ class RaceState:
         return None
 
     def final_task(self, ready: Container[Build], seconds: float) -> Task | None:
-        """The next task of the final; None if it is over or would take more than `seconds`.
+        """The next task of the final; None if the final is over, or if the task would take more
+        than `seconds`.
 
         Each finalist is checked thoroughly first.
         """
@@ -319,8 +320,8 @@ class RaceState:
 
     @property
     def first_times(self) -> dict[str, float]:
-        """The times in the first rung, in milliseconds, of the kernels that were in the race from
-        the beginning."""
+        """The first-rung times, in milliseconds, of the kernels that were in the race from the
+        beginning."""
         began = {build.name for build in self.race.builds}
         return _times((t for t in self.survived if t.name in began), rung_stage(0))
 
@@ -424,7 +425,7 @@ class _Course:
             self.drop([name], "slower", f"{times[name] / best - 1:.1%} behind the best {where}")
 
     def run_rungs(self) -> list[Trial]:
-        """Goes through all rungs that are timed completely.
+        """Evaluates all rungs whose timings are complete.
 
         Returns the trials that the next rung still needs.
         """

@@ -53,7 +53,7 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
     """The ranking of a race for the table of winners.
 
-    The date of the figures is that of the final or, if there was none, of the last timing.
+    The figures are dated by the final or, if there was none, by the last timing.
 
     Kernels that were checked thoroughly rank before all others.
     """
@@ -97,9 +97,9 @@ def record_alone(state: RaceState, runner: Runner, path: Path) -> None:
 def record_beside(
     state: RaceState, runner: Runner, path: Path, shipped: WinnersTable | None
 ) -> None:
-    """Merges the winners of a race, after its final, into a table that also has winners of other
-    sweeps, and removes kernels that failed in this sweep from it. If the table has no entry for the
-    problem but ``shipped`` has one, the shipped entry is merged too.
+    """Merges the winners of a race, after its final, into a table that also has other sweeps'
+    winners. Kernels that failed in this sweep are removed from that table. If the table has no
+    entry for the problem but ``shipped`` has one, the shipped entry is merged too.
 
     Raises TableError.
     """
@@ -181,7 +181,7 @@ def print_plan(console: Console, states: Sequence[RaceState]) -> None:
 
 
 def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
-    """The plan for --json: every candidate, and for each config that is culled the reason."""
+    """The plan for --json: every candidate, and every culled config with the reason."""
     return [
         {
             "problem": str(state.problem),
@@ -195,8 +195,7 @@ def plan_summary(states: Sequence[RaceState]) -> list[dict[str, Any]]:
 def culls(states: Sequence[RaceState]) -> Counter[str]:
     """Counts how many configs were culled for each reason.
 
-    Reasons whose texts differ only in numbers are counted together, under the text that occurs
-    first.
+    Reasons that differ only in their numbers are counted together, under the first of them.
     """
     first: dict[str, str] = {}
     counted: Counter[str] = Counter()

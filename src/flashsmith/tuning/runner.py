@@ -1,7 +1,7 @@
 """The interfaces that a sweep uses: a compiler, and a bench that checks and times kernels.
 
-Both are pickled, and run in worker processes. `gpu_runner` implements them for GPUs; tests have
-their own.
+Both are pickled, and run in worker processes. `gpu_runner` implements both interfaces for GPUs;
+tests use other implementations.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TrialRunner(Protocol):
     def prepare(self, problem: Problem) -> None:
         """Makes the tensors of a problem.
 
-        Raises an error if they do not fit into the GPU's memory.
+        Raises an error if the tensors do not fit into the GPU's memory.
         """
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
@@ -93,7 +93,7 @@ class Libraries(Protocol):
     def pack(self, library: str) -> bytes:
         """The library, packed for transfer.
 
-        Raises LibraryGoneError if the library is not on this machine, or no longer.
+        Raises LibraryGoneError if the library is not, or is no longer, on this machine.
         """
 
     def unpack(self, library: str, packed: bytes) -> None:

@@ -31,7 +31,8 @@ from flashsmith.operations import DEFAULT
 ALL_FAMILIES = "both"
 _FEW = 8
 # The key for the configs that the shipped tables have for a problem. The two numbers limit these
-# configs: how much slower than the best config one may be, as a share, and how many there may be.
+# configs: how much slower than the best config they may be, as a share, and how many of them are
+# used.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
 # For this many configs of each family, split-KV variants are added: up to three for each config,
@@ -45,20 +46,20 @@ _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 def space_keys() -> tuple[str, ...]:
     """The keys of the search spaces.
 
-    It is worthwhile to refine the best configs of a space, but not those of a set.
+    Refining the best configs is worthwhile for a space, but not for a set.
     """
     return (*(family.space_key for family in families() if family.space_key), ALL_FAMILIES)
 
 
 def check_space(key: str) -> None:
     """Raises SelectionError or ConfigParseError if a key neither names a space nor is valid for
-    KERNELS. Whether it has configs for a problem is checked only by search_space()."""
+    KERNELS. Only search_space() checks whether a key has configs for a problem."""
     if key not in (*space_keys(), KNOWN):
         get_kernel_configs(key)
 
 
 def default_space(device: DeviceSpec) -> str:
-    """The key of the space that is searched on a device if none is given.
+    """The key of the space that is searched on a device by default.
 
     Raises ArgumentError if no family that has a space runs on the device.
     """
@@ -67,7 +68,8 @@ def default_space(device: DeviceSpec) -> str:
 
 
 def _searched(device: DeviceSpec) -> list[Family]:
-    """The families whose spaces are searched on a device, the ones for the newest GPUs first."""
+    """The families whose spaces are searched on a device, sorted from the newest GPUs' families to
+    the oldest."""
     known = [family for family in by_preference() if family.space_key]
     found = [family for family in known if family.runs_on(device)]
     if not found:

@@ -37,7 +37,7 @@ _SEARCH_SHARE = 0.75
 # A GPU makes this many measurements on one problem before it switches to another, since tensors may
 # have to be made again after a switch.
 _IN_A_ROW = 32
-# A GPU is not used any more after its measuring process has failed to start this many times in a
+# A GPU is no longer used after its measuring process has failed to start this many times in a
 # row, since no kernel can be to blame for that.
 _STARTUP_ATTEMPTS = 3
 # A kernel that computes fewer FLOP per second counts as hanging.
@@ -195,7 +195,7 @@ class Sweep:
     def advance(self) -> bool:
         """Submits the next calls for GPUs and compilers. Returns False if the sweep is over.
 
-        If the time is up, calls that already run on a GPU may finish.
+        When the time is up, calls that are already running on a GPU may finish.
 
         Raises LaunchError if no GPU is left.
         """
@@ -246,8 +246,8 @@ class Sweep:
         return True
 
     def _look(self) -> None:
-        """For each race whose state has changed: queues the kernels that it needs, and reports it
-        if it is over."""
+        """For each race whose state has changed, queues the kernels that the race needs, and
+        reports the race if it is over."""
         wanted: dict[Build, None] = {}
         for state in self.states:
             before = self._seen.get(state.problem)

@@ -262,8 +262,8 @@ def tune_fleets(
 class _Winners:
     """Enters races into two tables: the sweep's table, and the table at ``path``.
 
-    In the table at ``path``, they are merged with the existing entries and with those of the
-    shipped table.
+    In the table at ``path``, they are merged with the existing entries and with the shipped table's
+    entries.
     """
 
     def __init__(self, own: Path, path: Path, shipped: WinnersTable | None) -> None:
@@ -369,7 +369,7 @@ def build_ahead(
 
 
 def journal_key(runner: Runner) -> str:
-    """The environment for which the records of a journal are valid, as a text."""
+    """The environment for which the records of a journal are valid, as a string."""
     return "; ".join(f"{name}: {value}" for name, value in sorted(runner.environment.items()))
 
 

@@ -1,4 +1,4 @@
-"""Checks of traced functions that need no kernel: values are compared with calls of the original
+"""Checks of traced functions that need no kernel: values are compared with calls to the original
 functions on numbers, and derivatives with finite differences."""
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _evaluated(
 
 
 def _called(function: Callable[..., Any], points: Points, *, scored: bool) -> Any:
-    """The function's values, or the text of the error that it raised."""
+    """The function's values, or the message of the error that it raised."""
     found = _values_of(function, points, _tensor, scored=scored)
     if not isinstance(found, str):
         return found

@@ -27,8 +27,8 @@ ToDevice = Callable[[np.ndarray], Any]
 class ProofCase:
     """One problem for a proof or benchmark, with its inputs, expected outputs and verdict.
 
-    ``inputs`` are host arrays by the names of the operation. Only the reference that made the case
-    knows the type of ``expected``.
+    ``inputs`` are host arrays by the names of the operation. The type of ``expected`` is private to
+    the reference that made the case.
     """
 
     problem: Problem
@@ -74,7 +74,7 @@ class OperationReference(ABC):
 
         The default is standard normal numbers for every required input.
 
-        Raises ArgumentError for an input of integers, whose meaning only a subclass knows.
+        Raises ArgumentError for an integer input: a subclass must define what its values mean.
         """
         rng = np.random.default_rng(seed)
         drawn = {}
@@ -115,7 +115,7 @@ class OperationReference(ABC):
         return {name: it for name, it in options.items() if name in problem.computed.options}
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
-        """Describes in words everything about the call that the problem's text does not say."""
+        """Describes in words everything about the call that the problem string leaves open."""
         return ", ".join(f"{name} {value}" for name, value in options.items()) or "plain"
 
     def case(

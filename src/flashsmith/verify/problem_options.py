@@ -1,4 +1,4 @@
-"""Makes the options with which prove() proves a problem: values for everything that the problem's
+"""Makes the options with which prove() checks a kernel: values for everything that the problem's
 semantics leave open."""
 
 from __future__ import annotations

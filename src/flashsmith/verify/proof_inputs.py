@@ -16,7 +16,7 @@ from flashsmith.verify.attention_semantics import Attention, Lens
 
 # The largest |scaled score| of 'large_scores'. When rounded to bf16, it must not exceed 1,000.
 LARGE_SCORE = 990.0
-# How far the first tile's scaled scores are below (or above) those of the other tiles.
+# How far the first tile's scaled scores are below (or above) the other tiles' scores.
 TILE_GAP = 200.0
 # The largest scaled score of 'far_scores'. From four times this value on, the largest probability
 # is not exactly 1: it is computed as 2^e, where e is the rounding error of the logit, and rounded
@@ -137,7 +137,7 @@ def _one_hot(rng: np.random.Generator, spec: InputSpec) -> Draw:
     k[:] = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=k.shape)
     chosen = rng.permutation(np.arange(spec.seq_q) % spec.seq_k)
     # The product of a key with itself is d, and with another key it is rarely above d / 2. So the
-    # score of the chosen key, 60 nats, is mostly at least 30 nats above all others.
+    # score of the chosen key, 60 nats, is usually at least 30 nats above all other scores.
     q[:] = np.repeat(k[:, chosen], spec.group, axis=2) * (60.0 / (spec.scale * spec.d))
     return q, k, v
 

@@ -58,7 +58,7 @@ _REFERENCES: dict[str, OperationReference] = {
 
 @dataclass(frozen=True)
 class Verdict(Comparison):
-    """The result of proving one kernel on one problem: the comparison, and how the kernel ran.
+    """The result of checking one kernel on one problem: the comparison, and how the kernel ran.
 
     ``problem`` is the problem that was run, with repeated heads; ``meaning`` describes the
     computation in words. ``findings`` come from the emulator's checks; ``emulation`` has the
@@ -296,7 +296,7 @@ def describe_problem(
 
 
 def _check_packing(lens_q: Lens | None, lens_k: Lens | None) -> Lens | None:
-    """The lengths of k's packed sequences, which by default are those of q."""
+    """The lengths of k's packed sequences; by default, the same as q's."""
     if lens_q is None:
         if lens_k is not None:
             raise ArgumentError("lens_k: give lens_q as well")

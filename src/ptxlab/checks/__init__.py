@@ -25,7 +25,7 @@ __all__ = [
 
 
 def all_checks(deterministic: bool = False) -> list[Observer]:
-    """Returns a new observer for every check. A correct kernel passes them without a finding.
+    """Returns a new observer for every check. A correct kernel causes no findings.
 
     ``deterministic``: the kernel must also order its floating-point sums.
     """

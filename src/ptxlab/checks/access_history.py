@@ -1,4 +1,5 @@
-"""Keeps each memory cell's last writer and its readers since then, and finds unordered accesses."""
+"""Keeps each memory cell's last writer and the readers since that write; finds unordered
+accesses."""
 
 from __future__ import annotations
 
@@ -113,8 +114,8 @@ class AccessHistory:
         return self._writes.address(cell)
 
     def footprint(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Four masks of words: those that the launch has written, those read after their last
-        write, those ever written weakly, and those ever read weakly.
+        """Four masks that mark the words written by the launch, read after the last write, ever
+        written weakly, and ever read weakly.
 
         An access is weak here unless it is strong and covers whole words.
         """
@@ -183,7 +184,7 @@ class AccessHistory:
     def _claim(self, slots: np.ndarray, threads: np.ndarray, order: HappensBefore) -> np.ndarray:
         """Records the CTAs of the readers.
 
-        Returns a mask: True where the previous reader is of the same CTA.
+        Returns a mask that is True where the previous reader belonged to the same CTA.
         """
         assert self._reads is not None
         owner = self._reads["cta"].ravel()
@@ -222,8 +223,8 @@ class AccessHistory:
         """Checks and records a write that threads issue to an engine; the engine becomes the
         writer.
 
-        The threads must be ordered after earlier accesses to the cells; after earlier writes they
-        also need a proxy fence.
+        The threads must be ordered after earlier accesses to the cells. After earlier writes, a
+        proxy fence is also needed.
         """
         yield from self._after_write("WAW", touched, party, order)
         yield from self._after_reads(touched, party, order)
@@ -235,7 +236,8 @@ class AccessHistory:
     def _unfenced(self, touched: Touched, party: Party, order: HappensBefore) -> Iterator[Conflict]:
         cells, threads = touched.cells, party.threads[touched.rows]
         writers, clocks = self._writes["thread"][cells], self._writes["clock"][cells]
-        # Unordered accesses were reported above, and atomics need no order among each other.
+        # Unordered accesses were reported above, and atomics need not be ordered with respect to
+        # one another.
         columns = order.column(threads, writers)
         own = (writers >= 0) & (columns >= 0)
         own &= ~(self._writes["atomic"][cells] & party.atomic)
@@ -347,8 +349,10 @@ class AccessHistory:
             yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
 
     def _tids(self, warps: np.ndarray) -> np.ndarray:
-        """For each warp, the numbers of its 32 lanes within the CTA, on a new last axis. ``warps``
-        are numbers within the cluster."""
+        """For each warp, the indices of its 32 threads within the CTA, on a new last axis.
+
+        ``warps`` are indices within the cluster.
+        """
         lanes = 32 * (warps % self._cta_warps)[:, None] + LANES
         return np.minimum(lanes, self._threads - 1)
 
@@ -357,7 +361,7 @@ class AccessHistory:
     def _after_write(
         self, kind: str, touched: Touched, party: Party, order: HappensBefore
     ) -> Iterator[Conflict]:
-        """Finds accesses that are not ordered after the last write to the cell.
+        """Finds accesses that are not ordered after the last write to their cell.
 
         In a matrix load, each lane that receives data must be ordered after that write.
         """

@@ -47,7 +47,7 @@ class _Init:
     clock: int
     is_fenced: bool = False
     #: Whether the initialising thread has since arrived at the cluster barrier. All threads that
-    #: pass that barrier then know of the initialisation.
+    #: pass that barrier are then ordered after the initialisation.
     is_released: bool = False
     seen: set[int] = field(default_factory=set)
 

@@ -67,8 +67,8 @@ class Check(Observer):
         )
 
     def actor(self, event: MemoryAccess, row: int) -> str:
-        """The name of the thread in this row of an event; for a matrix access, the name of its
-        warp."""
+        """The name of the thread at this index of an event; for a matrix access, its warp's
+        name."""
         thread = int(event.threads[row])
         if event.shape == "plain":
             return self.name(thread)

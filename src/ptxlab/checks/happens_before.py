@@ -55,7 +55,10 @@ _LAUNCH_BEFORE = -1
 
 
 def merge_far(*given: Far) -> Far:
-    """The union of the arguments. Returns an argument itself if it equals the union."""
+    """The union of the arguments.
+
+    If an argument equals the union, that argument itself is returned.
+    """
     merged: Far = {}
     for far in given:
         for number, row in far.items():
@@ -79,7 +82,10 @@ def _later(
 
 
 def padded_maximum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The larger clock of each column. The shorter array is padded, because engines add columns."""
+    """The larger clock of each column.
+
+    The shorter array is padded, because engines may add columns to one array.
+    """
     width = max(one.size, other.size)
     return np.maximum(np.pad(one, (0, width - one.size)), np.pad(other, (0, width - other.size)))
 
@@ -156,7 +162,7 @@ class HappensBefore:
 
     @property
     def partial(self) -> bool:
-        """Whether order was created by anything other than barriers of whole CTAs."""
+        """Whether anything other than barriers of whole CTAs has created order."""
         return self._known is not None
 
     @property
@@ -175,7 +181,7 @@ class HappensBefore:
         return self._floor[self.cta(threads)]
 
     def warp_mates(self, threads: np.ndarray) -> np.ndarray:
-        """For each thread, the flat numbers of the 32 threads of its warp, on a new axis.
+        """For each thread, the flat indices of the 32 threads of its warp, on a new axis.
 
         If the CTA's last warp is partial, the CTA's last thread fills the missing entries.
         """
@@ -444,8 +450,8 @@ class HappensBefore:
         return self._merged[numbers]
 
     def _learn(self, cta: int, members: np.ndarray, numbers: frozenset[int]) -> None:
-        """Orders threads of a CTA also after the clocks in the sets ``numbers``, which describe
-        other clusters."""
+        """Additionally orders a CTA's threads after the clocks in the sets ``numbers``, for other
+        clusters."""
         if not numbers:
             return
         places = self._places(cta, members)

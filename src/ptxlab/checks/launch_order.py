@@ -34,7 +34,7 @@ class Footprint:
     direct: bool = True
 
     def met_by(self, event: MemoryAccess, by_word: bool) -> np.ndarray:
-        """Marks the rows of an event whose accesses conflict with this footprint.
+        """Marks the threads of an event whose accesses conflict with this footprint.
 
         ``by_word``: whether the event's accesses are strong and cover whole words. They do not
         conflict with accesses of the same kind by the launch directly before this one.
@@ -91,7 +91,7 @@ class LaunchOrder:
     def conflicts(
         self, event: MemoryAccess, after_launch: np.ndarray, by_word: bool
     ) -> Iterator[tuple[Footprint, np.ndarray]]:
-        """Yields footprints, each with the rows of the event that conflict with it.
+        """Yields footprints, each with the event's threads that conflict with it.
 
         ``by_word``: whether the accesses are strong and cover whole words.
         """

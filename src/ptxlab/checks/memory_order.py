@@ -27,7 +27,8 @@ def is_strong_by_word(event: MemoryAccess) -> bool:
 
 
 def is_sum(event: MemoryAccess) -> bool:
-    """Whether an access adds to floating-point numbers, so that the result depends on the order."""
+    """Whether an access adds to floating-point numbers, so that the result depends on the order of
+    additions."""
     if event.kind not in ("atomic", "async_atomic"):
         return False
     words = event.site.mnemonic.split(".")
@@ -37,7 +38,7 @@ def is_sum(event: MemoryAccess) -> bool:
 @dataclass(slots=True)
 class _Word:
     """The state of a word after the last write to it: the clocks that a thread acquires by reading
-    the word, and the instruction of that write if the write did not release."""
+    the word, and the write's instruction if the write was not a release."""
 
     released: Far
     unreleased: Site | None = None
@@ -53,7 +54,8 @@ class _Thread:
 
 
 class MemoryOrder:
-    """A thread is ordered after another if it acquires a word that the other has released.
+    """A thread becomes ordered after another thread by acquiring a word that the other has
+    released.
 
     - A release is a ``.release`` write, or a fence followed by a ``.relaxed`` write of the same
       thread. It covers everything that the thread had done, or was ordered after, before the write
@@ -156,8 +158,7 @@ class MemoryOrder:
                 del self._unacquired[cta]
 
     def missing(self, cta: int) -> str:
-        """A text that suggests why a CTA is not ordered after another CTA; empty if no reason is
-        known."""
+        """Suggests why one CTA is not ordered after another; '' if no reason is known."""
         if cta in self._unacquired:
             site = self._unacquired[cta][1]
             return f": {site} reads a released word, but neither .acquire nor a fence follows"

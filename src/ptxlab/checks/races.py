@@ -1,4 +1,4 @@
-"""Finds accesses to the same memory by different threads without an order between them."""
+"""Finds unordered accesses to the same memory by different threads."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Races(Check):
         self.wave(0, launch.cta_count)
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """Begins new CTAs, whose shared memory has no history and whose threads are not ordered
+        """Begins new CTAs: their shared memory has no history, and their threads are not ordered
         after anything."""
         self._check_remote()
         for history in self._global.values():
@@ -151,7 +151,7 @@ class Races(Check):
             self._order.arrive(event.threads, event.barrier, event.clock)
 
     def warp_sync(self, event: WarpSync) -> None:
-        """Orders the threads that synchronise after each other's earlier accesses."""
+        """Orders each of the synchronising threads after the earlier accesses of all the others."""
         self._order.synchronise_warps(event.threads, event.clock)
 
     def memory(self, event: MemoryAccess) -> None:
@@ -296,10 +296,9 @@ class Races(Check):
             self._remote.append(_Remote(site, thread, thread, int(ctas[place]), clock))
 
     def _check_remote(self) -> None:
-        """Checks for every CTA that it cannot have exited before another CTA's last use of its
-        shared memory.
+        """Checks that no CTA can have exited before another CTA's last use of its shared memory.
 
-        Some thread of the owning CTA must be ordered after this use.
+        At least one thread of the owning CTA must be ordered after this use.
         """
         for use in self._remote:
             own = np.arange(self._threads_per_cta) + use.cta * self._threads_per_cta
@@ -403,8 +402,8 @@ class _Remote:
 
 
 def _part(event: MemoryAccess, chosen: np.ndarray, begin: int) -> MemoryAccess:
-    """The part of an event whose addresses lie in one range; addresses are relative to the range's
-    begin."""
+    """The part of an event whose addresses lie in one range; addresses are relative to the start of
+    the range."""
     sizes = event.sizes[chosen] if isinstance(event.sizes, np.ndarray) else event.sizes
     return MemoryAccess(
         event.site, event.space, event.kind, event.threads[chosen],

@@ -126,7 +126,7 @@ class Ranges:
         return index
 
     def nearest(self, address: int) -> MemoryRange | None:
-        """The range whose begin or end is closest to an address that is in no range."""
+        """The range whose start or end is closest to an address that is in no range."""
         return min(
             self.ranges,
             key=lambda r: min(abs(address - r.begin), abs(address - r.end)),

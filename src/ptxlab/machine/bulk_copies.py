@@ -133,7 +133,7 @@ class OtherShared:
         return words.view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
-        """Always raises an error, because bulk groups do not write shared memory."""
+        """Always raises an error, because bulk groups never write to shared memory."""
         raise EmulatorError("a bulk store into shared memory")
 
 
@@ -274,8 +274,7 @@ class BulkCopies:
         barrier: Any,
         mask: Any,
     ) -> None:
-        """cp.async.bulk from the shared memory of a CTA into that of another CTA in the same
-        cluster."""
+        """cp.async.bulk from one CTA's shared memory to another CTA's in the same cluster."""
         shared, pitch = self.wave.shared, self.geometry.shared_pitch
         for position in group.active(mask).tolist():
             where, bytes_ = _of(source, position), _of(size, position)
@@ -516,8 +515,8 @@ class BulkCopies:
     def end(self) -> None:
         """Called when all threads have exited.
 
-        Loads that are still in flight are reported, and complete now. Stores that are still pending
-        are written.
+        Loads that are still in flight are reported, and then completed. Stores that are still
+        pending are written.
         """
         stores = [s for groups in self.groups.values() for group in groups for s in group]
         stores += [s for left in self.open.values() for s in left]

@@ -150,8 +150,8 @@ class Fork:
 
 @dataclass(eq=False)
 class Split:
-    """A group that is split for good because of a wait: some threads continue, and the others keep
-    waiting.
+    """A group that is split permanently because of a wait: some threads continue, and the others
+    keep waiting.
 
     ``go`` and ``stay`` are pairs of a node and the registers of the whole group that are live
     there. ``wait`` is the wait of the other threads before they run their node; None if the node

@@ -98,8 +98,8 @@ class Group:
         #: copies that are not committed yet.
         self.committed: list[list[AsyncCopy]] = []
         self.open: list[AsyncCopy] = []
-        #: The products of wgmma: those that are not committed yet, and committed groups that were
-        #: not waited for.
+        #: The products of wgmma: products that are not committed yet, and committed groups that
+        #: were not waited for.
         self.pending_wgmma: list[PendingWgmma] = []
         self.wgmma_groups: list[list[PendingWgmma]] = []
         #: For each load of a polling loop, by the load's index, the words that it has read in this
@@ -110,7 +110,7 @@ class Group:
 
     @property
     def threads(self) -> np.ndarray:
-        """The flat numbers of the threads in the launch."""
+        """The flat indices of the threads in the launch."""
         return self.index + self.geometry.first_thread
 
     def special(self, name: str) -> Any:
@@ -252,7 +252,7 @@ class Group:
         return np.bincount(self.warp, weights=bits)[self.warp].astype(u4)
 
     def require_members(self, mnemonic: str, members: Any) -> None:
-        """Raises EmulatorError if a lane that a warp instruction names is not in this group."""
+        """Raises EmulatorError if a lane named by a warp instruction is not in this group."""
         if self.whole:
             return
         here = self.ballot(np.bool_(True))

@@ -35,7 +35,7 @@ _BITS = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}
 def swizzled(addresses: np.ndarray, span: int) -> np.ndarray:
     """Swizzles the addresses of pieces, for lines of ``span`` bytes.
 
-    XORs the address bits from bit 4 upwards with those from bit 7 upwards: one bit for 32 bytes,
+    XORs the address bits from bit 4 upwards with the bits from bit 7 upwards: one bit for 32 bytes,
     two for 64, three for 128. If ``span`` is 0, nothing is swizzled. Addresses are relative to the
     CTA's shared memory.
     """
@@ -48,7 +48,7 @@ def swizzled(addresses: np.ndarray, span: int) -> np.ndarray:
 class Layout:
     """The content of a matrix descriptor without its start address.
 
-    Offsets and swizzle are in bytes, the base offset in lines of 128 bytes.
+    Offsets and swizzle are in bytes; the base offset is in 128-byte lines.
     """
 
     leading: int

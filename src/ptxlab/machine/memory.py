@@ -36,7 +36,7 @@ class _HostRange:
     views: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
 
     def view(self, size: int) -> tuple[int, np.ndarray]:
-        """The range's aligned part as elements of ``size`` bytes: (address of element 0,
+        """The aligned part of the range, as elements of ``size`` bytes: (address of element 0,
         elements)."""
         if size not in self.views:
             begin = -(-self.public.begin // size) * size
@@ -82,8 +82,8 @@ class GlobalMemory(GlobalMemoryView):
         return array.ctypes.data
 
     def extended(self) -> GlobalMemory:
-        """A copy with the same ranges; ranges that are added to the copy are not added to this
-        object."""
+        """A copy with the same ranges. Ranges that are added to the copy later are not added to
+        this object."""
         other = GlobalMemory()
         other._ranges = list(self._ranges)
         return other

@@ -81,7 +81,8 @@ def high16(bits: Any) -> Any:
 
 
 def _fp8_values(mantissa_bits: int, bias: int, special: dict[int, float]) -> Any:
-    """float32 of all 256 codes of an 8-bit float; ``special`` has the codes that are no numbers."""
+    """float32 of all 256 codes of an 8-bit float; ``special`` has the codes that are not
+    numbers."""
     codes = np.arange(128)
     exponent, fraction = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
     normal = exponent > 0
@@ -183,7 +184,8 @@ def minimum_or_nan(a: Any, b: Any) -> Any:
 
 
 def _ordered_zeros(result: Any, a: Any, b: Any, sign: Any) -> Any:
-    """Corrects the result where both arguments are zeros, since NumPy returns either zero.
+    """Corrects the result where both arguments are zeros, since NumPy may return a zero of either
+    sign.
 
     ``sign`` combines the sign bits.
     """
@@ -304,8 +306,8 @@ def shift_left(value: Any, amount: Any) -> Any:
 
 
 def shift_right(value: Any, amount: Any) -> Any:
-    """value >> amount, arithmetic for signed values; amounts (uint32) above the width count as the
-    width."""
+    """value >> amount, arithmetic for signed values; amounts (uint32) larger than the width are
+    treated as the width."""
     width = value.dtype.itemsize * 8
     shifted = value >> np.minimum(amount, u4(width - 1)).astype(value.dtype)
     if value.dtype.kind == "i":

@@ -44,7 +44,7 @@ _PATIENCE = 16
 
 #: In each step of a random schedule, an event happens early with the probability 1 / _SURPRISE.
 _SURPRISE = 6
-#: After one of these numbers of steps, a random schedule chooses another laggard.
+#: A random schedule chooses another laggard after one of these numbers of steps.
 _LAGS = (20, 60, 200)
 
 
@@ -242,8 +242,8 @@ class Scheduler:
         self.ready.append((task, message))
 
     def _pass_partly(self) -> bool:
-        """Lets those threads of a waiting group continue that may do so; if others must wait, the
-        group is split."""
+        """Lets the threads of a waiting group that may continue do so; if others must wait, splits
+        the group."""
         for task in self.waiting:
             wait = task.wait
             if wait is not None:

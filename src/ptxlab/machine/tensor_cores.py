@@ -62,7 +62,7 @@ OPERAND_TYPES = {
 _LEAST_EXPONENT, _MANTISSA_BITS, _FIELD = -126, 23, 255
 _LEAST_NORMAL, _LEAST_SUBNORMAL = 2.0**-126, 2.0**-149
 _NAN = u4(0x7FFFFFFF).view(f4)
-#: The number of mantissa bits that a float64 has in addition to those of a float32.
+#: How many more mantissa bits a float64 has than a float32.
 _BITS_TOO_MANY = 29
 
 #: The number of accumulators that are computed together. It is so small that the products of a step
@@ -110,7 +110,7 @@ class TensorCore:
         return sums
 
 
-#: The tensor cores of Ampere and Ada, and those of Hopper and Blackwell.
+#: The tensor cores of Ampere and Ada, and the tensor cores of Hopper and Blackwell.
 _AMPERE, _HOPPER = TensorCore(16, 24, -132), TensorCore(32, 25, -133)
 #: The known tensor cores, by compute capability.
 TENSOR_CORES = {
@@ -122,8 +122,8 @@ TENSOR_CORES = {
 class _Scratch:
     """Memory for the products of a step, as float32 and truncated to integers.
 
-    It is allocated once, because memory allocated for each step would be returned to the system
-    each time.
+    It is allocated only once: memory allocated separately for each step would be returned to the
+    system after every step.
     """
 
     def __init__(self, depth: int, accumulators: int) -> None:
@@ -143,7 +143,7 @@ class _Factors:
 
     def __init__(self, given: np.ndarray, kind: OperandType) -> None:
         self.given = given
-        #: The given values, with 0 in place of infinities and NaN.
+        #: The argument's values, with 0 in place of infinities and NaN.
         self.values, self.all_finite = _finite(np.ascontiguousarray(given))
         self.zeros = self.values == 0
         self.exponents = _exponents(self.values, kind.least_exponent)

@@ -91,7 +91,8 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
-        """The bytes of a box in shared memory. Elements of the box outside the tensor count too."""
+        """The bytes of a box in shared memory. Elements of the box that lie outside the tensor are
+        included."""
         return int(np.prod(self.box)) * self.element
 
     def clip(self, coordinates: Sequence[int]) -> Clip:

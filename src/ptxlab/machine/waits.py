@@ -1,4 +1,4 @@
-"""The interface of waits, from which the scheduler knows when a group may continue."""
+"""The interface of waits, through which the scheduler finds out when a group may continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""wgmma: matrix products that run asynchronously to the threads.
+"""wgmma: matrix products that run asynchronously from the threads.
 
 From the issue to the wait, accumulator registers hold ``InFlight`` objects. An access to them
 during this time is reported, and a read returns NaN. Operands in shared memory are read at the

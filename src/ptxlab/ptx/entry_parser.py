@@ -44,7 +44,7 @@ SPECIAL_REGISTERS = frozenset((*_THREAD, *_GRID, *_CLUSTER, *_CLUSTER_RANK, *_LA
 
 @dataclass(slots=True)
 class Head:
-    """The position of an entry or function in the module, and the texts of its parts.
+    """The position of an entry or function in the module, and the source text of its parts.
 
     Comments are blanked out.
     """
@@ -215,7 +215,7 @@ class EntryParser:
     def _call_operands(self, texts: list[str]) -> tuple[Operand, ...]:
         """The callee, followed by one vector of its results and one of its arguments.
 
-        A list of possible callees may follow in the text; it is ignored.
+        A list of possible callees may follow; it is ignored.
         """
         texts = [text.strip() for text in texts]
         lists = {

@@ -1,6 +1,6 @@
 """Replaces calls and bar.red by simpler instructions.
 
-- A call of a function of the module is replaced by the function's body. The .param variables of
+- A call to a function of the module is replaced by the function's body. The .param variables of
   calls become local memory of the thread.
 - ``bar.red`` becomes a barrier with a vote, followed by the pseudo-instruction ``barrier_result``,
   which reads the result.

@@ -131,7 +131,7 @@ class Guard:
 class Instruction:
     """One instruction of an entry.
 
-    ``mnemonic`` is the whole dotted text (``ld.global.v2.f32``), ``opcode`` its first part, and
+    ``mnemonic`` is the whole dotted name (``ld.global.v2.f32``), ``opcode`` its first part, and
     ``modifiers`` the other parts. ``span`` is the range of the statement in the module's text,
     half-open and with guard and semicolon. A mutant is therefore ``text[:begin] + replacement +
     text[end:]``.
@@ -226,7 +226,7 @@ class Entry:
 
     @property
     def instructions(self) -> Iterator[Instruction]:
-        """The instructions in the order of the text."""
+        """The instructions, in source order."""
         return (item for item in self.body if isinstance(item, Instruction))
 
     @property
@@ -248,7 +248,7 @@ class Entry:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The basic blocks in the order of the text."""
+        """The basic blocks, in source order."""
         return _split_blocks(self)
 
 

@@ -143,7 +143,7 @@ def elect(t: Emitter, i: Instruction) -> None:
 
 
 def call(t: Emitter, i: Instruction) -> None:
-    """A call of a function that the module declares without a body; executing it is an error."""
+    """A call to a function that the module declares without a body; executing it is an error."""
     callee = i.operands[0]
     name = getattr(callee, "name", str(callee))
     mask = t.mask()

@@ -25,7 +25,7 @@ class Hazards:
     #: For wait_group: the registers that may be in flight before the instruction and are read after
     #: it.
     waits: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: For wgmma: those of its registers that were accessed since the last fence, or "no fence" if
+    #: For wgmma: which of its registers were accessed since the last fence, or "no fence" if
     #: there was none.
     unfenced: dict[int, tuple[str, ...]] = field(default_factory=dict)
     #: For any instruction: the registers that it writes although they may be in flight as

@@ -62,7 +62,7 @@ class Translated:
     module_symbols: tuple[str, ...]
     #: Whether the entry contains no instruction that a whole warpgroup executes.
     warps_are_free: bool
-    #: Whether threads wait for others through global memory.
+    #: Whether threads wait for other threads through global memory.
     spins: bool
 
     @property
@@ -349,7 +349,7 @@ _translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, Parsed
 def translate(
     ptx: str, entry: str, *, observed: bool = False, fuse: bool = True
 ) -> tuple[Translated, ParsedModule]:
-    """The generated code of an entry. It is cached by the text of the PTX.
+    """The generated code of an entry. It is cached by the PTX.
 
     If ``fuse`` is false, every mma.sync is executed separately, in program order. The EmulatorError
     names the opcode or modifier that is not supported.

@@ -206,7 +206,7 @@ def parse_raw_page(text: str) -> list[ProfiledLaunch]:
 
     Lines outside the page are ignored.
 
-    Cells that are not numbers are left out. Raises ValueError if the text has no page,
+    Cells that are not numbers are left out. Raises ValueError if the output has no page,
     TruncatedPage if the page ends in the middle of a line.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]

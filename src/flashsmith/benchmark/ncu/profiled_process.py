@@ -1,4 +1,4 @@
-"""The process that runs under the profiler: it proves each kernel of a job, then launches the
+"""The process that runs under the profiler. It checks each kernel of a job, then launches the
 kernel in a profiled range.
 
     python -m flashsmith.benchmark.ncu.profiled_process JOB.json
@@ -23,7 +23,7 @@ from flashsmith.families import Problem, parse_kernel_name_into_config
 
 @dataclass(frozen=True)
 class ProfiledKernel:
-    """One kernel and one problem, as texts that can be stored in a file."""
+    """One kernel and one problem, as strings that can be stored in a file."""
 
     problem: str
     config: str
@@ -40,7 +40,7 @@ class ProfilingJob:
 
 
 def run_job(job: ProfilingJob) -> None:
-    """Proves and launches the kernels of a job.
+    """Checks and launches the kernels of a job.
 
     Each kernel's verdict, which is '' for a correct kernel, is on disk before the kernel is
     profiled. Incorrect kernels are not profiled.

@@ -33,8 +33,8 @@ from flashsmith.errors import ConfigParseError, ProfilerError
 from flashsmith.families import KernelConfig, Problem, parse_kernel_name_into_config
 
 _PROFILED = "flashsmith.benchmark.ncu.profiled_process"
-# The most attempts to run the profiler. If it does not know a metric, it stops before it launches
-# anything. The next name of that metric is then tried; every column has only a few names.
+# The most attempts to run the profiler. If a metric is unknown, the profiler stops before it
+# launches anything. The next name of that metric is then tried; every column has only a few names.
 _MOST_ATTEMPTS = 12
 _WORDS = 4000
 # The role of a call's main kernel; the name of that kernel contains the config.
@@ -50,7 +50,8 @@ _INSTALLED = ("usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
 
 
 def find_ncu(root: Path = Path("/")) -> Path:
-    """The path of `ncu`: on PATH, else in CUDA_HOME, else the newest one installed below `root`.
+    """The path of `ncu`, searched for on PATH, then in CUDA_HOME, then below `root` (the newest
+    one).
 
     Raises ProfilerError, which lists the places that were searched.
     """
@@ -118,7 +119,7 @@ class Profiler:
     def profile(self, uses: tuple[ProfiledKernel, ...], runs: int) -> tuple[list[ProfiledUse], str]:
         """Profiles the given kernels in one process, in order.
 
-        Returns the results, and why some are missing ('' if none is).
+        Returns the results, and why some results are missing ('' if all are there).
 
         Raises ProfilerError, with the output of the profiler, if the profiler fails or takes too
         long.
@@ -206,8 +207,7 @@ def time_limit(uses: tuple[ProfiledKernel, ...], runs: int) -> float:
 
 
 def _assigned(ended: _Ended, job: ProfilingJob) -> tuple[list[ProfiledUse], str]:
-    """Assigns the launches on the page, which may be incomplete, to the kernels that were to be
-    profiled."""
+    """Assigns the launches on a page, which may be incomplete, to the kernels to profile."""
     why = ""
     try:
         launches = parse_raw_page(ended.log)

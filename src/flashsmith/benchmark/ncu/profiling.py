@@ -31,7 +31,8 @@ _WHOLE_BYTES = ("dram_read_bytes", "dram_write_bytes")
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """What is profiled: every config on each problem that it serves, with `runs` launches."""
+    """A plan of what to profile: every config on each problem that it serves, with `runs`
+    launches."""
 
     configs: tuple[KernelConfig, ...]
     problems: tuple[Problem, ...]
@@ -62,7 +63,7 @@ def run_profile(
     write: Callable[[ProfileRow], None],
     reporter: ProgressReporter,
 ) -> None:
-    """Profiles one length after the other, and passes the row of each (problem, config) pair to
+    """Profiles one length after another, and passes the row of each (problem, config) pair to
     `write`. Pairs that already have a usable row among `known` are skipped.
 
     All kernels are built first. A config that is illegal on this device gets a row that says why.

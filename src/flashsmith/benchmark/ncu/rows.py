@@ -1,5 +1,4 @@
-"""ProfileRow, which has what the profiler measured for one kernel on one problem, and the files of
-such rows."""
+"""ProfileRow: the profiler's measurements of one kernel on one problem; and files of such rows."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class ProfileRow(Measurement):
     """One kernel on one problem, with the counters of the profiler.
 
     The fields from duration_us on describe the call with the median duration, with cold caches
-    and without control of the clocks. If a call has several launches, they are sums, or means
+    and without control of the clocks. If a call has several launches, the fields are sums, or means
     weighted by duration.
 
     verdict: the result of checking the output before profiling; 'error' if the kernel cannot run

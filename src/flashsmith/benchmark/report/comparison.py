@@ -46,8 +46,10 @@ class Point:
 
     @property
     def shown(self) -> bool:
-        """Whether the point has a row with a time or a failure. It has none if its kernels were
-        only proven."""
+        """Whether the point has a row with a time or a failure.
+
+        It has none if its kernels were only checked, not timed.
+        """
         return bool(self.flashsmith or self.peers or self.wrong)
 
     @property

@@ -105,7 +105,7 @@ def listed_configs(searched: Sequence[SearchedSpace]) -> int:
 class HeatMap:
     """The best rates of a problem, by tile (columns) and knobs (rows).
 
-    Each cell has a text and a CSS class: 'h0' to 'h9' for its rate, 'bad' for a wrong kernel. The
+    Each cell has a string and a CSS class: 'h0' to 'h9' for its rate, 'bad' for a wrong kernel. The
     colours range from `low` to `high`; the number of cells outside this range is `beyond`.
     """
 

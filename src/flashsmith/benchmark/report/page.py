@@ -57,7 +57,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Page:
-    """The HTML of the page, and for each chart the name of its SVG file and its text."""
+    """The HTML of the page, and for each chart, the name and the content of its SVG file."""
 
     html: str
     charts: dict[str, str]

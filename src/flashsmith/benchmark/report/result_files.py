@@ -79,7 +79,7 @@ def _without(results: Results, seen: set[str]) -> Results:
     left: dict[str, Any] = {}
     dropped = 0
     for name in ("rows", "profiles"):
-        # Rows are compared as texts, because a NaN does not equal itself.
+        # Rows are compared as strings, because a NaN does not equal itself.
         texts = [(repr(row), row) for row in getattr(results, name)]
         left[name] = tuple(row for text, row in texts if text not in seen)
         dropped += len(texts) - len(left[name])

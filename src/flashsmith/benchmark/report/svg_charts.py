@@ -108,12 +108,12 @@ def places_of(peers: Sequence[str]) -> dict[str, int]:
 
 
 def lines_of(text: str, most: int) -> list[str]:
-    """Wraps a text to lines of at most `most` characters."""
+    """Wraps a string into lines of at most `most` characters."""
     return textwrap.wrap(text, most) or [""]
 
 
 def cut(text: str, most: int = _LONGEST) -> str:
-    """Shortens a text for a label."""
+    """Shortens a string for use as a label."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -68,8 +68,8 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
 
 
 def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
-    """The schedule of CTAs each of which keeps one block of keys, and loops over the queries of a
-    group of heads."""
+    """The schedule of CTAs that each keep one block of keys and loop over a head group's
+    queries."""
     blocks = -(-problem.seq_k // work.rows)
     ctas = problem.batch * problem.heads_k * blocks
     if ctas == 0 or problem.seq_q == 0:
@@ -101,7 +101,7 @@ def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest
 
 
 def _steps_of_window(rows: int, keys: int, left: int) -> int:
-    """The number of steps of a CTA each of whose rows sees `left` keys before its own position."""
+    """The number of steps of a CTA whose rows each see `left` keys before their own position."""
     return -(-(left + rows) // keys) + 1
 
 

@@ -35,7 +35,7 @@ MOST_CHARACTERS_OF_A_TIME = 100
 
 def time_of(environment: Mapping[str, Any]) -> str:
     """The time at which figures with this environment were measured; '' if 'time' is missing or is
-    not a short text."""
+    not a short string."""
     time = environment.get("time")
     return time if is_name(time, MOST_CHARACTERS_OF_A_TIME) else ""
 
@@ -120,7 +120,7 @@ class Entry:
         return frozenset(one.family for one in self.ranked)
 
     def beside(self, older: Entry | None) -> Entry:
-        """This entry, plus the figures of ``older`` for families that this entry does not have.
+        """This entry, plus the figures of ``older`` for families that this entry lacks.
 
         ``older`` must be None or an entry with the same place().
 
@@ -135,8 +135,8 @@ class Entry:
     def place(self) -> tuple[WinnerKey, tuple[int, int, int]]:
         """The place of the entry in a table, which identifies it: its key and its measured sizes.
 
-        The key alone is not enough, since one bucket may have separate entries for the lengths 1536
-        and 2048.
+        The key alone does not identify an entry: one bucket may have separate entries for the
+        lengths 1536 and 2048.
         """
         return self.key, self.sizes
 
@@ -171,8 +171,8 @@ def _shape(one: RankedConfig) -> tuple[object, ...]:
     """The properties that distinguish tile shapes: family, rows, threads, and whether it is
     deterministic.
 
-    Rows are rows of queries; if CTAs do not own queries, of queries and keys. A config that can no
-    longer be parsed counts as a separate shape.
+    Rows are rows of queries or, if CTAs do not own queries, rows of queries and of keys. A config
+    that can no longer be parsed counts as a separate shape.
     """
     try:
         config = parse_kernel_name_into_config(one.config)
@@ -192,7 +192,7 @@ def _shape(one: RankedConfig) -> tuple[object, ...]:
 
 
 def entry_to_json(entry: Entry, environments: dict[str, Any]) -> dict[str, Any]:
-    """The entry as files store it.
+    """The entry, in the form stored in files.
 
     Its environments are added to ``environments`` and stored by name, because many figures have the
     same environment.
@@ -250,7 +250,7 @@ def _ranked(rank: int, record: Any, environments: Mapping[str, Any]) -> RankedCo
 
 
 def _members(what: str, record: Any, names: Sequence[str]) -> dict[str, Any]:
-    """The members of a record that have these names. Raises ValueError if one is missing."""
+    """The fields of a record that have these names. Raises ValueError if one is missing."""
     if not isinstance(record, dict):
         raise ValueError(f"{what} is {quoted(record, 80)}, not a mapping")
     lacking = [name for name in names if name not in record]

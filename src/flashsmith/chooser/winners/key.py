@@ -18,7 +18,7 @@ from flashsmith.printable import quoted
 # The name of a GPU, dtype or class may have at most this many characters; real names are far
 # shorter.
 MOST_CHARACTERS_OF_A_NAME = 200
-# The largest size in a key; the product of two numbers in the text of a problem is smaller.
+# The largest size in a key; the product of any two numbers in a problem string is smaller.
 LARGEST_NUMBER = 1 << 128
 
 
@@ -110,7 +110,7 @@ class WinnerKey:
 
 
 def is_name(value: object, most: int) -> TypeGuard[str]:
-    """Whether a value is a non-empty printable text of at most ``most`` characters."""
+    """Whether a value is a non-empty printable string of at most ``most`` characters."""
     return isinstance(value, str) and 0 < len(value) <= most and value.isprintable()
 
 
@@ -146,7 +146,7 @@ def kind_class(problem: Problem) -> str:
 
 @lru_cache(maxsize=64)
 def parse_class(text: str) -> ProblemKind:
-    """Reads a text that kind_class() wrote. The result has no page size.
+    """Parses a string that kind_class() wrote. The result has no page size.
 
     Raises ArgumentError if a word is unknown or is a page size.
     """

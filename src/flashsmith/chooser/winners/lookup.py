@@ -1,4 +1,4 @@
-"""Finds the entries that say something about a problem, and how far each is from it.
+"""Finds the entries that are relevant to a problem, and the distance of each from the problem.
 
 The distance is a sum in octaves (doublings of a size):
 
@@ -52,8 +52,8 @@ LoggedSizes = tuple[int, int, int]  # seq_q, seq_k, batch x heads
 
 
 class NearEntry(NamedTuple):
-    """An entry, its distance from the problem in octaves, and a text that says how the entry's kind
-    differs from the problem's kind ('' if the kinds are equal).
+    """An entry, its distance from the problem in octaves, and a string that says how the entry's
+    kind differs from the problem's kind ('' if the kinds are equal).
 
     ``exact``: whether the entry has the key of the problem.
     """
@@ -79,7 +79,7 @@ class _Placed(NamedTuple):
 
 
 class EntryIndex:
-    """An index of the entries, which finds the nearest of hundreds in microseconds."""
+    """An index of the entries, which finds the nearest of hundreds of entries in microseconds."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._kinds: dict[tuple[int, HeadDims], dict[_Kind, list[_Placed]]] = defaultdict(dict)
@@ -135,8 +135,7 @@ def _logs(sizes: LoggedSizes) -> tuple[float, float, float]:
 
 @lru_cache(maxsize=1024)
 def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
-    """A text that says how an entry's kind differs from the wanted kind, and the distance that the
-    differences add."""
+    """Says how an entry's kind differs from the wanted kind, and returns the distance this adds."""
     kind_there, kind_here = parse_class(measured.semantics), parse_class(wanted.semantics)
     there, here = kind_there.semantics, kind_here.semantics
     differences = []
@@ -167,8 +166,8 @@ def _relation(measured: _Kind, wanted: _Kind) -> tuple[str, float]:
 
 @lru_cache(maxsize=1024)
 def _cost_of_gpu(gpu: str, device: DeviceSpec) -> float:
-    """The distance that a measurement on another GPU adds. It is computed from those figures of
-    both GPUs that matter for kernels."""
+    """The distance that a measurement on another GPU adds. It is computed from the two GPUs'
+    figures that affect kernels."""
     if same_gpu(gpu, device.name):
         return 0.0
     try:

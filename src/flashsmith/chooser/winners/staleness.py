@@ -1,4 +1,4 @@
-"""Staleness: whether figures were measured with the CUDA sources that are installed."""
+"""Staleness: whether figures were measured with the installed CUDA sources."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def remarks(entries: Iterable[Entry]) -> list[str]:
 
 
 def _by_family(found: Iterable[RankedConfig]) -> str:
-    """A text such as 'wgmma 136 (6 versions), ...', the most frequent family first."""
+    """A string such as 'wgmma 136 (6 versions), ...', the most frequent family first."""
     versions: dict[str, list[str]] = {}
     for one in found:
         versions.setdefault(one.family, []).append(measured_sources(one.environment))

@@ -118,8 +118,8 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def json_lines(data: Mapping[str, Any]) -> str:
-    """A mapping as JSON in which each item of the mapping's values is on a line, so that a change
-    of one entry changes one line."""
+    """A mapping as JSON, with each item of its values on a separate line, so that changing one
+    entry changes one line."""
     members = (f"{json.dumps(name)}: {_a_line_each(value)}" for name, value in data.items())
     return "{\n" + ",\n".join(members) + "\n}\n"
 

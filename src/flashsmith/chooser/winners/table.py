@@ -71,7 +71,7 @@ class WinnersTable:
     @classmethod
     def load(cls, path: Path | str, only: RecordFilter = None) -> WinnersTable:
         """The table in a file. Unusable parts are left out and noted. ``only`` is a filter: records
-        for which it is false are left out.
+        for which it returns false are left out.
 
         Raises TableError if the file cannot be read, is not a table, or has another schema.
         """
@@ -97,7 +97,7 @@ class WinnersTable:
     @classmethod
     def merged(cls, only: RecordFilter = None) -> WinnersTable:
         """The shipped tables, in which the user's entries replace shipped ones. ``only`` is a
-        filter: shipped records for which it is false are left out.
+        filter: shipped records for which it returns false are left out.
 
         Shipped figures of families that the user did not measure are kept.
         """
@@ -185,7 +185,7 @@ class WinnersTable:
         )
 
     def lookup(self, problem: Problem, device: DeviceSpec) -> list[NearEntry]:
-        """The entries that say something about a problem on a device, nearest first.
+        """The entries that are relevant to a problem on a device, nearest first.
 
         flashsmith.chooser.winners.lookup defines the distance.
         """
@@ -232,8 +232,8 @@ class WinnersTable:
     def merge(self, other: WinnersTable, prefer: str = "newer") -> int:
         """Takes over the new and the better entries of ``other``; returns how many.
 
-        With 'newer', the entry that was measured later is better, at equal times the one of
-        ``other``. With 'faster', the entry whose best config has more TFLOP/s is better, in any
+        With 'newer', the entry that was measured later is better; at equal times, the entry of
+        ``other`` is. With 'faster', the entry whose best config has more TFLOP/s is better, in any
         environment. If only one of the two entries has figures of a family, these figures are kept
         in any case.
         """
@@ -281,8 +281,8 @@ def _wins(entry: Entry, mine: Entry, prefer: str) -> bool:
 
 
 def _joined(paths: Sequence[Path], only: RecordFilter = None) -> WinnersTable:
-    """One table with the entries of all files. Entries of later files replace those of earlier
-    ones, and an unusable file becomes a note."""
+    """One table with the entries of all files. Entries of later files replace entries of earlier
+    files, and an unusable file becomes a note."""
     table = WinnersTable()
     for path in paths:
         try:
@@ -354,11 +354,11 @@ def join_winners(
     path: Path,
     shipped: WinnersTable | None = None,
 ) -> None:
-    """Enters what was measured into the table at ``path``, and keeps other figures for the problem.
+    """Enters measurements into the table at ``path``, and keeps the problem's other figures.
 
-    Figures that were not measured again are kept if their environment is that of the new figures.
-    Figures from another environment are kept only until the best config of the old entry is
-    measured again. If the table has no entry for the problem, the same is done with the entry of
+    Figures that were not measured again are kept if they come from the same environment as the new
+    figures. Figures from another environment are kept only until the best config of the old entry
+    is measured again. If the table has no entry for the problem, the same is done with the entry of
     ``shipped``, which the new entry would hide. The configs in ``wrong`` are removed. If the
     existing entry is newer than ``ranked``, removing these configs is all that is done.
 
@@ -384,7 +384,7 @@ def join_winners(
 
 
 def _standing(table: WinnersTable, problem: Problem, device: DeviceSpec) -> Entry | None:
-    """The entry whose place in the table is exactly that of the problem; None if there is none."""
+    """The entry at exactly the problem's place in the table; None if there is no such entry."""
     place = WinnerKey.of(problem, device), sizes_of(problem)
     return next((entry for entry in table if entry.place == place), None)
 
@@ -413,7 +413,7 @@ def record_winners(
     ranked: Sequence[RankedConfig],
     path: Path | None = None,
 ) -> Entry:
-    """Enters what was measured into the table of the user, or into the table at ``path``.
+    """Enters measurements into the user's table, or into the table at ``path``.
 
     If a figure has no time in its environment, the current time is added. Returns the entry as it
     is now. Raises TableError, and the errors of WinnersTable.add.

@@ -18,14 +18,14 @@ TOLERANCE = 0.01
 
 
 def problems_of(entry: Entry) -> Iterator[str]:
-    """One sentence for each thing that makes an entry unusable or doubtful."""
+    """One sentence for each reason for which an entry is unusable or doubtful."""
     for text in (*_about_key(entry), *_about_ranking(entry)):
         yield f"{entry.key}: {text}"
 
 
 def device_of(key: WinnerKey) -> DeviceSpec | None:
-    """The known GPU that a key names; if there is none, one of its architecture; None if no GPU of
-    that architecture is known either."""
+    """The known GPU that a key names or, failing that, a known GPU of the key's architecture; None
+    if there is neither."""
     for wanted in (key.gpu, key.arch):
         try:
             return device_spec(wanted)

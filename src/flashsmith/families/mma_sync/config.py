@@ -218,7 +218,7 @@ class FlashForwardKernelConfig(ForwardConfig):
 
     @property
     def load_counts(self) -> tuple[int, int, int]:
-        """The numbers of K-tiles of Q, K and V that are fetched per step."""
+        """How many K-tiles of Q, of K and of V are fetched per step."""
         return (self.Q_mma_load_K_tiles, self.K_mma_load_K_tiles, self.V_mma_load_K_tiles)
 
     @property
@@ -238,9 +238,11 @@ class FlashForwardKernelConfig(ForwardConfig):
         return self.kv_stages or 1
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of dynamic shared memory of a CTA: a Q tile, in whose place O is stored later, and
-        the tiles of K and V. A canonical config's CTA also keeps there the rows' state over the
-        finished chunks."""
+        """Bytes of dynamic shared memory of a CTA: a Q tile, which O later overwrites, and K and V
+        tiles.
+
+        In a canonical config, shared memory also holds the rows' state over the finished chunks.
+        """
         d, d_v = tile_columns(self.d_head), tile_columns(self.d_head_v)
         of_q, of_kv = self.B_r * max(d, d_v), self.B_c * self.kv_tiles * (d + d_v)
         tiles = (of_q + of_kv) * elem_size

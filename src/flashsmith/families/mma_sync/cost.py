@@ -105,8 +105,10 @@ def _step_cycles(
 
 
 def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool = True) -> float:
-    """Bytes that a warp reads from shared memory per step. With ``conflicts``, the bytes are
-    multiplied by the number of conflicting accesses to a bank."""
+    """Bytes that a warp reads from shared memory per step.
+
+    With ``conflicts``, the bytes are multiplied by the number of accesses that conflict on a bank.
+    """
     read = float(tile_bytes)
     if cfg.Q_mma_load_K_tiles:
         read += cfg.rows_per_warp * cfg.d_head * cfg.dtype.element_size
@@ -122,7 +124,8 @@ _SLACK = 28
 
 
 def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
-    """Estimates how many registers per thread the kernel needs; above 255 it spills.
+    """Estimates how many registers per thread the kernel needs; a kernel that needs over 255
+    spills.
 
     The sum consists of the fp32 accumulators of O and S, row statistics and addresses, and the
     fragments of Q if they stay in registers. Its factors are fitted to 498 kernels with all head

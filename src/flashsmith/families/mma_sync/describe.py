@@ -22,7 +22,7 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
-    """The layout of a CTA's dynamic shared memory; O is stored in the place of Q."""
+    """The layout of a CTA's dynamic shared memory; O overwrites Q."""
     d, d_v = tile_columns(cfg.d_head), tile_columns(cfg.d_head_v)
     first = ("Q, then O", 1, cfg.B_r, max(d, d_v))
     if not cfg.d_v:

@@ -37,7 +37,7 @@ _supported = partial(
 
 
 def _is_load_count(count: int, extent: int) -> bool:
-    """Whether an operand of depth `extent` can be loaded in equal steps of `count` K-tiles."""
+    """Whether an operand of depth `extent` can be loaded in equal steps of `count` K-tiles each."""
     power_of_two = 2 <= count <= MAX_LOAD_COUNT and count & (count - 1) == 0
     return count == 0 or (power_of_two and step_columns(extent) % (K_TILE_COLUMNS * count) == 0)
 

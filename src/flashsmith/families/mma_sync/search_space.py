@@ -68,7 +68,7 @@ def held_registers(cfg: FlashForwardKernelConfig) -> int:
 
 
 def worth_searching(cfg: FlashForwardKernelConfig) -> bool:
-    """Whether there may be a device on which this legal config is the fastest."""
+    """Whether this legal config could be the fastest on some device."""
     return held_registers(cfg) <= _MAX_HELD_REGISTERS
 
 

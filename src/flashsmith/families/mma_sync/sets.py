@@ -136,7 +136,7 @@ _PROOF_CONFIGS = (
 
 @cache
 def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
-    """The configs with which problems of this dtype and head dimension are proven."""
+    """The configs to check on problems of this dtype and head dimension."""
     d_head = d if isinstance(d, HeadPair) else compiled_d_head(d)
     narrower, d_v = (d_head, d_head) if isinstance(d_head, int) else (min(d_head), d_head.d_v)
     B_c = 128 if narrower <= 64 and d_v <= 64 else 64
@@ -179,10 +179,9 @@ def _of_shape(
 ) -> FlashForwardKernelConfig:
     """The config with this shape and the optimisations that made kernels faster on an H200.
 
-    Q stays in registers if this leaves enough for the rest, which is 4-7% faster with d 64 but
-    slower with larger d. If O takes half of all registers, the peeled first tile of
-    optimized_softmax costs more by spilling than it saves (causal, d 128: 325 instead of 338
-    TFLOP/s).
+    Q stays in registers if this leaves enough for the rest, which is 4-7% faster at d 64 but slower
+    at larger d. If O takes half of all registers, the peeled first tile of optimized_softmax costs
+    more by spilling than it saves (causal, d 128: 325 instead of 338 TFLOP/s).
     """
     d_head, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
     of_a_warp = rows // n_warps * max(d_head, d_v)

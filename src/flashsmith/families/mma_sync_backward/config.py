@@ -22,7 +22,7 @@ _FLOAT_BYTES = 4
 
 
 class DqMode(IntEnum):
-    """How the contributions to dq, which several CTAs compute, are summed."""
+    """How dq is summed from the contributions of several CTAs."""
 
     TWO_KERNELS = 0
     ATOMICS = 1
@@ -162,7 +162,7 @@ class FlashBackwardKernelConfig(KernelConfig):
         return (self.dq_rows + self.stages * self.B_r) * columns * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of dynamic shared memory of a CTA, in whichever of the two kernels needs more."""
+        """Bytes of dynamic shared memory of a CTA, in the kernel that needs more."""
         keys = self.keys_smem_bytes(elem_size)
         if self.dq == DqMode.ATOMICS:
             return keys
@@ -170,8 +170,8 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def divisors(self) -> tuple[int, int]:
-        """The numbers that the lengths of queries and of keys must be multiples of so that all
-        tiles are whole."""
+        """All tiles are whole if the lengths of queries and of keys are multiples of these
+        numbers."""
         return lcm(self.B_r, self.dq_rows), lcm(self.B_r, self.B_c)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:

@@ -1,5 +1,5 @@
 """The cost model of the mma_sync_backward family: how long an SM takes for one step of a CTA's
-loop. It covers two kernels: the one whose CTAs keep keys, and the one that computes only dq.
+loop. It covers two kernels: the kernel whose CTAs keep keys, and the kernel that computes only dq.
 
 As in the mma_sync family, the part of the SM with the most work limits the throughput of all
 resident warps, and a warp's own chain of MMAs limits its latency. The path on which dq is added in
@@ -145,8 +145,8 @@ def _work(
     barriers: int,
     rates: Rates,
 ) -> TileWork:
-    """The work of a tile whose steps have these numbers of MMAs, scores, shared-memory bytes, fp32
-    sums and bytes from the L2."""
+    """The work of a tile, from the MMAs, scores, shared-memory bytes, fp32 sums and L2 bytes of a
+    step."""
     mma, shared = products * _MMA_FLOP / rates.mma, smem / SMEM_BYTES
     lanes = scores / _WARP
     exp2 = scores / EXP2

@@ -18,8 +18,7 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
-    """The layout of shared memory in a CTA that keeps keys; dk and dv are stored in the place of K
-    and V."""
+    """The layout of shared memory in a CTA that keeps keys; dk and dv overwrite K and V."""
     d, d_v = tile_columns(cfg.d_head), tile_columns(cfg.d_head_v)
     tiles = [
         ("K, then dk", 1, cfg.B_c, d),

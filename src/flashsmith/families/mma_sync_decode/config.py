@@ -273,7 +273,7 @@ class FlashDecodeKernelConfig(KernelConfig):
     def value_warps(self) -> int:
         """The number of warps that copy V if a cluster computes a chunk together; else 0.
 
-        Every stage has equally many of them; together they are four if possible.
+        Every stage has the same number of these warps; in total there are four, if possible.
         """
         return self.stages * max(1, 4 // self.stages) if self.chunk_cluster else 0
 
@@ -291,13 +291,13 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def own_columns(self) -> bool:
-        """Whether each warp has its own columns of o and all keys of a stage, because a row's sums
-        do not fit in the registers of a warp."""
+        """Whether each warp has its own columns of o, for all keys of a stage. This is necessary if
+        a row's sums do not fit in one warp's registers."""
         return self.d_head > _MOST_COLUMNS_OF_WARP
 
     @property
     def shares_stages(self) -> bool:
-        """Whether warps multiply all keys of a stage, and not only those that they copy."""
+        """Whether warps multiply all keys of a stage, rather than only the keys that they copy."""
         return self.own_rows or self.own_columns
 
     @property
@@ -397,7 +397,7 @@ class FlashDecodeKernelConfig(KernelConfig):
     @property
     def most_ctas(self) -> int:
         """The number of CTAs per SM that the registers allow; 0 means that only shared memory
-        limits it."""
+        limits the number."""
         return 256 // self.n_threads if self.own_rows else 0
 
     @property
@@ -407,7 +407,7 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def chunk_warps(self) -> int:
-        """How many warps a CTA has in the kernel for sequences with many rows."""
+        """The number of warps of a CTA in the kernel for sequences with many rows."""
         return self.chunk_rows // MMA_ROWS
 
     @property

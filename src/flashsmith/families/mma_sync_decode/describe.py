@@ -19,8 +19,8 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
     """The layout of shared memory. The stages of each warp are contiguous; at the end, the warp's
-    sums are stored in the place of its stages. Warps with own rows or columns share the stages;
-    with own_rows, Q is copied to registers through the last one."""
+    sums overwrite its stages. Warps with own rows or columns share the stages; with own_rows, Q is
+    copied to registers through the last one."""
     if cfg.shares_stages:
         shared = [
             (f"{tile} of stage {stage + 1}", 1, cfg.B_c)
@@ -42,7 +42,7 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
 def _regions(
     cfg: FlashDecodeKernelConfig, tiles: list[tuple[str, int, int]], rest: str
 ) -> Sequence[SmemRegion]:
-    """smem_regions(), with the sizes in bytes that keys and values really take."""
+    """smem_regions(), with the actual sizes in bytes of keys and values."""
     regions, begin = [], 0
     for name, _, rows in tiles:
         is_value = name.startswith("V")

@@ -40,7 +40,7 @@ _TILES: dict[HeadDims, tuple[tuple[int, int, int, int], ...]] = {
     HeadPair(256, 128): ((16, 64, 4, 2), (16, 32, 2, 3)),
     HeadPair(256, 256): ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
 }
-# The numbers of rows of a tile for chunks, in order of preference; none of them was measured.
+# How many rows a tile for chunks may have, in order of preference; these were not measured.
 _CHUNK_ROWS = (128, 64)
 # The number of warpgroups of the kernel for chunks of a prompt: three if there are at least
 # _LEAST_TILES_PER_SM tiles of 192 rows per SM, else two. Three are faster, but with few tiles they
@@ -53,7 +53,7 @@ _BOX_KEYS = 8
 # full_tiles was timed for this d_head with several queries: large calls took 9% less time, and no
 # call took longer.
 _FILLED_D_HEAD = 128
-# The numbers of stages that kernels may have.
+# How many stages a kernel may have.
 _STAGES: tuple[int, ...] = FlashDecodeKernelConfig.__dataclass_fields__["stages"].metadata["values"]
 
 
@@ -116,7 +116,7 @@ def _in_clusters(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig | None:
     """The config in which the CTAs of a cluster share a chunk, for a canonical problem with few
-    chunks; None if there are enough chunks. Its bits are those of `cfg`."""
+    chunks; None if there are enough chunks. It gives the same bits as `cfg`."""
     if problem.seq_k < _LEAST_CLUSTER_KEYS:
         return None
     chunks = problem.batch * problem.heads_k * -(-problem.seq_k // CHUNK)

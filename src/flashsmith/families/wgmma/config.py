@@ -32,8 +32,8 @@ BARRIER_PAGE = 1024
 
 
 class PingPong(IntEnum):
-    """Where the warpgroup order barrier (ping-pong) is: nowhere, around the issue of GEMMs, or
-    around the exponentials."""
+    """The position of the warpgroup order barrier (ping-pong): nowhere, around the issue of GEMMs,
+    or around the exponentials."""
 
     NONE = 0
     GEMM = 1
@@ -41,8 +41,8 @@ class PingPong(IntEnum):
 
 
 class Schedule(IntEnum):
-    """The tile scheduler: whether a CTA computes one tile, every n-th tile, or always the next tile
-    that no CTA has begun."""
+    """The tile scheduler: whether a CTA computes one tile, every n-th tile, or repeatedly the next
+    tile that no CTA has begun."""
 
     ONE_TILE = 0
     STATIC_PERSISTENT = 1

@@ -13,7 +13,7 @@ from flashsmith.families.split_keys import order_of_parts
 def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
     """The layout of a CTA's dynamic shared memory.
 
-    O is stored in the place of Q, except with separate_O or direct_O.
+    O overwrites Q, except with separate_O or direct_O.
     """
     shared = not (cfg.separate_O or cfg.direct_O)
     d, d_v = tile_columns(cfg.d_head), tile_columns(cfg.d_head_v)

@@ -38,9 +38,9 @@ def get_hopper_configs(
             _four_warpgroups(dtype, 32, 128, by_head),
             _four_warpgroups(dtype, 32, 128, longest_first),
             _three_warpgroups(dtype, 32, 192, longest_first, stale_max=True),
-            # Up to some thousand keys, four warpgroups hide most of each other's waits. With more
-            # keys, longer tiles are faster if a GEMM overlaps the softmax or the softmax needs no
-            # maximum.
+            # Up to a few thousand keys, most waits of one of the four warpgroups are hidden by the
+            # others' work. With more keys, longer tiles are faster if a GEMM overlaps the softmax
+            # or the softmax needs no maximum.
             _four_warpgroups(dtype, 64, 96, by_head),
             _four_warpgroups(dtype, 64, 96, longest_first),
             _three_warpgroups(dtype, 64, 128, by_head, stale_max=True),
@@ -53,12 +53,12 @@ def get_hopper_configs(
             _three_warpgroups(dtype, 128, 128, longest_first),
             _three_warpgroups(dtype, 128, 128, longest_first, stale_max=True),
             # Two CTAs of a cluster together read K and V only once, which halves the traffic; the
-            # speed is within 1% of that of single CTAs.
+            # speed is within 1% of the speed of single CTAs.
             _three_warpgroups(dtype, 128, 128, by_head, cluster_size=2),
             # For short causal sequences, where the diagonal wastes less of a tile with 128 rows.
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM),
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM, section_mib=8),
-            # Two Q buffers for up to some thousand keys; longer tiles of keys for more.
+            # Two Q buffers for up to a few thousand keys; longer tiles of keys for more keys.
             _two_warpgroups(dtype, 192, 80, by_head),
             _two_warpgroups(dtype, 192, 80, longest_first),
             _two_warpgroups(dtype, 192, 112, by_head, q_buffers=1),
@@ -89,10 +89,11 @@ def get_pair_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
 
 
 def get_vision_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
-    """For d_head 72 and 80, configs for full and for causal attention; only full was measured.
+    """For d_head 72 and 80, configs for full and for causal attention; only full attention was
+    measured.
 
-    These configs were the fastest at d_head 96: those with long tiles and without maxima from some
-    thousand keys on, the others for fewer keys. 128 rows are for images of some 200 patches.
+    These configs were the fastest at d_head 96: the configs with long tiles and without maxima from
+    a few thousand keys on, the others for fewer keys. 128 rows are for images of some 200 patches.
     """
     return [
         cfg
@@ -240,7 +241,7 @@ def _two_warpgroups(
 
 def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForwardKernelConfig | None:
     """The canonical counterpart of `cfg`, which has the canonical tile of keys and no knob that
-    changes the order. If it is not legal, another config with the same widths."""
+    changes the order. If that config is not legal, returns another config with the same widths."""
     tile = tile_of(cfg, device.arch)
     order: dict[str, Any] = {
         "B_c": tile,
@@ -343,7 +344,7 @@ _PROOF_CONFIGS = {
 
 @cache
 def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
-    """The configs with which problems of this dtype and head dimension are proven."""
+    """The configs to check on problems of this dtype and head dimension."""
     if isinstance(d, HeadPair):
         return tuple(cfg for cfg in get_pair_configs(dtype) if cfg.head_dims == d)
     d_head = min(d_head for d_head in _PROOF_CONFIGS if d_head >= d)
@@ -358,8 +359,8 @@ def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
 def candidates(
     dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
 ) -> tuple[WgmmaForwardKernelConfig, ...]:
-    """The shipped configs, or those of a pair or of d_head 72, 80 or 512; none for a device or
-    widths without kernels.
+    """The shipped configs, or the configs for a pair or for d_head 72, 80 or 512; () for a device
+    or widths without kernels.
 
     Configs with the faster order of tiles come first, followed by the others, changed to this
     order. With a mask, longest-first is faster: 607 instead of 585 TFLOP/s (causal). Without a mask

@@ -134,7 +134,7 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         if program is None:
             return cfg
         if cfg.separate_dq:
-            # dq's kernel would need lists of its own.
+            # dq's kernel would need separate lists.
             cfg = sets.ordered_like(cfg)
         if cfg.cta_pair and program.mask is not None:
             # With lists of blocks, it spills 20 bytes per thread if rows are read early.

@@ -280,8 +280,8 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
 
     @property
     def dq_kernel(self) -> WarpgroupBackwardConfig:
-        """With separate_dq: the config of the kernel that computes dq. The stages of K and V are as
-        many as fit."""
+        """With separate_dq: the config of the kernel that computes dq, with as many K and V stages
+        as fit."""
         stages = 3 if self.d_head in (64, 128) else 2
         return family_named("wgmma_dq").config_class(
             self.dtype,
@@ -348,8 +348,8 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
 
     @property
     def dq_sum_columns(self) -> int:
-        """How many columns of dQ the warpgroups of a CTA compute: those of the tiles if they
-        divide it by columns, where 72 and 80 have 96."""
+        """How many columns of dQ the warpgroups of a CTA compute. If warpgroups divide dQ by
+        columns, these are the tiles' columns (96 for 72 and 80)."""
         return tile_columns(self.columns) if self.shares_columns else self.columns
 
     @property

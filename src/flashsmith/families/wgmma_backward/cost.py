@@ -2,10 +2,11 @@
 
 The SM holds one CTA.
 
-The model depends only on the tile's knobs and on ordered_dq, which makes sums wait for each other.
-Among configs with the same tile, the first in order of preference is chosen. In a step, five GEMMs
-occupy the tensor cores, their operands occupy shared memory, and the sums of dq occupy the path to
-the L2. In a warpgroup, GEMMs, exponentials and waits follow each other.
+The model depends only on the tile's knobs and on ordered_dq, which makes each sum wait for the
+previous one. Among configs with the same tile, the first in order of preference is chosen. In a
+step, five GEMMs occupy the tensor cores, their operands occupy shared memory, and the sums of dq
+occupy the path to the L2. Within a warpgroup, the GEMMs, exponentials and waits run one after
+another, so their times add up.
 
 The constants below are fitted to timings on an H200, which are in
 benchmarks/h200/wgmma-backward.csv.
@@ -36,7 +37,7 @@ _OVERHEAD = 1.1
 # The cost of ordered_dq, which is 2 to 12% of a step, mostly waiting for the previous block of
 # keys.
 _ORDER_LATENCY = 300.0
-# The same with split roles, relative to a step: 1.13 at d 192, and 1.15 to 1.17 at d 192:128.
+# The same cost with split roles, relative to a step: 1.13 at d 192, and 1.15 to 1.17 at d 192:128.
 _ORDER_OF_SPLIT_ROLES = 1.13
 # Cycles in which a warpgroup of a CTA pair waits for the other CTA's S or dP. This is an estimate
 # from the latency between SMs; no pair was measured.

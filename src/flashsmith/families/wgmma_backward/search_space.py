@@ -18,16 +18,15 @@ _FIXED = ("dtype", "d_head", "d_v", "cta_pair", "B_c", "n_warpgroups")
 
 
 def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
-    """The first configs of the search: the candidates, those with separate_dq, and all configs that
-    are one step away from them."""
+    """The first configs of the search: the candidates, the configs with separate_dq, and all
+    configs one step away from any of these."""
     device = device_spec("H200")
     first = [*candidates(dtype, d_head, device), *separate_configs(dtype, d_head)]
     return with_neighbours(first, moves, device)
 
 
 def moves(cfg: WgmmaBackwardKernelConfig) -> Iterator[WgmmaBackwardKernelConfig]:
-    """The configs in which one knob has another value, and those with another number of
-    warpgroups."""
+    """The configs in which one knob, or the number of warpgroups, has another value."""
     yield from change_one_knob(cfg, _FIXED)
     for count, consumer_registers in ((1, 240), (2, 240), (3, 160)):
         yield replace(

@@ -42,7 +42,7 @@ _TOGETHER, _AHEAD, _UNDER = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD, D
 _PERSISTENT_96 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True)
 _EARLY_64 = _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
 _EARLY_128 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True)
-# Not measured. The first one, which also comes first under a mask, is like those that were the
+# Not measured. The first config, which is also first under a mask, resembles the ones that were the
 # fastest for d 64; persistent without ordered_dq, or with d 80 and pingpong, it would spill. The
 # second one is d 96's.
 _VISION = (
@@ -75,7 +75,8 @@ _TILES: dict[HeadDims, tuple[_Tile, ...]] = {
     192: (_SPLIT,),
     256: (_SPLIT,),
     512: (_SPLIT._replace(do_stages=1),),
-    # As for the wider of the two. Only 192:128 was measured; its winners are in the H200's table.
+    # The same as for the wider of the two. Only 192:128 was measured; its winners are in the H200's
+    # table.
     HeadPair(64, 128): (_EARLY_128, _Tile(64, 2, 3, _AHEAD, pingpong=True)),
     HeadPair(128, 64): (_EARLY_128, _Tile(64, 2, 3, _AHEAD, pingpong=True)),
     HeadPair(192, 128): (_SPLIT,),
@@ -100,7 +101,7 @@ _ORDERED: dict[HeadDims, _Tile] = {
 }
 _ORDERED_MASKED = _ORDERED | {64: _EARLY_64}
 
-# Others that were the fastest on the H200; they are proven together with the candidates.
+# Other configs that were the fastest on the H200; they are checked together with the candidates.
 _ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
     64: (_EARLY_64,),
     128: (_EARLY_128,),
@@ -108,9 +109,9 @@ _ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
 }
 
 
-# Heads whose kernels with separate_dq are proven and tuned. Their launches compute seven GEMMs
-# instead of five, but nothing is summed in memory or in a fixed order. None was measured, so that
-# they are chosen only if a table has them.
+# Heads whose kernels with separate_dq are checked and tuned. Their launches compute seven GEMMs
+# instead of five, but nothing is summed in memory or in a fixed order. None of them was measured,
+# so that they are chosen only if a table has them.
 _SEPARATE: tuple[HeadDims, ...] = (64, 128, 192, 256, HeadPair(192, 128))
 
 

@@ -2,8 +2,8 @@
 
 The SM holds one CTA.
 
-In a step, three GEMMs occupy the tensor cores, and their operands occupy shared memory. In a
-warpgroup, GEMMs, exponentials and waits follow each other.
+In a step, three GEMMs occupy the tensor cores, and their operands occupy shared memory. Within a
+warpgroup, the GEMMs, exponentials and waits run one after another, so their times add up.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaDqKernelConfig]:
 
 
 def moves(cfg: WgmmaDqKernelConfig) -> Iterator[WgmmaDqKernelConfig]:
-    """The configs in which one knob has another value, and those with another number of
-    warpgroups."""
+    """The configs in which one knob, or the number of warpgroups, has another value."""
     yield from change_one_knob(cfg, _FIXED)
     for count in (1, 2, 3):
         producer, consumer = registers(count)

@@ -33,7 +33,7 @@ _TILES: dict[HeadDims, tuple[_QueryTile, ...]] = {
     128: (_QueryTile(64, 2, 3, 3, True, True), _QueryTile(128, 2, 2, 2, False, False)),
     192: (_QueryTile(64, 2, 2, 2, True, True),),
     256: (_QueryTile(64, 2, 2, 1, True, True),),
-    # As for the wider of the two; none was measured.
+    # The same as for the wider of the two; none of these was measured.
     HeadPair(64, 128): (_QueryTile(64, 2, 3, 3, True, True),),
     HeadPair(128, 64): (_QueryTile(64, 2, 3, 3, True, True),),
     HeadPair(192, 128): (_QueryTile(64, 2, 2, 2, True, True),),
@@ -41,7 +41,7 @@ _TILES: dict[HeadDims, tuple[_QueryTile, ...]] = {
     HeadPair(256, 256): (_QueryTile(64, 2, 2, 1, True, True),),
 }
 
-# Others that were the fastest on the H200; they are proven together with the candidates.
+# Other configs that were the fastest on the H200; they are checked together with the candidates.
 _ALSO_PROVEN: dict[HeadDims, _QueryTile] = {256: _QueryTile(64, 2, 2, 1, False, False)}
 
 

@@ -9,7 +9,7 @@ from flashsmith.families.latent import LatentRates, call_work
 from flashsmith.families.tile_work import CallWork, rates_of
 from flashsmith.operations.problem import Problem
 
-# The kernels are assumed to reach this share of the rate of wgmma: nothing was measured.
+# The kernels are assumed to reach this share of wgmma's peak rate, for lack of measurements.
 _SHARE_OF_WGMMA = 0.6
 
 

@@ -12,8 +12,8 @@ _logger = logging.getLogger("flashsmith")
 
 
 def register() -> None:
-    """Registers the backend with the installed SGLang. Never raises: if it cannot register, it logs
-    one line that says why."""
+    """Registers the backend with the installed SGLang. Never raises an exception: if the
+    registration fails, logs one line that says why."""
     try:
         from flashsmith.integrations.sglang.releases import register_backend
 

@@ -35,9 +35,8 @@ _CHAINS = ("EAGLE", "EAGLE3", "STANDALONE")
 
 
 class FlashsmithBackend(AttentionBackend):
-    """Prefill, chunked prefill, decode and mixes of them in one call of
-    ``flashsmith.attention_with_cache``. With --enable-deterministic-inference its bits are
-    canonical (docs/bits.md).
+    """Prefill, chunked prefill, decode and mixes of them in one ``flashsmith.attention_with_cache``
+    call. With --enable-deterministic-inference its bits are canonical (docs/bits.md).
 
     Raises NotImplementedError for unsupported features, when the engine starts.
     """
@@ -98,7 +97,7 @@ class FlashsmithBackend(AttentionBackend):
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Fills the tensors that a captured graph reads. Raises NotImplementedError unless the
-        graph is of a decode step or a verification step."""
+        graph is for a decode step or a verification step."""
         mode = forward_batch.forward_mode
         if not (mode.is_decode_or_idle() or mode.is_target_verify()):
             raise NotImplementedError(

@@ -13,11 +13,12 @@ _OLDEST, _NEWEST = (0, 5, 16), (0, 5, 23)
 
 
 def register_backend() -> str:
-    """Registers the backend, once per process. Returns '', or the reason why it could not register
-    it.
+    """Registers the backend, once per process. Returns '', or why the backend could not be
+    registered.
 
-    An entry in the deterministic choices lets `--enable-deterministic-inference` name it; an entry
-    in the third list keeps the radix cache in that mode.
+    An entry in the list of deterministic choices makes the backend usable with
+    `--enable-deterministic-inference`; an entry in the third list keeps the radix cache in that
+    mode.
     """
     if problem := unsupported(_installed()):
         return problem
@@ -46,8 +47,8 @@ def _create(model_runner: Any) -> Any:
 
 
 def unsupported(release: str) -> str:
-    """Why a release of SGLang is not supported, or ''. Development builds of supported releases and
-    builds whose version says nothing are tried."""
+    """Why a release of SGLang is not supported, or ''. Development builds of supported releases are
+    tried, and so are builds whose version says nothing."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", release)
     number = (int(found[1]), int(found[2]), int(found[3])) if found else _NEWEST
     if _OLDEST <= number <= _NEWEST or number == (0, 0, 0):
@@ -94,8 +95,8 @@ def most_tokens(model_runner: Any) -> int:
 
 
 def draft_settings(model_runner: Any) -> tuple[int, int]:
-    """The settings of speculative decoding: how many branches a draft has at each token, and how
-    many tokens a draft has."""
+    """The settings of speculative decoding: a draft's number of branches at each token, and its
+    length in tokens."""
     try:
         from sglang.srt.runtime_context import get_spec
     except ImportError:

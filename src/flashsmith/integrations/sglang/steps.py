@@ -50,8 +50,8 @@ class PageTables:
 
     def pages_for(self, forward_batch: Any, more: int = 0) -> int:
         """How many pages the longest request needs after ``more`` tokens are added. The number is
-        rounded up to a power of two, so that tables have only a few sizes. If the host does not
-        know the lengths, it is the largest possible number."""
+        rounded up to a power of two, so that tables have only a few sizes. If the lengths are not
+        known on the host, the largest possible number is returned."""
         lens = forward_batch.seq_lens_cpu
         if lens is None or not len(lens):
             return self.most_pages

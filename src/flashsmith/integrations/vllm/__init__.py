@@ -12,8 +12,8 @@ _logger = logging.getLogger("flashsmith")
 
 
 def register() -> None:
-    """Registers the backend with the installed vLLM. Never raises: if it cannot register, it logs
-    one line that says why."""
+    """Registers the backend with the installed vLLM. Never raises an exception: if the registration
+    fails, logs one line that says why."""
     try:
         from flashsmith.integrations.vllm.releases import register_backend
 

@@ -33,9 +33,8 @@ _LARGEST_HEAD, _HEAD_STEP = 512, 8
 
 
 class FlashsmithBackend(CacheLayouts, AttentionBackend):
-    """Prefill, chunked prefill, decode and mixes of them in one call of
-    ``flashsmith.attention_with_cache``. Its declarations exclude unsupported features, so that the
-    engine reports the reason."""
+    """Prefill, chunked prefill, decode and mixes of them in one ``flashsmith.attention_with_cache``
+    call. Its declarations exclude unsupported features, so that the engine reports the reason."""
 
     accept_output_buffer: ClassVar[bool] = True
     supported_kv_cache_dtypes: ClassVar[list[Any]] = SERVED_CACHES
@@ -101,9 +100,9 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
 
     @classmethod
     def validate_configuration(cls, **asked: Any) -> list[str]:
-        """The reasons why a configuration is not supported. If the engine has none, there may be
-        one about attention to a step's own keys, which encoders need, and all layers if the cache
-        is distributed over ranks."""
+        """The reasons that a configuration is not supported. If the engine has no reasons, there
+        may be one that concerns attention to a step's own keys. Encoders need this attention, and
+        so do all layers if the cache is distributed over ranks."""
         reasons: list[str] = super().validate_configuration(**asked)
         # Older releases do not say here that the cache is distributed. With these, the kernels() of
         # a layer refuses.
@@ -128,7 +127,7 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
 
 
 class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
-    """Makes a step's metadata from the engine's tensors, without a copy and without waiting."""
+    """Makes a step's metadata from the engine's tensors; neither copies nor waits."""
 
     # Lengths and block tables are read on the device, so one graph serves any batch of its size.
     _cudagraph_support = AttentionCGSupport.ALWAYS

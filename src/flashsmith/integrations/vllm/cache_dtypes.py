@@ -20,8 +20,8 @@ _HEAD_STEP = 16
 
 
 def unserved_cache(head_size: int, dtype: Any, kv_cache_dtype: str | None) -> str | None:
-    """Why queries of ``dtype`` cannot attend to a cache of this head size and element type; None if
-    they can."""
+    """Why no kernel serves queries of ``dtype`` over a cache of this head size and element type;
+    None if one does."""
     name = kv_cache_dtype or "auto"
     if name in _EIGHT_BITS:
         if head_size % _HEAD_STEP:

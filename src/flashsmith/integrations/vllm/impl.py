@@ -103,8 +103,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Layers with equal ``kind`` can use the same launches if their tensors also have the same
-        layouts."""
+        """Layers with the same ``kind``, and tensors of the same layouts, can share launches."""
         return (
             *(self.num_heads, self.num_kv_heads, self.head_size, self.scale, self.softcap),
             *(self.window, self.sinks is not None, self.split, self.bits, self.attn_type),
@@ -293,7 +292,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         return_lse: bool = False,
     ) -> Any:
         """Computes attention to the step's own keys: for an encoder, or for a decoder that merges
-        the result with attention to earlier keys. Returns what ``flashsmith.attention`` returns."""
+        the result with attention to earlier keys. Returns the result of
+        ``flashsmith.attention``."""
         causal = self.attn_type not in ENCODERS and bool(step.causal)
         starts, longest = step.query_start_loc, step.max_query_len
         kernels = self._direct.get(causal) or self.direct_kernels(query.dtype, query.device, causal)

@@ -82,7 +82,7 @@ class LatentDecodeStep(MLACommonDecodeMetadata):
 
 
 class FlashsmithLatentBuilder(MLACommonMetadataBuilder[MLACommonMetadata[LatentDecodeStep]]):
-    """The engine's builder; decoding requests may have different numbers of tokens."""
+    """The engine's builder; decoding requests may differ in their number of tokens."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The latent outputs of decoding tokens, (tokens, heads, kv_lora_rank), and the LSE,
-        (tokens, heads), if the engine merges those of several ranks."""
+        (tokens, heads), if the engine merges the outputs of several ranks."""
         step = attn_metadata.decode
         assert step is not None
         queries = torch.cat(q, dim=-1) if isinstance(q, tuple) else q

@@ -13,11 +13,10 @@ _OLDEST, _NEWEST = (0, 26), (0, 33)
 
 
 def register_backend() -> str:
-    """Registers the backends, once per process. Returns '', or the reason why it could not register
-    them.
+    """Registers the backends, once per process. Returns '', or why they could not be registered.
 
-    Releases before 0.32 take no new names: there the backend is CUSTOM, unless another package has
-    taken that name, and no backend serves latent attention.
+    Releases before 0.32 accept no new names: there the backend is called CUSTOM, unless another
+    package has taken that name, and latent attention is not served.
     """
     if problem := unsupported(_installed()):
         return problem
@@ -45,8 +44,8 @@ def backend_name() -> str:
 
 
 def unsupported(release: str) -> str:
-    """Why a release of vLLM is not supported, or ''. Development builds of supported releases and
-    builds whose version says nothing are tried."""
+    """Why a release of vLLM is not supported, or ''. Development builds of supported releases are
+    tried, and so are builds whose version says nothing."""
     found = re.match(r"(\d+)\.(\d+)", release)
     minor = (int(found[1]), int(found[2])) if found else _NEWEST
     if _OLDEST <= minor <= _NEWEST or minor == (0, 0) or (minor == (0, 1) and "dev" in release):
@@ -97,7 +96,7 @@ def dcp_combine() -> Any:
 
 class CacheLayouts:
     """The methods by which releases before 0.29 ask a backend for the cache's shape and memory
-    order. Later releases accept any layout from a backend without them."""
+    order. Later releases accept any layout from a backend without these methods."""
 
     @staticmethod
     def get_kv_cache_shape(
@@ -112,8 +111,8 @@ class CacheLayouts:
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """The order in memory of the dimensions of get_kv_cache_shape(). If the dimension of layers
-        is included, it comes first in the shape."""
+        """The memory order of the dimensions of get_kv_cache_shape(). The layer dimension, if
+        included, comes first in that shape."""
         from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
         tokens_first = get_kv_cache_layout() == "NHD"

@@ -37,7 +37,7 @@ def framework_of(kind: type) -> Framework | None:
 
 
 def why_refused(kind: type) -> str | None:
-    """The reason why objects of type ``kind``, which belong to a framework, are refused; None for
+    """Why objects of type ``kind``, which belong to a framework, are refused; None for
     all other types."""
     reasons = (framework.refusal(kind) for framework in FRAMEWORKS)
     return next((reason for reason in reasons if reason is not None), None)

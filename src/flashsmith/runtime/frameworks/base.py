@@ -59,7 +59,7 @@ HOST = Device("cpu", 0)
 
 
 class TensorView(NamedTuple):
-    """The properties of a tensor of any framework; strides are in elements.
+    """The properties of any framework's tensor; strides are in elements.
 
     ``dtype`` is a name in NUMPY_DTYPES, or '' for any other dtype.
     """
@@ -109,7 +109,7 @@ class Framework(ABC):
 
     @classmethod
     def refusal(cls, kind: type) -> str | None:
-        """The reason why objects of type ``kind`` are refused, if they belong to this framework but
+        """Why objects of type ``kind`` are refused, if they belong to this framework but
         are not tensors; None for all other types."""
         return None
 
@@ -182,7 +182,8 @@ class RepeatableFramework(Framework):
     """A framework whose launches can be cached (cached_calls.py), because reading a tensor's
     data_ptr(), stride(), is_neg(), dtype, shape, device and requires_grad takes almost no time.
 
-    is_neg() returns whether memory holds the negated values."""
+    is_neg() returns whether memory holds the negated values.
+    """
 
     # Only this exact type, because a derived class may behave differently.
     tensor_type: type[Any]
@@ -218,7 +219,7 @@ class RepeatableFramework(Framework):
 
 
 class HostMemory:
-    """Exposes an address range to NumPy as an array; ``owner`` keeps the memory alive."""
+    """A NumPy array over an address range; ``owner`` keeps the memory alive."""
 
     def __init__(
         self,

@@ -203,7 +203,7 @@ class TorchTensors(RepeatableFramework):
 
 
 def no_memory_of_its_own(kind: type) -> str | None:
-    """The reason why tensors of this class are refused, if it is one whose tensors have no memory
+    """Why tensors of this class are refused, if it is one whose tensors have no memory
     of their own; None for other classes."""
     if kind.__name__ == "DTensor":
         return (
