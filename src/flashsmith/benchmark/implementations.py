@@ -118,7 +118,7 @@ def gradient_implementation(
     peers.
 
     If ``backward_config`` is None, the call chooses the backward kernel itself. ``config`` is the
-    config of the kernel that is used.
+    config of the backward kernel in either case.
     """
     forward = partial(flashsmith.attention, **workload.options, backward_config=backward_config)
     call = workload.differentiated(forward)

@@ -335,8 +335,8 @@ class Cache:
             key_lock.release()
 
     def clear(self) -> RemovedLibraries:
-        """Removes everything that flashsmith put into the cache, except libraries that a process is
-        using."""
+        """Removes everything that flashsmith put into the cache, except what a process is using:
+        libraries, and the temporary folders of running builds."""
         removed = self.prune(0)
         with self.errors("write"):
             if is_cache_folder(self.root):

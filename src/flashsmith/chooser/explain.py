@@ -50,8 +50,8 @@ class FunctionsExplained:
 
     @property
     def derivatives(self) -> dict[str, str]:
-        """The derivatives of the score with respect to 'score' and to each element that is read
-        from a float tensor."""
+        """The derivatives of the score, as strings: with respect to the score under the key 'score',
+        and with respect to each read of a float tensor under the string of that read."""
         program = self.program
         if program is None or program.score is None:
             return {}

@@ -335,8 +335,8 @@ class Family:
         return False
 
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-        """Legal variants of `cfg` that split a tile's keys into parts; () if the tiles fill the
-        device."""
+        """Legal variants of `cfg` that split the keys of a tile into parts; () if the tiles already
+        fill the device."""
         return ()
 
     @cached_property

@@ -67,7 +67,7 @@ def without_board(text: str) -> str:
 
 def why_not_served(text: str) -> str:
     """Why no kernel runs on the device with this name: the device is too old, not from
-    NVIDIA, or a MIG slice, whose limits are unknown here. '' if there is no such reason."""
+    NVIDIA, or a MIG slice, whose limits are unknown here. '' if no such reason is known."""
     name = without_board(text)
     for pattern, arch in _TOO_OLD:
         if re.fullmatch(pattern, name):

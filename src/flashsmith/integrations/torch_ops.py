@@ -877,7 +877,8 @@ def _run_of(this: SavedCall, follows_pytorch: bool) -> Callable[[tuple[Any, ...]
 
 
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
-    """The greatest lengths. Those that the caller did not give are read from the GPU.
+    """Upper bounds on the lengths (``limits``). Those that the caller did not give are the greatest
+    lengths, read from the GPU.
 
     Reading limits synchronizes with the GPU, so it is done once for both passes. The limits are
     returned unchanged if the offsets are on the host or unusable (the checks report that later), or

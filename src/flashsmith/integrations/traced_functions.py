@@ -231,7 +231,8 @@ def _plain(value: Any) -> Any:
 
 
 def _described(root: Any) -> Any:
-    """A root made of constants only: each tensor is replaced by its sizes and dtype."""
+    """A root made of constants only: each tensor is replaced by its rank and dtype, and by which of
+    its sizes are 1. Other sizes do not matter."""
     if isinstance(root, torch.Tensor):
         return TENSOR, tuple([1 if size == 1 else 2 for size in root.shape]), root.dtype
     return tuple([_described(it) for it in root]) if type(root) is tuple else root

@@ -43,8 +43,8 @@ from flashsmith.semantics.sizes import FREE
 
 
 def serves(call: GroupCall) -> bool:
-    """Whether this schedule serves the call. It does if all chunks have the same length and the
-    mask is a plain causal mask."""
+    """Whether this schedule serves the call: dense sequences in which q and k have the same length
+    and all chunks too, a plain causal mask, and no canonical bits."""
     (length, *more) = call.q_layout.lengths or (0,)
     return (
         call.limits == CAUSAL

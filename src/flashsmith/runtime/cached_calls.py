@@ -298,8 +298,10 @@ _Block = tuple[int, Any]  # its address, and the object that owns the memory
 
 
 class _Kept(threading.local):
-    """The block that all calls of one thread share. Threads do not share a block, because one
-    thread's launches could run between two launches of another thread's plan."""
+    """The block that one thread's calls on one GPU share, if it is large enough for them.
+
+    Threads do not share a block, because one thread's launches could run between two launches of
+    another thread's plan."""
 
     block: _Block | None = None
 
@@ -535,8 +537,8 @@ class RepeatedCall(NamedTuple):
 
 
 class _Group:
-    """The remembered calls of one function: the latest one, and lists of calls, newest first, by
-    first tensor's shape."""
+    """The remembered calls with one value of ``names``, whose arguments thus have the same meaning:
+    the latest call, and for each shape of the first tensor all calls, newest first."""
 
     __slots__ = ("by_shape", "latest")
 

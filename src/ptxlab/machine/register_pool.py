@@ -15,7 +15,7 @@ _LEAST, _MOST, _STEP = 24, 256, 8
 
 
 class RegisterPool:
-    """The number of registers that the warps of each CTA of a wave hold.
+    """For every CTA of a wave, the number of registers per thread that each warp holds.
 
     The compiler gives a kernel with setmaxnreg as many registers as its launch bounds allow.
     Additional registers must come from warps that have given registers back.

@@ -246,8 +246,8 @@ def _bytes_once(problem: Problem) -> tuple[int, int]:
 
 
 def bounds(roofline: Roofline, problem: Problem, cfg: Any) -> tuple[Bound, ...]:
-    """The rates that the measured ceilings allow the config on the problem, the lowest first;
-    ceilings that do not limit this kernel are left out."""
+    """The rates that the measured ceilings allow the config on the problem, the lowest first.
+    Ceilings that do not apply to the kernel or the problem are left out."""
     dtype = problem.dtype.name.lower()
     found = [
         Bound(f"{name}_{dtype}", rate)

@@ -110,7 +110,7 @@ class MmaSyncMlaKernelConfig(LatentConfig):
 
     @property
     def share_bytes(self) -> int:
-        """Bytes of shared memory for the warps' shares of the scores, in fp32; each warp has two
+        """Bytes of shared memory for the warps' shares of the scores, in fp32; each score has two
         shares."""
         return 2 * ROWS * self.B_c * _FLOAT_BYTES
 
