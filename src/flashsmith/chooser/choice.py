@@ -62,8 +62,8 @@ class Choice:
     model' (there are no measurements) or 'offered' (there is no cost model either). why: the
     evidence as a sentence. ms: the expected time; 0 if unknown. tflops: the problem's attn_flop()
     divided by ms; 0 if there is no time.
-    repeatable: the best config with the same bits in every run, if the chosen config's bits vary. It
-    is None if they do not vary, or if there is no such config.
+    repeatable: the best config with the same bits in every run, if the chosen config's bits vary;
+    None if they do not vary, or if there is no such config.
     runners_up: the other configs, fastest first. passed_over: for each family that was not chosen,
     the reason. notes: why the kernel is slow on this problem, and which table entries were ignored.
     """

@@ -50,8 +50,8 @@ class FunctionsExplained:
 
     @property
     def derivatives(self) -> dict[str, str]:
-        """The derivatives of the score, as strings: with respect to the score under the key 'score',
-        and with respect to each read of a float tensor under the string of that read."""
+        """The derivatives of the score, as strings: under the key 'score' with respect to the
+        score, and under the string of each read of a float tensor with respect to that read."""
         program = self.program
         if program is None or program.score is None:
             return {}
