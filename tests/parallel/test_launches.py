@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 pytestmark = pytest.mark.torch
 
+import parallel_lost  # noqa: E402
 from pretended_gpu import Launch, PretendedGpu, pretended_gpu  # noqa: E402
 
+from flashsmith.integrations import traceable  # noqa: E402
 from flashsmith.parallel import causal_allgather  # noqa: E402
 from flashsmith.parallel.group_call import GroupCall  # noqa: E402
 from flashsmith.parallel.layout import CAUSAL, Layout  # noqa: E402
@@ -172,3 +175,19 @@ def test_addresses_that_need_the_checks_are_not_launched(
     assert launch.run((at[0] + 2, *in_order[1:])) is None  # not aligned
     assert launch.run((*in_order[:3], at[0])) is None  # o on q
     assert len(gpu.launches) == 1
+
+
+def test_parallel_lost_loses_a_rank_whose_kernels_would_be_launched_with_addresses(
+    gpu: PretendedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tool plants its loss in a function that such launches do not call."""
+    for name in ("may_repeat", "backward"):
+        monkeypatch.setattr(traceable, name, getattr(traceable, name))  # restored after the test
+    one, launches, calls = Rank(monkeypatch, 1, 1), dict[Any, Any](), [0]
+    parallel_lost.plant("raised", tmp_path, calls)
+    for calls[0] in range(1, parallel_lost.LAST):
+        one.both(one.call(launches))
+    calls[0] = parallel_lost.LAST
+    with pytest.raises(parallel_lost.Planted):
+        one.both(one.call(launches))
+    assert (tmp_path / "lost").exists()
