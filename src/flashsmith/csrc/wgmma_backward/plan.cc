@@ -5,7 +5,6 @@
 #include <cstddef>
 
 #include "backward/problem.h"
-#include "sm90/copied_tensor.h"
 #include "wgmma_dq/tensor_maps.h"
 
 namespace flashsmith {
@@ -54,30 +53,6 @@ void add_lists(Plan& plan, const WgmmaBackwardKernelConfig& config, const Forwar
         flashsmith::add_lists(plan, args, program,
                               {{index(list_blocks), lists * rows}, {index(compact_lists), lists}},
                               ints, kProgramOffset);
-}
-
-std::vector<TensorMapSpec> tensor_maps(const WgmmaBackwardKernelConfig& config,
-                                       const ForwardProblem& p, const BackwardKernelArgs& args) {
-    using Args = HopperBackwardKernelArgs;
-    const Strides q_strides{args.q_batch_stride, args.q_seq_stride, args.q_head_stride};
-    const Strides do_strides{args.do_batch_stride, args.do_seq_stride, args.do_head_stride};
-    const Strides k_strides{args.k_batch_stride, args.k_seq_stride, args.k_head_stride};
-    const Strides v_strides{args.v_batch_stride, args.v_seq_stride, args.v_head_stride};
-    const CopiedTensor tensors[] = {
-        {"q", q, offsetof(Args, q), q_strides, p.seq_q, p.heads_q, p.total_q, config.B_r},
-        {"k", k, offsetof(Args, k), k_strides, p.seq_k, p.heads_k, p.total_k, config.B_c},
-        {"v", v, offsetof(Args, v), v_strides, p.seq_k, p.heads_k, p.total_k, config.B_c, 0, false,
-         p.d_v},
-        {"do", d_o, offsetof(Args, d_o), do_strides, p.seq_q, p.heads_q, p.total_q, config.B_r, 0,
-         false, p.d_v},
-    };
-    std::vector<TensorMapSpec> maps;
-    for (const CopiedTensor& tensor : tensors) {
-        const bool empty = tensor.is_empty(p, p.packed);
-        maps.push_back(tensor_map(config.d_head, config.dtype, p, p.packed,
-                                  empty ? single_row(tensor, k) : tensor));
-    }
-    return maps;
 }
 
 }  // namespace
@@ -166,7 +141,7 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
                 {offsetof(Args, key_block_counter), in_workspace(plan.workspaces.size())});
             plan.workspaces.push_back({"key_block_counter", sizeof(uint32_t), Contents::kept_zero});
         }
-        launch.tensor_maps = tensor_maps(config, p, args);
+        launch.tensor_maps = gradient_tensor_maps<Args>(config, p, args, k);
         if (semantics.program_masks) add_lists(plan, config, p, args, program, semantics);
     }
     if (wants_sums)
@@ -184,7 +159,7 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
         launch.argument_bytes = {argument, argument + sizeof dq_args};
         for (AddressPatch& patch : launch.addresses)
             patch.argument_offset += offsetof(HopperDqKernelArgs, problem);
-        launch.tensor_maps = dq_tensor_maps(of_dq, p, args);
+        launch.tensor_maps = gradient_tensor_maps<HopperDqKernelArgs>(of_dq, p, args, q);
     }
     if (wants_sinks) add(sinks_kernel, p.heads_q, kRowsThreads);
     plan.presence = backward_presence(tensors, semantics);
