@@ -66,7 +66,7 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
     if (config.d_v > 0) args.widths = {static_cast<int16_t>(p.d), static_cast<int16_t>(p.d_v)};
     if (!semantics.uneven)
         require(p.d == config.d_head && p.d_v == config.d_head_v() && p.seq_q % config.B_r == 0 &&
-                    p.seq_k % config.B_c == 0 && p.seq_k > 0,
+                    p.seq_k % config.cluster_keys() == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole tiles and d = d_head");
     const bool wants_sinks = tensors[dsinks] != 0;
     require(!wants_sinks || tensors[sinks] != 0, "dsinks: requested without sinks; pass sinks");
@@ -119,15 +119,15 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
                                                        // bytes
         main_args.program = program;
         main_args.problem = args;
-        const int64_t blocks = heads_k * blocks_of(p.seq_k, config.B_c);
+        const int64_t blocks = heads_k * blocks_of(p.seq_k, config.cluster_keys());
         require(blocks <= INT_MAX, "batch x heads x blocks must stay within 2^31 - 1");
         main_args.n_key_blocks = static_cast<uint32_t>(blocks);
         add(main_kernel,
             config.persistent ? std::min<int64_t>(blocks, device.sm_count)
-                              : blocks * config.n_ctas(),
+                              : blocks * config.cluster_size(),
             static_cast<uint32_t>(config.n_threads()));
         Launch& launch = plan.launches.back();
-        launch.cluster[0] = static_cast<uint32_t>(config.n_ctas());
+        launch.cluster[0] = static_cast<uint32_t>(config.cluster_size());
         launch.smem_bytes = static_cast<int>(config.smem_bytes());
         const auto* argument = reinterpret_cast<const uint8_t*>(&main_args);
         launch.argument_bytes = {

@@ -34,8 +34,8 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     pairs = PAIRS
     rules = rules.RULES
     choose_first = (
-        "dtype", "d_head", "cta_pair", "split_roles", "n_warpgroups", "B_r", "B_c", "q_stages",
-        "do_stages", "ds_stages", "order", "consumer_registers", "producer_registers",
+        "dtype", "d_head", "cta_pair", "shared_dq", "split_roles", "n_warpgroups", "B_r", "B_c",
+        "q_stages", "do_stages", "ds_stages", "order", "consumer_registers", "producer_registers",
     )  # fmt: skip
     csrc = Path(__file__).parents[2] / "csrc" / "wgmma_backward"
     cpp = CppNames(
@@ -136,6 +136,9 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         if cfg.separate_dq:
             # dq's kernel would need separate lists.
             cfg = sets.ordered_like(cfg)
+        if program.mask is not None:
+            # The CTAs of a cluster would have different lists.
+            cfg = replace(cfg, shared_dq=False)
         if cfg.cta_pair and program.mask is not None:
             # With lists of blocks, it spills 20 bytes per thread if rows are read early.
             cfg = replace(cfg, early_rows=False)

@@ -149,6 +149,7 @@ def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
         early_rows=cfg.early_rows and cfg.split_roles,
         without_dq=True,
         separate_dq=False,
+        shared_dq=False,
     )
 
 
