@@ -56,8 +56,9 @@ struct dSStages {
         if constexpr (Kernel::CFG.without_dq) return __syncwarp();
         tma_store_fence();
         __syncwarp();
-        const int stage = written.stage();
-        if (lane == 0) mbarrier_arrive(kShared ? stored(smem, stage) : barriers().full(stage));
+        if (lane == 0)
+            mbarrier_arrive(kShared ? stored(smem, written.stage())
+                                    : barriers().full(written.stage()));
         written.advance();
     }
     FS_DEVICE uint32_t wait() const {
