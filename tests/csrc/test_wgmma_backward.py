@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import shared_kernels
 
+from flashsmith.chooser.function_problems import parse_with_functions
 from flashsmith.families import (
     DType,
     Problem,
@@ -211,6 +212,17 @@ def test_tiles_of_a_cluster_are_whole() -> None:
     assert not cfg.fills_tiles(64, 192, 192)
     assert FAMILY.for_gradients(cfg, "no_dq") == without_dq(cfg)
     assert is_legal(without_dq(cfg), device_spec("H200"))
+
+
+@pytest.mark.parametrize("words", ["mask=documents&causal", "score=alibi", "softcap"])
+def test_ctas_share_dq_of_plain_scores_only(words: str) -> None:
+    (cfg,) = shared_configs(DType.BF16, 256)
+    semantics = parse_with_functions(f"b1 s256 h4 d256 bf16 backward {words}").problem.semantics
+    adapted = FAMILY.adapt_to_program(FAMILY.adapt_to_registers(cfg, semantics), semantics)
+    assert adapted == replace(SPLIT, do_stages=1, wide_stores=True, early_rows=True)
+    causal = Problem.parse("b1 s256 h4 d256 bf16 backward causal").semantics
+    assert FAMILY.adapt_to_registers(cfg, causal) == cfg
+    assert FAMILY.adapt_to_program(cfg, causal) == cfg
 
 
 UNEVEN = {

@@ -133,6 +133,12 @@ def with_separate_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfi
     return replace(without_dq(cfg), without_dq=False, separate_dq=True)
 
 
+def without_shared_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
+    """The config whose CTAs add dq of their own keys, with the registers that these can have."""
+    producer, consumer = registers(2, False, False)
+    return replace(cfg, producer_registers=producer, consumer_registers=consumer, shared_dq=False)
+
+
 def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
     """The config for dk and dv alone that is most similar to a config for all gradients."""
     order = cfg.order if cfg.split_roles else StepOrder.SCORES_TOGETHER
