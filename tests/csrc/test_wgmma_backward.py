@@ -9,18 +9,22 @@ from typing import Any
 import pytest
 import shared_kernels
 
+from flashsmith.chooser.function_problems import parse_with_functions
 from flashsmith.families import (
     DType,
     Problem,
     Semantics,
     WgmmaBackwardKernelConfig,
+    device_spec,
     family_named,
+    is_legal,
     parse_kernel_name_into_config,
 )
 from flashsmith.families.head_dims import HeadPair
 from flashsmith.families.wgmma_backward.config import DqSums
 from flashsmith.families.wgmma_backward.sets import (
     separate_configs,
+    shared_configs,
     with_separate_dq,
     without_dq,
 )
@@ -117,13 +121,18 @@ SEPARATE = [
     for d_head in (64, 128, 192, 256, HeadPair(192, 128))
     for cfg in separate_configs(DType.BF16, d_head)
 ]
+# Two CTAs with neighbouring keys, each with half of dq's columns.
+SHARED = [
+    cfg for d_head in (192, 256, HeadPair(192, 128)) for cfg in shared_configs(DType.BF16, d_head)
+]
+SHARED += [replace(SHARED[0], dtype=DType.FP16, q_stages=1, ds_stages=3, early_rows=False)]
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
 SPLITS = [SPLIT, SPLIT_HALVES]
 WHOLE = [*BOTH, SPLIT_HALVES]
 OF_FULL = [
     *(ROWS, AHEAD, HALVES, ALONE, UNLAGGED, KEYS, AT_ONCE, *BULK, EARLY_ROWS, *ALL_EARLY),
-    *(SPLIT, UNDER_DK, KEYS_SPLIT, *MORE_KEYS, *PAIRS, KEYS_PAIR),
+    *(SPLIT, UNDER_DK, KEYS_SPLIT, *MORE_KEYS, *PAIRS, KEYS_PAIR, *SHARED),
 ]
 PLAIN, CAUSAL = Semantics(), Semantics("causal", uneven=True)
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
@@ -131,13 +140,14 @@ shared_kernels.want(WHOLE, PLAIN)
 shared_kernels.want([*BOTH, UNDER_DK, KEYS], CAUSAL)
 shared_kernels.want([TURNS], WINDOW)
 shared_kernels.want([ALONE_SEPARATE], CAUSAL)
-shared_kernels.want([PAIR], CAUSAL)
+shared_kernels.want([PAIR, SHARED[0]], CAUSAL)
 
 
 def prove(cfg: WgmmaBackwardKernelConfig, text: str, **how: Any) -> Verdict:
     """The verdict on a problem; ``how`` are the reference's options or prove()'s."""
     word = cfg.family.gradients_of(cfg)
-    d = "" if " d" in text else f" d{cfg.d_head}"
+    width = f"{cfg.d_head}:{cfg.d_v}" if cfg.d_v else cfg.d_head
+    d = "" if " d" in text else f" d{width}"
     problem = Problem.parse(f"{text}{d} {cfg.dtype.name.lower()} backward {word}")
     shared_kernels.load([cfg], problem.required_semantics(cfg))
     passed = {
@@ -188,6 +198,33 @@ def test_a_pair_of_ctas_has_half_of_the_columns_each(inputs: str) -> None:
     assert verdict.ok, str(verdict)
 
 
+@pytest.mark.parametrize("inputs", ["nonfinite", pytest.param("random", marks=pytest.mark.full)])
+def test_two_ctas_share_dq(inputs: str) -> None:
+    """Rows that see no key, blocks of queries that only one of the CTAs sees, and a last pair with
+    no second block."""
+    verdict = prove(SHARED[0], "b1 s260:190 h1 d184 causal", inputs=inputs, checks=True)
+    assert verdict.ok, str(verdict)
+
+
+def test_tiles_of_a_cluster_are_whole() -> None:
+    (cfg,) = shared_configs(DType.BF16, 192)
+    assert cfg.fills_tiles(64, 256, 192)
+    assert not cfg.fills_tiles(64, 192, 192)
+    assert FAMILY.for_gradients(cfg, "no_dq") == without_dq(cfg)
+    assert is_legal(without_dq(cfg), device_spec("H200"))
+
+
+@pytest.mark.parametrize("words", ["mask=documents&causal", "score=alibi", "softcap"])
+def test_ctas_share_dq_of_plain_scores_only(words: str) -> None:
+    (cfg,) = shared_configs(DType.BF16, 256)
+    semantics = parse_with_functions(f"b1 s256 h4 d256 bf16 backward {words}").problem.semantics
+    adapted = FAMILY.adapt_to_program(FAMILY.adapt_to_registers(cfg, semantics), semantics)
+    assert adapted == replace(SPLIT, do_stages=1, wide_stores=True, early_rows=True)
+    causal = Problem.parse("b1 s256 h4 d256 bf16 backward causal").semantics
+    assert FAMILY.adapt_to_registers(cfg, causal) == cfg
+    assert FAMILY.adapt_to_program(cfg, causal) == cfg
+
+
 UNEVEN = {
     "longer keys": ("b1 s75:140 h2:1", {}),
     "rows without keys": ("b2 s140:70 h1", {"dlse": True, "sinks": True}),
@@ -208,7 +245,7 @@ UNEVEN = {
             full(cfg, case)
             for cfg in (
                 *(HALVES, WIDE_UNDER_DK, AT_ONCE, *BULK, *ALL_EARLY, *SPLITS, *MORE_KEYS),
-                *(*PAIRS, KEYS_PAIR),
+                *(*PAIRS, KEYS_PAIR, *SHARED),
             )
             for case in UNEVEN
         ),
@@ -222,7 +259,9 @@ def test_causal_and_uneven(cfg: WgmmaBackwardKernelConfig, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "cfg", [TURNS, *map(full, [WIDE, *SPLITS, KEYS, KEYS_SPLIT, PAIR, ALONE_SEPARATE])], ids=str
+    "cfg",
+    [TURNS, *map(full, [WIDE, *SPLITS, KEYS, KEYS_SPLIT, PAIR, ALONE_SEPARATE, *SHARED])],
+    ids=str,
 )
 @pytest.mark.parametrize("inputs", ["nonfinite", "neighbours", "far_scores"])
 def test_hard_inputs(cfg: WgmmaBackwardKernelConfig, inputs: str) -> None:
@@ -241,7 +280,8 @@ PACKED = {"lens_q": (70, 0, 13, 20), "lens_k": (30, 12, 0, 140), "spare": 6}
         for inputs, limits in (("random", (13, 5)), ("random", (None, 4)), ("neighbours", (9, 9)))
         for make, cfg in (
             (pytest.param, TURNS),
-            *((full, cfg) for cfg in (WIDE, KEYS, *SPLITS, *MORE_KEYS, PAIR, KEYS_PAIR, *SEPARATE)),
+            *((full, cfg) for cfg in (WIDE, KEYS, *SPLITS, *MORE_KEYS, PAIR, KEYS_PAIR)),
+            *((full, cfg) for cfg in (*SEPARATE, *SHARED)),
         )
     ],
     ids=str,

@@ -41,6 +41,7 @@ BACKWARD, HOPPER = family_named("mma_sync_backward"), family_named("wgmma_backwa
 Change = Mapping[str, Any]
 SPLIT: Change = {"d_head": 256, "B_c": 64, "split_roles": True}
 NO_SUMS: Change = {"order": StepOrder.SCORES_TOGETHER, "ds_stages": 1}
+SHARED: Change = {**SPLIT, "d_head": 192, "shared_dq": True}
 PAIR: Change = {**SPLIT, "d_head": 512, "do_stages": 1, "cta_pair": True}
 WIDE: Change = {"d_head": 256, "B_r": 128, "n_warps": 8, "column_warps": 2, "stages": 2}
 MANY_WARPS: Change = {"n_warps": 8, "d_head": 96, "B_r": 32, "B_c": 128, "dq": DqMode.ATOMICS}
@@ -133,6 +134,7 @@ SAMPLES = {
             "pairs_are_for_the_widest": {**SPLIT, "cta_pair": True},
             "pairs_split_roles": {**PAIR, "ordered_dq": True},
             "bulk_sums_are_whole": {**SPLIT, "bulk_sums": True},
+            "shared_dq_is_split": {"shared_dq": True},
             "early_rows_before_scores": {"early_rows": True},
             "dq_before_dk_is_lagged": {"dq_sums": DqSums.SUMS_UNDER_DK},
             "without_dq_nothing_is_dqs": {"without_dq": True},
@@ -160,6 +162,7 @@ SAMPLES = {
             "lagged_dq": {"lagged_dq": True, "ds_stages": 1},
             "split_roles: excludes": {**SPLIT, "lagged_dq": True},
             "cta_pair": {**PAIR, "ordered_dq": True},
+            "shared_dq": {**SHARED, "ordered_dq": True},
             "pingpong": {"pingpong": True, "n_warpgroups": 1, "B_c": 64},
             "bulk_sums": {**SPLIT, "bulk_sums": True},
             "early_rows": {"early_rows": True},
@@ -171,7 +174,7 @@ SAMPLES = {
         },
         (
             *("smem_bytes", "n_threads", "n_ctas", "dq_columns", "shares_rows", "shares_columns"),
-            *("key_groups", "dq_smem_bytes"),
+            *("key_groups", "dq_smem_bytes", "cluster_keys"),
         ),
     ),
     "wgmma_dq": Sample(

@@ -409,7 +409,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
         SourcePatch("the phase of every second step", _SPLIT,
                     "Base::CFG.do_stages + d_o.state.stage()) % 2;", "Base::CFG.do_stages) % 2;"),
         SourcePatch("dS is given back with the first half", _SPLIT,
-                    "if constexpr (kHalf == 1) this->stages.release(lane);",
+                    "if constexpr (kHalf == 1 || kShared) this->stages.release(lane);",
                     "if constexpr (kHalf == 0) this->stages.release(lane);"),
         SourcePatch("the first half of dq twice", _SPLIT,
                     "this->dq_sums + kHalf * kColumns[0] / 8 * kWarpgroupThreads * 4;",

@@ -182,7 +182,7 @@ MISTAKES = {
         SourcePatch("the left half of the columns twice", _KEYS,
                     "block_index() % 2 * Kernel::columns", "0"),
         SourcePatch("the CTAs of a pair have different keys", _KEYS,
-                    "block_index() / Kernel::n_ctas", "block_index()"),
+                    "block_index() / Kernel::cluster_size", "block_index()"),
         SourcePatch("the left half of dq twice", "wgmma_backward/dq_part.cuh",
                     "block_index() % 2 * Kernel::n_warpgroups + warpgroup", "warpgroup"),
         SourcePatch("columns of dk and dv beyond the row", "wgmma_backward/consumer_state.cuh",

@@ -43,10 +43,10 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     // A CTA whose block of keys does not exist ends here. The CTAs of a pair run without steps
     // instead: with this branch, ptxas would keep the numbers of KeyBlock in registers until the
     // end, and spill others.
-    if constexpr (!Kernel::CFG.persistent && !Kernel::CFG.cta_pair)
+    if constexpr (!Kernel::CFG.persistent && Kernel::cluster_size == 1)
         if (!KeyBlock<Kernel>(args.problem, key_block_of_cta<Kernel>()).exists()) return;
     if (thread_index() == 0) init_backward_barriers<Kernel>(smem);
-    if constexpr (Kernel::CFG.cta_pair)
+    if constexpr (Kernel::cluster_size > 1)
         cluster_barrier();  // the other CTA may use these barriers only once they are initialised
     else
         __syncthreads();
@@ -62,13 +62,15 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
             if (part >= 0 && part < Kernel::dq_parts && lane_index() == 0)
                 dQTurns<Kernel>(args, smem, part).run();
         }
+        if constexpr (Kernel::CFG.shared_dq)
+            if (thread_index() == kWarpSize) dSSender<Kernel>{args.problem, smem}.run();
     } else {
         set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
         using Consumer = std::conditional_t<Kernel::CFG.split_roles, SplitBackwardConsumer<Kernel>,
                                             BackwardConsumer<Kernel>>;
         Consumer(args, smem, warpgroup - 1).run();
     }
-    if constexpr (Kernel::CFG.cta_pair) {
+    if constexpr (Kernel::cluster_size > 1) {
         __syncwarp();
         cluster_barrier();  // shared memory must exist until the other CTA's last messages
     }

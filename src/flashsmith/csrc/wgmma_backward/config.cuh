@@ -56,10 +56,15 @@ struct WgmmaBackwardKernelConfig {
     int d_v;           // columns of V, do and dv; 0: d_head
     bool cta_pair;     // the two CTAs of a cluster have the same keys, and half of the columns each
     bool separate_dq;  // CTAs that keep queries compute dq, in another launch
+    bool shared_dq;    // the two CTAs of a cluster exchange dS, and compute half of the columns of
+                       // dq each, for the keys of both
 
     constexpr auto operator<=>(const WgmmaBackwardKernelConfig&) const = default;
 
     constexpr int n_ctas() const { return cta_pair ? 2 : 1; }  // that share a block of keys
+    constexpr int cluster_size() const { return cta_pair || shared_dq ? 2 : 1; }
+    // The keys of a cluster.
+    constexpr int cluster_keys() const { return shared_dq ? 2 * B_c : B_c; }
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }
     constexpr int d_head_v() const { return d_v > 0 ? d_v : d_head; }
 
@@ -101,16 +106,20 @@ struct WgmmaBackwardKernelConfig {
     // dS goes through shared memory only for dq.
     constexpr int n_ds_tiles() const { return without_dq || separate_dq ? 0 : ds_stages; }
     // Bytes of one CTA's K and V, of the stages of Q, do and dS, of P if one warpgroup passes it to
-    // another, of S and dP if they come from another CTA, and of dq before it is added.
+    // another, of S and dP, or K and dS, if they come from another CTA, and of dq before it is
+    // added.
     constexpr int64_t tile_bytes() const {
         const int64_t of_qk =
             (int64_t{B_c} + int64_t{q_stages} * B_r) * tile_columns(d_head / n_ctas());
         const int64_t of_v =
             (int64_t{B_c} + int64_t{do_stages} * B_r) * tile_columns(d_head_v() / n_ctas());
         const int64_t P_bytes = split_roles ? int64_t{B_r} * B_c * 4 : 0;
-        return (of_qk + of_v + int64_t{n_ds_tiles()} * B_r * B_c) * kElementBytes + P_bytes +
-               peer_bytes() + sums_bytes();
+        const int64_t of_dS = int64_t{n_ds_tiles()} * B_r * cluster_keys();
+        return (of_qk + of_v + of_dS) * kElementBytes + peer_K_bytes() + P_bytes + peer_bytes() +
+               sums_bytes();
     }
+    // Bytes of the other CTA's K, in the two panels that have this CTA's columns of dq.
+    constexpr int peer_K_bytes() const { return shared_dq ? 2 * B_c * 64 * kElementBytes : 0; }
     constexpr int peer_bytes() const { return cta_pair ? 2 * B_r * B_c * 4 : 0; }
     constexpr int sums_bytes() const {
         return bulk_sums ? n_warpgroups * kWarpgroupRows * dq_columns() * 4 : 0;

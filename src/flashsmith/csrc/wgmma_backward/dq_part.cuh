@@ -64,6 +64,7 @@ struct dQPart : ConsumerScores<Kernel> {
     // The part of dQ = dS K that this warpgroup computes.
     FS_DEVICE int part() const {
         if constexpr (CFG.cta_pair) return block_index() % 2 * Kernel::n_warpgroups + warpgroup;
+        if constexpr (CFG.shared_dq) return block_index() % 2;
         return Kernel::alternates_dq ? 0 : warpgroup;
     }
     FS_DEVICE void start_dq() {

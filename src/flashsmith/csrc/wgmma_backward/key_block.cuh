@@ -8,10 +8,11 @@
 
 namespace flashsmith {
 
-// The number of a CTA's block of keys, if it has only one. The CTAs of a pair have the same.
+// The number of a CTA's block of keys, if it has only one. The CTAs of a cluster have the same;
+// with shared_dq, it is the number of both blocks.
 template <class Kernel>
 FS_DEVICE uint32_t key_block_of_cta() {
-    return block_index() / Kernel::n_ctas;
+    return block_index() / Kernel::cluster_size;
 }
 // The first column of Q, K, V, do and the gradients that this CTA has.
 template <class Kernel>
@@ -28,8 +29,8 @@ struct KeyBlock {
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
     // Whether the first blocks of keys of several heads come before their second ones.
     static constexpr bool kTogether = kOrdered || kTriangular<SEMANTICS>;
-    // About how many CTAs a GPU of sm_90 holds at once.
-    static constexpr uint32_t kResidentCtas = 128;
+    // About how many CTAs, or pairs with shared_dq, a GPU of sm_90 holds at once.
+    static constexpr uint32_t kResidentCtas = Kernel::CFG.shared_dq ? 64 : 128;
 
     int batch, head_k, first_key;
     SequenceRows q, k;
@@ -44,7 +45,8 @@ struct KeyBlock {
     // first. The first blocks of all heads that run together come before their second ones. So the
     // last CTAs are short, even if many query heads share keys. For ordered_dq, see also dQTurns.
     FS_DEVICE KeyBlock(const BackwardKernelArgs& args, uint32_t number) {
-        const uint32_t n_blocks = (args.seq_k + Kernel::B_c - 1) / Kernel::B_c;
+        constexpr int kKeys = Kernel::cluster_keys;
+        const uint32_t n_blocks = (args.seq_k + kKeys - 1) / kKeys;
         uint32_t sequence = number / n_blocks;
         uint32_t place = number - sequence * n_blocks;
         if constexpr (kTogether) {
@@ -66,21 +68,33 @@ struct KeyBlock {
                 place = n_blocks - 1 - place;
             }
         }
-        first_key = place * Kernel::B_c;
+        first_key = place * kKeys;
         batch = sequence / args.heads_k;
         head_k = sequence % args.heads_k;
         q = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_q, batch, args.seq_q, args.total_q);
         k = sequence_rows<SEMANTICS.packed>(args.cu_seqlens_k, batch, args.seq_k, args.total_k);
         n_heads = args.heads_q / args.heads_k;
         first_head = head_k * n_heads;
-        blocks = BackwardKeyMask<SEMANTICS>(args, q.count, k.count)
-                     .query_blocks(first_key, Kernel::B_c, Kernel::B_r);
+        const BackwardKeyMask<SEMANTICS> mask(args, q.count, k.count);
+        blocks = mask.query_blocks(first_key, kKeys, Kernel::B_r);
+        if constexpr (Kernel::CFG.shared_dq) {
+            // Both CTAs visit the same blocks of queries, but each has its own full ones.
+            first_key += block_index() % 2 * Kernel::B_c;
+            const BlockRange own = mask.query_blocks(first_key, Kernel::B_c, Kernel::B_r);
+            blocks.full_begin = own.full_begin;
+            blocks.full_end = own.full_end;
+        }
     }
 
     // In a packed batch, each sequence has as many blocks as the longest one needs.
-    FS_DEVICE bool exists() const { return !SEMANTICS.packed || first_key < k.count; }
+    FS_DEVICE bool exists() const {
+        // The first key of the cluster. One of its two blocks may lie beyond the sequence.
+        const int first =
+            Kernel::CFG.shared_dq ? first_key - block_index() % 2 * Kernel::B_c : first_key;
+        return !SEMANTICS.packed || first < k.count;
+    }
     FS_DEVICE int n_steps() const {
-        if (Kernel::CFG.cta_pair && !exists()) return 0;
+        if (Kernel::cluster_size > 1 && !exists()) return 0;
         return max(blocks.end - blocks.begin, 0) * n_heads;
     }
 

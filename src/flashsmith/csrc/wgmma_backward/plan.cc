@@ -5,7 +5,6 @@
 #include <cstddef>
 
 #include "backward/problem.h"
-#include "sm90/copied_tensor.h"
 #include "wgmma_dq/tensor_maps.h"
 
 namespace flashsmith {
@@ -56,30 +55,6 @@ void add_lists(Plan& plan, const WgmmaBackwardKernelConfig& config, const Forwar
                               ints, kProgramOffset);
 }
 
-std::vector<TensorMapSpec> tensor_maps(const WgmmaBackwardKernelConfig& config,
-                                       const ForwardProblem& p, const BackwardKernelArgs& args) {
-    using Args = HopperBackwardKernelArgs;
-    const Strides q_strides{args.q_batch_stride, args.q_seq_stride, args.q_head_stride};
-    const Strides do_strides{args.do_batch_stride, args.do_seq_stride, args.do_head_stride};
-    const Strides k_strides{args.k_batch_stride, args.k_seq_stride, args.k_head_stride};
-    const Strides v_strides{args.v_batch_stride, args.v_seq_stride, args.v_head_stride};
-    const CopiedTensor tensors[] = {
-        {"q", q, offsetof(Args, q), q_strides, p.seq_q, p.heads_q, p.total_q, config.B_r},
-        {"k", k, offsetof(Args, k), k_strides, p.seq_k, p.heads_k, p.total_k, config.B_c},
-        {"v", v, offsetof(Args, v), v_strides, p.seq_k, p.heads_k, p.total_k, config.B_c, 0, false,
-         p.d_v},
-        {"do", d_o, offsetof(Args, d_o), do_strides, p.seq_q, p.heads_q, p.total_q, config.B_r, 0,
-         false, p.d_v},
-    };
-    std::vector<TensorMapSpec> maps;
-    for (const CopiedTensor& tensor : tensors) {
-        const bool empty = tensor.is_empty(p, p.packed);
-        maps.push_back(tensor_map(config.d_head, config.dtype, p, p.packed,
-                                  empty ? single_row(tensor, k) : tensor));
-    }
-    return maps;
-}
-
 }  // namespace
 
 Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& numbers, Tensors tensors,
@@ -91,7 +66,7 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
     if (config.d_v > 0) args.widths = {static_cast<int16_t>(p.d), static_cast<int16_t>(p.d_v)};
     if (!semantics.uneven)
         require(p.d == config.d_head && p.d_v == config.d_head_v() && p.seq_q % config.B_r == 0 &&
-                    p.seq_k % config.B_c == 0 && p.seq_k > 0,
+                    p.seq_k % config.cluster_keys() == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole tiles and d = d_head");
     const bool wants_sinks = tensors[dsinks] != 0;
     require(!wants_sinks || tensors[sinks] != 0, "dsinks: requested without sinks; pass sinks");
@@ -144,15 +119,15 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
                                                        // bytes
         main_args.program = program;
         main_args.problem = args;
-        const int64_t blocks = heads_k * blocks_of(p.seq_k, config.B_c);
+        const int64_t blocks = heads_k * blocks_of(p.seq_k, config.cluster_keys());
         require(blocks <= INT_MAX, "batch x heads x blocks must stay within 2^31 - 1");
         main_args.n_key_blocks = static_cast<uint32_t>(blocks);
         add(main_kernel,
             config.persistent ? std::min<int64_t>(blocks, device.sm_count)
-                              : blocks * config.n_ctas(),
+                              : blocks * config.cluster_size(),
             static_cast<uint32_t>(config.n_threads()));
         Launch& launch = plan.launches.back();
-        launch.cluster[0] = static_cast<uint32_t>(config.n_ctas());
+        launch.cluster[0] = static_cast<uint32_t>(config.cluster_size());
         launch.smem_bytes = static_cast<int>(config.smem_bytes());
         const auto* argument = reinterpret_cast<const uint8_t*>(&main_args);
         launch.argument_bytes = {
@@ -166,7 +141,7 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
                 {offsetof(Args, key_block_counter), in_workspace(plan.workspaces.size())});
             plan.workspaces.push_back({"key_block_counter", sizeof(uint32_t), Contents::kept_zero});
         }
-        launch.tensor_maps = tensor_maps(config, p, args);
+        launch.tensor_maps = gradient_tensor_maps<Args>(config, p, args, k);
         if (semantics.program_masks) add_lists(plan, config, p, args, program, semantics);
     }
     if (wants_sums)
@@ -184,7 +159,7 @@ Plan plan_backward(const WgmmaBackwardKernelConfig& config, NumberReader& number
         launch.argument_bytes = {argument, argument + sizeof dq_args};
         for (AddressPatch& patch : launch.addresses)
             patch.argument_offset += offsetof(HopperDqKernelArgs, problem);
-        launch.tensor_maps = dq_tensor_maps(of_dq, p, args);
+        launch.tensor_maps = gradient_tensor_maps<HopperDqKernelArgs>(of_dq, p, args, q);
     }
     if (wants_sinks) add(sinks_kernel, p.heads_q, kRowsThreads);
     plan.presence = backward_presence(tensors, semantics);

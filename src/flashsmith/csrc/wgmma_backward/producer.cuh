@@ -153,12 +153,27 @@ struct BackwardProducer {
     template <bool kOfV, class Pipeline>
     FS_DEVICE void load_keys(Pipeline& pipeline, const TensorMap* map,
                              const KeyBlock<Kernel>& keys) {
-        pipeline.producer_acquire();
+        pipeline.producer_wait();
+        mbarrier_arrive_expect(pipeline.full(),
+                               Pipeline::kBytes + (kOfV ? 0 : Kernel::peer_K_bytes));
         load_panels<true, kOfV>(pipeline.tile(), map,
                                 box_of_rows<kPacked>(keys.first_key, keys.k.first, keys.k.count,
                                                      keys.head_k, keys.batch),
                                 pipeline.full());
+        if constexpr (CFG.shared_dq && !kOfV) load_peer_keys(keys, pipeline.full());
         pipeline.state.advance();
+    }
+
+    // With shared_dq: loads the other CTA's keys, in the panels that have this CTA's columns of dq.
+    FS_DEVICE void load_peer_keys(const KeyBlock<Kernel>& keys, uint32_t full) {
+        const int rank = block_index() % 2;
+        auto box = box_of_rows<kPacked>(keys.first_key + (rank == 0 ? 1 : -1) * Kernel::B_c,
+                                        keys.k.first, keys.k.count, keys.head_k, keys.batch);
+#pragma unroll
+        for (int p = 0; p < 2; ++p) {
+            box.column = Kernel::dq_panel(rank, p) * Kernel::Panel::kColumns;
+            tma_load(smem + Kernel::peer_K_offset + p * Kernel::KV_panel_bytes, &args.k, box, full);
+        }
     }
 
     template <bool kOfV, class Pipeline, class Step>

@@ -5,6 +5,11 @@
 // computes dP and dS. (If dS were computed from a 16-bit P, it would be rounded twice.) Each
 // computes one half of the columns of dQ = dS K.
 //
+// With shared_dq, two CTAs of a cluster have neighbouring keys, and half of the columns of dQ each,
+// to which both blocks of keys contribute. So half as many numbers are added in global memory. Each
+// CTA sends its dS to the other one; see dSSender. The first warpgroup computes the first half of
+// the CTA's columns, and the second one the other half.
+//
 // With cta_pair, two CTAs do this for the same keys, each with half of the columns. S and dP are
 // sums over all columns, so the CTAs exchange their parts; see PeerScores.
 #pragma once
@@ -22,6 +27,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         Base::Q, Base::S, Base::smem, Base::warp, Base::warpgroup;
 
     using Base::Base;
+    static constexpr bool kShared = Base::CFG.shared_dq;
 
     FS_DEVICE static void init(uint32_t smem) {
         const PipelineBarriers barriers{smem + Kernel::P_barriers};
@@ -87,7 +93,10 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
             advance_block();
             step<kOfV, !Base::CFG.without_dq>();
         }
-        if constexpr (!Base::CFG.without_dq) {
+        if constexpr (kShared) {
+            start_shared_dq<kOfV>();
+            finish_dq<kOfV ? 0 : 1, 0>();
+        } else if constexpr (!Base::CFG.without_dq) {
             start_dq<0>();
             finish_dq<0, 0>();
             start_dq<1>();
@@ -95,9 +104,11 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         }
     }
 
+    // With shared_dq, the other CTA's dS has nearly a step to arrive.
     template <bool kOfV, bool kWithdQ>
     FS_DEVICE void step() {
-        if constexpr (kWithdQ) start_dq<0>();
+        constexpr bool kWithHalf = kWithdQ && !kShared;
+        if constexpr (kWithHalf) start_dq<0>();
         this->await_queries();
         if constexpr (!kOfV) d_o.consumer_wait();
         typename Base::RowPairs rows;
@@ -107,7 +118,7 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         } else {
             this->begin_dP();
         }
-        if constexpr (kWithdQ) finish_dq<0, 1>();
+        if constexpr (kWithHalf) finish_dq<0, 1>();
         if constexpr (kOfV) {
             wgmma_wait<0>(S);
             add_peer_scores<kOfV>(S);
@@ -140,10 +151,12 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
     // dv += P^T do, or dk += dS^T q.
     template <bool kOfV, bool kWithdQ, class Pipeline>
     FS_DEVICE void add_product(typename Kernel::Rounded& a, Pipeline& tiles) {
-        if constexpr (kWithdQ) start_dq<1>();
+        constexpr int kHalf = kShared && kOfV ? 0 : 1;
+        if constexpr (kWithdQ && kShared) start_shared_dq<kOfV>();
+        if constexpr (kWithdQ && !kShared) start_dq<1>();
         this->start_gradient(gradient_of_role<kOfV>(), a, tiles.tile());
         if constexpr (!kOfV) this->stages.commit(lane);
-        if constexpr (kWithdQ) finish_dq<1, 1>();
+        if constexpr (kWithdQ) finish_dq<kHalf, 1>();
         wgmma_wait<0>(gradient_of_role<kOfV>(), a);
         tiles.consumer_release(warp, lane);
     }
@@ -187,11 +200,39 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
                 b + Panel::row_step(k), k > 0);
         wgmma_commit();
     }
+    // With shared_dq: the columns of a warpgroup, for the keys of both CTAs.
+    template <bool kOfV>
+    FS_DEVICE void start_shared_dq() {
+        using Panel = typename Kernel::Panel;
+        using KeysPanel = typename Kernel::KeysPanel;
+        constexpr int kHalf = kOfV ? 0 : 1;
+        constexpr bool kHalvesPanel = Kernel::halves_a_panel && kHalf == 1;
+        this->advance_dq_sums();
+        const int rank = this->part();
+        const uint32_t tile = opaque(this->stages.wait());
+        const uint32_t in_panel = kHalvesPanel ? rank * Panel::kRowBytes / 2 : 0;
+        const uint32_t keys = opaque(smem) + in_panel;
+        wgmma_fence(half<kHalf>());
+#pragma unroll
+        for (int of_peer = 0; of_peer < 2; ++of_peer) {
+            const int panel = Kernel::place_of_panel(Kernel::dq_panel(rank, kHalf));
+            const uint64_t a = KeysPanel::descriptor(tile + of_peer * Kernel::dS_panel_bytes);
+            const uint64_t b = Panel::descriptor(
+                keys + (of_peer ? Kernel::peer_K_offset + kHalf * Kernel::KV_panel_bytes
+                                : Kernel::K_offset + panel * Kernel::KV_panel_bytes));
+#pragma unroll
+            for (int k = 0; k < Kernel::key_steps; ++k)
+                Wgmma<value_t, kColumns[kHalf], true>::run(
+                    half<kHalf>(), a + KeysPanel::template column_step<Kernel::B_r>(k),
+                    b + Panel::row_step(k), of_peer + k > 0);
+        }
+        wgmma_commit();
+    }
     // `kBehind` is how many later GEMMs are still running.
     template <int kHalf, int kBehind>
     FS_DEVICE void finish_dq() {
         wgmma_wait<kBehind>(half<kHalf>());
-        if constexpr (kHalf == 1) this->stages.release(lane);
+        if constexpr (kHalf == 1 || kShared) this->stages.release(lane);
         float* const sums = this->dq_sums + kHalf * kColumns[0] / 8 * kWarpgroupThreads * 4;
         const dQOrder<Kernel> dq_order{smem};
         // Both halves have a turn in each step; the parity is the same.

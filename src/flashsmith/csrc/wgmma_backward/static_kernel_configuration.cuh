@@ -40,6 +40,8 @@ struct StaticHopperBackwardKernelConfig {
     // The CTAs that share a block of keys, and the columns that each has: of Q, K, dq and dk, and
     // of V, do and dv.
     static constexpr int n_ctas = CFG.n_ctas();
+    // The CTAs of a cluster.
+    static constexpr int cluster_size = CFG.cluster_size(), cluster_keys = CFG.cluster_keys();
     static constexpr int columns = d_head / n_ctas, V_columns = CFG.d_head_v() / n_ctas;
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
@@ -67,7 +69,8 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int Q_tile_bytes = n_panels * Q_panel_bytes;
     static constexpr int do_tile_bytes = V_panels * Q_panel_bytes;
     static constexpr int dS_panel_bytes = B_r * KeysPanel::kRowBytes;
-    static constexpr int dS_tile_bytes = key_groups * dS_panel_bytes;
+    // With shared_dq, the other CTA's dS follows.
+    static constexpr int dS_tile_bytes = (CFG.shared_dq ? 2 : key_groups) * dS_panel_bytes;
     static constexpr int statistics_bytes = B_r * 4;
     static constexpr bool shares_rows = CFG.shares_rows();
     static constexpr int dq_columns = CFG.dq_columns(), dq_sum_columns = CFG.dq_sum_columns();
@@ -89,6 +92,11 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr bool halves_a_panel = CFG.shares_columns() && n_panels == 3 && dq_parts == 2;
     FS_DEVICE static constexpr int place_of_panel(int panel) {
         return halves_a_panel && panel > 0 ? n_panels - panel : panel;
+    }
+    // The panel of K with the first or the second half of a part's columns of dQ.
+    FS_DEVICE static constexpr int dq_panel(int part, int half) {
+        if (halves_a_panel) return half == 0 ? 2 * part : 1;
+        return part * (dq_columns / Panel::kColumns) + half;
     }
     FS_DEVICE static constexpr int place_of_V_panel(int panel) {
         return is_pair ? panel : place_of_panel(panel);
@@ -122,7 +130,9 @@ struct StaticHopperBackwardKernelConfig {
 
     // The layout of shared memory, as byte offsets from its beginning.
     static constexpr int K_offset = 0;
-    static constexpr int V_offset = K_offset + K_tile_bytes;
+    static constexpr int peer_K_offset = K_offset + K_tile_bytes;
+    static constexpr int peer_K_bytes = CFG.peer_K_bytes();
+    static constexpr int V_offset = peer_K_offset + peer_K_bytes;
     static constexpr int Q_offset = V_offset + V_tile_bytes;
     static constexpr int do_offset = Q_offset + CFG.q_stages * Q_tile_bytes;
     static constexpr int dS_offset = do_offset + CFG.do_stages * do_tile_bytes;
@@ -151,6 +161,9 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int order_barriers = number_offset + 16;
     static constexpr int peer_barriers = order_barriers + 16 * n_warpgroups * CFG.ordered_dq;
     static_assert(peer_barriers + 32 * CFG.cta_pair <= CFG.smem_bytes());
+    // With shared_dq, a barrier for each stage of dS: this CTA's part is stored.
+    static constexpr int stored_barriers = peer_barriers;
+    static_assert(stored_barriers + 8 * CFG.ds_stages * CFG.shared_dq <= CFG.smem_bytes());
     // With lists: the entry and the head of each stage of Q and of dS, 8 bytes each.
     static constexpr int Q_entries = peer_barriers + 32 * CFG.cta_pair;
     static constexpr int dS_entries = Q_entries + 8 * CFG.q_stages;
@@ -194,6 +207,10 @@ struct StaticHopperBackwardKernelConfig {
         static_assert(
             !CFG.cta_pair || (CFG.split_roles && d_head == 512 && !is_pair && !CFG.ordered_dq),
             "cta_pair: for d_head 512, with split_roles and without d_v and ordered_dq");
+        static_assert(!CFG.shared_dq || (CFG.split_roles && !CFG.cta_pair && !CFG.ordered_dq &&
+                                         !CFG.without_dq && !has_lists),
+                      "shared_dq: needs split_roles, and excludes cta_pair, ordered_dq, without_dq "
+                      "and lists of blocks");
         static_assert(!CFG.pingpong || n_warpgroups > 1,
                       "pingpong: needs a second warpgroup to alternate with");
         static_assert(!CFG.bulk_sums || !(CFG.split_roles || CFG.ordered_dq),

@@ -88,7 +88,7 @@ Plan plan_dq(const WgmmaDqKernelConfig& config, NumberReader& numbers, Tensors t
             patch.argument_offset += offsetof(Args, problem);
         if (semantics.has_program())
             add_program_addresses(launch.addresses, first_read, kProgramOffset);
-        launch.tensor_maps = dq_tensor_maps(config, p, args);
+        launch.tensor_maps = gradient_tensor_maps<Args>(config, p, args, q);
         if (semantics.program_masks) {
             const int64_t n_blocks = blocks_of(p.seq_k, config.B_c);
             const int64_t lists =

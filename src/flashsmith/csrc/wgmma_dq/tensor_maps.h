@@ -1,5 +1,5 @@
-// The tensor maps of the kernel whose CTAs keep queries and compute dq. Plain C++20 without CUDA
-// headers.
+// The tensor maps of kernels that read q, k, v and do in tiles and compute gradients, which are
+// those of this family and of wgmma_backward. Plain C++20 without CUDA headers.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 #include "backward/problem.h"
 #include "sm90/copied_tensor.h"
-#include "wgmma_dq/config.cuh"
 
 namespace flashsmith {
 
-inline std::vector<TensorMapSpec> dq_tensor_maps(const WgmmaDqKernelConfig& config,
-                                                 const ForwardProblem& p,
-                                                 const BackwardKernelArgs& args) {
-    using Args = HopperDqKernelArgs;
+// Args are the arguments of a kernel, which hold the four maps. If a tensor has no rows, its map
+// has the address of `present` instead, a tensor that has rows whenever the kernel is launched.
+template <class Args, class Config>
+std::vector<TensorMapSpec> gradient_tensor_maps(const Config& config, const ForwardProblem& p,
+                                                const BackwardKernelArgs& args, size_t present) {
     const Strides q_strides{args.q_batch_stride, args.q_seq_stride, args.q_head_stride};
     const Strides do_strides{args.do_batch_stride, args.do_seq_stride, args.do_head_stride};
     const Strides k_strides{args.k_batch_stride, args.k_seq_stride, args.k_head_stride};
@@ -31,7 +31,7 @@ inline std::vector<TensorMapSpec> dq_tensor_maps(const WgmmaDqKernelConfig& conf
     for (const CopiedTensor& tensor : tensors) {
         const bool empty = tensor.is_empty(p, p.packed);
         maps.push_back(tensor_map(config.d_head, config.dtype, p, p.packed,
-                                  empty ? single_row(tensor, q) : tensor));
+                                  empty ? single_row(tensor, present) : tensor));
     }
     return maps;
 }

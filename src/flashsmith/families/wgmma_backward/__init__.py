@@ -34,8 +34,8 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     pairs = PAIRS
     rules = rules.RULES
     choose_first = (
-        "dtype", "d_head", "cta_pair", "split_roles", "n_warpgroups", "B_r", "B_c", "q_stages",
-        "do_stages", "ds_stages", "order", "consumer_registers", "producer_registers",
+        "dtype", "d_head", "cta_pair", "shared_dq", "split_roles", "n_warpgroups", "B_r", "B_c",
+        "q_stages", "do_stages", "ds_stages", "order", "consumer_registers", "producer_registers",
     )  # fmt: skip
     csrc = Path(__file__).parents[2] / "csrc" / "wgmma_backward"
     cpp = CppNames(
@@ -107,7 +107,10 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     def adapt_to_registers(
         self, cfg: WgmmaBackwardKernelConfig, semantics: Semantics
     ) -> WgmmaBackwardKernelConfig:
-        return cfg if semantics.score.is_plain else self._with_p_beside_s(cfg)
+        if semantics.score.is_plain:
+            return cfg
+        # With a softcap, shared_dq was not measured.
+        return self._with_p_beside_s(sets.without_shared_dq(cfg) if cfg.shared_dq else cfg)
 
     @staticmethod
     def _with_p_beside_s(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
@@ -136,6 +139,10 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         if cfg.separate_dq:
             # dq's kernel would need separate lists.
             cfg = sets.ordered_like(cfg)
+        if cfg.shared_dq:
+            # The CTAs of a cluster would have different lists of blocks. With a score function
+            # nothing was measured.
+            cfg = sets.without_shared_dq(cfg)
         if cfg.cta_pair and program.mask is not None:
             # With lists of blocks, it spills 20 bytes per thread if rows are read early.
             cfg = replace(cfg, early_rows=False)

@@ -55,6 +55,7 @@ WIDEST_IN_ONE_CTA = 256
 # The number of columns of dQ that a warpgroup computes is a multiple of this.
 DQ_COLUMNS = 16
 _FLOAT_BYTES = 4
+_PANEL_BYTES = 128  # a row of a panel
 _WARPGROUPS = (1, 2, 3)
 
 
@@ -270,6 +271,19 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         ),
         where="hopper_dq_kernel",
     )
+    shared_dq: bool = knob(
+        "two CTAs of a cluster exchange dS; each sums half of dq's columns for the keys of both",
+        word="shared_dq",
+        default=False,
+        effect=lambda cfg: describe.of_dq(
+            cfg,
+            "two CTAs with neighbouring keys exchange dS, and each adds half of the columns of dq "
+            "for both: half as many sums in global memory"
+            if cfg.shared_dq
+            else "a CTA adds dq of its own keys",
+        ),
+        where="dSSender",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 
@@ -302,7 +316,7 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         return self.dq_kernel.smem_bytes() if self.separate_dq else 0
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        whole = super().fills_tiles(seq_q, seq_k, d)
+        whole = super().fills_tiles(seq_q, seq_k, d) and seq_k % self.cluster_keys == 0
         return whole and (not self.separate_dq or self.dq_kernel.fills_tiles(seq_q, seq_k, d))
 
     @property
@@ -314,6 +328,16 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
     def n_ctas(self) -> int:
         """The number of CTAs that share a block of keys."""
         return 2 if self.cta_pair else 1
+
+    @property
+    def cluster_keys(self) -> int:
+        """The rows of K and V that the CTAs of a cluster keep."""
+        return 2 * self.B_c if self.shared_dq else self.B_c
+
+    @property
+    def peer_k_bytes(self) -> int:
+        """With shared_dq: bytes of the other CTA's K, in two panels of 64 columns."""
+        return 2 * self.B_c * _PANEL_BYTES if self.shared_dq else 0
 
     @property
     def columns(self) -> int:
@@ -371,8 +395,8 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
     def tile_bytes(self, elem_size: int = 2) -> int:
         """Bytes of a CTA's K and V, of the stages of Q and do, and of dS for sums of dq.
 
-        With split_roles also of P, with cta_pair of S and dP of the other CTA, and with bulk_sums
-        of the dq that TMA adds.
+        With split_roles also of P, with cta_pair of S and dP of the other CTA, with shared_dq of
+        half of its K and of its dS, and with bulk_sums of the dq that TMA adds.
         """
         of_qk = (self.B_c + self.q_stages * self.B_r) * tile_columns(self.columns)
         of_v = (self.B_c + self.do_stages * self.B_r) * tile_columns(self.v_columns)
@@ -380,7 +404,8 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         scores_bytes = scores * self.B_r * self.B_c * _FLOAT_BYTES
         ds_tiles = self.ds_stages if self.sums_dq else 0
         return (
-            (of_qk + of_v + ds_tiles * self.B_r * self.B_c) * elem_size
+            (of_qk + of_v + ds_tiles * self.B_r * self.cluster_keys) * elem_size
+            + self.peer_k_bytes
             + scores_bytes
             + (self.bulk_sums * self.n_warpgroups * WARPGROUP_ROWS * self.dq_columns * _FLOAT_BYTES)
         )

@@ -87,6 +87,10 @@ def _step_cycles(
         read += cfg.B_r // WARPGROUP_ROWS * cfg.B_c * cfg.dq_sum_columns
         written += cfg.B_r * cfg.B_c
         sums = cfg.B_r * cfg.dq_sum_columns * _FLOAT_BYTES
+        if cfg.shared_dq:
+            # Each CTA adds half of the columns; the other CTA's dS is written to shared memory.
+            sums //= 2
+            written += cfg.B_r * cfg.B_c
     smem = ((read + written) * element + 2 * sums) / SMEM_BYTES
     chain = products / warpgroups + exp2 / cfg.key_groups + _CHAIN_LATENCY
     chain += cfg.ordered_dq * _ORDER_LATENCY + cfg.cta_pair * _EXCHANGE_LATENCY

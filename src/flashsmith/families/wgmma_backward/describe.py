@@ -18,6 +18,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
         ("do", cfg.do_stages, cfg.B_r, d_v),
     ]
     scores = ["dS"] * cfg.sums_dq + ["P"] * cfg.split_roles
+    scores += ["K and dS of the other CTA"] * cfg.shared_dq
     scores += ["S and dP of the other CTA"] * cfg.cta_pair + ["dq"] * cfg.bulk_sums
     return smem_regions(cfg, tiles, rest=", ".join([*scores, "statistics", "barriers"]))
 
@@ -38,6 +39,8 @@ def intensity(cfg: Any) -> Intensity:
     scores = (64 + cfg.B_r) * columns
     gradients = cfg.B_r * columns
     dq = cfg.B_c * (64 + cfg.dq_columns) if cfg.sums_dq else 0
+    if cfg.shared_dq:
+        dq = 2 * cfg.B_c * (64 + cfg.dq_columns // 2)
     peer = 4 * cfg.cta_pair * cfg.B_r * cfg.B_c  # S or dP of the other CTA, in fp32
     return Intensity(
         shared=flop / (warpgroups * ((scores + gradients + dq) * element + peer)),
@@ -82,6 +85,8 @@ def sums(cfg: Any) -> str:
     if not cfg.sums_dq:
         return of_dq(cfg, "")
     if cfg.split_roles:
+        if cfg.shared_dq:
+            return "dq is added during dv's or dk's GEMM"
         return "dq is added in halves, each during another GEMM"
     if cfg.takes_turns:
         return "dq is added as soon as it is done, by the warpgroup that computed it"

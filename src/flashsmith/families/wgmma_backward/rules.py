@@ -194,6 +194,16 @@ RULES: tuple[Rule, ...] = (
         lambda cfg, device: not cfg.separate_dq or not (cfg.without_dq or cfg.cta_pair),
         ("without_dq", "cta_pair", "separate_dq"),
     ),
+    Rule(
+        "shared_dq_is_split",
+        "shared_dq needs split_roles, and cannot be combined with cta_pair, whose CTAs have the "
+        "same keys, with ordered_dq, or with without_dq and separate_dq, which sum no dq",
+        lambda cfg, device: (
+            not cfg.shared_dq
+            or (cfg.split_roles and cfg.sums_dq and not (cfg.cta_pair or cfg.ordered_dq))
+        ),
+        ("split_roles", "ordered_dq", "without_dq", "cta_pair", "separate_dq", "shared_dq"),
+    ),
     *register_rules(),
     REGISTERS_WITHIN_FILE,
     Rule(
@@ -230,7 +240,7 @@ RULES: tuple[Rule, ...] = (
         "4 (q_stages + do_stages) B_r bytes of statistics and "
         f"{BARRIER_PAGE} bytes of barriers must fit in the shared memory that the device gives one "
         "CTA. without_dq and separate_dq have no dS. split_roles adds 4 B_r B_c bytes, cta_pair "
-        "8 B_r B_c, "
+        "8 B_r B_c, shared_dq 2 ds_stages B_r B_c + 256 B_c, "
         "bulk_sums 256 n_warpgroups bytes for each column of dQ that a warpgroup has, and "
         "ordered_dq "
         f"{ORDER_BYTES}. With separate_dq, those of dq's kernel must fit, too",
@@ -250,6 +260,7 @@ RULES: tuple[Rule, ...] = (
             "without_dq",
             "cta_pair",
             "separate_dq",
+            "shared_dq",
         ),
         lambda cfg, device: (
             f"{max(cfg.smem_bytes(), cfg.dq_smem_bytes)} of {device.max_smem_per_block} bytes on "

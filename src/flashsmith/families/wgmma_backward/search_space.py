@@ -10,7 +10,11 @@ from flashsmith.families.head_dims import HeadDims
 from flashsmith.families.search_steps import change_one_knob, with_neighbours
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_backward.config import WgmmaBackwardKernelConfig
-from flashsmith.families.wgmma_backward.sets import candidates, separate_configs
+from flashsmith.families.wgmma_backward.sets import (
+    candidates,
+    separate_configs,
+    shared_configs,
+)
 from flashsmith.semantics.dtype import DType
 
 # Knobs that the search does not change, because the problem or another knob determines them.
@@ -18,10 +22,11 @@ _FIXED = ("dtype", "d_head", "d_v", "cta_pair", "B_c", "n_warpgroups")
 
 
 def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
-    """The first configs of the search: the candidates, the configs with separate_dq, and all
-    configs one step away from any of these."""
+    """The first configs of the search: the candidates, the configs with separate_dq and shared_dq,
+    and all configs one step away from any of these."""
     device = device_spec("H200")
-    first = [*candidates(dtype, d_head, device), *separate_configs(dtype, d_head)]
+    also = separate_configs(dtype, d_head) + shared_configs(dtype, d_head)
+    first = [*candidates(dtype, d_head, device), *also]
     return with_neighbours(first, moves, device)
 
 

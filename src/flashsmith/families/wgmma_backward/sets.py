@@ -114,6 +114,13 @@ _ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
 # so that they are chosen only if a table has them.
 _SEPARATE: tuple[HeadDims, ...] = (64, 128, 192, 256, HeadPair(192, 128))
 
+# Kernels with shared_dq that are checked and tuned. They are chosen only if a table has them.
+_SHARED: dict[HeadDims, _Tile] = {
+    192: _SPLIT,
+    256: _SPLIT._replace(do_stages=1),
+    HeadPair(192, 128): _SPLIT,
+}
+
 
 def ordered_like(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
     """The candidate with ordered_dq for the dtype and widths of a config."""
@@ -124,6 +131,12 @@ def ordered_like(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
 def with_separate_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
     """The config with the main kernel of without_dq(cfg), and with dq in another launch."""
     return replace(without_dq(cfg), without_dq=False, separate_dq=True)
+
+
+def without_shared_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
+    """The config whose CTAs add dq of their own keys, with the registers that these can have."""
+    producer, consumer = registers(2, False, False)
+    return replace(cfg, producer_registers=producer, consumer_registers=consumer, shared_dq=False)
 
 
 def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
@@ -149,20 +162,21 @@ def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
         early_rows=cfg.early_rows and cfg.split_roles,
         without_dq=True,
         separate_dq=False,
+        shared_dq=False,
     )
 
 
 def registers(
-    n_warpgroups: int, persistent: bool, ordered_dq: bool, cta_pair: bool = False
+    n_warpgroups: int, persistent: bool, ordered_dq: bool, in_cluster: bool = False
 ) -> tuple[int, int]:
     """The registers of a producer thread and of a consumer thread.
 
-    The producer needs more in a persistent CTA, if its threads keep the order of dq, and if its
-    columns depend on the CTA.
+    The producer needs more in a persistent CTA, if its threads keep the order of dq, and if what it
+    copies depends on the CTA's place in a cluster.
     """
     if n_warpgroups == 3:
         return 32, 160
-    return (40, 232) if persistent or ordered_dq or cta_pair else (24, 240)
+    return (40, 232) if persistent or ordered_dq or in_cluster else (24, 240)
 
 
 def get_hopper_backward_configs(
@@ -193,6 +207,15 @@ def separate_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernel
     return [with_separate_dq(_config(dtype, d_head, _TILES[d_head][0]))]
 
 
+def shared_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
+    """The config with shared_dq for d_head, if there is one."""
+    if d_head not in _SHARED:
+        return []
+    producer, consumer = registers(2, False, False, in_cluster=True)
+    made = _config(dtype, d_head, _SHARED[d_head])
+    return [replace(made, producer_registers=producer, consumer_registers=consumer, shared_dq=True)]
+
+
 def proof_configs(
     dtype: DType, d_head: HeadDims, device: DeviceSpec
 ) -> list[WgmmaBackwardKernelConfig]:
@@ -201,7 +224,7 @@ def proof_configs(
     found += [_config(dtype, d_head, tile) for tile in _ALSO_PROVEN.get(d_head, ())]
     masked = candidates(dtype, d_head, device, masked=True)
     found += [cfg for cfg in masked if cfg not in found]
-    return found + separate_configs(dtype, d_head)
+    return found + separate_configs(dtype, d_head) + shared_configs(dtype, d_head)
 
 
 def _config(
