@@ -43,7 +43,8 @@ class Column:
     """A column of a table.
 
     heading: '\\n' in it starts a new line on a terminal.
-    right: whether its cells are right-aligned. prose: whether its cells may be wrapped at spaces.
+    right: whether its cells are right-aligned.
+    prose: whether its cells may be wrapped at spaces.
     """
 
     heading: str

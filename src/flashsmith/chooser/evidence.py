@@ -79,8 +79,10 @@ class Evidence:
     """The configs that were considered, the chosen one first and the others by time, and why it was
     chosen.
 
-    why: one sentence. fallback: if there are no measurements, a warning to be given once; otherwise
-    ''. notes: which entries were ignored, and why. entry: the measured entry that was used, if any.
+    why: one sentence.
+    fallback: if there are no measurements, a warning to be given once; otherwise ''.
+    notes: which entries were ignored, and why.
+    entry: the measured entry that was used, if any.
     """
 
     kind: EvidenceKind

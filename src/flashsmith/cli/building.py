@@ -363,8 +363,9 @@ def _build_for_any_length(
 ) -> list[KernelLibrary]:
     """Builds libraries for problems of any batch and length.
 
-    Reports the chosen kernels before it builds. ``skips_unserved``: whether a problem without a
-    kernel is only reported and left out, unless no problem has a kernel.
+    Reports the chosen kernels before it builds.
+    ``skips_unserved``: whether a problem without a kernel is only reported and left out, unless no
+        problem has a kernel.
     """
     from flashsmith.chooser.function_problems import ANY_SIZES, has_functions, parse_with_functions
     from flashsmith.chooser.prebuild import (

@@ -199,9 +199,10 @@ def _check_numbers(max_spill: int, refine: int | None, jobs: int | None) -> None
 class _Request(NamedTuple):
     """The part of a request to tune that does not depend on the GPU.
 
-    space: the key of the search space; None means the default space of the GPU. problems: None
-    means the default problems. refine: how often neighbours are tried; None means once if ``space``
-    is the key of a space, otherwise never.
+    space: the key of the search space; None means the default space of the GPU.
+    problems: None means the default problems.
+    refine: how often neighbours are tried; None means once if ``space`` is the key of a space,
+        otherwise never.
     """
 
     space: str | None

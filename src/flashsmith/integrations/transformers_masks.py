@@ -57,13 +57,15 @@ _KEYWORDS = ("config", "dtype", "local_size", "use_vmap", "allow_torch_fix")
 class HiddenKeys(NamedTuple):
     """The keys that a mask hides.
 
-    causal, window: None if the mask does not determine them. window: number of keys that a query
-    sees on the left, including its own position; 0 means no window. A bidirectional window has the
-    same size on the right. padding: a (batch, keys) mask for packing_of(). keys, filled: the number
-    of filled keys in a static cache, as a number or as (batch,) int32 on the device. dropped, for
-    canonical bits: (batch,) int32, how many keys of each sequence a rolling cache has dropped;
-    ``filled`` is given with it, and counts real keys if there is padding. pattern: a mask that has
-    no smaller form.
+    causal, window: None if the mask does not determine them.
+    window: number of keys that a query sees on the left, including its own position; 0 means no
+        window. A bidirectional window has the same size on the right.
+    padding: a (batch, keys) mask for packing_of().
+    keys, filled: the number of filled keys in a static cache, as a number or as (batch,) int32 on
+        the device.
+    dropped: for canonical bits, (batch,) int32, how many keys of each sequence a rolling cache has
+        dropped. ``filled`` is then set too, and counts real keys if there is padding.
+    pattern: a mask that has no smaller form.
     """
 
     causal: bool | None = None
@@ -149,8 +151,8 @@ def _check_keywords(keywords: Mapping[str, Any]) -> None:
 def _may_be_compact(hidden: HiddenKeys, queries: int, *, may_skip: bool, passed_on: bool) -> bool:
     """Whether a model works with a compact form of its mask.
 
-    ``may_skip``: whether transformers allows the mask to be left out. ``passed_on``: whether the
-    model passes masks on without reading them.
+    ``may_skip``: whether transformers allows the mask to be left out.
+    ``passed_on``: whether the model passes masks on without reading them.
     """
     if not hidden.causal:
         return may_skip and (passed_on or not hidden.window)

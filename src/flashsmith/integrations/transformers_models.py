@@ -15,10 +15,13 @@ from flashsmith.integrations.pytorch_state import assume_constant_result
 class Model(NamedTuple):
     """Flags that hold for all model classes with the same config class.
 
-    name: the name of the first class. calls_interface: the function that the config names computes
-    attention, not the model's own code. passes_masks_on: the attention function receives the masks
-    of transformers' mask functions unchanged. supported: transformers allows attention
-    implementations other than eager. builds_masks: the module imports transformers' mask functions.
+    name: the name of the first class.
+    calls_interface: the function that the config names computes attention, not the model's own
+        code.
+    passes_masks_on: the attention function receives the masks of transformers' mask functions
+        unchanged.
+    supported: transformers allows attention implementations other than eager.
+    builds_masks: the module imports transformers' mask functions.
     """
 
     name: str

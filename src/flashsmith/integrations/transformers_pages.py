@@ -36,9 +36,10 @@ _PAGE_DTYPES = (torch.float16, torch.bfloat16)
 class Pages(NamedTuple):
     """A paged KV cache to which a call appends its keys and values.
 
-    k_cache, v_cache: (pages, page, heads_k, d). table: (batch, maximum pages) int32. lens: (batch,)
-    int32, the lengths before the append. starts_q: where each sequence's queries begin; None if
-    each sequence has one query.
+    k_cache, v_cache: (pages, page, heads_k, d).
+    table: (batch, maximum pages) int32.
+    lens: (batch,) int32, the lengths before the append.
+    starts_q: where each sequence's queries begin; None if each sequence has one query.
     """
 
     k_cache: Any

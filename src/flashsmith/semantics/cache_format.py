@@ -13,8 +13,9 @@ _PREFIX = "cache_"
 class CacheFormat(IntEnum):
     """The elements of a KV cache; the C++ side has the same numbers and names.
 
-    PLAIN: q's dtype, without scales. SCALED: q's dtype, with scales. E4M3, E5M2: 8-bit floats, with
-    scales.
+    PLAIN: q's dtype, without scales.
+    SCALED: q's dtype, with scales.
+    E4M3, E5M2: 8-bit floats, with scales.
     """
 
     PLAIN = 0

@@ -16,9 +16,9 @@ from flashsmith.tuning.worker import Worker, WorkerResult, wait_for_any
 class WorkerCall:
     """A call to a method, either of the bench of GPU `gpu`, or of `compiler` in any free process.
 
-    seconds: after this time the call counts as hanging. libraries: the keys of the libraries that
-    the call loads. fresh: whether to replace the measuring process of the GPU by a new one before
-    the call.
+    seconds: after this time the call counts as hanging.
+    libraries: the keys of the libraries that the call loads.
+    fresh: whether to replace the measuring process of the GPU by a new one before the call.
     """
 
     method: str

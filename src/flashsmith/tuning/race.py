@@ -51,11 +51,13 @@ class Rung:
     """One round of a race, in which each kernel is launched at least `least` times and for at least
     `ms` milliseconds in total.
 
-    Short kernels are thus launched more often: the noise of a launch does not depend on its length,
-    so their times are relatively noisier. margin: a kernel stays, whatever its rank, if its time
-    exceeds the best time by at most this share. steady: whether the GPU is warmed up first. Without
-    the warm-up, kernels that are timed after a pause run at a clock rate that is up to a quarter
-    higher.
+    Short kernels are thus launched more often. They need this: the noise of a launch does not
+    depend on its length, so it is a larger share of their times.
+
+    margin: a kernel stays, whatever its rank, if its time exceeds the best time by at most this
+        share.
+    steady: whether the GPU is warmed up first. Without the warm-up, kernels that are timed after a
+        pause run at a clock rate that is up to a quarter higher.
     """
 
     least: int
@@ -137,11 +139,12 @@ DEFAULT_HALVING = Halving()
 class Race:
     """A problem, and the kernels that compete for it.
 
-    builds: the kernels at the beginning. reference: the race for a shorter problem. Kernels that
-    were far behind in the first rung of that race do not take part in this one. After all rungs,
-    neighbours of the best kernels join and run the rungs too; this is done `refinements` times.
+    builds: the kernels at the beginning.
+    reference: the race for a shorter problem. Kernels that were far behind in the first rung of
+        that race do not take part in this one.
+    refinements: how often, after all rungs, neighbours of the best kernels join and run the rungs.
     incumbents: the builds that the race may replace. They are in the final even if they were slow
-    in the rungs.
+        in the rungs.
     """
 
     problem: Problem
@@ -173,15 +176,18 @@ class Task:
 class RaceState:
     """The state of a race.
 
-    joined: the trials of all kernels that have joined the race, by short form. active: the trials
-    of the kernels that may still win. dropped: for each other trial, the reason that the race
-    dropped it; a failed kernel's trial has its own reason.
-    rung: the current rung, counted from 0; the number of rungs if all are complete. pending: the
-    trials of the kernels that must be proven or timed to complete the rung, in order. waiting:
-    whether no kernel has entered yet because the first rung of the reference is not complete.
-    searched: whether all rungs are complete and no neighbour is left. closed: whether the search
-    was ended early. decided: whether there was a final with the current finalists. failed_finals:
-    how often a final with these finalists failed.
+    joined: the trials of all kernels that have joined the race, by short form.
+    active: the trials of the kernels that may still win.
+    dropped: for each other trial, the reason that the race dropped it; a failed kernel's trial has
+        its own reason.
+    rung: the current rung, counted from 0; the number of rungs if all are complete.
+    pending: the trials of the kernels that must be proven or timed to complete the rung, in order.
+    waiting: whether no kernel has entered yet because the first rung of the reference is not
+        complete.
+    searched: whether all rungs are complete and no neighbour is left.
+    closed: whether the search was ended early.
+    decided: whether there was a final with the current finalists.
+    failed_finals: how often a final with these finalists failed.
     """
 
     race: Race
@@ -364,10 +370,10 @@ def follow(
 ) -> RaceState:
     """Computes the state of a race from the known trials.
 
-    reference: the state of the race for the reference problem, if there is one. early: whether
-    kernels enter before the reference's first rung is complete; they then enter in the order of the
-    reference's times so far, fastest first. closed: whether the search ends early; kernels that
-    were never timed are then dropped.
+    reference: the state of the race for the reference problem, if there is one.
+    early: whether kernels enter before the reference's first rung is complete; they then enter in
+        the order of the reference's times so far, fastest first.
+    closed: whether the search ends early; kernels that were never timed are then dropped.
     """
     course = _Course(race, known, closed)
     if race.problem in known.unprepared:

@@ -108,8 +108,10 @@ class Runner:
     """All that is needed to compile kernels for one device and to measure on that device.
 
     environment: everything that figures depend on, by name; the records of a journal are valid only
-    for the same environment. origin: what rows store about the environment. process_environment:
-    the environment variables of the measuring process; if None, those of this process.
+        for the same environment.
+    origin: what rows store about the environment.
+    process_environment: the environment variables of the measuring process; if None, those of this
+        process.
     libraries: transfers compiled libraries between machines; None if all machines share a cache.
     """
 

@@ -52,9 +52,11 @@ MAX_LIBRARIES = 300
 class Settings:
     """The settings of a sweep.
 
-    budget: the seconds for all problems together. max_spill: how many spilled bytes per thread are
-    allowed. refinements: how often the neighbours of the best kernels are tried. jobs: how many
-    processes compile. patience: seconds that a request to the bench may take longer than estimated.
+    budget: the seconds for all problems together.
+    max_spill: how many spilled bytes per thread are allowed.
+    refinements: how often the neighbours of the best kernels are tried.
+    jobs: how many processes compile.
+    patience: seconds that a request to the bench may take longer than estimated.
     compile_patience: seconds in which a batch of kernels must be compiled.
     """
 

@@ -75,10 +75,12 @@ def is_right(proof: Proof) -> bool:
 class Trial:
     """The results of one kernel on one problem.
 
-    reason: why the kernel has this `status`. checked: whether the kernel's output has passed the
-    thorough check. samples: its timings, by stage. origins: where and when it was timed, by stage.
-    ms: the time by which the kernel is ranked, in milliseconds; infinite if there is none. stage:
-    the stage in which `ms` was measured; '' if there is none.
+    reason: why the kernel has this `status`.
+    checked: whether the kernel's output has passed the thorough check.
+    samples: its timings, by stage.
+    origins: where and when it was timed, by stage.
+    ms: the time by which the kernel is ranked, in milliseconds; infinite if there is none.
+    stage: the stage in which `ms` was measured; '' if there is none.
     """
 
     build: Build

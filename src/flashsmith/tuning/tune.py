@@ -39,9 +39,11 @@ _REFRESH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The states of the races at the end of a sweep. interrupted: whether the sweep was ended by
-    Ctrl-C.
-    gpus: for each race, the kind of its GPU."""
+    """The states of the races at the end of a sweep.
+
+    interrupted: whether the sweep was ended by Ctrl-C.
+    gpus: for each race, the kind of its GPU.
+    """
 
     races: list[RaceState]
     interrupted: bool

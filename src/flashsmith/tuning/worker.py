@@ -45,7 +45,9 @@ serve({descriptor}, {parent}, {gentle})
 class Failure:
     """Why a call has no value: the process died ("crash"), took too long ("hang"), raised an
     exception ("error"), did not start ("startup"), or disappeared for another reason ("lost").
-    raised: the class name of the exception; '' if there was none."""
+
+    raised: the class name of the exception; '' if there was none.
+    """
 
     kind: FailureKind
     reason: str

@@ -68,9 +68,11 @@ class BackwardReference(OperationReference):
       lengths of the problem; rows beyond these get 0.
     - ``spare``: the number of rows after the last packed sequence, in the tensors of q and in the
       tensors of k.
-    - ``sinks``, ``dlse``: whether the call has sinks and dlse. - ``more_keys``: o and lse include
-    this many keys beyond those in k; every row sees these keys. - ``unneeded``: names of gradients
-    that this call does not need, in addition to those that no call of the problem needs.
+    - ``sinks``, ``dlse``: whether the call has sinks and dlse.
+    - ``more_keys``: how many keys beyond those in k are included in o and lse; every row sees these
+      keys.
+    - ``unneeded``: names of gradients that this call does not need, although other calls of the
+      problem may need them.
 
     In all tensors, rows that belong to no sequence hold NaN, inf or the largest numbers. In rows
     that see no key, do is NaN.
@@ -241,7 +243,9 @@ def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Prob
 def draw_backward_inputs(
     problem: Problem, kind: str, seed: int, options: Mapping[str, Any], on_gpu: bool = False
 ) -> BackwardInputs:
-    """Draws the tensors of a call. ``on_gpu``: whether o and lse may be computed on a GPU.
+    """Draws the tensors of a call.
+
+    ``on_gpu``: whether o and lse may be computed on a GPU.
 
     Raises ArgumentError for an unknown kind.
     """

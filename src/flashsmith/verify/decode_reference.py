@@ -48,8 +48,8 @@ _UNUSED = (-1, -1, 2**31 - 1, -(2**31))
 
 @dataclass(frozen=True)
 class ExpectedDecode:
-    """The expected o and LSE, in which the rows of all sequences follow one another, and the
-    expected caches after appending."""
+    """The expected o and LSE, with the rows of all sequences concatenated, and the expected caches
+    after appending."""
 
     references: References
     lens_q: Lens
@@ -60,17 +60,18 @@ class ExpectedDecode:
 class DecodeReference(OperationReference):
     """Attention over a cache. It has the options of the operation, and also:
 
-    - ``lens_q``: the number of queries of each packed sequence. ``lens_k``: the number of keys of
-    each sequence, including the appended ones; the longest has the problem's seq_k. - ``append``:
-    whether k and v are appended first. ``rotary``: how k and q are rotated: 'halves',
-    'interleaved', or '' (not rotated). ``rotary_half``: the number of pairs that are rotated
-      (None: d / 2).
+    - ``lens_q``: the number of queries of each packed sequence.
+    - ``lens_k``: the number of keys of each sequence, including the appended ones; the longest
+      sequence has the problem's seq_k.
+    - ``append``: whether k and v are appended first.
+    - ``rotary``: how k and q are rotated: 'halves', 'interleaved', or '' (not rotated).
+    - ``rotary_half``: the number of pairs that are rotated; None means d / 2.
     - ``dropped``: the maximum number of keys that a sequence's cache has dropped before its first
-    key; each sequence's number is drawn. With 0, the call has no kv_offset. - ``sinks``: whether
-    the call has sinks. ``capacity``: the number of keys (or pages) beyond those that the longest
-    sequence needs. - ``layout``: how the caches are stored on the host: 'dense', 'interleaved' (k
-    and v in one
-      tensor) or 'heads first' (k and v, also the appended ones, have different strides).
+      key; each sequence's number is drawn. With 0, the call has no kv_offset.
+    - ``sinks``: whether the call has sinks.
+    - ``capacity``: the number of keys (or pages) beyond those that the longest sequence needs.
+    - ``layout``: how the caches are stored on the host: 'dense', 'interleaved' (k and v in one
+      tensor) or 'heads first' (k and v have different strides, and so have the appended rows).
 
     Slots beyond a length, pages that are not assigned, and the ends of last pages are NaN.
     Sequences with equal beginnings share pages, and pages are in random order.

@@ -30,10 +30,11 @@ UNIT_ROUNDOFF = {DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
 class ExpectedGradients(ExpectedOutputs):
     """The expected gradients by name.
 
-    ``exact`` is NaN where no kernel can return a finite number. ``tainted``: elements that a kernel
-    may return as NaN or inf although ``exact`` is finite. ``idle``: elements that must be 0,
-    because no row or key contributes to them. ``sinks_size``: for each head, the sum over all rows
-    of exp(sink - lse) sum |do o|. ``recompute`` computes the result of ``further``.
+    ``exact`` is NaN where no kernel can return a finite number.
+    ``tainted``: elements that a kernel may return as NaN or inf although ``exact`` is finite.
+    ``idle``: elements that must be 0, because no row or key contributes to them.
+    ``sinks_size``: for each head, the sum over all rows of exp(sink - lse) sum |do o|.
+    ``recompute`` computes the result of ``further``.
     """
 
     tainted: Mapping[str, np.ndarray] = field(default_factory=dict)

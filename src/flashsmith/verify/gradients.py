@@ -216,8 +216,10 @@ class _SequenceGradients:
         precision: str,
         product: _Product = _plain_product,
     ) -> None:
-        """``at``: the sequence's rows and its number. ``product``: the way in which S and dP are
-        summed."""
+        """``at``: the sequence's rows and its number.
+
+        ``product``: the way in which S and dP are summed.
+        """
         rows, self.number = at
         self.engine, self.attention, self.precision = engine, attention, precision
         self.product = product

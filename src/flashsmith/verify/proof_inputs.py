@@ -36,11 +36,13 @@ def check_seed(seed: int) -> None:
 class InputSpec:
     """Everything that determines a set of inputs. Equal specs give equal bits.
 
-    ``heads``: the number of query heads. ``heads_k``: None stands for ``heads``. ``first_tile`` is
-    the B_c of the kernel, so that the running maximum changes exactly between two tiles. Two kinds
-    of inputs lower or raise the scores of this many first keys. In a third kind, scores grow from
-    tile to tile. With ``lens_q`` and ``lens_k``, each sequence is drawn like a batch of one and
-    packed after the previous one; batch, seq_q and seq_k are ignored.
+    ``heads``: the number of query heads.
+    ``heads_k``: None stands for ``heads``.
+    ``first_tile``: the B_c of the kernel. Two kinds of inputs lower or raise the scores of as many
+        first keys, so that the running maximum changes exactly between two tiles. In a third kind,
+        scores grow from tile to tile.
+    ``lens_q``, ``lens_k``: if given, each sequence is drawn like a batch of one and packed after
+        the previous one; batch, seq_q and seq_k are ignored.
     """
 
     kind: str

@@ -44,8 +44,8 @@ class Party:
 
     For each thread, ``lanes`` is the mask of the lanes that receive what the thread reads.
 
-    Atomics, strong loads and strong stores do not conflict with each other. ``by_word``: whether
-    the accesses are strong and cover whole words.
+    Atomics, strong loads and strong stores do not conflict with each other.
+    ``by_word``: whether the accesses are strong and cover whole words.
     """
 
     threads: np.ndarray

@@ -110,8 +110,8 @@ class Words:
 class OtherShared:
     """Contiguous bytes of a CTA's shared memory.
 
-    There is one coordinate, the address of the first byte in that memory. ``base``: where the
-    memory of this CTA begins in the shared memory of the whole wave.
+    There is one coordinate, the address of the first byte in that memory.
+    ``base``: where the memory of this CTA begins in the shared memory of the whole wave.
     """
 
     memory: BankedMemory
@@ -154,8 +154,8 @@ class _Load:
 class _Store:
     """A copy out of one CTA's shared memory.
 
-    ``add``: whether it is a reduction, which adds to global memory. ``data``: the bytes read from
-    shared memory; None if they have not been read yet.
+    ``add``: whether it is a reduction, which adds to global memory.
+    ``data``: the bytes read from shared memory; None if they have not been read yet.
     """
 
     site: Site
