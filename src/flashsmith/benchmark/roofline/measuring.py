@@ -98,8 +98,8 @@ def measure_roofline(
     """Measures every ceiling of GPU 0. A launch takes about `launch_ms`.
 
     A ceiling that cannot be measured is stored without a rate and with the reason; one that fails
-    is marked wrong. The others are still measured. `progress` is called with the next step, the
-    number of completed steps and the number of all steps.
+    is marked wrong. The remaining ceilings are still measured. `progress` is called with the next
+    step, the number of completed steps and the number of all steps.
 
     Raises ArgumentError for an invalid `launch_ms`, LaunchError without a GPU, and ToolchainError
     or CompileError if compiling fails.
@@ -211,7 +211,7 @@ class GpuModule:
 
 @dataclass(frozen=True)
 class GpuKernel:
-    """A loaded kernel, with those launch parameters that are the same for all its launches."""
+    """A loaded kernel, with the launch parameters that are the same for all its launches."""
 
     function: ctypes.c_void_p
     smem_bytes: int
