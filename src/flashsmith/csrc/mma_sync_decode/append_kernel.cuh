@@ -123,7 +123,7 @@ struct Append {
 template <class Kernel>
 __global__ void __launch_bounds__(kAppendThreads)
     decode_append_kernel(const typename Kernel::ScaledArgs args) {
-    // In this order: the next launch reads lengths before it waits.
+    // The order matters: the next launch reads lengths before it waits.
     wait_for_launch_before();
     allow_next_launch();
     const int of_query = 2 * args.heads_k + (args.cos == nullptr ? 0 : args.heads_q);

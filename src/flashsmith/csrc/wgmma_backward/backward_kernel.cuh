@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     }
     if constexpr (Kernel::CFG.cta_pair) {
         __syncwarp();
-        cluster_barrier();  // shared memory must exist until the other CTA's last messages
+        cluster_barrier();  // shared memory must exist until the other CTA's last message
     }
 }
 
