@@ -438,7 +438,7 @@ class BulkCopies:
         random = self.wave.random
         for store in stores:
             self._read_shared(store)
-            # From now on the write may happen at any time: now, at the wait, or at the end of the
+            # From here on, the write may happen at any time: now, at the wait, or at the end of the
             # kernel.
             if random is not None and random.random() < _WRITTEN_EARLY:
                 self._write(store)

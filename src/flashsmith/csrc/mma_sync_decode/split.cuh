@@ -16,7 +16,7 @@ namespace flashsmith {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
 constexpr int kMostDropped = 1 << 30;  // so that positions stay below 2^31
-constexpr int kMostShare = 1 << 30;    // in blocks of B_c keys; no sequence has so many
+constexpr int kMostShare = 1 << 30;    // in blocks of B_c keys; above that of any sequence
 
 struct DecodeSequence {
     int first_query, queries;  // first query in a packed tensor, and number of queries
