@@ -401,7 +401,7 @@ def _relevant_winners(arch: int, d_head: HeadDims) -> WinnersTable:
     def is_wanted(record: Any) -> bool:
         its_arch = record.get("arch") if isinstance(record, dict) else None
         if not isinstance(its_arch, int):
-            return True  # unusable; a note will say so
+            return True  # the library is unusable, which a note will report
         is_first = its_arch not in seen
         seen.add(its_arch)
         widths = record.get("d_head"), record.get("d_v", 0)

@@ -476,7 +476,7 @@ def _measured(
     for usual, one in usable:
         config, ms = usual.family.adapt_to_heads(usual, problem), one.ms
         if config != usual and config in named:
-            continue  # The adapted config was itself measured
+            continue  # This config has its own measurement
         if not stands:
             if entry.problem.gradients != problem.gradients:  # Measured with other gradients
                 usual = parse_kernel_name_into_config(one.config).with_knobs(dtype=config.dtype)

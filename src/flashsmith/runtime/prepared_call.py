@@ -188,7 +188,7 @@ def unplaced_call(
 
 
 def run_on_gpu(launch: PreparedLaunch, call: OperationCall, view: TensorView) -> float | None:
-    """Launches ``call`` with its prepared launch on the framework's current stream for the tensor's
+    """Launches ``call``, which has been prepared, on the framework's current stream of the tensor's
     device.
 
     Returns the milliseconds if the launch was prepared as timed, else None. Raises LaunchError when

@@ -249,7 +249,8 @@ class MaskLimits(NamedTuple):
 
     @property
     def window_keys(self) -> int:
-        """The class of the window, as in Problem.window_keys; 0 if there is no window."""
+        """The class of the window, which is the value for Problem.window_keys; 0 if there is no
+        window."""
         return window_class(self.left, self.right) if self.kind == "window" else 0
 
 

@@ -400,7 +400,7 @@ class Sweep:
         self.progress.say(f"{name}: given up, {failure.reason}; the other GPUs continue without it")
 
     def _compile_again(self, task: Task) -> bool:
-        """Compiles again the libraries that a task needs, with all their builds.
+        """Recompiles the libraries that a task needs, including their other kernels.
 
         Returns False if the libraries have disappeared for the second time.
         """

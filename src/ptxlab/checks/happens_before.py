@@ -49,8 +49,8 @@ _ALWAYS = np.iinfo(np.int32).max
 #: How a thread is ordered after other clusters. Maps a cluster's number to (ordered clocks, fenced
 #: clocks), each with one clock per column. It never changes after it is made.
 Far = dict[int, tuple[np.ndarray, np.ndarray]]
-#: The key for the previous launch, used in place of a cluster's number. A thread is ordered : after
-#all of that launch or after nothing in it.
+#: The key for the previous launch, used in place of a cluster's number. A thread is ordered after
+#: all of that launch or after nothing in it.
 _LAUNCH_BEFORE = -1
 
 
@@ -450,8 +450,8 @@ class HappensBefore:
         return self._merged[numbers]
 
     def _learn(self, cta: int, members: np.ndarray, numbers: frozenset[int]) -> None:
-        """Additionally orders a CTA's threads after the clocks in the sets ``numbers``, for other
-        clusters."""
+        """Also orders a CTA's threads after the clocks of other clusters in the sets with these
+        ``numbers``."""
         if not numbers:
             return
         places = self._places(cta, members)

@@ -146,7 +146,7 @@ def measure_ceiling(
         samples = timer(_Launches(bench.key, running, turns), PROTOCOL)
     except CeilingUnavailable as gap:
         return replace(empty, note=str(gap))
-    except (WrongOutput, RuntimeError) as failure:  # of the driver, or of PyTorch
+    except (WrongOutput, RuntimeError) as failure:  # RuntimeError: the driver's or PyTorch's
         return replace(empty, wrong=True, note=str(failure))
     per_second = running.work * turns / samples.median_ms * 1e3
     return replace(

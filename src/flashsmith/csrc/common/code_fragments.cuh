@@ -54,7 +54,7 @@ template <typename value_t, CacheFormat kFormat>
 FS_DEVICE uint32_t widen_two(uint32_t two_codes) {
     uint32_t halves;
     if constexpr (kFormat == CacheFormat::e5m2) {
-        halves = __byte_perm(two_codes, 0, 0x1404);  // a code is the upper byte of an fp16
+        halves = __byte_perm(two_codes, 0, 0x1404);  // an e5m2 code is the upper byte of an fp16
     } else {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
         asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(two_codes)));

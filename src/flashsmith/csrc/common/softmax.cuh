@@ -12,11 +12,11 @@ namespace flashsmith {
 // of this lane, one of the row's four.
 //
 // With lazy rescaling the largest probability is no longer exactly 1 but rounded to 16 bits. If
-// this key dominates the row, that rounding is most of the row's error. A bound on growth alone
-// (2^8 keeps P far below fp16's 65,504) leaves 3 small problems in 1,000 with more than twice the
-// error of a textbook kernel. Bounding the weight too leaves no more such problems than eager
-// rescaling. Summing rounded probabilities, without this bound, would leave a fifth of them. The
-// constant added to 1 is slack for a maximum that has not grown.
+// this key dominates the row, that rounding is most of the row's error. With only a bound on growth
+// (2^8 keeps P far below fp16's 65,504), 3 of 1,000 small problems have more than twice the error
+// of a textbook kernel. With a bound on the weight too, there are no more such problems than with
+// eager rescaling. Summing rounded probabilities instead of bounding the weight would leave a fifth
+// of these problems. The constant added to 1 is slack for a maximum that has not grown.
 constexpr float kMaxGrowth = 8.0f;
 constexpr float kMaxShare = 0.25f;
 FS_DEVICE float room_to_grow(float sum) {

@@ -57,8 +57,8 @@ struct Append {
         }
     }
 
-    // The row of cos and sin, clamped whatever the length is. Keys that the cache has dropped count
-    // as positions.
+    // The row of cos and sin, clamped so that no length leads outside the tables. Keys that the
+    // cache has dropped count as positions.
     FS_DEVICE int position(int batch, int length, int query) const {
         const int first =
             min(min(max(length, 0), args.capacity) + dropped_keys(args, batch), args.positions - 1);

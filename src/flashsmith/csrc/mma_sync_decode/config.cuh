@@ -141,8 +141,8 @@ struct FlashDecodeKernelConfig {
     // Whether a run may be a whole sequence, which a CTA finds without a search. With d_head 128
     // and two stages, three CTAs per SM have no registers for that.
     constexpr bool has_whole_runs() const { return stages > 2 || d_head <= 64; }
-    // Whether the decode kernel, when launched early, works before the preceding launch is over.
-    // Its CTAs then prefetch keys, and find their runs from guessed lengths.
+    // Whether the decode kernel, if it is launched early, begins its work before the preceding
+    // launch is over. Its CTAs then prefetch keys, and find their runs from guessed lengths.
     constexpr bool uses_pdl() const { return early && chunk_rows == 0; }
     // Whether a call with few parts may pass their states to the merge word by word. A separate
     // merge kernel takes them as they arrive.
